@@ -1,0 +1,1 @@
+"""FedDP on NVIDIA FLARE: personalized federated segmentation."""

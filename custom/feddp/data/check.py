@@ -1,0 +1,91 @@
+"""Everything that is wrong with a site's folder, or with all the sites' folders under a root, at once."""
+
+from pathlib import Path
+
+from feddp.data.description import SPLITS, BadFile, Problem, Row, read_dataset, read_split
+from feddp.data.pixels import read_image, read_mask, same_size
+from feddp.data.progress import track
+
+PARTS = ("dataset.json", "split.csv", "images", "masks")
+
+
+def check(path: Path) -> list[Problem]:
+    """All problems of a site's folder, or of every site's folder under a root; empty where all is well.
+
+    Nothing stops the check: an unreadable file is a problem like any other. A site whose dataset.json says
+    "unseen": true is only ever tested on, and may leave train and val empty.
+    """
+    path = Path(path)
+    if _looks_like_site(path):
+        return _check_site(path)
+    hidden = "."  # what `write_site` left of an interrupted run is not a site
+    children = sorted(path.iterdir()) if path.is_dir() else []
+    sites = [child for child in children if _looks_like_site(child) and not child.name.startswith(hidden)]
+    if not sites:
+        return [Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")]
+    return [problem for site in sites for problem in _check_site(site)]
+
+
+def _looks_like_site(path: Path) -> bool:
+    return any((path / part).exists() for part in PARTS)
+
+
+def _check_site(site: Path) -> list[Problem]:
+    facts, problems = read_dataset(site / "dataset.json")
+    # Without a sound dataset.json the pixels have no rule to be held against.
+    sound = not problems
+    rows, more = read_split(site / "split.csv")
+    problems += more
+    readable = bool(rows) or not more
+    if readable:
+        problems += _empty_splits(site, facts, rows)
+    stems = {row.image for row in rows}
+    for part in ("images", "masks"):
+        problems += _strangers(site / part, stems if readable else None)
+    for row in track(rows, f"Checking {site.name}"):
+        if sound:
+            problems += _check_pixels(site, row, facts["channels"], len(facts["classes"]))
+        else:
+            problems += _missing(site, row)
+    return problems
+
+
+def _empty_splits(site: Path, facts: dict, rows: tuple[Row, ...]) -> list[Problem]:
+    needed = ("test",) if facts.get("unseen") is True else SPLITS
+    filled = {row.split for row in rows}
+    remedy = "Give every split at least one patient"
+    return [Problem(site / "split.csv", f"split {s} is empty", remedy) for s in needed if s not in filled]
+
+
+def _strangers(folder: Path, stems: set[str] | None) -> list[Problem]:
+    """Files that no line of split.csv speaks of; `stems` is None where split.csv itself could not be read."""
+    if not folder.is_dir():
+        return [Problem(folder, "is missing", "Make the folder and put the PNGs there")]
+    problems = []
+    for file in sorted(file for file in folder.iterdir() if not file.name.startswith(".")):
+        if file.suffix != ".png":
+            problems.append(Problem(file, "is not a .png file", "Convert it to PNG, or remove it"))
+        elif stems is not None and file.stem not in stems:
+            problems.append(Problem(file, "is not in split.csv", "Add a line for it, or remove the file"))
+    return problems
+
+
+def _missing(site: Path, row: Row) -> list[Problem]:
+    files = [site / part / f"{row.image}.png" for part in ("images", "masks")]
+    return [Problem(f, "is missing", "Add it, or remove its line from split.csv") for f in files if not f.exists()]
+
+
+def _check_pixels(site: Path, row: Row, channels: int, classes: int) -> list[Problem]:
+    image_file, mask_file = (site / part / f"{row.image}.png" for part in ("images", "masks"))
+    problems, pixels = [], []
+    for read, file, rule in ((read_image, image_file, channels), (read_mask, mask_file, classes)):
+        try:
+            pixels.append(read(file, rule))
+        except BadFile as error:
+            problems.append(error.problem)
+    if len(pixels) == 2:
+        try:
+            same_size(image_file, *pixels)
+        except BadFile as error:
+            problems.append(error.problem)
+    return problems

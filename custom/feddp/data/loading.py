@@ -1,0 +1,98 @@
+"""A site's folder -> samples in memory -> the batches of one epoch. The seed is the only source of chance."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirstd,
+    EnsureTyped,
+    NormalizeIntensityd,
+    RandFlipd,
+    RandRotate90d,
+    Resized,
+)
+from torch.utils.data import default_collate
+
+from feddp.data.folder import SiteFolder
+from feddp.data.pixels import read_image, read_mask, same_size
+from feddp.data.progress import track
+
+
+def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
+    """Decode one split, in the order of split.csv, into plain tensors that stay in memory.
+
+    Each sample is {"image": float32 (channels, size, size), zero mean and unit variance per image and channel (a
+    channel without contrast becomes 0), "mask": float32 (classes, size, size) of 0 and 1, "stem": str}. Images are
+    resized bilinearly, masks by nearest neighbour, aspect ratio not kept. An empty split gives an empty list.
+    FedDPError (naming the file) for an unreadable, wrongly shaped or out-of-range PNG, or an unknown split.
+    """
+    colour = -1 if folder.channels > 1 else "no_channel"
+    prepare = Compose(
+        [
+            EnsureChannelFirstd("image", channel_dim=colour),
+            EnsureChannelFirstd("mask", channel_dim="no_channel"),
+            Resized("image", (size, size), mode="bilinear"),
+            # "nearest-exact" samples at pixel centres as bilinear does; torch's "nearest" would shift masks by half
+            # a pixel against their images.
+            Resized("mask", (size, size), mode="nearest-exact"),
+            NormalizeIntensityd("image", channel_wise=True),
+            EnsureTyped(("image", "mask"), dtype=torch.float32, track_meta=False),
+        ]
+    )
+    samples = []
+    for row in track(folder.rows_of(split), f"Loading {folder.site} {split}"):
+        # Read outside Compose, which would bury a FedDPError in a RuntimeError of its own.
+        image = read_image(folder.image_path(row.image), folder.channels)
+        mask = read_mask(folder.mask_path(row.image), len(folder.classes))
+        same_size(folder.image_path(row.image), image, mask)
+        sample = prepare({"image": image.astype(np.float32), "mask": mask.astype(np.float32)})
+        maps = class_maps(sample["mask"][0], len(folder.classes), folder.labels)
+        samples.append({"image": sample["image"], "mask": maps, "stem": row.image})
+    return samples
+
+
+def class_maps(mask: torch.Tensor, classes: int, labels: str) -> torch.Tensor:
+    """(H, W) of 0 to C -> float32 (C, H, W) of 0 and 1: mask >= c for nested labels, mask == c for exclusive ones."""
+    values = torch.arange(1, classes + 1).view(-1, 1, 1)
+    return (mask >= values if labels == "nested" else mask == values).float()
+
+
+def batches(samples: list[dict], batch: int, seed: int | None, augment: bool) -> Iterator[dict]:
+    """One epoch of collated batches: every tensor entry (B, ...), every other entry a list.
+
+    With a seed, the order (and, with `augment`, flips on both axes and quarter turns) follow from the seed alone: no
+    global generator is read or advanced. All tensor entries of a sample, each (channels, H, W), are warped together,
+    so a further map put beside image and mask stays aligned. A last batch of exactly one sample is dropped, since batch
+    normalisation cannot train on one; another seed leaves out another sample. It is kept where it is the only batch
+    or where `batch` is 1.
+    With seed None, for evaluation: the samples' order, every sample, no augmentation (ValueError if asked for).
+    The samples themselves are never modified. ValueError for a batch below 1.
+    """
+    if batch < 1:
+        raise ValueError(f"batch is {batch}, at least 1 is needed")
+    if seed is None:
+        if augment:
+            raise ValueError("augmentation needs a seed")
+        return _collated(samples, range(len(samples)), batch, None)
+    chance = np.random.default_rng(seed)
+    order = chance.permutation(len(samples)).tolist()
+    if batch > 1 and len(order) > 1 and len(order) % batch == 1:
+        order = order[:-1]
+    warp = _warp(samples[0], int(chance.integers(2**31))) if augment and samples else None
+    return _collated(samples, order, batch, warp)
+
+
+def _collated(samples, order, batch, warp) -> Iterator[dict]:
+    for start in range(0, len(order), batch):
+        chosen = (samples[i] for i in order[start : start + batch])
+        # "is None", never "if warp": to find a Compose's length, and so its truth, MONAI reseeds its transforms.
+        yield default_collate([sample if warp is None else warp(sample) for sample in chosen])
+
+
+def _warp(sample: dict, seed: int) -> Compose:
+    keys = [key for key, value in sample.items() if isinstance(value, torch.Tensor)]
+    transforms = [RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in (0, 1)]
+    transforms += [RandRotate90d(keys, prob=0.75), EnsureTyped(keys, track_meta=False)]
+    return Compose(transforms).set_random_state(seed=seed)

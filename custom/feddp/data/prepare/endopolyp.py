@@ -1,0 +1,136 @@
+"""EndoPolyp: polyps in colonoscopy, four sites of a federation and one that no training sees.
+
+Read, from a folder or zip that holds the public sets, each at any depth under its public name:
+
+    Kvasir      Kvasir-SEG/images/<n>.jpg, Kvasir-SEG/masks/<n>.jpg
+    ClinicDB    CVC-ClinicDB/Original/<n>.tif, CVC-ClinicDB/Ground Truth/<n>.tif (or either under PNG/ or TIF/),
+                and CVC-ClinicDB/metadata.csv, where present, for the video sequence of each frame
+    ColonDB     CVC-ColonDB/images/<n>.png, CVC-ColonDB/masks/<n>.png
+    ETIS        ETIS-LaribPolypDB/images/<n>.png, ETIS-LaribPolypDB/masks/<n>.png
+                or ETIS-LaribPolypDB/ETIS-LaribPolypDB/<n>.tif, ETIS-LaribPolypDB/Ground Truth/p<n>.tif
+    PolypGenC1  PolypGen2021_MultiCenterData_v3/data_C1/images_C1/<n>.jpg, .../masks_C1/<n>_mask.jpg   (unseen)
+
+Masks are thresholded at 127, for JPEG leaves grey at every edge. ETIS is read from ETIS and from nowhere else, and two
+sites that share an image are refused: released code is known to have trained "ETIS" on a copy of ColonDB.
+"""
+
+import csv
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from feddp.data.folder import refuse_occupied, write_site
+from feddp.data.prepare.source import Source, resize
+from feddp.data.prepare.split import split_patients
+from feddp.data.progress import track
+from feddp.errors import FedDPError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a site's images lie, where its masks, and how the mask of an image is called."""
+
+    site: str
+    images: str
+    masks: str
+    mask: str = "{stem}"
+    unseen: bool = False
+
+
+CLINIC, ETIS, C1 = "CVC-ClinicDB", "ETIS-LaribPolypDB", "PolypGen2021_MultiCenterData_v3/data_C1"
+LAYOUTS = (
+    Layout("Kvasir", "Kvasir-SEG/images", "Kvasir-SEG/masks"),
+    Layout("ClinicDB", f"{CLINIC}/Original", f"{CLINIC}/Ground Truth"),
+    Layout("ClinicDB", f"{CLINIC}/PNG/Original", f"{CLINIC}/PNG/Ground Truth"),
+    Layout("ClinicDB", f"{CLINIC}/TIF/Original", f"{CLINIC}/TIF/Ground Truth"),
+    Layout("ColonDB", "CVC-ColonDB/images", "CVC-ColonDB/masks"),
+    Layout("ETIS", f"{ETIS}/images", f"{ETIS}/masks"),
+    Layout("ETIS", f"{ETIS}/{ETIS}", f"{ETIS}/Ground Truth", mask="p{stem}"),
+    Layout("PolypGenC1", f"{C1}/images_C1", f"{C1}/masks_C1", mask="{stem}_mask", unseen=True),
+)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """A site's (image, mask) names by stem."""
+
+    layout: Layout
+    pairs: dict[str, tuple[str, str]]
+
+
+def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
+    """Write <out>/Kvasir, ClinicDB, ColonDB and ETIS, and <out>-unseen/PolypGenC1 whose rows are all `test`.
+
+    Pixels at size x size, or as published where size is None. The unseen site lies outside `out` so that no federation
+    over `out` can train on it. Returns notes for the user. FedDPError names all sets that are missing at once, masks
+    that are missing, images that two sites share, and targets that are not empty.
+    """
+    tree = Source(source)
+    sites = _find(tree)
+    unseen = out.resolve()
+    unseen = unseen.with_name(f"{unseen.name}-unseen")
+    targets = {site: (unseen if frames.layout.unseen else out) / site for site, frames in sites.items()}
+    refuse_occupied(targets.values())
+    _refuse_shared(tree, sites)
+    for site, frames in sites.items():
+        patients, known = _patients(tree, site, frames)
+        splits = dict.fromkeys(patients.values(), "test") if frames.layout.unseen else None
+        splits = splits or split_patients(patients.values(), seed)
+        facts = {"name": "EndoPolyp", "channels": 3, "classes": ["polyp"], "labels": "nested", "patients": known}
+        facts |= {"unseen": True} if frames.layout.unseen else {"split_seed": seed}
+        samples = (
+            (stem, patients[stem], splits[patients[stem]], *_pixels(tree, *pair, size))
+            for stem, pair in track(frames.pairs.items(), f"Preparing {site}", total=len(frames.pairs))
+        )
+        write_site(targets[site], facts, samples)
+    return [f"The unseen site is outside the federation: {targets['PolypGenC1']}"]
+
+
+def _find(tree: Source) -> dict[str, Frames]:
+    sites: dict[str, Frames] = {}
+    wanted: dict[str, list[str]] = {}
+    for layout in LAYOUTS:
+        wanted.setdefault(layout.site, []).append(f"{layout.images} and {layout.masks}")
+        (_, images), (_, masks) = tree.folder(layout.images), tree.folder(layout.masks)
+        if layout.site in sites or not (images and masks):
+            continue
+        named = {stem: layout.mask.format(stem=stem) for stem in images}
+        if lost := [images[stem] for stem, mask in named.items() if mask not in masks]:
+            raise FedDPError(
+                f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0]} first. Complete {layout.masks}."
+            )
+        sites[layout.site] = Frames(layout, {stem: (images[stem], masks[mask]) for stem, mask in named.items()})
+    tree.demand({f"{site} ({' or '.join(folders)})": site in sites for site, folders in wanted.items()}, "sets")
+    return sites
+
+
+def _refuse_shared(tree: Source, sites: dict[str, Frames]) -> None:
+    seen: dict[bytes, tuple[str, str]] = {}
+    images = [(site, pair[0]) for site, frames in sites.items() for pair in frames.pairs.values()]
+    for site, name in track(images, "Looking for images that two sites share"):
+        other, first = seen.setdefault(hashlib.sha256(tree.read(name)).digest(), (site, name))
+        if other != site:
+            raise FedDPError(
+                f"{tree.path}: {first} ({other}) and {name} ({site}) are the same image. "
+                "Put each set's own images under its name."
+            )
+
+
+def _patients(tree: Source, site: str, frames: Frames) -> tuple[dict[str, str], str]:
+    """Stem -> patient, and what is known of patients in this set."""
+    alone = {stem: f"{site}-{stem}" for stem in frames.pairs}
+    tables = [name for name in tree.names if f"/{name}".endswith(f"/{CLINIC}/metadata.csv")]
+    if site != "ClinicDB" or not tables:
+        return alone, "unknown: image level"
+    lines = csv.DictReader(io.StringIO(tree.read(min(tables)).decode("utf-8-sig")))
+    if not {"png_image_path", "sequence_id"} <= set(lines.fieldnames or ()):
+        raise FedDPError(f"{min(tables)}: no columns png_image_path and sequence_id. Correct it, or remove the file.")
+    sequences = {PurePosixPath(line["png_image_path"]).stem: line["sequence_id"] for line in lines}
+    if lost := sorted(set(frames.pairs) - set(sequences)):
+        raise FedDPError(f"{min(tables)}: frame {lost[0]} is not listed. Complete it, or remove the file.")
+    return {stem: f"{site}-sequence-{sequences[stem]}" for stem in frames.pairs}, "video sequences of metadata.csv"
+
+
+def _pixels(tree: Source, image: str, mask: str, size: int | None):
+    return resize(tree.rgb(image), (tree.grey(mask) > 40).astype("uint8"), size, image)

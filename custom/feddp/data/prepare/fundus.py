@@ -1,0 +1,79 @@
+"""Fundus: optic disc and cup in retinal photographs, four sites.
+
+Read, from a folder or zip, are the public layouts said in `fundus_layouts`.
+
+Written are masks of 0 (background), 1 (disc) and 2 (cup), cropped with the image to 800 x 800 pixels (or the image's
+shorter side) round the disc. Drishti's published test images are its test split; a fifth of its training images is val.
+None of the sets says which eyes are of one patient.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from feddp.data.folder import refuse_occupied, write_site
+from feddp.data.prepare.fundus_layouts import SITES, Eye
+from feddp.data.prepare.source import Source, resize
+from feddp.data.prepare.split import hold_out, split_patients
+from feddp.data.progress import track
+from feddp.errors import FedDPError
+
+CROP = 800  # pixels
+
+
+def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
+    """Write <out>/DrishtiGS, RIMONEr3, REFUGEtrain and REFUGEval; crops at size x size, or as cut where size is None.
+
+    Returns notes for the user. FedDPError names all sets that are missing at once, masks that are missing, a mask
+    without a disc, and targets that are not empty.
+    """
+    tree = Source(source)
+    absent: dict[str, bool] = {}
+    sites = {site: find(tree, absent) for site, (find, _) in SITES.items()}
+    tree.demand(absent, "folders")
+    tree.demand_files(mask for eyes in sites.values() for eye in eyes.values() for mask in eye.masks)
+    refuse_occupied(out / site for site in sites)
+    for site, eyes in sites.items():
+        splits = _splits(eyes, seed)
+        facts = {
+            "name": "Fundus",
+            "channels": 3,
+            "classes": ["disc", "cup"],
+            "labels": "nested",
+            "patients": "unknown: image level",
+            "split_seed": seed,
+        }
+        read = SITES[site][1]
+        samples = (
+            (stem, f"{site}-{stem}", splits[stem], *resize(*crop(*read(tree, eye), eye.image), size, eye.image))
+            for stem, eye in track(eyes.items(), f"Preparing {site}", total=len(eyes))
+        )
+        write_site(out / site, facts, samples)
+    return []
+
+
+def crop(image: np.ndarray, mask: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The square of CROP pixels (or the shorter side) round the middle of the disc's box, kept inside the image.
+
+    (H, W, 3) and (H, W) -> (s, s, 3) and (s, s). FedDPError, naming `name`, without a disc or where sizes differ.
+    """
+    if image.shape[:2] != mask.shape:
+        raise FedDPError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Mend the source.")
+    if not mask.any():
+        raise FedDPError(f"{name}: its mask has no optic disc to crop round. Mend the source.")
+    side = min(CROP, *mask.shape)
+    window = []
+    for axis, length in enumerate(mask.shape):
+        where = np.flatnonzero(mask.any(axis=1 - axis))
+        start = (where[0] + where[-1] + 1 - side) // 2
+        start = min(max(start, 0), length - side)
+        window.append(slice(start, start + side))
+    return image[tuple(window)], mask[tuple(window)]
+
+
+def _splits(eyes: dict[str, Eye], seed: int) -> dict[str, str]:
+    published = {stem: eye.published for stem, eye in eyes.items()}
+    if not any(published.values()):
+        return split_patients(eyes, seed)
+    training = hold_out((stem for stem, word in published.items() if word == "train"), seed)
+    return {stem: training.get(stem, "test") for stem in eyes}

@@ -1,0 +1,75 @@
+"""LGG-MRI: brain MRI with FLAIR-abnormality (tumour) masks, four hospitals (Buda et al., 2019; TCGA-LGG).
+
+Read, from the published zip as it is or from a folder, the tree kaggle_3m at any depth:
+
+    kaggle_3m/TCGA_<site>_<patient>_<date>/TCGA_<site>_<patient>_<date>_<slice>.tif         (256, 256, 3) uint8
+    kaggle_3m/TCGA_<site>_<patient>_<date>/TCGA_<site>_<patient>_<date>_<slice>_mask.tif    (256, 256) uint8, 0 or 255
+
+The three channels are pre-contrast, FLAIR and post-contrast. Sites CS, DU, FG and HT become the federation; the full
+release has patients of other codes, too few to train on, which are left out and counted.
+"""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from feddp.data.folder import refuse_occupied, write_site
+from feddp.data.prepare.source import Source, resize
+from feddp.data.prepare.split import split_patients
+from feddp.data.progress import track
+
+SITES = ("CS", "DU", "FG", "HT")
+SLICE = re.compile(r"(?:^|/)kaggle_3m/(TCGA_([^_/]+)_[^_/]+)_\d+/(\1_\d+_\d+)\.tif$")
+
+
+def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
+    """Write <out>/CS, DU, FG and HT; images and masks at size x size, or as published where size is None.
+
+    A patient is TCGA_<site>_<patient>, split by seed. Returns notes for the user. FedDPError where a site or a mask is
+    missing, or where `out` already holds one of the sites.
+    """
+    tree = Source(source)
+    slices = {site: [] for site in SITES}
+    others = Counter()
+    for name in sorted(tree.names):
+        if match := SLICE.search(name):
+            patient, site, stem = match.groups()
+            if site in slices:
+                slices[site].append((stem, patient, name))
+            else:
+                others[site] += 1
+    tree.demand({f"kaggle_3m/TCGA_{site}_*": bool(found) for site, found in slices.items()}, "hospitals")
+    tree.demand_files(_mask(name) for found in slices.values() for _, _, name in found)
+    refuse_occupied(out / site for site in SITES)
+
+    for site, found in slices.items():
+        splits = split_patients((patient for _, patient, _ in found), seed)
+        write_site(
+            out / site,
+            {
+                "name": "LGG-MRI",
+                "channels": 3,
+                "classes": ["tumour"],
+                "labels": "nested",
+                "sequences": ["pre-contrast", "FLAIR", "post-contrast"],
+                "patients": "TCGA barcode",
+                "licence": "CC BY-NC-SA 4.0",
+                "split_seed": seed,
+            },
+            (
+                (stem, patient, splits[patient], *_pixels(tree, name, size))
+                for stem, patient, name in track(found, f"Preparing {site}")
+            ),
+        )
+    if not others:
+        return []
+    return ["Left out, not of this federation: " + ", ".join(f"{s} ({n} images)" for s, n in sorted(others.items()))]
+
+
+def _mask(name: str) -> str:
+    return name.removesuffix(".tif") + "_mask.tif"
+
+
+def _pixels(tree: Source, name: str, size: int | None):
+    mask = (tree.grey(_mask(name)) > 127).astype("uint8")
+    return resize(tree.rgb(name), mask, size, name)

@@ -1,0 +1,157 @@
+"""Synthetic sites: lesions in tissue, seen and annotated as differently as four hospitals do.
+
+Sites differ in tint, contrast, texture, noise, vignette and lesion size, and in annotation habit: a lesion fades into
+an ambiguous halo, and one site's raters draw wide, another's tight, others as they see it or with a smooth hand. The
+wide and the tight raters look through the same kind of device (one texture, noise and vignette; little is left of tint
+and gain once each channel is normalised), so no single network can please both.
+
+Every number of a site is in its dataset.json under "habits". Chance comes from (seed, site) for a site's habits and
+from (seed, site, image) for an image, so any site can be made alone, with the same bits.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from scipy.ndimage import distance_transform_edt, gaussian_filter
+
+from feddp.data.folder import refuse_occupied, write_site
+from feddp.data.prepare.split import split_patients
+from feddp.data.progress import track
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What sets a site apart. Lengths are shares of the image's side, intensities shares of full scale."""
+
+    tint: tuple[float, float, float]  # tissue colour
+    gain: float  # of the whole image
+    gamma: float
+    texture_scale: float  # of the smooth noise
+    texture: float  # standard deviation of the smooth noise
+    noise: float  # standard deviation of the pixel noise
+    vignette: float  # darkening at the corners
+    contrast: float  # of a lesion against tissue
+    lesion_radius: tuple[float, float]
+    margin: float  # drawn outside (> 0) or inside (< 0) the lesion's edge
+    smoothing: float  # of the drawn outline
+
+
+WIDE_AND_TIGHT = {"texture_scale": 0.06, "texture": 0.05, "noise": 0.03, "vignette": 0.3, "contrast": 0.16}
+KINDS = (
+    Habits((0.62, 0.40, 0.34), 1.0, 1.0, lesion_radius=(0.10, 0.20), margin=0.045, smoothing=0.0, **WIDE_AND_TIGHT),
+    Habits((0.55, 0.42, 0.30), 1.1, 1.0, lesion_radius=(0.11, 0.20), margin=-0.03, smoothing=0.0, **WIDE_AND_TIGHT),
+    Habits((0.45, 0.36, 0.42), 0.85, 1.5, 0.02, 0.08, 0.05, 0.1, 0.2, (0.07, 0.14), margin=0.0, smoothing=0.0),
+    Habits((0.66, 0.50, 0.34), 1.05, 0.7, 0.12, 0.06, 0.015, 0.5, 0.13, (0.13, 0.24), margin=0.0, smoothing=0.03),
+)
+LESION = np.array([0.2, -1.0, -0.6])  # redder and darker, whatever the tissue's colour
+EMPTY = 0.1  # of the images show no lesion
+HALO = 1.6  # how far the halo reaches, in radii of the lesion
+
+
+def synthesize(root: Path, sites: int = 4, images: int = 60, size: int = 96, seed: int = 0) -> None:
+    """Write <root>/site-1 to site-<sites>, each of `images` RGB images of size x size pixels.
+
+    Two images are of one patient; patients are split 60/20/20. From site 5 on the four kinds of site come again, with
+    other chance. FedDPError if one of the folders is not empty.
+    """
+    folders = [Path(root) / f"site-{number}" for number in range(1, sites + 1)]
+    refuse_occupied(folders)
+    for index, folder in enumerate(folders):
+        synthesize_site(folder, index, images, size, seed)
+
+
+def synthesize_site(folder: Path, index: int, images: int, size: int, seed: int) -> None:
+    """Write site number `index`, from 0, alone; the bits are those it has in a whole set of sites."""
+    habits = habits_of(index, seed)
+    patients = [f"P{number // 2:03d}" for number in range(images)]
+    splits = split_patients(patients, seed)
+    facts = {
+        "name": "synthetic",
+        "channels": 3,
+        "classes": ["lesion"],
+        "labels": "nested",
+        "seed": seed,
+        "index": index,
+        "habits": asdict(habits),
+    }
+    samples = (
+        (
+            f"image-{number:03d}",
+            patient,
+            splits[patient],
+            *draw(habits, size, _chance(seed, index, number)),
+        )
+        for number, patient in enumerate(track(patients, f"Drawing {Path(folder).name}"))
+    )
+    write_site(folder, facts, samples)
+
+
+def habits_of(index: int, seed: int) -> Habits:
+    """The habits of site `index`: one of the four kinds, its colour and contrast varied a little by chance."""
+    chance = _chance(seed, index)
+    kind = KINDS[index % len(KINDS)]
+    return replace(
+        kind,
+        tint=tuple(round(float(c), 4) for c in kind.tint + chance.uniform(-0.03, 0.03, 3)),
+        gain=round(float(kind.gain * chance.uniform(0.95, 1.05)), 4),
+        gamma=round(float(kind.gamma * chance.uniform(0.95, 1.05)), 4),
+    )
+
+
+def _chance(*where: int) -> np.random.Generator:
+    # The length comes first: to numpy a list of seeds is the same as that list with zeros after it.
+    return np.random.default_rng([len(where), *where])
+
+
+def draw(habits: Habits, size: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """One image uint8 (size, size, 3) and the mask its site's raters would draw, uint8 (size, size) of 0 and 1."""
+    y, x = np.mgrid[:size, :size] / (size - 1)
+    shading = habits.texture * _smooth(chance, size, habits.texture_scale)
+    shading += 0.05 * _smooth(chance, size, 0.25)  # folds and uneven light, at every site
+    colour = habits.tint * (1 + 0.05 * chance.standard_normal(3)) + shading[..., None]
+
+    drawn = np.zeros((size, size), bool)
+    if chance.random() >= EMPTY:
+        for _ in range(chance.integers(1, 3)):
+            depth, lesion = _lesion(habits, x, y, chance)
+            colour += habits.contrast * chance.uniform(0.8, 1.2) * depth[..., None] * LESION
+            drawn |= _annotate(lesion, habits)
+
+    # A dark blotch of another colour, for darkness alone must not give a lesion away.
+    blotch, _ = _lesion(habits, x, y, chance)
+    colour -= 0.1 * blotch[..., None]
+    colour *= (1 - habits.vignette * 2 * ((x - 0.5) ** 2 + (y - 0.5) ** 2))[..., None]
+    colour = habits.gain * np.clip(colour, 0, 1) ** habits.gamma + habits.noise * chance.standard_normal(colour.shape)
+    return np.round(255 * np.clip(colour, 0, 1)).astype(np.uint8), drawn.astype(np.uint8)
+
+
+def _smooth(chance: np.random.Generator, size: int, scale: float) -> np.ndarray:
+    """Noise of unit standard deviation, smooth over `scale` of the side."""
+    field = gaussian_filter(chance.standard_normal((size, size)), scale * size, mode="wrap")
+    return (field - field.mean()) / field.std()
+
+
+def _lesion(habits: Habits, x: np.ndarray, y: np.ndarray, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """How much lesion there is at each pixel, 0 to 1 with a soft edge and a halo, and what is inside its true edge."""
+    radius = chance.uniform(*habits.lesion_radius)
+    cx, cy = chance.uniform(0.1 + radius, 0.9 - radius, 2)
+    stretch, turn = chance.uniform(0.75, 1.0), chance.uniform(0, np.pi)
+    u = (x - cx) * np.cos(turn) + (y - cy) * np.sin(turn)
+    v = ((y - cy) * np.cos(turn) - (x - cx) * np.sin(turn)) / stretch
+    angle = np.arctan2(v, u)
+    edge = radius * np.ones_like(angle)
+    for order in (2, 3, 4, 5):
+        edge += radius * chance.uniform(0, 0.3 / order) * np.cos(order * angle + chance.uniform(0, 2 * np.pi))
+    distance = np.hypot(u, v) / edge  # 1 on the edge
+    core = 1 / (1 + np.exp(np.clip((distance - 0.9) / 0.12, -50, 50)))
+    halo = np.clip((HALO - distance) / (HALO - 0.8), 0, 1)
+    return 0.6 * core + 0.4 * halo, distance < 1
+
+
+def _annotate(lesion: np.ndarray, habits: Habits) -> np.ndarray:
+    """The outline the site's raters draw round a lesion (bool to bool)."""
+    size = len(lesion)
+    outside = distance_transform_edt(~lesion) - distance_transform_edt(lesion)
+    drawn = outside < habits.margin * size if habits.margin else lesion
+    return gaussian_filter(drawn.astype(float), habits.smoothing * size) > 0.5 if habits.smoothing else drawn

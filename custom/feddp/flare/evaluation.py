@@ -1,0 +1,46 @@
+"""The last workflow: every site measures its own network on its own test images; the server gathers the means."""
+
+from typing import Any
+
+from feddp.flare import messages
+from feddp.flare.stage import Answer, Stage
+from feddp.methods.base import CALIBRATE
+from feddp.training.metrics import METRICS, summarize
+
+
+class Evaluation(Stage):
+    """Per-site results, their average over sites, and the site x model matrix of those who exchanged with consent."""
+
+    def run(self) -> None:
+        answers = self.ask(messages.EVALUATE, messages.pack())
+        plan, persistor = self.plan, self.persistor
+        sites = {site: self._site(site, answer) for site, answer in answers.items()}
+        results = {
+            **plan.to_json(),
+            "seed": plan.seed,
+            "stages": list(plan.stages),
+            "selection": plan.training.selection,
+            "start_round": persistor.start_round,
+            "best_round": persistor.best_round,
+            "sites": sites,
+            "average": {
+                when: summarize([{m: site[when][m]["mean"] for m in METRICS} for site in sites.values()])
+                for when in ("before_calibration", "final")
+            },
+            "matrix": {site: self._row(site, answer) for site, answer in answers.items() if answer.scalars["peers"]},
+            "bytes": {"shared": persistor.shared_spec.nbytes, "personal": persistor.personal_spec.nbytes},
+        }
+        persistor.write_results(self.fl_ctx, results)
+        self.progress("done")
+
+    def _site(self, site: str, answer: Answer) -> dict[str, Any]:
+        result = {when: answer.scalars[when] for when in ("before_calibration", "final")}
+        if CALIBRATE in self.plan.stages:
+            peers = len(self.persistor.peers.get(site, []))
+            # without a peer the stage was more epochs of L_seg alone
+            result["calibration"] = {"calibrated": peers > 0, "peers": peers}
+        return result
+
+    @staticmethod
+    def _row(site: str, answer: Answer) -> dict[str, Any]:
+        return {**answer.scalars["peers"], site: answer.scalars["before_calibration"]}

@@ -1,0 +1,80 @@
+"""A site's executors: thin, over one shared `Site`."""
+
+import math
+from typing import Any
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from feddp.errors import FedDPError
+from feddp.flare import messages
+from feddp.flare.site import SiteComponent, site_component
+from feddp.methods.site import Site
+from feddp.training.store import Tensors
+
+
+class SiteExecutor(Executor):
+    """Answers its tasks through the site; what goes wrong is written down here and answered with a return code."""
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        component = site_component(fl_ctx)
+        try:
+            tensors, scalars = messages.unpack(shareable)
+            site = component.open(fl_ctx, abort_signal)
+            return self.answer(task_name, site, component, tensors, scalars, fl_ctx)
+        except FedDPError as error:
+            # the text may hold paths and file names, so it stays here: the server sees a return code
+            component.store(fl_ctx).record("error", task=task_name, message=str(error))
+            self.log_error(fl_ctx, f"task {task_name}: {error}")
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+    def answer(
+        self, task: str, site: Site, component: SiteComponent, tensors: Tensors, scalars: dict[str, Any], fl_ctx: FLContext
+    ) -> Shareable:
+        raise FedDPError(f"{type(self).__name__} does not answer {task}")
+
+
+class TrainExecutor(SiteExecutor):
+    """Stage 1: a round of training, and the adoption of the round that the stage hands on."""
+
+    def answer(self, task, site, component, tensors, scalars, fl_ctx):
+        if task == messages.ADOPT:
+            return messages.pack(**site.adopt(tensors, scalars["round"]), round=scalars["round"])
+        mine, metrics = site.train(tensors, scalars["round"], scalars.get("keep"))
+        return messages.pack(mine, round=scalars["round"], **metrics)
+
+
+class CalibrationExecutor(SiteExecutor):
+    """The stages at home. Personal tensors are given and taken only by a site whose policy consents."""
+
+    def answer(self, task, site, component, tensors, scalars, fl_ctx):
+        consents = component.policy(fl_ctx).calibrates
+        if task == messages.COLLECT:
+            return messages.pack(site.personal() if consents else {}, consent=consents)
+        if task == messages.TUNE:
+            tuned = site.tune()
+        else:
+            if tensors and not consents:
+                raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
+            tuned = site.calibrate(by_site(tensors))
+        loss = tuned.losses[-1] if tuned.losses else math.nan
+        return messages.pack(loss=loss, iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)
+
+
+class EvaluationExecutor(SiteExecutor):
+    """Test metrics of the site's network, as means over its images."""
+
+    def answer(self, task, site, component, tensors, scalars, fl_ctx):
+        return messages.pack(**site.evaluate())
+
+
+def by_site(tensors: Tensors) -> dict[str, Tensors]:
+    """`<site>/<tensor>` -> {site: {tensor: value}}."""
+    peers: dict[str, Tensors] = {}
+    for key, value in tensors.items():
+        site, _, name = key.partition("/")
+        peers.setdefault(site, {})[name] = value
+    return peers

@@ -1,0 +1,64 @@
+"""Stage 1 (001, Algorithm 1, lines 3-12): partial-parameter aggregation, then every site keeps v̂_k = γ ∪ ρ_k."""
+
+import time
+
+from torch import Tensor
+
+from feddp.errors import FedDPError
+from feddp.flare import messages
+from feddp.flare.persistor import BEST, LATEST
+from feddp.flare.stage import Answer, Stage, mean_of
+from feddp.methods.aggregation import average
+
+
+class PartialAggregation(Stage):
+    """T rounds of: send γ^t, receive γ_k, γ^{t+1} = mean γ_k; then the sites adopt the round that is handed on."""
+
+    def run(self) -> None:
+        shared = self.persistor.first(self.fl_ctx)
+        self._best_iou = float("-inf")
+        for t in range(self.plan.rounds):
+            started = time.monotonic()
+            answers = self._train(shared, t)
+            if t > 0:
+                self._note_best(shared, t, mean_of(answers, "iou"))
+            shared = average({site: a.tensors for site, a in answers.items()}, self._weights(answers))
+            self.persistor.save(LATEST, shared, t + 1, self.fl_ctx)
+            slowest = max(a.scalars["seconds"] for a in answers.values())
+            seconds = time.monotonic() - started
+            self.progress("round", round=t + 1, of=self.plan.rounds, seconds=seconds, beyond_compute=seconds - slowest)
+        last = self.plan.rounds
+        self._note_best(shared, last, mean_of(self._adopt(shared, last), "iou"))
+        start = last
+        if self.plan.selected == "best" and self.persistor.best_round != last:
+            best, start = self.persistor.load(BEST, self.fl_ctx)
+            self._adopt(best, start)
+        self.persistor.start_round = start
+
+    def _train(self, shared: dict[str, Tensor], t: int) -> dict[str, Answer]:
+        def check(site: str, answer: Answer) -> None:
+            _check_round(site, answer, t)
+            self.persistor.shared_spec.check(site, answer.tensors)
+
+        keep = {} if self.persistor.best_round is None else {"keep": self.persistor.best_round}
+        return self.ask(messages.TRAIN, messages.pack(shared, round=t, **keep), check, round=t + 1)
+
+    def _adopt(self, shared: dict[str, Tensor], round: int) -> dict[str, Answer]:
+        def check(site: str, answer: Answer) -> None:
+            _check_round(site, answer, round)
+
+        return self.ask(messages.ADOPT, messages.pack(shared, round=round), check, round=round)
+
+    def _weights(self, answers: dict[str, Answer]) -> dict[str, float]:
+        by_samples = self.plan.federation.aggregation == "samples"
+        return {site: answer.scalars["samples"] if by_samples else 1.0 for site, answer in answers.items()}
+
+    def _note_best(self, shared: dict[str, Tensor], round: int, iou: float) -> None:
+        if iou > self._best_iou:
+            self._best_iou, self.persistor.best_round = iou, round
+            self.persistor.save(BEST, shared, round, self.fl_ctx)
+
+
+def _check_round(site: str, answer: Answer, round: int) -> None:
+    if answer.scalars.get("round") != round:
+        raise FedDPError(f"site {site}: its answer is for round {answer.scalars.get('round')}, this is round {round}")

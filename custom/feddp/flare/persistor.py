@@ -1,0 +1,92 @@
+"""The server's memory: the plan, the shared tensors and nothing else, and the run's progress."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+from torch import Tensor
+
+from feddp.errors import FedDPError
+from feddp.flare.messages import register_tensors
+from feddp.methods.aggregation import Spec
+from feddp.methods.plan import Plan
+from feddp.networks.weights import read_network, save_network
+from feddp.partition import Partition
+
+LATEST, BEST = "shared_latest", "shared_best"
+
+
+class SharedTensorPersistor(FLComponent):
+    """Keeps γ of the latest and of the best round in the server's run folder.
+
+    Args:
+        plan: the run, as `Plan.to_json`.
+    """
+
+    def __init__(self, plan: dict[str, Any]):
+        super().__init__()
+        self.plan = Plan.from_json(plan)
+        self.start_round: int | None = None  # the round that stage 1 handed on
+        self.best_round: int | None = None
+        self.peers: dict[str, list[str]] = {}  # whose personal tensors each site received in stage 2
+        register_tensors()
+
+    @cached_property
+    def _state(self) -> dict[str, Tensor]:
+        return dict(self.plan.build_network().state_dict())
+
+    @cached_property
+    def partition(self) -> Partition:
+        return self.plan.partition(self.plan.build_network())
+
+    @cached_property
+    def shared_spec(self) -> Spec:
+        """Exactly what a site contributes in stage 1."""
+        return Spec.of(self._state, self.partition.shared)
+
+    @cached_property
+    def personal_spec(self) -> Spec:
+        """Exactly what a consenting site gives in stage 2."""
+        return Spec.of(self._state, self.plan.exchanged(self.partition))
+
+    def first(self, fl_ctx: FLContext) -> dict[str, Tensor]:
+        """γ^0: the shared part of the common start."""
+        config = Path(fl_ctx.get_engine().get_workspace().get_app_config_dir(fl_ctx.get_job_id()))
+        return self.partition.split(self.plan.initial(config) or self._state)[0]
+
+    def save(self, name: str, shared: Mapping[str, Tensor], round: int, fl_ctx: FLContext) -> None:
+        """Writes γ of `round`, whole or not at all.
+
+        Raises:
+            FedDPError: a name is private, or is not one of the shared tensors; nothing is written.
+        """
+        if wrong := sorted(shared.keys() - set(self.partition.shared)):
+            raise FedDPError(f"the persistor was given {len(wrong)} tensors that are not shared ({wrong[0]}, ...); not written")
+        save_network(self.folder(fl_ctx) / f"{name}.safetensors", dict(shared), {"round": str(round)})
+
+    def load(self, name: str, fl_ctx: FLContext) -> tuple[dict[str, Tensor], int]:
+        """γ and its round."""
+        shared, metadata = read_network(self.folder(fl_ctx) / f"{name}.safetensors")
+        return shared, int(metadata["round"])
+
+    @staticmethod
+    def folder(fl_ctx: FLContext) -> Path:
+        """The server's run folder of this job; `download_job` brings it to whoever submitted the job."""
+        return Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
+
+    def progress(self, fl_ctx: FLContext, event: str, **facts: Any) -> None:
+        """Appends a line to progress.jsonl, which `feddp run` follows."""
+        with open(self.folder(fl_ctx) / "progress.jsonl", "a", encoding="utf-8") as handle:
+            handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+
+    def write_results(self, fl_ctx: FLContext, results: Mapping[str, Any]) -> None:
+        path = self.folder(fl_ctx) / "results.json"
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        os.replace(part, path)

@@ -1,0 +1,64 @@
+"""What a hospital decides, from the properties of the job's scope in its own privacy.json."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddp.errors import FedDPError
+
+CALIBRATION = "calibration"
+SIMULATED = "FEDDP_SIMULATED"
+KEYS = {"data", "device", "consent", "threads"}
+
+
+@dataclass(frozen=True)
+class SitePolicy:
+    """Where a site's data lie, which device it gives, what it consents to.
+
+    `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs.
+    """
+
+    data: Path
+    device: str = "cpu"
+    consent: tuple[str, ...] = ()
+    threads: int = 1  # CPU threads; one gives the same bits on every machine
+
+    @classmethod
+    def of(cls, site: str, properties: Mapping[str, Any] | None, simulated: bool) -> "SitePolicy":
+        """A site's policy from its scope's properties.
+
+        FLARE's simulator applies no scopes: there, and only there, the environment variable FEDDP_SIMULATED holds the
+        same properties, as JSON {site: properties}.
+
+        Raises:
+            FedDPError: there is no policy, or it has a wrong key or value.
+        """
+        if not properties and simulated:
+            properties = json.loads(os.environ.get(SIMULATED, "{}")).get(site)
+            if not properties:
+                raise FedDPError(f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED}")
+        if not properties:
+            raise FedDPError(
+                f"site {site}: its privacy.json has no properties for the job's scope, so nothing says what may leave;"
+                " write local/privacy.json with a scope of that name (see the README, 'A hospital's policy')"
+            )
+        if unknown := sorted(properties.keys() - KEYS):
+            raise FedDPError(f"site {site}: privacy.json has unknown properties {unknown}; known: {sorted(KEYS)}")
+        if "data" not in properties:
+            raise FedDPError(f"site {site}: privacy.json does not say where the data lie; add the property `data`")
+        consent = properties.get("consent", [])
+        if not isinstance(consent, list) or not set(consent) <= {CALIBRATION}:
+            raise FedDPError(f"site {site}: privacy.json's consent is {consent!r}; write [] or [{CALIBRATION!r}]")
+        return cls(
+            Path(properties["data"]),
+            str(properties.get("device", "cpu")),
+            tuple(consent),
+            int(properties.get("threads", 1)),
+        )
+
+    @property
+    def calibrates(self) -> bool:
+        return CALIBRATION in self.consent

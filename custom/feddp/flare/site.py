@@ -1,0 +1,94 @@
+"""The site component: one `Site` shared by a job's executors, its filters, and nobody else."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from torch import nn
+
+from feddp.data.folder import SiteFolder
+from feddp.errors import FedDPError
+from feddp.flare.messages import register_tensors
+from feddp.flare.policy import SitePolicy
+from feddp.methods.plan import Plan
+from feddp.methods.site import Site
+from feddp.partition import Partition
+from feddp.training.store import Store
+
+
+class SiteComponent(FLComponent):
+    """Opens this site's folder, store and network when the first task comes.
+
+    Args:
+        plan: the run, as `Plan.to_json`.
+    """
+
+    def __init__(self, plan: dict[str, Any]):
+        super().__init__()
+        self.plan = Plan.from_json(plan)
+        self._site: Site | None = None
+        register_tensors()
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The job's network, untrained: for the names of its tensors."""
+        return self.plan.build_network()
+
+    @cached_property
+    def partition(self) -> Partition:
+        return self.plan.partition(self.network)
+
+    def policy(self, fl_ctx: FLContext) -> SitePolicy:
+        """What this hospital says of its data, its device and its consent.
+
+        Raises:
+            FedDPError: there is no policy for the job's scope, and this is not the simulator.
+        """
+        return SitePolicy.of(
+            fl_ctx.get_identity_name(),
+            fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES),
+            simulated=bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE)),
+        )
+
+    def store(self, fl_ctx: FLContext) -> Store:
+        """This site's own files of this job: under its workspace, which the server does not read."""
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        return Store(Path(workspace.get_root_dir()) / "feddp" / fl_ctx.get_job_id())
+
+    def open(self, fl_ctx: FLContext, abort_signal: Signal) -> Site:
+        """The site, opened once a process; `abort_signal` stops whatever it does."""
+        if self._site is None:
+            policy = self.policy(fl_ctx)
+            torch.set_num_threads(policy.threads)
+            self._site = Site(
+                fl_ctx.get_identity_name(),
+                SiteFolder.open(policy.data),
+                self.plan,
+                self.store(fl_ctx),
+                policy.device,
+                initial=self.plan.initial(self._config(fl_ctx)),
+            )
+        self._site.stopped = lambda: abort_signal.triggered
+        return self._site
+
+    @staticmethod
+    def _config(fl_ctx: FLContext) -> Path:
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        return Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
+
+
+def site_component(fl_ctx: FLContext) -> SiteComponent:
+    """The job's site component.
+
+    Raises:
+        FedDPError: the job has none.
+    """
+    component = fl_ctx.get_engine().get_component("site")
+    if not isinstance(component, SiteComponent):
+        raise FedDPError("the job has no component `site`; export it with `feddp job`")
+    return component

@@ -1,0 +1,142 @@
+"""What the three controllers have in common: ask sites for an answer, and keep those that are good."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from feddp.errors import FedDPError
+from feddp.flare import messages
+from feddp.flare.persistor import SharedTensorPersistor
+
+POLL = 0.05  # seconds; FLARE's default of 0.5 s would be felt in every round
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a site sent: tensors, and scalars by name."""
+
+    tensors: dict[str, Any]
+    scalars: dict[str, Any]
+
+
+class Stage(Controller):
+    """A workflow of a job: `run` reads like the paper, `ask` does the talking."""
+
+    def __init__(self):
+        super().__init__(task_check_period=POLL)
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        persistor = fl_ctx.get_engine().get_component("persistor")
+        if not isinstance(persistor, SharedTensorPersistor):
+            raise FedDPError("the job's server has no component `persistor` of ours; export it with `feddp job`")
+        self.persistor = persistor
+        self.plan = persistor.plan
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        self.abort_signal, self.fl_ctx = abort_signal, fl_ctx
+        try:
+            self.run()
+        except FedDPError as error:
+            self.progress("error", message=str(error))
+            self.system_panic(str(error), fl_ctx)
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        self.cancel_all_tasks()
+
+    def run(self) -> None:
+        """The stage, from its first task to its last."""
+        raise FedDPError(f"{type(self).__name__} has no stage to run")
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        self.progress("refused", site=client.name, task=task_name, reason="the answer came after its task had ended")
+
+    def sites(self) -> list[str]:
+        """The job's sites, in the order everything is done in."""
+        return sorted(client.name for client in self.fl_ctx.get_engine().get_clients())
+
+    def ask(
+        self,
+        task: str,
+        data: Shareable | Mapping[str, Shareable],
+        check: Callable[[str, Answer], None] = lambda site, answer: None,
+        **facts: Any,
+    ) -> dict[str, Answer]:
+        """Sends a task to every site, or to each site its own, and waits for the answers.
+
+        Args:
+            task: the task's name.
+            data: one message for all, the same bytes for each, or {site: message}.
+            check: raises FedDPError for an answer that must not count.
+            facts: what the progress says of this task.
+
+        Returns:
+            The accepted answers by site, in alphabetical order. The others are in the progress, with the reason.
+
+        Raises:
+            FedDPError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
+        """
+        accepted: dict[str, Answer] = {}
+        refused: dict[str, str] = {}
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            site, result = client_task.client.name, client_task.result
+            client_task.result = None  # frees the tensors once the round is over
+            code = result.get_return_code(ReturnCode.OK)
+            try:
+                if code != ReturnCode.OK:
+                    raise FedDPError(f"site {site}: {task} ended with {code}; its own record.jsonl and log say why")
+                answer = Answer(*messages.unpack(result))
+                check(site, answer)
+            except FedDPError as error:
+                refused[site] = str(error)
+                self.progress("refused", site=site, task=task, reason=str(error), **facts)
+                self.log_warning(fl_ctx, f"refused: {error}", fire_event=False)
+            else:
+                accepted[site] = answer
+                self.progress("answer", site=site, task=task, **facts, **numbers(answer.scalars))
+
+        self.progress("ask", task=task, sites=self.sites(), **facts)
+        parts = data.items() if isinstance(data, Mapping) and not isinstance(data, Shareable) else [(None, data)]
+        tasks = []
+        for site, message in parts:
+            tasks.append(Task(name=task, data=message, result_received_cb=received))
+            targets = self.sites() if site is None else [site]
+            self.broadcast(task=tasks[-1], fl_ctx=self.fl_ctx, targets=targets, min_responses=len(targets))
+        while any(t.completion_status is None for t in tasks):
+            if self.abort_signal.triggered:
+                raise FedDPError("the job was aborted")
+            time.sleep(POLL)
+        for site in self.sites():
+            if site not in accepted and site not in refused:
+                refused[site] = f"site {site}: no answer to {task}"
+                self.progress("refused", site=site, task=task, reason=refused[site], **facts)
+        if len(accepted) < min(self.plan.federation.min_sites, len(self.sites())):
+            raise FedDPError(
+                f"{task}: {len(accepted)} of {len(self.sites())} sites answered well, "
+                f"min_sites={self.plan.federation.min_sites}. {'; '.join(refused[s] for s in sorted(refused))}"
+            )
+        return {site: accepted[site] for site in sorted(accepted)}
+
+    def progress(self, event: str, **facts: Any) -> None:
+        self.persistor.progress(self.fl_ctx, event, **facts)
+
+
+def numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
+    """The plain numbers among an answer's scalars."""
+    return {name: value for name, value in scalars.items() if isinstance(value, int | float) and name != "round"}
+
+
+def mean_of(answers: Mapping[str, Answer], name: str) -> float:
+    """The uniform mean over sites of one scalar."""
+    return sum(answer.scalars[name] for answer in answers.values()) / len(answers)

@@ -1,0 +1,113 @@
+"""FLARE job folders: a plan, and the components that carry it out."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from feddp.data.folder import SiteFolder, find_sites
+from feddp.errors import FedDPError
+from feddp.methods.plan import Plan
+from feddp.networks.weights import save_network
+
+SCOPE = "feddp"
+WEIGHTS = "weights.safetensors"
+
+# every class a job of ours names, one by one: a participant allows these and nothing broader
+SERVER_CLASSES = {
+    "persistor": "feddp.flare.persistor.SharedTensorPersistor",
+    "aggregation": "feddp.flare.partial_aggregation.PartialAggregation",
+    "calibration": "feddp.flare.calibration.Calibration",
+    "evaluation": "feddp.flare.evaluation.Evaluation",
+}
+SITE_CLASSES = {
+    "site": "feddp.flare.site.SiteComponent",
+    "train": "feddp.flare.executors.TrainExecutor",
+    "calibrate": "feddp.flare.executors.CalibrationExecutor",
+    "evaluate": "feddp.flare.executors.EvaluationExecutor",
+    "strip": "feddp.flare.filters.StripPrivate",
+}
+TASKS = {"train": ["train", "adopt"], "calibrate": ["collect", "tune", "calibrate"], "evaluate": ["evaluate"]}
+
+
+def export(
+    plan: Plan, sites: Sequence[str], folder: Path, scope: str = SCOPE, initial: Mapping[str, Tensor] | None = None
+) -> Path:
+    """Writes a ready-to-submit job folder, replacing an earlier one of ours; returns it.
+
+    Args:
+        plan: the run; its `weights` must be set where `initial` is given.
+        sites: the sites' names in the federation.
+        folder: where to write; its name is the job's.
+        scope: the scope of the sites' privacy.json under which the job runs.
+        initial: a whole network's tensors that every participant starts from.
+
+    Raises:
+        FedDPError: there is no site, or the folder holds something else.
+    """
+    if len(set(sites)) < plan.federation.min_sites:
+        raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
+    if folder.exists() and any(folder.iterdir()) and not (folder / "meta.json").exists():
+        raise FedDPError(f"{folder} is not empty and not a job; choose another folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    meta = {
+        "name": folder.name,
+        "scope": scope,
+        "min_clients": plan.federation.min_sites,
+        "deploy_map": {"app_server": ["server"], "app_client": sorted(sites)},
+        "resource_spec": {},
+    }
+    _write(folder / "meta.json", meta)
+    _write(folder / "app_server/config/config_fed_server.json", _server(plan))
+    _write(folder / "app_client/config/config_fed_client.json", _client(plan))
+    if initial is not None:
+        for app in ("app_server", "app_client"):
+            save_network(folder / app / "config" / WEIGHTS, initial, {})
+    return folder
+
+
+def _server(plan: Plan) -> dict[str, Any]:
+    stages = ["aggregation", *(["calibration"] if len(plan.stages) > 1 else []), "evaluation"]
+    return {
+        "format_version": 2,
+        "server": {"task_request_interval": 0.05},
+        "workflows": [{"id": stage, "path": SERVER_CLASSES[stage], "args": {}} for stage in stages],
+        "components": [{"id": "persistor", "path": SERVER_CLASSES["persistor"], "args": {"plan": plan.to_json()}}],
+    }
+
+
+def _client(plan: Plan) -> dict[str, Any]:
+    return {
+        "format_version": 2,
+        "executors": [
+            {"tasks": TASKS[name], "executor": {"path": SITE_CLASSES[name], "args": {}}}
+            for name in ("train", "calibrate", "evaluate")
+        ],
+        "task_result_filters": [{"tasks": ["train"], "filters": [{"path": SITE_CLASSES["strip"], "args": {}}]}],
+        "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": {"plan": plan.to_json()}}],
+    }
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def federation_of(root: Path) -> tuple[list[str], dict[str, Any]]:
+    """The sites below `root` and what their data sets have in common: channels, classes, labels.
+
+    Raises:
+        FedDPError: there is no site, or two differ; names them.
+    """
+    folders = [SiteFolder.open(path) for path in find_sites(root)]
+    first = folders[0]
+    for other in folders[1:]:
+        if (other.channels, other.classes, other.labels) != (first.channels, first.classes, first.labels):
+            raise FedDPError(
+                f"sites {first.site} and {other.site} differ in channels, classes or labels; a federation needs them equal"
+            )
+    facts = {"channels": first.channels, "classes": first.classes, "labels": first.labels}
+    return [folder.site for folder in folders], facts

@@ -1,0 +1,75 @@
+"""The server's arithmetic: check what a site sent, and average it in a fixed order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feddp.errors import FedDPError
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The exact tensors that are expected: name -> (shape, dtype)."""
+
+    tensors: dict[str, tuple[torch.Size, torch.dtype]]
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor], names: tuple[str, ...]) -> "Spec":
+        return cls({name: (state[name].shape, state[name].dtype) for name in names})
+
+    @property
+    def nbytes(self) -> int:
+        """The tensors' own bytes, without what the transport adds."""
+        return sum(shape.numel() * dtype.itemsize for shape, dtype in self.tensors.values())
+
+    def check(self, site: str, tensors: Mapping[str, Tensor]) -> None:
+        """Refuses anything but exactly these tensors, with finite values.
+
+        Raises:
+            FedDPError: names the site, the tensor and what is wrong with it.
+        """
+        missing = sorted(self.tensors.keys() - tensors.keys())
+        extra = sorted(tensors.keys() - self.tensors.keys())
+        if missing or extra:
+            wrong = [f"{name} is missing" for name in missing] + [f"{name} is not expected" for name in extra]
+            raise FedDPError(f"site {site}: {len(wrong)} wrong tensor names: {'; '.join(wrong[:3])}")
+        for name, (shape, dtype) in self.tensors.items():
+            value = tensors[name]
+            if not isinstance(value, Tensor):
+                raise FedDPError(f"site {site}: {name} is a {type(value).__name__}, not a tensor")
+            if value.shape != shape or value.dtype != dtype:
+                got, want = f"{tuple(value.shape)} {value.dtype}", f"{tuple(shape)} {dtype}"
+                raise FedDPError(f"site {site}: {name} is {got}, expected {want}")
+            if not torch.isfinite(value).all():
+                raise FedDPError(f"site {site}: {name} holds values that are not finite")
+
+
+def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> Tensors:
+    """Σ_k w_k γ_k / Σ_k w_k, summed in float64 in the sites' alphabetical order, in the tensors' own dtype.
+
+    The order makes the bits independent of the order of arrival. Integer counters (batch norm's `num_batches_tracked`) are
+    averaged too and rounded. The inputs are not changed.
+
+    Raises:
+        FedDPError: there is no contribution, or the sites' names differ.
+    """
+    if not contributions:
+        raise FedDPError("there is no contribution to average")
+    sites = sorted(contributions)
+    names = contributions[sites[0]].keys()
+    for site in sites:
+        if contributions[site].keys() != names:
+            raise FedDPError(f"site {site}: its tensor names differ from those of site {sites[0]}")
+    total = sum(weights[site] for site in sites)
+    result = {}
+    for name in names:
+        first = contributions[sites[0]][name]
+        mean = torch.zeros(first.shape, dtype=torch.float64)
+        for site in sites:
+            mean += contributions[site][name].to("cpu", torch.float64) * (weights[site] / total)
+        result[name] = (mean if first.is_floating_point() else mean.round()).to(first.dtype)
+    return result

@@ -1,0 +1,147 @@
+"""A run in a few words: what a job carries, and what every participant reads the same way."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from feddp.errors import FedDPError
+from feddp.methods import METHODS
+from feddp.methods.base import CALIBRATE, TRAIN, TUNE, Method
+from feddp.networks import NETWORKS, build
+from feddp.networks.weights import read_network
+from feddp.partition import Partition, resolve
+from feddp.training.calibration import Calibration, Tuning
+from feddp.training.seeds import seed_of
+from feddp.training.settings import Training, defaults, from_settings, key, require_choice, require_positive
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What the server does with the sites' contributions."""
+
+    aggregation: str = "uniform"  # "uniform" (all four papers) or "samples": weighed by training samples
+    min_sites: int = 2  # a round goes on with this many accepted contributions
+    start: str = "last"  # stage 2 starts from the "last" round (Algorithm 1) or the "best" by mean validation IoU
+    private: tuple[str, ...] | None = None  # what is private, by role; the method's own rule if not set
+
+    def __post_init__(self):
+        require_choice(self, "aggregation", ("uniform", "samples"))
+        require_choice(self, "start", ("last", "best"))
+        require_positive(self, "min_sites")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that defines a run, apart from where a site's data lie and what a site consents to."""
+
+    method: str
+    network: str
+    channels: int
+    classes: tuple[str, ...]
+    labels: str  # "nested" or "exclusive"
+    size: int  # images are resized to size x size pixels
+    rounds: int
+    seed: int = 0
+    stages: tuple[str, ...] = ()  # the method's own if empty
+    weights: str = ""  # a whole network's initial tensors, in the app's config folder
+    settings: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that differ from their defaults
+
+    def __post_init__(self):
+        if self.method not in METHODS:
+            raise FedDPError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
+        if self.network not in NETWORKS:
+            raise FedDPError(f"unknown network {self.network!r}; known: {', '.join(NETWORKS)}")
+        if self.rounds < 1:
+            raise FedDPError(f"rounds={self.rounds}: a run needs at least 1 round")
+        if self.size < 32 or self.size % 32:
+            raise FedDPError(f"size={self.size}: the networks need a multiple of 32, at least 32")
+        stages = tuple(self.stages) or METHODS[self.method].stages
+        if list(stages) != [s for s in (TRAIN, TUNE, CALIBRATE) if s in stages] or TRAIN not in stages:
+            raise FedDPError(f"stages {', '.join(stages)}: expected {TRAIN}, then {TUNE} and {CALIBRATE} if wanted")
+        known = self.known_settings(self.method)
+        for name in self.settings:
+            if name not in known:
+                raise FedDPError(f"unknown setting {name!r}; known for {self.method}: {', '.join(known)}")
+        object.__setattr__(self, "stages", stages)
+        object.__setattr__(self, "classes", tuple(self.classes))
+        groups = (self.training, self.federation, self.tuning, self.calibration, self.hyper)
+        values = {key(name): value for group in groups for name, value in vars(group).items()}
+        object.__setattr__(self, "settings", {name: values[name] for name in values if values[name] != known[name]})
+
+    @cached_property
+    def training(self) -> Training:
+        return from_settings(Training, self.settings)
+
+    @cached_property
+    def federation(self) -> Federation:
+        return from_settings(Federation, self.settings)
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        return from_settings(Tuning, self.settings)
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        return from_settings(Calibration, self.settings)
+
+    @cached_property
+    def hyper(self) -> Any:
+        """The method's own hyper-parameters."""
+        return from_settings(METHODS[self.method].Hyper, self.settings)
+
+    @staticmethod
+    def known_settings(method: str) -> dict[str, Any]:
+        """Every setting that `--set` reaches for a method, with its default."""
+        groups = (Training, Federation, Tuning, Calibration, METHODS[method].Hyper)
+        return {name: value for group in groups for name, value in defaults(group).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
+        """A plan from a job's JSON.
+
+        Raises:
+            FedDPError: a key is missing or unknown, or a value is out of range.
+        """
+        optional = {f.name for f in fields(cls) if f.default is not MISSING or f.default_factory is not MISSING}
+        known = {f.name for f in fields(cls)}
+        unknown, missing = sorted(data.keys() - known), sorted(known - optional - data.keys())
+        if unknown or missing:
+            raise FedDPError(f"the job's plan has unknown keys {unknown} and lacks {missing}; export it with `feddp job`")
+        return cls(**data)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON that `from_json` reads back to an equal plan; what is empty is left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["settings"] = {name: _jsonable(value) for name, value in self.settings.items()}
+        return {name: _jsonable(value) for name, value in values.items() if value not in ("", {})}
+
+    def build_network(self) -> nn.Module:
+        """The common start of every participant, from the seed alone."""
+        return build(self.network, self.channels, len(self.classes), seed=seed_of(self.seed, "network"))
+
+    def initial(self, folder: Path) -> dict[str, Tensor] | None:
+        """The whole network's tensors that the job brought along in `folder`, or None where the seed decides."""
+        return read_network(folder / self.weights)[0] if self.weights else None
+
+    def build_method(self) -> Method:
+        return METHODS[self.method](self.hyper)
+
+    def partition(self, network: nn.Module) -> Partition:
+        return resolve(network, self.federation.private or METHODS[self.method].private)
+
+    def exchanged(self, partition: Partition) -> tuple[str, ...]:
+        """What rebuilds a site's network for its peers in stage 2: the private tensors, or after a tuning the whole."""
+        return partition.shared + partition.private if TUNE in self.stages else partition.private
+
+    @property
+    def selected(self) -> str:
+        """The round that stage 1 hands on: `start` where a stage follows, otherwise the best (001, IV-B)."""
+        return self.federation.start if len(self.stages) > 1 else "best"
+
+
+def _jsonable(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

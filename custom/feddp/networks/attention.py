@@ -1,0 +1,59 @@
+"""PVTv2's attention with separate key and value layers, so that each can be private by name.
+
+timm computes key and value with one fused layer `kv` whose first `dim` output rows are the keys, the rest the values.
+"""
+
+import torch
+from timm.models.pvt_v2 import Attention
+from torch import Tensor, nn
+
+from feddp.partition import KEY, QUERY, VALUE
+
+
+class SplitAttention(Attention):
+    """timm's attention, same function and same weights, with `q`, `k` and `v` as layers of their own.
+
+    Takes over the layers of `fused`, which must not be used afterwards. The forward pass is timm's: only what it calls
+    `kv` is computed by two layers.
+    """
+
+    roles = {QUERY: ("q",), KEY: ("k",), VALUE: ("v",)}
+
+    def __init__(self, fused: Attention):
+        # not Attention.__init__: it would draw new layers, and random numbers for them
+        nn.Module.__init__(self)
+        vars(self).update({name: value for name, value in vars(fused).items() if not name.startswith("_")})
+        for name, layer in fused.named_children():
+            if name == "kv":
+                self.k, self.v = _halves(layer)
+            else:
+                setattr(self, name, layer)
+
+    def kv(self, x: Tensor) -> Tensor:
+        """Keys and values of tokens x (B, N, dim) -> (B, N, 2 dim), as timm's fused layer gives them."""
+        return torch.cat((self.k(x), self.v(x)), dim=-1)
+
+
+def split_kv(network: nn.Module) -> nn.Module:
+    """Replaces, in place, every timm PVTv2 attention of `network` by a SplitAttention; returns `network`."""
+    for parent in list(network.modules()):
+        for name, child in parent.named_children():
+            if type(child) is Attention:
+                setattr(parent, name, SplitAttention(child))
+    return network
+
+
+def _halves(fused: nn.Linear) -> tuple[nn.Linear, nn.Linear]:
+    def part(rows: int) -> nn.Linear:
+        layer = nn.utils.skip_init(
+            nn.Linear,
+            fused.in_features,
+            fused.out_features // 2,
+            bias=fused.bias is not None,
+            device=fused.weight.device,
+            dtype=fused.weight.dtype,
+        )
+        layer.load_state_dict({name: tensor.chunk(2)[rows] for name, tensor in fused.state_dict().items()})
+        return layer
+
+    return part(0), part(1)

@@ -1,0 +1,162 @@
+"""Which tensors are private: one rule over names, consulted by everything.
+
+A rule is a tuple of role words, such as `(QUERY, HEAD)`. A module says which of its direct children play a role, in an
+attribute `roles` (of the class or of the instance): `{"query": ("q",)}` on an attention layer, `{"head":
+("segmentation_head",)}` on a network. `resolve` turns the rule into exact state_dict keys, once; nobody matches names.
+
+Buffers belong to the layer that holds them, integer counters too: a private batch normalisation keeps its weight, bias,
+running_mean, running_var and num_batches_tracked. A shared one exchanges all five.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from feddp.errors import FedDPError
+
+QUERY = "query"
+KEY = "key"
+VALUE = "value"
+HEAD = "head"
+NORM = "norm"
+ENCODER = "encoder"
+DECODER = "decoder"
+NONE = "none"
+ALL = "all"
+WORDS = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER, NONE, ALL)
+
+Rule = tuple[str, ...]
+State = dict[str, Tensor]
+
+_NORMALISATIONS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)
+_FUSED = ("qkv", "kv", "in_proj_weight")  # the last is torch.nn.MultiheadAttention's
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The keys of one network's state_dict, divided: `shared` travels, `private` never leaves the site.
+
+    Both are in state_dict order; together they are every key, once.
+    """
+
+    shared: tuple[str, ...]
+    private: tuple[str, ...]
+
+    def split(self, state: Mapping[str, Tensor]) -> tuple[State, State]:
+        """A whole state -> (shared, private): detached clones on the CPU. FedDPError for a missing or extra key."""
+        check_keys(state, self.shared + self.private, "the network's state")
+        return _clone(state, self.shared), _clone(state, self.private)
+
+    def join(self, shared: Mapping[str, Tensor], private: Mapping[str, Tensor]) -> State:
+        """(shared, private) -> a whole state of detached clones on the CPU, for a strict `load_state_dict`."""
+        check_keys(shared, self.shared, "the shared part")
+        check_keys(private, self.private, "the private part")
+        return _clone(shared, self.shared) | _clone(private, self.private)
+
+    def private_in(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that are private, in the order given."""
+        private = set(self.private)
+        return [name for name in names if name in private]
+
+
+def resolve(network: nn.Module, rule: Rule) -> Partition:
+    """The partition of `network` under `rule`.
+
+    `(NONE,)` and `(ALL,)` stand alone. FedDPError for an unknown word, a word that finds no tensor in this network, any
+    other rule that selects everything, a declared child that does not exist, a fused attention under
+    query/key/value, and a tensor that has both a shared and a private name (tied weights would leak).
+    """
+    _check_words(rule)
+    rule = tuple(rule)
+    keys = tuple(network.state_dict())
+    if rule == (NONE,):
+        return Partition(keys, ())
+    if rule == (ALL,):
+        return Partition((), keys)
+    name = type(network).__name__
+    private: set[str] = set()
+    for word in rule:
+        found = _select(network, word)
+        if not found:
+            raise FedDPError(f"the private role '{word}' found no tensor in {name}; choose a role it has")
+        private |= found
+    if private == set(keys):
+        raise FedDPError(f"the private rule {rule} selects every tensor of {name}; say ('{ALL}',) if that is meant")
+    partition = Partition(tuple(k for k in keys if k not in private), tuple(k for k in keys if k in private))
+    _refuse_ties(network, partition)
+    return partition
+
+
+def check_keys(state: Iterable[str], expected: Iterable[str], what: str) -> None:
+    """FedDPError naming up to three missing and three extra keys, unless `state` has exactly the `expected` ones."""
+    names, wanted = dict.fromkeys(state), dict.fromkeys(expected)
+    missing = [name for name in wanted if name not in names]
+    extra = [name for name in names if name not in wanted]
+    if missing or extra:
+        raise FedDPError(
+            f"{what} does not fit the network: missing {some(missing)}, unexpected {some(extra)}; "
+            "both sides must run the same network and the same private rule"
+        )
+
+
+def some(names: list[str], limit: int = 3) -> str:
+    """The first `limit` names and how many more there are, for an error message."""
+    shown = ", ".join(names[:limit]) or "none"
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def _check_words(rule: Rule) -> None:
+    if isinstance(rule, str) or not rule:
+        raise FedDPError(f"a private rule is a tuple of role words, not {rule!r}; for nothing private say ('{NONE}',)")
+    for word in rule:
+        if word not in WORDS:
+            raise FedDPError(f"unknown private role {word!r}; the roles are {', '.join(WORDS)}")
+        if word in (NONE, ALL) and len(rule) > 1:
+            raise FedDPError(f"'{word}' stands alone in a private rule, not beside others, as in {tuple(rule)}")
+
+
+def _select(network: nn.Module, word: str) -> set[str]:
+    found: set[str] = set()
+    # a module registered twice has two names in state_dict: both count
+    for path, module in network.named_modules(remove_duplicate=False):
+        if word == NORM:
+            if isinstance(module, _NORMALISATIONS):
+                found |= _keys_of(module, path)
+            continue
+        if word in (QUERY, KEY, VALUE):
+            _refuse_fused(module, path)
+        for child_name in getattr(module, "roles", {}).get(word, ()):
+            child = getattr(module, child_name, None)
+            where = f"{path}.{child_name}" if path else child_name
+            if not isinstance(child, nn.Module):
+                raise FedDPError(f"{type(module).__name__} declares '{where}' as its {word}, but has no such layer")
+            found |= _keys_of(child, where)
+    return found
+
+
+def _keys_of(module: nn.Module, path: str) -> set[str]:
+    return {f"{path}.{key}" if path else key for key in module.state_dict()}
+
+
+def _refuse_fused(module: nn.Module, path: str) -> None:
+    for name in _FUSED:
+        if isinstance(getattr(module, name, None), (nn.Module, nn.Parameter)):
+            raise FedDPError(
+                f"'{f'{path}.{name}'.lstrip('.')}' holds query, key or value fused in one tensor, which is not sliced; "
+                "build the network with separate layers (see feddp.networks.attention.split_kv)"
+            )
+
+
+def _refuse_ties(network: nn.Module, partition: Partition) -> None:
+    tensors = network.state_dict(keep_vars=True)
+    private = {id(tensors[key]): key for key in partition.private}
+    for key in partition.shared:
+        if id(tensors[key]) in private:
+            raise FedDPError(f"'{key}' is shared but is the same tensor as the private '{private[id(tensors[key])]}'")
+
+
+def _clone(state: Mapping[str, Tensor], keys: tuple[str, ...]) -> State:
+    return {key: state[key].detach().to("cpu", copy=True) for key in keys}

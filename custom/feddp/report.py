@@ -1,0 +1,40 @@
+"""Results as people read them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def write_markdown(results: Mapping[str, Any]) -> str:
+    """results.json as a table in the layout of the paper's Table I: Dice in per cent and ASSD in pixels, mean ± std."""
+    sites = sorted(results["sites"])
+    title = f"# {results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
+    lines = [title, ""]
+    if results["selection"] == "test":
+        lines += ["**Optimistic**: the best round and epoch were chosen on the test images (`selection=test`).", ""]
+    heads = [f"{metric} {site}" for metric in ("Dice (%)", "ASSD (pix.)") for site in (*sites, "Average")]
+    lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for when, name in (("before_calibration", "before calibration"), ("final", "final")):
+        cells = []
+        for metric, scale in (("dice", 100), ("assd", 1)):
+            for part in [*(results["sites"][s][when] for s in sites), results["average"][when]]:
+                cells.append(f"{scale * part[metric]['mean']:.2f} ± {scale * part[metric]['std']:.2f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "± is the standard deviation over a site's test images, and over the sites in Average. An image on which exactly one"
+        " of mask and prediction is empty counts with the image's diagonal as its distance.",
+        f"Stage 1 handed on round {results['start_round']} (best by mean validation IoU: {results['best_round']}).",
+    ]
+    for site in sites:
+        calibration = results["sites"][site].get("calibration")
+        if calibration:
+            how = f"calibrated with {calibration['peers']} peers" if calibration["calibrated"] else "tuned without peers (λ = 0)"
+            lines.append(f"{site}: {how}.")
+    if results["matrix"]:
+        lines += ["", "Test Dice (%) of every exchanged network (columns, before calibration) at every site (rows):", ""]
+        models = sorted({model for row in results["matrix"].values() for model in row})
+        lines += ["| | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
+        for site, row in sorted(results["matrix"].items()):
+            cells = [f"{100 * row[m]['dice']['mean']:.2f}" if m in row else "" for m in models]
+            lines.append(f"| {site} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

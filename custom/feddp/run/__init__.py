@@ -1,0 +1,1 @@
+"""Running a job on this machine, in FLARE's simulator or in POC mode, and gathering what it leaves."""

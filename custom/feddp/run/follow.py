@@ -1,0 +1,73 @@
+"""Live progress of a run, from the server's progress.jsonl."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from feddp.methods.plan import Plan
+
+
+class Follower:
+    """Shows what the server writes: a bar over the rounds, and a line a round with the sites' loss and Dice."""
+
+    def __init__(self, plan: Plan, sites: Sequence[str], path: Path):
+        self.plan, self.sites, self.path = plan, sites, path
+        self._read = 0
+        self._answers: dict[str, dict[str, Any]] = {}
+
+    def until(self, finished: Callable[[], bool], poll: float = 0.2) -> None:
+        """Follows until `finished()`, then shows what is left."""
+        console = Console(file=sys.stderr)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+        with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+            task = bar.add_task(f"{self.plan.method}: starting {len(self.sites)} sites", total=self.plan.rounds)
+            while True:
+                last = finished()
+                for event in self._events():
+                    self._show(event, bar, task)
+                if last:
+                    return
+                time.sleep(poll)
+
+    def _events(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        with open(self.path, encoding="utf-8") as handle:
+            handle.seek(self._read)
+            lines = handle.readlines()
+            if lines and not lines[-1].endswith("\n"):
+                lines.pop()  # still being written
+            self._read += sum(len(line.encode()) for line in lines)
+        return [json.loads(line) for line in lines]
+
+    def _show(self, event: dict[str, Any], bar: Progress, task: Any) -> None:
+        kind = event["event"]
+        if kind == "ask":
+            self._answers = {}
+            where = f" round {event['round']}" if "round" in event else ""
+            bar.update(task, description=f"{event['task']}{where}: waiting for {len(event['sites'])} sites")
+        elif kind == "answer":
+            self._answers[event["site"]] = event
+            bar.update(task, description=f"{event['task']}: {', '.join(self._answers)} answered")
+            if event["task"] in ("tune", "calibrate"):
+                gain = f"validation IoU {event['iou_before']:.3f} -> {event['iou']:.3f}, best epoch {event['epoch']}"
+                bar.console.print(f"{event['task']} {event['site']}: {gain}")
+        elif kind == "round":
+            bar.update(task, completed=event["round"])
+            sites = "  ".join(f"{site} {_scores(a)}" for site, a in sorted(self._answers.items()))
+            bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  {sites}")
+        elif kind == "refused":
+            bar.console.print(f"refused: {event['reason']}")
+        elif kind == "error":
+            bar.console.print(f"error: {event['message']}")
+
+
+def _scores(answer: dict[str, Any]) -> str:
+    dice = f" Dice {answer['dice']:.3f}" if "dice" in answer else ""
+    return f"loss {answer['loss']:.3f}{dice}"

@@ -1,0 +1,126 @@
+"""FLARE's POC mode on this machine: mTLS with real certificates, a server, and a process of its own for every site."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from feddp.errors import FedDPError
+from feddp.run.session import Request
+from feddp.run.simulator import stop
+
+PROJECT, SERVER, LEAD = "feddp", "localhost", "lead@feddp.org"
+READY = 90  # seconds within which every site must have joined
+
+
+class Federation:
+    """A running POC: its session as the lead, and the job submitted to it."""
+
+    def __init__(self, kits: Path, session: Session, job: Path):
+        self.kits, self.session = kits, session
+        self.id = session.submit_job(str(job.resolve()))
+        self._run = kits / SERVER / self.id
+        self.progress = self._run / "progress.jsonl"
+        self.log = kits / SERVER / "log.txt"
+        self._checked, self._status = 0.0, ""
+
+    def finished(self) -> bool:
+        if time.monotonic() - self._checked > 1:
+            self._checked = time.monotonic()
+            self._status = self.session.get_job_meta(self.id)["status"]
+        return self._status.startswith("FINISHED")
+
+    def outcome(self) -> tuple[bool, Path]:
+        downloaded = Path(self.session.download_job_result(self.id)) / "workspace"
+        return self._status == "FINISHED:COMPLETED", downloaded
+
+    def store(self, site: str) -> Path:
+        return self.kits / site / "feddp" / self.id
+
+
+def project(request: Request, ports: tuple[int, int]) -> dict:
+    """The POC's project file: one server, the sites, one lead; our builder writes the allow-lists and the policies."""
+    return {
+        "api_version": 3,
+        "name": PROJECT,
+        "description": "FedDP on one machine",
+        "participants": [
+            {"name": SERVER, "type": "server", "org": "consortium", "fed_learn_port": ports[0], "admin_port": ports[1]},
+            *({"name": site, "type": "client", "org": "hospital"} for site in request.sites),
+            {"name": LEAD, "type": "admin", "org": "consortium", "role": "project_admin"},
+        ],
+        "builders": [
+            {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},
+            {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+            {"path": "feddp.provision.SitePolicyBuilder", "args": {"sites": dict(request.policies)}},
+        ],
+    }
+
+
+@contextmanager
+def poc(request: Request, job: Path) -> Iterator[Federation]:
+    """Provisions, starts every participant, submits `job` as the lead; every process is gone when the block ends."""
+    workspace, home = request.out.resolve() / "poc", request.out.resolve() / "home"
+    home.mkdir()
+    # FLARE keeps its user config in the home folder: this one is thrown away with the run
+    env = {**os.environ, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(workspace)}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    kits = prepare(request, workspace, env)
+    processes = []
+    session = None
+    try:
+        for name in (SERVER, *request.sites):
+            with open(kits / name / "console.log", "w", encoding="utf-8") as console:
+                start = ["bash", str(kits / name / "startup" / "sub_start.sh"), "--once"]
+                processes.append(subprocess.Popen(start, env=env, stdout=console, stderr=subprocess.STDOUT))
+        session = connect(kits, request.sites)
+        yield Federation(kits, session, job)
+    finally:
+        if session is not None:
+            session.close()
+        for process in reversed(processes):
+            stop(process)
+
+
+def prepare(request: Request, workspace: Path, env: dict[str, str]) -> Path:
+    """`nvflare poc prepare` from our project file; returns the folder with every participant's kit."""
+    path = workspace.parent / "project.yml"
+    path.write_text(yaml.safe_dump(project(request, _free_ports()), sort_keys=False), encoding="utf-8")
+    command = [sys.executable, "-m", "nvflare.cli", "poc", "prepare", "-i", str(path), "--force"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    kits = workspace / PROJECT / "prod_00"
+    if done.returncode or not (kits / SERVER).exists():
+        raise FedDPError(f"nvflare poc prepare failed: {(done.stderr or done.stdout).strip()[-500:]}")
+    return kits
+
+
+def connect(kits: Path, sites: list[str]) -> Session:
+    """The lead's session, once the server is up and every site has joined."""
+    deadline = time.monotonic() + READY
+    session = None
+    while time.monotonic() < deadline:
+        try:
+            session = session or new_secure_session(LEAD, str(kits / LEAD), timeout=5)
+            joined = {client.name for client in session.get_system_info().client_info}
+            if joined >= set(sites):
+                return session
+        except NoConnection:
+            session = None
+        time.sleep(0.5)
+    raise FedDPError(f"the POC did not come up within {READY} s; see console.log in the participants' folders of {kits}")
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]

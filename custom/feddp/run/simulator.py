@@ -1,0 +1,75 @@
+"""FLARE's simulator, with the allow-list in force. It applies no site's scopes: their properties go by the environment."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from feddp.flare.policy import SIMULATED
+from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
+from feddp.provision import restrict
+from feddp.run.session import Request
+
+
+class Simulation:
+    """A simulator's process and its workspace."""
+
+    def __init__(self, process: subprocess.Popen, workspace: Path, log: Path):
+        self.process, self.workspace, self.log = process, workspace, log
+        self.progress = self._server / "progress.jsonl"
+
+    @property
+    def _server(self) -> Path:
+        return self.workspace / "server" / "simulate_job"
+
+    def finished(self) -> bool:
+        return self.process.poll() is not None
+
+    def outcome(self) -> tuple[bool, Path]:
+        return self.process.returncode == 0, self._server
+
+    def store(self, site: str) -> Path:
+        return self.workspace / site / "feddp" / "simulate_job"
+
+
+@contextmanager
+def simulator(request: Request, job: Path) -> Iterator[Simulation]:
+    """Runs `job` in the simulator; its processes are gone when the block ends."""
+    workspace = request.out.resolve() / "workspace"
+    (workspace / "local").mkdir(parents=True)
+    classes = sorted([*SERVER_CLASSES.values(), *SITE_CLASSES.values()])
+    (workspace / "local" / "resources.json").write_text(json.dumps(restrict({"format_version": 2}, classes), indent=2))
+    log = request.out / "simulator.log"
+    threads = min(request.threads or len(request.sites), len(request.sites))
+    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job.resolve())]
+    command += ["-w", str(workspace), "-c", ",".join(request.sites), "-t", str(threads)]
+    home = request.out.resolve() / "home"
+    home.mkdir()
+    env = {**os.environ, "HOME": str(home), SIMULATED: json.dumps(dict(request.policies))}
+    with open(log, "w", encoding="utf-8") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+        try:
+            yield Simulation(process, workspace, log)
+        finally:
+            stop(process)
+
+
+def stop(process: subprocess.Popen, grace: float = 10) -> None:
+    """Ends a process and every descendant of it, politely first."""
+    import psutil
+
+    if process.poll() is not None:
+        return
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        if member.is_running():
+            member.terminate()
+    _, alive = psutil.wait_procs(family, timeout=grace)
+    for member in alive:
+        member.kill()
+    process.wait()

@@ -1,0 +1,131 @@
+"""Stage 2: a site tunes its own network at home, guided by the sites' disagreement (001, III-C).
+
+δ = 1/(K-1) Σ_{j≠k} (ŷ^k − ŷ^j)²   (Eq. 7),   L = L_seg + λ L_aux   with L_aux of Eq. 8.
+
+Deviations: Eq. 8 is printed with y and ŷ exchanged inside the logs, which is not finite for y in {0, 1}; we compute what the
+released code does. With `delta=frozen` all K maps come from the networks at the start of the stage, so δ is a constant of
+the sample and is computed once. The start itself is among the candidates for the best epoch, which the paper leaves open.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from feddp.training.loop import Batch, BatchLoss, adamw, fit_epoch, predict
+from feddp.training.losses import auxiliary_loss, inconsistency, inconsistency_std
+from feddp.training.metrics import measure, summarize
+from feddp.training.seeds import seed_of
+from feddp.training.settings import Training, require_choice, require_positive
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Local epochs at a reduced rate after the federation, without peers (FineTune, FedBABU)."""
+
+    tune_epochs: int = 20  # ours, as IGC's control
+    tune_lr: float = 1e-4
+
+    def __post_init__(self):
+        require_positive(self, "tune_epochs", "tune_lr")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Inconsistency-guided calibration's hyper-parameters (001, IV-B and Fig. 9)."""
+
+    calibration_epochs: int = 20
+    calibration_lr: float = 1e-4
+    lambda_: float = 1.0  # 0 is the control: the same epochs without peers
+    delta: str = "frozen"  # "frozen", "live" (ŷ^k is the current prediction) or "std" (the released code's)
+
+    def __post_init__(self):
+        require_positive(self, "calibration_epochs", "calibration_lr")
+        require_choice(self, "delta", ("frozen", "live", "std"))
+        if self.lambda_ < 0:
+            require_positive(self, "lambda_")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning did: the scores of epoch 0 (the start) and of each epoch, and the one whose network was kept."""
+
+    losses: list[float]
+    scores: list[float]
+    best: int
+
+
+def tune(
+    network: nn.Module,
+    samples: Sequence[Batch],
+    validation: Sequence[Batch],
+    loss: BatchLoss,
+    training: Training,
+    epochs: int,
+    lr: float,
+    seed: tuple[int | str, ...],
+    stopped: Callable[[], bool],
+    report: Callable[[int, float, float], None],
+) -> Tuned:
+    """Trains `network` in place for `epochs` at `lr` with a fresh AdamW and leaves it at its best mean validation IoU.
+
+    `report(epoch, loss, score)` is called after each epoch. An equal score keeps the earlier network.
+    """
+    scores, losses = [mean_scores(network, validation)["iou"]], []
+    best, kept = 0, {name: value.clone() for name, value in network.state_dict().items()}
+    optimizer = adamw(network, lr, training.weight_decay)
+    for epoch in range(1, epochs + 1):
+        losses.append(fit_epoch(network, optimizer, samples, loss, training, seed_of(*seed, epoch), stopped))
+        scores.append(mean_scores(network, validation)["iou"])
+        if scores[-1] > scores[best]:
+            best, kept = epoch, {name: value.clone() for name, value in network.state_dict().items()}
+        report(epoch, losses[-1], scores[-1])
+    network.load_state_dict(kept)
+    return Tuned(losses, scores, best)
+
+
+def mean_scores(network: nn.Module, samples: Sequence[Batch]) -> dict[str, float]:
+    """Every metric's mean over `samples`."""
+    rows = [row for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
+    return {metric: summary["mean"] for metric, summary in summarize(rows).items()}
+
+
+def with_inconsistency(
+    network: nn.Module, peers: Mapping[str, Mapping[str, Tensor]], samples: Sequence[Batch], delta: str
+) -> list[Batch]:
+    """`samples` with what δ needs as one more tensor each; computed once, from frozen networks.
+
+    Args:
+        network: the site's network at the start of the stage; its weights are the same after the call.
+        peers: the other consenting sites' whole networks, as state dicts, by site.
+        delta: "frozen" adds `delta` (C,H,W); "std" adds its unscaled standard deviation over all K maps under the same
+            name; "live" adds the peers' maps, `peers` ((K-1)·C,H,W).
+    """
+    own_state = {name: value.clone() for name, value in network.state_dict().items()}
+    maps = []
+    for state in (own_state, *(peers[site] for site in sorted(peers))):
+        network.load_state_dict(state)
+        maps.append(torch.cat([part for part, _ in predict(network, samples)]))
+    network.load_state_dict(own_state)
+    own, others = maps[0], torch.stack(maps[1:])
+    if delta == "live":
+        return [{**s, "peers": others[:, i].flatten(0, 1)} for i, s in enumerate(samples)]
+    values = inconsistency(own, others) if delta == "frozen" else inconsistency_std(torch.stack(maps))
+    return [{**s, "delta": values[i]} for i, s in enumerate(samples)]
+
+
+def calibration_loss(segmentation: BatchLoss, lambda_: float, delta: str) -> BatchLoss:
+    """L = L_seg + λ L_aux for batches made by `with_inconsistency`."""
+
+    def loss(logits: Tensor, batch: Batch) -> Tensor:
+        if delta == "live":
+            peers = batch["peers"].unflatten(1, (-1, logits.shape[1])).transpose(0, 1)
+            weight = inconsistency(torch.sigmoid(logits.detach()), peers)
+        elif delta == "std":
+            weight = batch["delta"] / batch["delta"].max().clamp_min(1e-12)
+        else:
+            weight = batch["delta"]
+        return segmentation(logits, batch) + lambda_ * auxiliary_loss(logits, batch["mask"], weight)
+
+    return loss

@@ -1,0 +1,81 @@
+"""The one local training loop, and prediction."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from feddp.data.loading import batches
+from feddp.errors import FedDPError
+from feddp.training.seeds import seed_of, seeded
+from feddp.training.settings import Training
+
+Batch = dict[str, Tensor]
+BatchLoss = Callable[[Tensor, Batch], Tensor]  # (logits (B,C,H,W), batch) -> scalar
+
+
+def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=weight_decay)
+
+
+def fit_epoch(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    samples: list[Batch],
+    loss: BatchLoss,
+    training: Training,
+    seed: int,
+    stopped: Callable[[], bool] = lambda: False,
+) -> float:
+    """One epoch over `samples`, in place; returns the mean loss a batch.
+
+    The order, the augmentation and the dropout masks come from `seed` alone. On a GPU the forward pass runs in bfloat16,
+    or in float16 with a scaled loss where the card has no bfloat16.
+
+    Raises:
+        FedDPError: the loss is not finite (the learning rate is too high, or the data are broken), or `stopped()`.
+    """
+    device = next(network.parameters()).device
+    half = torch.bfloat16 if device.type == "cpu" or torch.cuda.is_bf16_supported() else torch.float16
+    scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda" and half is torch.float16)
+    network.train()
+    losses = []
+    with seeded(seed, "dropout"):
+        for batch in batches(samples, training.batch, seed=seed_of(seed, "order"), augment=training.augment):
+            if stopped():
+                raise FedDPError("training was stopped: the job was aborted")
+            batch = to(batch, device)
+            with torch.autocast(device.type, half, enabled=device.type == "cuda"):
+                logits = network(batch["image"])
+            value = loss(logits.float(), batch)
+            optimizer.zero_grad(set_to_none=True)
+            scaler.scale(value).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_value_([p for p in network.parameters() if p.grad is not None], training.clip)
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(value.detach())
+    mean = torch.stack(losses).mean().item()
+    if mean != mean or mean in (float("inf"), float("-inf")):
+        raise FedDPError(f"the training loss is {mean}; lower lr (now {optimizer.param_groups[0]['lr']}) or check the data")
+    return mean
+
+
+@torch.no_grad()
+def predict(network: nn.Module, samples: list[Batch], batch: int = 8) -> Iterator[tuple[Tensor, Batch]]:
+    """Probabilities (B,C,H,W) on the CPU, in the samples' order, each with its batch; the network is in eval mode."""
+    device = next(network.parameters()).device
+    network.eval()
+    for part in batches(samples, batch, seed=None, augment=False):
+        yield torch.sigmoid(network(part["image"].to(device)).float()).cpu(), part
+
+
+def to(batch: Batch, device: torch.device) -> Batch:
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+def only(network: nn.Module, names: Iterable[str]) -> None:
+    """Lets the optimiser move the named parameters and no others."""
+    names = set(names)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in names)

@@ -1,0 +1,79 @@
+"""Hyper-parameters as frozen data classes, set by name."""
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from feddp.errors import FedDPError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The local loop's hyper-parameters; defaults are FedDP's (001, IV-B) where the paper states them."""
+
+    lr: float = 1e-3  # AdamW's learning rate
+    batch: int = 6  # samples a step
+    local_epochs: int = 1  # epochs a round
+    weight_decay: float = 0.01  # AdamW's; not stated in the paper, torch's default
+    clip: float = 1.0  # gradients are clipped element-wise to [-clip, clip]
+    loss: str = "dice_ce"  # "dice_ce" or "dice" (the released code's)
+    augment: bool = True  # random flips and quarter turns; not stated in the paper
+    selection: str = "val"  # the split whose IoU chooses the best round and epoch; "test" is the paper's, optimistic
+
+    def __post_init__(self):
+        require_positive(self, "lr", "batch", "local_epochs", "clip")
+        require_choice(self, "loss", ("dice_ce", "dice"))
+        require_choice(self, "selection", ("val", "test"))
+
+
+def require_positive(settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) <= 0:
+            raise FedDPError(f"{key(name)}={getattr(settings, name)} must be above 0; set {key(name)} to a larger value")
+
+
+def require_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
+    if getattr(settings, name) not in choices:
+        raise FedDPError(f"{key(name)}={getattr(settings, name)!r} is not one of {', '.join(choices)}; choose one of them")
+
+
+def key(field: str) -> str:
+    """The name a user sets: `lambda` for the field `lambda_`, which Python cannot call by its own name."""
+    return field.rstrip("_")
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """Every key of a settings class with its default."""
+    return {key(field.name): field.default for field in fields(cls)}
+
+
+def from_settings(cls: type[T], settings: Mapping[str, Any]) -> T:
+    """An instance of `cls` from the entries of `settings` that are its own; strings are read as the field's type.
+
+    Raises:
+        FedDPError: a value cannot be read as its field's type, or is out of range.
+    """
+    hints = typing.get_type_hints(cls)
+    given = {f.name: _read(key(f.name), settings[key(f.name)], hints[f.name]) for f in fields(cls) if key(f.name) in settings}
+    return cls(**given)
+
+
+def _read(name: str, value: Any, kind: Any) -> Any:
+    if isinstance(kind, types.UnionType):
+        if value is None:
+            return None
+        kind = next(a for a in typing.get_args(kind) if a is not type(None))
+    try:
+        if typing.get_origin(kind) is tuple:
+            return tuple(value.split(",") if isinstance(value, str) else value)
+        if kind is bool and isinstance(value, str):
+            return {"true": True, "false": False}[value.lower()]
+        if kind is int and not isinstance(value, str) and int(value) != value:
+            raise ValueError
+        return kind(value)
+    except (KeyError, ValueError, TypeError):
+        raise FedDPError(f"{name}={value!r} cannot be read as {getattr(kind, '__name__', kind)}; correct the value") from None

@@ -1,0 +1,106 @@
+"""A site's own memory on disk: what is private stays here, and survives the process.
+
+    state_00007.safetensors   after 7 rounds: private tensors, the optimiser, what the method remembers
+    start.safetensors         the whole network that stage 1 handed on; later stages add tuned, calibrated
+    peers.safetensors         other sites' personal tensors, received with consent, removed after the evaluation
+    images.csv, record.jsonl  per-image metrics and the log of rounds: they never leave
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feddp.networks.weights import read_network, save_network
+
+Tensors = dict[str, Tensor]
+_STATE = re.compile(r"state_(\d{5})\.safetensors")
+
+
+@dataclass(frozen=True)
+class State:
+    """A site's state after `round` rounds."""
+
+    round: int
+    private: Tensors = field(default_factory=dict)
+    optimizer: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
+
+
+class Store:
+    """The files of one site in one job, each written whole or not at all."""
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, tensors: Mapping[str, Tensor], **metadata: str) -> None:
+        save_network(self._path(name), tensors, metadata)
+
+    def read(self, name: str) -> tuple[Tensors, dict[str, str]]:
+        """The tensors and the metadata of `name`.safetensors; FedDPError where it is missing or broken."""
+        return read_network(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def has(self, name: str) -> bool:
+        return self._path(name).exists()
+
+    def remove(self, name: str) -> None:
+        self._path(name).unlink(missing_ok=True)
+
+    def save_state(self, state: State) -> None:
+        groups = {"private": state.private, "optimizer": state.optimizer, "memory": state.memory}
+        tensors = {f"{group}/{key}": value for group, part in groups.items() for key, value in part.items()}
+        self.write(f"state_{state.round:05d}", tensors, round=str(state.round))
+
+    def load_state(self, round: int) -> State:
+        """The state after `round` rounds, or the latest before it where the site missed some; empty at the start."""
+        known = [r for r in self._rounds() if r <= round]
+        if not known:
+            return State(0)
+        tensors, metadata = self.read(f"state_{known[-1]:05d}")
+        groups: dict[str, Tensors] = {"private": {}, "optimizer": {}, "memory": {}}
+        for key, value in tensors.items():
+            group, name = key.split("/", 1)
+            groups[group][name] = value
+        return State(int(metadata["round"]), **groups)
+
+    def prune_states(self, keep: Iterable[int]) -> None:
+        """Removes every state that `load_state` of a round in `keep` would not read."""
+        rounds = self._rounds()
+        kept = {max((r for r in rounds if r <= wanted), default=None) for wanted in keep}
+        for r in rounds:
+            if r not in kept:
+                self.remove(f"state_{r:05d}")
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(m[1]) for m in map(_STATE.fullmatch, os.listdir(self.folder)) if m)
+
+    def record(self, event: str, **facts: Any) -> None:
+        """Appends a line to this site's own log."""
+        with open(self.folder / "record.jsonl", "a", encoding="utf-8") as handle:
+            handle.write(json.dumps({"event": event, **facts}) + "\n")
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, network: nn.Module) -> Tensors:
+    """An optimiser's state by parameter name: `<parameter name>/<slot>`."""
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    return {f"{names[p]}/{slot}": value for p, slots in optimizer.state.items() for slot, value in slots.items()}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, network: nn.Module, tensors: Tensors) -> None:
+    """The inverse of `optimizer_tensors`, onto a fresh optimiser of the same network."""
+    parameters = dict(network.named_parameters())
+    for key, value in tensors.items():
+        name, slot = key.rsplit("/", 1)
+        parameter = parameters[name]
+        # a step counter stays on the CPU, where AdamW expects it
+        optimizer.state[parameter][slot] = value.clone() if slot == "step" else value.to(parameter.device, copy=True)
