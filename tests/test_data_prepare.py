@@ -364,7 +364,7 @@ def test_fundus_names_all_that_is_missing_at_once(tmp_path):
         shutil.rmtree(tree / gone)
     with pytest.raises(FedDPError) as error:
         PREPARE["fundus"](tree, tmp_path / "out", 16, 0)
-    for named in ("RIM-ONE r3/Healthy/Stereo Images", "; REFUGE-Validation400;", "Disc_Cup_Masks/Non-Glaucoma"):
+    for named in ("RIM-ONE r3/Healthy/Stereo Images", "; REFUGE-Validation400.", "Disc_Cup_Masks/Non-Glaucoma"):
         assert named in str(error.value)
     assert not (tmp_path / "out").exists()
 

@@ -1,5 +1,6 @@
 """Files of weights: foreign names, our own, and all the ways a file can be wrong."""
 
+import copy
 import os
 import pickle
 import re
@@ -22,9 +23,14 @@ def imagenet():
     return timm.create_model("pvt_v2_b0", num_classes=7).eval()
 
 
-@pytest.fixture
-def network():
+@pytest.fixture(scope="module")
+def built():
     return build(DEFAULT, 3, 2, seed=0).eval()
+
+
+@pytest.fixture
+def network(built):
+    return copy.deepcopy(built)  # building takes a second
 
 
 def as_timm(state):

@@ -28,7 +28,9 @@ class Env(str, Enum):
 Method = Annotated[str, typer.Option("--method", help=f"One of {', '.join(METHODS)}.")]
 Network = Annotated[str, typer.Option(help="A network's name.")]
 Rounds = Annotated[int, typer.Option(help="Communication rounds (the paper: 200).")]
-Epochs = Annotated[int | None, typer.Option(help="Epochs of the calibration stage (the paper: 20, the default); 0 leaves it out.")]
+Epochs = Annotated[
+    int | None, typer.Option(help="Epochs of the calibration stage (the paper: 20, the default); 0 leaves it out.")
+]
 Size = Annotated[int, typer.Option(help="Images are resized to SIZE x SIZE pixels, a multiple of 32 (the paper: 384).")]
 Seed = Annotated[int, typer.Option(help="Every random draw comes from it.")]
 Settings = Annotated[list[str], typer.Option("--set", help="A hyper-parameter, key=value; `feddp methods` lists them.")]
@@ -96,10 +98,14 @@ def run(
     settings: Settings = [],  # noqa: B006
     then: Then = None,
     weights: Weights = None,
-    env: Annotated[Env, typer.Option(help="FLARE's simulator, or POC mode: real certificates, one process a site.")] = Env.sim,
+    env: Annotated[
+        Env, typer.Option(help="FLARE's simulator, or POC mode: real certificates, one process a site.")
+    ] = Env.sim,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")] = None,
-    without_consent: Annotated[str, typer.Option(help="Sites that refuse the calibration exchange, comma-separated.")] = "",
+    without_consent: Annotated[
+        str, typer.Option(help="Sites that refuse the calibration exchange, comma-separated.")
+    ] = "",
 ) -> None:
     """Run a method over all sites below DATA on this machine, and leave tables and every site's own network in OUT."""
     from feddp.flare.policy import CALIBRATION
@@ -115,7 +121,11 @@ def run(
     if unknown := sorted(refusing - set(sites)):
         raise FedDPError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
     policies = {
-        site: {"data": str((data / site).resolve()), "device": device, "consent": [] if site in refusing else [CALIBRATION]}
+        site: {
+            "data": str((data / site).resolve()),
+            "device": device,
+            "consent": [] if site in refusing else [CALIBRATION],
+        }
         for site in sites
     }
     request = Request(plan, policies, out, threads, _initial(plan, weights))
@@ -131,7 +141,9 @@ def job(
     channels: Annotated[int, typer.Option(help="Channels of the images.")] = 3,
     classes: Annotated[str, typer.Option(help="The foreground classes, comma-separated.")] = "lesion",
     labels: Annotated[str, typer.Option(help="nested or exclusive classes.")] = "nested",
-    scope: Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")] = "feddp",
+    scope: Annotated[
+        str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")
+    ] = "feddp",
     method: Method = "feddp",
     rounds: Rounds = 20,
     calibration_epochs: Epochs = None,

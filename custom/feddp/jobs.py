@@ -49,7 +49,9 @@ def export(
         FedDPError: there is no site, or the folder holds something else.
     """
     if len(set(sites)) < plan.federation.min_sites:
-        raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
+        raise FedDPError(
+            f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it"
+        )
     if folder.exists() and any(folder.iterdir()) and not (folder / "meta.json").exists():
         raise FedDPError(f"{folder} is not empty and not a job; choose another folder")
     shutil.rmtree(folder, ignore_errors=True)

@@ -28,10 +28,18 @@ def write_markdown(results: Mapping[str, Any]) -> str:
     for site in sites:
         calibration = results["sites"][site].get("calibration")
         if calibration:
-            how = f"calibrated with {calibration['peers']} peers" if calibration["calibrated"] else "tuned without peers (λ = 0)"
+            how = (
+                f"calibrated with {calibration['peers']} peers"
+                if calibration["calibrated"]
+                else "tuned without peers (λ = 0)"
+            )
             lines.append(f"{site}: {how}.")
     if results["matrix"]:
-        lines += ["", "Test Dice (%) of every exchanged network (columns, before calibration) at every site (rows):", ""]
+        lines += [
+            "",
+            "Test Dice (%) of every exchanged network (columns, before calibration) at every site (rows):",
+            "",
+        ]
         models = sorted({model for row in results["matrix"].values() for model in row})
         lines += ["| | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
         for site, row in sorted(results["matrix"].items()):

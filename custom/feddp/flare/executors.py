@@ -32,7 +32,13 @@ class SiteExecutor(Executor):
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     def answer(
-        self, task: str, site: Site, component: SiteComponent, tensors: Tensors, scalars: dict[str, Any], fl_ctx: FLContext
+        self,
+        task: str,
+        site: Site,
+        component: SiteComponent,
+        tensors: Tensors,
+        scalars: dict[str, Any],
+        fl_ctx: FLContext,
     ) -> Shareable:
         raise FedDPError(f"{type(self).__name__} does not answer {task}")
 
@@ -58,7 +64,9 @@ class CalibrationExecutor(SiteExecutor):
             tuned = site.tune()
         else:
             if tensors and not consents:
-                raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
+                raise FedDPError(
+                    f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors"
+                )
             tuned = site.calibrate(by_site(tensors))
         loss = tuned.losses[-1] if tuned.losses else math.nan
         return messages.pack(loss=loss, iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)

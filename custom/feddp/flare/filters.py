@@ -1,7 +1,6 @@
 """Two filters over one rule: the job's strips private tensors from what is sent, the site's refuses to send them."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from nvflare.apis.filter import Filter
@@ -28,20 +27,17 @@ class StripPrivate(Filter):
         tensors, scalars = messages.unpack(shareable)
         if not private & tensors.keys():
             return shareable
-        self.log_warning(fl_ctx, f"stripped {len(private & tensors.keys())} private tensors that the executor was sending")
+        self.log_warning(
+            fl_ctx, f"stripped {len(private & tensors.keys())} private tensors that the executor was sending"
+        )
         return messages.pack({name: value for name, value in tensors.items() if name not in private}, **scalars)
 
 
 class PrivateTensorGuard(Filter):
-    """For a site's privacy.json: whatever the job, no private tensor leaves, and nothing but tensors and scalars does.
+    """For a site's privacy.json: whatever the job, no private tensor leaves, and nothing but tensors and numbers does.
 
-    Args:
-        private: roles (feddp.partition) that this hospital never shares, beside those the job's method keeps private.
+    Private is what the job's method keeps private, and whatever else the site's policy names in `private`.
     """
-
-    def __init__(self, private: Sequence[str] = ()):
-        super().__init__()
-        self.private = tuple(private)
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if shareable.get_return_code(ReturnCode.OK) != ReturnCode.OK:
@@ -50,19 +46,24 @@ class PrivateTensorGuard(Filter):
         site, task = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
         tensors, scalars = messages.unpack(shareable)
         _only_numbers(site, task, scalars)
+        policy = component.policy(fl_ctx)
         private = set(component.partition.private)
-        if self.private:
-            private |= set(resolve(component.network, self.private).private)
+        if policy.private:
+            private |= set(resolve(component.network, policy.private).private)
         if task == messages.COLLECT:
-            if tensors and not component.policy(fl_ctx).calibrates:
-                raise FedDPError(f"site {site}: its policy does not consent to the calibration exchange; nothing was sent")
+            if tensors and not policy.calibrates:
+                raise FedDPError(
+                    f"site {site}: its policy does not consent to the calibration exchange; nothing was sent"
+                )
             return shareable
         if leaking := sorted(private & tensors.keys()):
             raise FedDPError(
                 f"site {site}: task {task} tried to send {len(leaking)} private tensors ({leaking[0]}, ...); nothing was sent"
             )
         if tensors and task != messages.TRAIN:
-            raise FedDPError(f"site {site}: task {task} tried to send tensors; only {messages.TRAIN} may; nothing was sent")
+            raise FedDPError(
+                f"site {site}: task {task} tried to send tensors; only {messages.TRAIN} may; nothing was sent"
+            )
         return shareable
 
 

@@ -11,7 +11,7 @@ from feddp.errors import FedDPError
 
 CALIBRATION = "calibration"
 SIMULATED = "FEDDP_SIMULATED"
-KEYS = {"data", "device", "consent", "threads"}
+KEYS = {"data", "device", "consent", "private", "threads"}
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,13 @@ class SitePolicy:
     """Where a site's data lie, which device it gives, what it consents to.
 
     `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs.
+    `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     """
 
     data: Path
     device: str = "cpu"
     consent: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
     threads: int = 1  # CPU threads; one gives the same bits on every machine
 
     @classmethod
@@ -39,7 +41,9 @@ class SitePolicy:
         if not properties and simulated:
             properties = json.loads(os.environ.get(SIMULATED, "{}")).get(site)
             if not properties:
-                raise FedDPError(f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED}")
+                raise FedDPError(
+                    f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED}"
+                )
         if not properties:
             raise FedDPError(
                 f"site {site}: its privacy.json has no properties for the job's scope, so nothing says what may leave;"
@@ -56,6 +60,7 @@ class SitePolicy:
             Path(properties["data"]),
             str(properties.get("device", "cpu")),
             tuple(consent),
+            tuple(properties.get("private", ())),
             int(properties.get("threads", 1)),
         )
 

@@ -68,8 +68,8 @@ def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[
     result = {}
     for name in names:
         first = contributions[sites[0]][name]
-        mean = torch.zeros(first.shape, dtype=torch.float64)
-        for site in sites:
-            mean += contributions[site][name].to("cpu", torch.float64) * (weights[site] / total)
+        mean = first.double().mul_(weights[sites[0]] / total)
+        for site in sites[1:]:
+            mean.add_(contributions[site][name], alpha=weights[site] / total)
         result[name] = (mean if first.is_floating_point() else mean.round()).to(first.dtype)
     return result

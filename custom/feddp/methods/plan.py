@@ -110,7 +110,9 @@ class Plan:
         known = {f.name for f in fields(cls)}
         unknown, missing = sorted(data.keys() - known), sorted(known - optional - data.keys())
         if unknown or missing:
-            raise FedDPError(f"the job's plan has unknown keys {unknown} and lacks {missing}; export it with `feddp job`")
+            raise FedDPError(
+                f"the job's plan has unknown keys {unknown} and lacks {missing}; export it with `feddp job`"
+            )
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:

@@ -24,7 +24,12 @@ class Follower:
     def until(self, finished: Callable[[], bool], poll: float = 0.2) -> None:
         """Follows until `finished()`, then shows what is left."""
         console = Console(file=sys.stderr)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+        )
         with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
             task = bar.add_task(f"{self.plan.method}: starting {len(self.sites)} sites", total=self.plan.rounds)
             while True:

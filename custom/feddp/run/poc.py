@@ -21,14 +21,13 @@ PROJECT, SERVER, LEAD = "feddp", "localhost", "lead@feddp.org"
 READY = 90  # seconds within which every site must have joined
 
 
-class Federation:
-    """A running POC: its session as the lead, and the job submitted to it."""
+class PocJob:
+    """A job submitted to a running POC."""
 
     def __init__(self, kits: Path, session: Session, job: Path):
         self.kits, self.session = kits, session
         self.id = session.submit_job(str(job.resolve()))
-        self._run = kits / SERVER / self.id
-        self.progress = self._run / "progress.jsonl"
+        self.progress = kits / SERVER / self.id / "progress.jsonl"
         self.log = kits / SERVER / "log.txt"
         self._checked, self._status = 0.0, ""
 
@@ -67,10 +66,10 @@ def project(request: Request, ports: tuple[int, int]) -> dict:
 
 
 @contextmanager
-def poc(request: Request, job: Path) -> Iterator[Federation]:
-    """Provisions, starts every participant, submits `job` as the lead; every process is gone when the block ends."""
+def federation(request: Request) -> Iterator[tuple[Path, Session]]:
+    """Provisions and starts every participant; gives the kits and the lead's session. All is stopped when it ends."""
     workspace, home = request.out.resolve() / "poc", request.out.resolve() / "home"
-    home.mkdir()
+    home.mkdir(parents=True)
     # FLARE keeps its user config in the home folder: this one is thrown away with the run
     env = {**os.environ, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(workspace)}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
@@ -83,12 +82,19 @@ def poc(request: Request, job: Path) -> Iterator[Federation]:
                 start = ["bash", str(kits / name / "startup" / "sub_start.sh"), "--once"]
                 processes.append(subprocess.Popen(start, env=env, stdout=console, stderr=subprocess.STDOUT))
         session = connect(kits, request.sites)
-        yield Federation(kits, session, job)
+        yield kits, session
     finally:
         if session is not None:
             session.close()
         for process in reversed(processes):
             stop(process)
+
+
+@contextmanager
+def poc(request: Request, job: Path) -> Iterator[PocJob]:
+    """A POC for one job, submitted by the lead."""
+    with federation(request) as (kits, session):
+        yield PocJob(kits, session, job)
 
 
 def prepare(request: Request, workspace: Path, env: dict[str, str]) -> Path:
@@ -116,7 +122,9 @@ def connect(kits: Path, sites: list[str]) -> Session:
         except NoConnection:
             session = None
         time.sleep(0.5)
-    raise FedDPError(f"the POC did not come up within {READY} s; see console.log in the participants' folders of {kits}")
+    raise FedDPError(
+        f"the POC did not come up within {READY} s; see console.log in the participants' folders of {kits}"
+    )
 
 
 def _free_ports() -> tuple[int, int]:

@@ -61,7 +61,6 @@ def simulator(request: Request, job: Path) -> Iterator[Simulation]:
 
 def stop(process: subprocess.Popen, grace: float = 10) -> None:
     """Ends a process and every descendant of it, politely first."""
-    import psutil
 
     if process.poll() is not None:
         return

@@ -1,9 +1,9 @@
 """A site's own memory on disk: what is private stays here, and survives the process.
 
-    state_00007.safetensors   after 7 rounds: private tensors, the optimiser, what the method remembers
-    start.safetensors         the whole network that stage 1 handed on; later stages add tuned, calibrated
-    peers.safetensors         other sites' personal tensors, received with consent, removed after the evaluation
-    images.csv, record.jsonl  per-image metrics and the log of rounds: they never leave
+state_00007.safetensors   after 7 rounds: private tensors, the optimiser, what the method remembers
+start.safetensors         the whole network that stage 1 handed on; later stages add tuned, calibrated
+peers.safetensors         other sites' personal tensors, received with consent, removed after the evaluation
+images.csv, record.jsonl  per-image metrics and the log of rounds: they never leave
 """
 
 import json

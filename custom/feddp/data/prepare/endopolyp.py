@@ -133,4 +133,4 @@ def _patients(tree: Source, site: str, frames: Frames) -> tuple[dict[str, str], 
 
 
 def _pixels(tree: Source, image: str, mask: str, size: int | None):
-    return resize(tree.rgb(image), (tree.grey(mask) > 40).astype("uint8"), size, image)
+    return resize(tree.rgb(image), (tree.grey(mask) > 127).astype("uint8"), size, image)
