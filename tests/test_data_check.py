@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
 from feddp.data.check import check
 from feddp.data.cli import app
 from feddp.data.folder import write_site
-from PIL import Image
-from typer.testing import CliRunner
 
 FACTS = {"name": "toy", "channels": 3, "classes": ["tumour"], "labels": "nested"}
 LINES = ["i0,p0,train", "i1,p0,train", "i2,p1,val", "i3,p2,test"]

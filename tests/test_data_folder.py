@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from feddp.data.folder import Row, SiteFolder, find_sites, write_site
 from feddp.errors import FedDPError
-from PIL import Image
 
 FACTS = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested", "scanner": "A"}
 IMAGE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)

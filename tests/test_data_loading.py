@@ -5,11 +5,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from monai.data import MetaTensor
+from PIL import Image
+
 from feddp.data.folder import SiteFolder, write_site
 from feddp.data.loading import batches, load
 from feddp.errors import FedDPError
-from monai.data import MetaTensor
-from PIL import Image
 
 FACTS = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested"}
 
@@ -78,6 +79,15 @@ def test_resized_mask_stays_binary_and_in_place(tmp_path):
     expected[4:, 4:] = 1
     assert torch.equal(sample["mask"][0], expected)
     assert torch.equal(sample["image"], torch.zeros(3, 8, 8))  # a channel without contrast
+
+
+def test_a_shrunk_mask_is_read_at_pixel_centres(tmp_path):
+    """6 -> 2: the new centres, 0.5 and 1.5 of 2, lie at 1.5 and 4.5 of 6, in pixels 1 and 4 and not in 0 and 3."""
+    mask = np.zeros((6, 6), np.uint8)
+    mask[np.ix_([1, 4], [1, 4])] = 2
+    write_site(tmp_path / "A", FACTS, [("a", "p", "test", np.zeros((6, 6, 3), np.uint8), mask)])
+    (sample,) = load(SiteFolder.open(tmp_path / "A"), "test", 2)
+    assert torch.equal(sample["mask"], torch.ones(2, 2, 2))
 
 
 def test_grey_images_and_other_shapes(tmp_path):

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
 from feddp.data.check import check
 from feddp.data.cli import app
 from feddp.data.folder import SiteFolder, find_sites
 from feddp.data.prepare import PREPARE
 from feddp.data.prepare.fundus import crop
+from feddp.data.prepare.source import resize
 from feddp.data.prepare.split import hold_out, split_patients
 from feddp.errors import FedDPError
-from PIL import Image
-from typer.testing import CliRunner
 
 LGG = Path(__file__).parents[2] / "shared" / "data" / "lgg-mri-segmentation.zip"
 needs_lgg = pytest.mark.skipif(not LGG.exists(), reason=f"{LGG} is not here")
@@ -63,6 +65,12 @@ def test_the_split_follows_from_patients_and_seed_alone():
     assert split_patients(patients, 3) == split_patients(patients[::-1] * 2, 3)
     assert split_patients(patients, 3) != split_patients(patients, 4)
     assert Counter(hold_out(patients, 0).values()) == {"train": 16, "val": 4}
+
+
+def test_a_resized_mask_invents_no_class():
+    """Background beside cup, 5 and 3 columns: any averaging on the way to 4 columns would make a disc between them."""
+    mask = np.repeat([0, 2], [5, 3])[None].repeat(8, axis=0).astype(np.uint8)
+    assert set(np.unique(resize(picture(0, 8, 8), mask, 4, "x")[1])) == {0, 2}
 
 
 # -- LGG, the real files ---------------------------------------------------------------------------------------------
@@ -241,9 +249,7 @@ def test_clinicdb_sequences_stay_together_where_published(tmp_path):
     clinic = SiteFolder.open(tmp_path / "out/ClinicDB")
     assert {row.image: row.patient for row in clinic.rows}["3"] == "ClinicDB-sequence-0"
     assert [len(clinic.rows_of(split)) for split in ("train", "val", "test")] == [18, 6, 6]
-    said = {
-        s: json.loads((tmp_path / "out" / s / "dataset.json").read_text())["patients"] for s in ("ClinicDB", "ETIS")
-    }
+    said = {s: json.loads((tmp_path / "out" / s / "dataset.json").read_text())["patients"] for s in ("ClinicDB", "ETIS")}
     assert said == {"ClinicDB": "video sequences of metadata.csv", "ETIS": "unknown: image level"}
     assert pixels(clinic, "1")[0].shape == (16, 16, 3)
 

@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
 from feddp.data.check import check
 from feddp.data.cli import app
 from feddp.data.folder import SiteFolder
-from feddp.data.synthesize import EMPTY, KINDS, _annotate, draw, habits_of, synthesize, synthesize_site
+from feddp.data.synthesize import EMPTY, KINDS, _annotate, _chance, draw, habits_of, synthesize, synthesize_site
 from feddp.errors import FedDPError
-from PIL import Image
-from typer.testing import CliRunner
 
 
 def contents(folder):
@@ -44,6 +45,11 @@ def test_seed_site_and_image_each_matter(root, tmp_path):
     pictures = [tmp_path / "site-1/images/image-000.png"]
     pictures += [root / f"site-{s}/images/image-{i:03d}.png" for s in range(1, 5) for i in range(20)]
     assert len({file.read_bytes() for file in pictures}) == 81
+
+
+def test_a_sites_habits_and_its_first_image_draw_from_different_chance():
+    """numpy seeds [0, 1] and [0, 1, 0] alike, which would tie the two."""
+    assert _chance(0, 1).random() != _chance(0, 1, 0).random()
 
 
 def test_every_parameter_is_in_dataset_json(root):
@@ -88,9 +94,7 @@ def test_occupied_folders_are_refused_before_anything_is_written(root, tmp_path)
 
 def test_the_command_makes_what_check_accepts(tmp_path):
     """6 images are 3 patients: one of two images to each split."""
-    made = CliRunner().invoke(
-        app, ["synthesize", "--out", str(tmp_path), "--sites", "2", "--images", "6", "--size", "32"]
-    )
+    made = CliRunner().invoke(app, ["synthesize", "--out", str(tmp_path), "--sites", "2", "--images", "6", "--size", "32"])
     assert made.exit_code == 0, made.output
     assert made.stdout.strip() == f"{tmp_path}: site-1 2 train 2 val 2 test; site-2 2 train 2 val 2 test"
     assert CliRunner().invoke(app, ["check", str(tmp_path)]).stdout == made.stdout

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from torch import tensor
+
 from feddp.errors import FedDPError
 from feddp.training.losses import LOSSES, auxiliary_loss, inconsistency, inconsistency_std, segmentation_loss
-from torch import tensor
 
 SURE = 30.0  # a logit whose sigmoid is 1 to within 1e-13
 

@@ -5,9 +5,10 @@ import warnings
 
 import pytest
 import torch
+from monai.metrics import compute_average_surface_distance, compute_hausdorff_distance
+
 from feddp.errors import FedDPError
 from feddp.training.metrics import METRICS, measure, measure_classes, summarize
-from monai.metrics import compute_average_surface_distance, compute_hausdorff_distance
 
 
 def figure(*boxes, height=9, width=12):

@@ -5,13 +5,14 @@ import copy
 import pytest
 import segmentation_models_pytorch as smp
 import torch
+from timm.models.pvt_v2 import Attention
+from torch import nn
+
 from feddp import networks
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT, NETWORKS, build
 from feddp.networks.attention import SplitAttention, split_kv
 from feddp.partition import DECODER, ENCODER, HEAD, KEY, NORM, QUERY, VALUE, resolve
-from timm.models.pvt_v2 import Attention
-from torch import nn
 
 RESNET = "resnet18-fpn"
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+
 from feddp.errors import FedDPError
 from feddp.partition import ALL, DECODER, ENCODER, HEAD, KEY, NONE, NORM, QUERY, VALUE, WORDS, Partition, resolve
-from torch import nn
 
 
 class Attention(nn.Module):

@@ -8,10 +8,11 @@ import re
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
+
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT, build
 from feddp.networks.weights import load_checkpoint, load_personal, read_network, save_network
-from safetensors.torch import save_file
 
 METADATA = {"network": DEFAULT, "channels": "3", "classes": '["disc", "cup"]'}
 

@@ -98,14 +98,10 @@ def run(
     settings: Settings = [],  # noqa: B006
     then: Then = None,
     weights: Weights = None,
-    env: Annotated[
-        Env, typer.Option(help="FLARE's simulator, or POC mode: real certificates, one process a site.")
-    ] = Env.sim,
+    env: Annotated[Env, typer.Option(help="FLARE's simulator, or POC mode: real certificates, one process a site.")] = Env.sim,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")] = None,
-    without_consent: Annotated[
-        str, typer.Option(help="Sites that refuse the calibration exchange, comma-separated.")
-    ] = "",
+    without_consent: Annotated[str, typer.Option(help="Sites that refuse the calibration exchange, comma-separated.")] = "",
 ) -> None:
     """Run a method over all sites below DATA on this machine, and leave tables and every site's own network in OUT."""
     from feddp.flare.policy import CALIBRATION
@@ -141,9 +137,7 @@ def job(
     channels: Annotated[int, typer.Option(help="Channels of the images.")] = 3,
     classes: Annotated[str, typer.Option(help="The foreground classes, comma-separated.")] = "lesion",
     labels: Annotated[str, typer.Option(help="nested or exclusive classes.")] = "nested",
-    scope: Annotated[
-        str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")
-    ] = "feddp",
+    scope: Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")] = "feddp",
     method: Method = "feddp",
     rounds: Rounds = 20,
     calibration_epochs: Epochs = None,

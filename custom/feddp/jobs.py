@@ -49,9 +49,7 @@ def export(
         FedDPError: there is no site, or the folder holds something else.
     """
     if len(set(sites)) < plan.federation.min_sites:
-        raise FedDPError(
-            f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it"
-        )
+        raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
     if folder.exists() and any(folder.iterdir()) and not (folder / "meta.json").exists():
         raise FedDPError(f"{folder} is not empty and not a job; choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
@@ -76,26 +74,37 @@ def _server(plan: Plan) -> dict[str, Any]:
     return {
         "format_version": 2,
         "server": {"task_request_interval": 0.05},
-        "workflows": [{"id": stage, "path": SERVER_CLASSES[stage], "args": {}} for stage in stages],
+        "workflows": [{"id": stage, "path": SERVER_CLASSES[stage]} for stage in stages],
         "components": [{"id": "persistor", "path": SERVER_CLASSES["persistor"], "args": {"plan": plan.to_json()}}],
     }
 
 
 def _client(plan: Plan) -> dict[str, Any]:
+    executors = ["train", *(["calibrate"] if len(plan.stages) > 1 else []), "evaluate"]
     return {
         "format_version": 2,
-        "executors": [
-            {"tasks": TASKS[name], "executor": {"path": SITE_CLASSES[name], "args": {}}}
-            for name in ("train", "calibrate", "evaluate")
-        ],
-        "task_result_filters": [{"tasks": ["train"], "filters": [{"path": SITE_CLASSES["strip"], "args": {}}]}],
+        "executors": [{"tasks": TASKS[name], "executor": {"path": SITE_CLASSES[name]}} for name in executors],
+        "task_result_filters": [{"tasks": ["train"], "filters": [{"path": SITE_CLASSES["strip"]}]}],
         "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": {"plan": plan.to_json()}}],
     }
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path.write_text(_pretty(content) + "\n", encoding="utf-8")
+
+
+def _pretty(value: Any, indent: str = "") -> str:
+    """JSON for people: what fits on a line stays on it."""
+    flat = json.dumps(value)
+    if len(indent) + len(flat) < 110 or not isinstance(value, dict | list):
+        return flat
+    inner = indent + "  "
+    if isinstance(value, dict):
+        parts, brackets = [f"{json.dumps(k)}: {_pretty(v, inner)}" for k, v in value.items()], "{}"
+    else:
+        parts, brackets = [_pretty(v, inner) for v in value], "[]"
+    return f"{brackets[0]}\n" + ",\n".join(inner + part for part in parts) + f"\n{indent}{brackets[1]}"
 
 
 def federation_of(root: Path) -> tuple[list[str], dict[str, Any]]:

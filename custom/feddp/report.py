@@ -29,9 +29,7 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         calibration = results["sites"][site].get("calibration")
         if calibration:
             how = (
-                f"calibrated with {calibration['peers']} peers"
-                if calibration["calibrated"]
-                else "tuned without peers (λ = 0)"
+                f"calibrated with {calibration['peers']} peers" if calibration["calibrated"] else "tuned without peers (λ = 0)"
             )
             lines.append(f"{site}: {how}.")
     if results["matrix"]:

@@ -64,9 +64,7 @@ class CalibrationExecutor(SiteExecutor):
             tuned = site.tune()
         else:
             if tensors and not consents:
-                raise FedDPError(
-                    f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors"
-                )
+                raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
             tuned = site.calibrate(by_site(tensors))
         loss = tuned.losses[-1] if tuned.losses else math.nan
         return messages.pack(loss=loss, iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)

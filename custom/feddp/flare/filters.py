@@ -27,9 +27,7 @@ class StripPrivate(Filter):
         tensors, scalars = messages.unpack(shareable)
         if not private & tensors.keys():
             return shareable
-        self.log_warning(
-            fl_ctx, f"stripped {len(private & tensors.keys())} private tensors that the executor was sending"
-        )
+        self.log_warning(fl_ctx, f"stripped {len(private & tensors.keys())} private tensors that the executor was sending")
         return messages.pack({name: value for name, value in tensors.items() if name not in private}, **scalars)
 
 
@@ -52,18 +50,14 @@ class PrivateTensorGuard(Filter):
             private |= set(resolve(component.network, policy.private).private)
         if task == messages.COLLECT:
             if tensors and not policy.calibrates:
-                raise FedDPError(
-                    f"site {site}: its policy does not consent to the calibration exchange; nothing was sent"
-                )
+                raise FedDPError(f"site {site}: its policy does not consent to the calibration exchange; nothing was sent")
             return shareable
         if leaking := sorted(private & tensors.keys()):
             raise FedDPError(
                 f"site {site}: task {task} tried to send {len(leaking)} private tensors ({leaking[0]}, ...); nothing was sent"
             )
         if tensors and task != messages.TRAIN:
-            raise FedDPError(
-                f"site {site}: task {task} tried to send tensors; only {messages.TRAIN} may; nothing was sent"
-            )
+            raise FedDPError(f"site {site}: task {task} tried to send tensors; only {messages.TRAIN} may; nothing was sent")
         return shareable
 
 

@@ -30,7 +30,7 @@ class PartialAggregation(Stage):
         last = self.plan.rounds
         self._note_best(shared, last, mean_of(self._adopt(shared, last), "iou"))
         start = last
-        if self.plan.selected == "best" and self.persistor.best_round != last:
+        if self.plan.start == "best" and self.persistor.best_round != last:
             best, start = self.persistor.load(BEST, self.fl_ctx)
             self._adopt(best, start)
         self.persistor.start_round = start

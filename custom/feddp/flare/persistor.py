@@ -67,9 +67,7 @@ class SharedTensorPersistor(FLComponent):
             FedDPError: a name is private, or is not one of the shared tensors; nothing is written.
         """
         if wrong := sorted(shared.keys() - set(self.partition.shared)):
-            raise FedDPError(
-                f"the persistor was given {len(wrong)} tensors that are not shared ({wrong[0]}, ...); not written"
-            )
+            raise FedDPError(f"the persistor was given {len(wrong)} tensors that are not shared ({wrong[0]}, ...); not written")
         save_network(self.folder(fl_ctx) / f"{name}.safetensors", dict(shared), {"round": str(round)})
 
     def load(self, name: str, fl_ctx: FLContext) -> tuple[dict[str, Tensor], int]:

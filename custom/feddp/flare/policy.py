@@ -41,9 +41,7 @@ class SitePolicy:
         if not properties and simulated:
             properties = json.loads(os.environ.get(SIMULATED, "{}")).get(site)
             if not properties:
-                raise FedDPError(
-                    f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED}"
-                )
+                raise FedDPError(f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED}")
         if not properties:
             raise FedDPError(
                 f"site {site}: its privacy.json has no properties for the job's scope, so nothing says what may leave;"

@@ -25,12 +25,12 @@ class Federation:
 
     aggregation: str = "uniform"  # "uniform" (all four papers) or "samples": weighed by training samples
     min_sites: int = 2  # a round goes on with this many accepted contributions
-    start: str = "last"  # stage 2 starts from the "last" round (Algorithm 1) or the "best" by mean validation IoU
+    start: str = "auto"  # stage 1 hands on its "last" round or the "best" by mean validation IoU; see `Plan.start`
     private: tuple[str, ...] | None = None  # what is private, by role; the method's own rule if not set
 
     def __post_init__(self):
         require_choice(self, "aggregation", ("uniform", "samples"))
-        require_choice(self, "start", ("last", "best"))
+        require_choice(self, "start", ("auto", "last", "best"))
         require_positive(self, "min_sites")
 
 
@@ -110,9 +110,7 @@ class Plan:
         known = {f.name for f in fields(cls)}
         unknown, missing = sorted(data.keys() - known), sorted(known - optional - data.keys())
         if unknown or missing:
-            raise FedDPError(
-                f"the job's plan has unknown keys {unknown} and lacks {missing}; export it with `feddp job`"
-            )
+            raise FedDPError(f"the job's plan has unknown keys {unknown} and lacks {missing}; export it with `feddp job`")
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:
@@ -140,9 +138,10 @@ class Plan:
         return partition.shared + partition.private if TUNE in self.stages else partition.private
 
     @property
-    def selected(self) -> str:
-        """The round that stage 1 hands on: `start` where a stage follows, otherwise the best (001, IV-B)."""
-        return self.federation.start if len(self.stages) > 1 else "best"
+    def start(self) -> str:
+        """The round that stage 1 hands on. Unless set: the last to a later stage (001, Algorithm 1), else the best (IV-B)."""
+        chosen = self.federation.start
+        return chosen if chosen != "auto" else ("last" if len(self.stages) > 1 else "best")
 
 
 def _jsonable(value: Any) -> Any:

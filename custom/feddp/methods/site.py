@@ -64,9 +64,7 @@ class Site:
                 " submit a job for this data set, or prepare the folder for the job's"
             )
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise FedDPError(
-                f"site {name}: device {device} is not available; set the device to cpu in the site's policy"
-            )
+            raise FedDPError(f"site {name}: device {device} is not available; set the device to cpu in the site's policy")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
         self.method = plan.build_method()
         self.network = plan.build_network()
@@ -95,9 +93,7 @@ class Site:
     def _split(self, split: str) -> list[Batch]:
         samples = load(self.folder, split, self.plan.size)
         if not samples:
-            raise FedDPError(
-                f"site {self.name}: {self.folder.path / 'split.csv'} has no image in split {split}; add some"
-            )
+            raise FedDPError(f"site {self.name}: {self.folder.path / 'split.csv'} has no image in split {split}; add some")
         return samples
 
     # --- stage 1 ---------------------------------------------------------------------------------------------------
@@ -209,9 +205,7 @@ class Site:
             loss = calibration_loss(loss, settings.lambda_, settings.delta)
         return self._tune(CALIBRATED, settings.calibration_epochs, settings.calibration_lr, loss, samples)
 
-    def _tune(
-        self, slot: str, epochs: int, lr: float, loss: Callable[[Tensor, Batch], Tensor], samples: list[Batch]
-    ) -> Tuned:
+    def _tune(self, slot: str, epochs: int, lr: float, loss: Callable[[Tensor, Batch], Tensor], samples: list[Batch]) -> Tuned:
         self._restore(self._latest(before=slot))
 
         def report(epoch: int, loss: float, score: float) -> None:

@@ -40,9 +40,7 @@ def _fpn(encoder: str, channels: int, classes: int, pretrained: bool) -> nn.Modu
     """A feature pyramid network (Kirillov et al., 2019) on the timm encoder `encoder`, key and value layers split."""
     try:
         # "tu-" is segmentation-models-pytorch's prefix for timm; there, any weights but None mean pretrained
-        network = smp.FPN(
-            f"tu-{encoder}", encoder_weights=True if pretrained else None, in_channels=channels, classes=classes
-        )
+        network = smp.FPN(f"tu-{encoder}", encoder_weights=True if pretrained else None, in_channels=channels, classes=classes)
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise

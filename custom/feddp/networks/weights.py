@@ -39,9 +39,7 @@ def load_checkpoint(network: nn.Module, path: str | Path) -> None:
     try:
         encoder = network.get_submodule("encoder.model")
     except AttributeError as error:
-        raise FedDPError(
-            f"{path} holds none of the tensors of {type(network).__name__}, which has no encoder"
-        ) from error
+        raise FedDPError(f"{path} holds none of the tensors of {type(network).__name__}, which has no encoder") from error
     _load(encoder, _encoder_state(state, encoder), path)
 
 

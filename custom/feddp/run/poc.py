@@ -122,9 +122,7 @@ def connect(kits: Path, sites: list[str]) -> Session:
         except NoConnection:
             session = None
         time.sleep(0.5)
-    raise FedDPError(
-        f"the POC did not come up within {READY} s; see console.log in the participants' folders of {kits}"
-    )
+    raise FedDPError(f"the POC did not come up within {READY} s; see console.log in the participants' folders of {kits}")
 
 
 def _free_ports() -> tuple[int, int]:

@@ -57,9 +57,7 @@ def fit_epoch(
             losses.append(value.detach())
     mean = torch.stack(losses).mean().item()
     if mean != mean or mean in (float("inf"), float("-inf")):
-        raise FedDPError(
-            f"the training loss is {mean}; lower lr (now {optimizer.param_groups[0]['lr']}) or check the data"
-        )
+        raise FedDPError(f"the training loss is {mean}; lower lr (now {optimizer.param_groups[0]['lr']}) or check the data")
     return mean
 
 

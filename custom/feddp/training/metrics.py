@@ -48,10 +48,7 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
     predicted, truth = (probabilities > THRESHOLD).cpu(), (mask > THRESHOLD).cpu()
     dice = compute_dice(predicted[None].float(), truth[None].float(), ignore_empty=False)[0]
     iou = compute_iou(predicted[None].float(), truth[None].float(), ignore_empty=False)[0]
-    return [
-        {"dice": float(dice[c]), "iou": float(iou[c])} | _distances(predicted[c], truth[c])
-        for c in range(len(predicted))
-    ]
+    return [{"dice": float(dice[c]), "iou": float(iou[c])} | _distances(predicted[c], truth[c]) for c in range(len(predicted))]
 
 
 def summarize(rows: list[Row]) -> dict[str, dict[str, float]]:

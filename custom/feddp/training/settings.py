@@ -33,16 +33,12 @@ class Training:
 def require_positive(settings: Any, *names: str) -> None:
     for name in names:
         if getattr(settings, name) <= 0:
-            raise FedDPError(
-                f"{key(name)}={getattr(settings, name)} must be above 0; set {key(name)} to a larger value"
-            )
+            raise FedDPError(f"{key(name)}={getattr(settings, name)} must be above 0; set {key(name)} to a larger value")
 
 
 def require_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
     if getattr(settings, name) not in choices:
-        raise FedDPError(
-            f"{key(name)}={getattr(settings, name)!r} is not one of {', '.join(choices)}; choose one of them"
-        )
+        raise FedDPError(f"{key(name)}={getattr(settings, name)!r} is not one of {', '.join(choices)}; choose one of them")
 
 
 def key(field: str) -> str:
@@ -62,9 +58,7 @@ def from_settings(cls: type[T], settings: Mapping[str, Any]) -> T:
         FedDPError: a value cannot be read as its field's type, or is out of range.
     """
     hints = typing.get_type_hints(cls)
-    given = {
-        f.name: _read(key(f.name), settings[key(f.name)], hints[f.name]) for f in fields(cls) if key(f.name) in settings
-    }
+    given = {f.name: _read(key(f.name), settings[key(f.name)], hints[f.name]) for f in fields(cls) if key(f.name) in settings}
     return cls(**given)
 
 
@@ -82,6 +76,4 @@ def _read(name: str, value: Any, kind: Any) -> Any:
             raise ValueError
         return kind(value)
     except (KeyError, ValueError, TypeError):
-        raise FedDPError(
-            f"{name}={value!r} cannot be read as {getattr(kind, '__name__', kind)}; correct the value"
-        ) from None
+        raise FedDPError(f"{name}={value!r} cannot be read as {getattr(kind, '__name__', kind)}; correct the value") from None

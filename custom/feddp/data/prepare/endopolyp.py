@@ -97,9 +97,7 @@ def _find(tree: Source) -> dict[str, Frames]:
             continue
         named = {stem: layout.mask.format(stem=stem) for stem in images}
         if lost := [images[stem] for stem, mask in named.items() if mask not in masks]:
-            raise FedDPError(
-                f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0]} first. Complete {layout.masks}."
-            )
+            raise FedDPError(f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0]} first. Complete {layout.masks}.")
         sites[layout.site] = Frames(layout, {stem: (images[stem], masks[mask]) for stem, mask in named.items()})
     tree.demand({f"{site} ({' or '.join(folders)})": site in sites for site, folders in wanted.items()}, "sets")
     return sites

@@ -83,9 +83,7 @@ class Source:
         missing = sorted(name for name in names if name not in self.names)
         if missing:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            raise FedDPError(
-                f"{self.path}: {', '.join(missing[:5])}{more} missing. Complete the download as published."
-            )
+            raise FedDPError(f"{self.path}: {', '.join(missing[:5])}{more} missing. Complete the download as published.")
 
 
 def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> tuple[np.ndarray, np.ndarray]:
