@@ -1,6 +1,5 @@
 """A site's executors: thin, over one shared `Site`."""
 
-import math
 from typing import Any
 
 from nvflare.apis.executor import Executor
@@ -28,7 +27,7 @@ class SiteExecutor(Executor):
         except FedDPError as error:
             # the text may hold paths and file names, so it stays here: the server sees a return code
             component.store(fl_ctx).record("error", task=task_name, message=str(error))
-            self.log_error(fl_ctx, f"task {task_name}: {error}")
+            self.log_error(fl_ctx, f"task {task_name}: {error}", fire_event=False)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     def answer(
@@ -66,8 +65,7 @@ class CalibrationExecutor(SiteExecutor):
             if tensors and not consents:
                 raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
             tuned = site.calibrate(by_site(tensors))
-        loss = tuned.losses[-1] if tuned.losses else math.nan
-        return messages.pack(loss=loss, iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)
+        return messages.pack(loss=tuned.losses[-1], iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)
 
 
 class EvaluationExecutor(SiteExecutor):

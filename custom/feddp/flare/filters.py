@@ -27,7 +27,8 @@ class StripPrivate(Filter):
         tensors, scalars = messages.unpack(shareable)
         if not private & tensors.keys():
             return shareable
-        self.log_warning(fl_ctx, f"stripped {len(private & tensors.keys())} private tensors that the executor was sending")
+        count = len(private & tensors.keys())
+        self.log_warning(fl_ctx, f"stripped {count} private tensors that the executor was sending", fire_event=False)
         return messages.pack({name: value for name, value in tensors.items() if name not in private}, **scalars)
 
 

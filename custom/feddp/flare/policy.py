@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.errors import FedDPError
+from feddp.partition import WORDS
 
 CALIBRATION = "calibration"
 SIMULATED = "FEDDP_SIMULATED"
@@ -54,13 +55,14 @@ class SitePolicy:
         consent = properties.get("consent", [])
         if not isinstance(consent, list) or not set(consent) <= {CALIBRATION}:
             raise FedDPError(f"site {site}: privacy.json's consent is {consent!r}; write [] or [{CALIBRATION!r}]")
-        return cls(
-            Path(properties["data"]),
-            str(properties.get("device", "cpu")),
-            tuple(consent),
-            tuple(properties.get("private", ())),
-            int(properties.get("threads", 1)),
-        )
+        private = properties.get("private", [])
+        if not isinstance(private, list) or not set(private) <= set(WORDS):
+            raise FedDPError(f"site {site}: privacy.json's private is {private!r}; write a list of {', '.join(WORDS)}")
+        threads = properties.get("threads", 1)
+        if not isinstance(threads, int) or threads < 1:
+            raise FedDPError(f"site {site}: privacy.json's threads is {threads!r}; write a number of CPU threads")
+        device = str(properties.get("device", "cpu"))
+        return cls(Path(properties["data"]), device, tuple(consent), tuple(private), threads)
 
     @property
     def calibrates(self) -> bool:

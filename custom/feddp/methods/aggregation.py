@@ -68,7 +68,7 @@ def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[
     result = {}
     for name in names:
         first = contributions[sites[0]][name]
-        mean = first.double().mul_(weights[sites[0]] / total)
+        mean = first.to(torch.float64, copy=True).mul_(weights[sites[0]] / total)
         for site in sites[1:]:
             mean.add_(contributions[site][name], alpha=weights[site] / total)
         result[name] = (mean if first.is_floating_point() else mean.round()).to(first.dtype)

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -179,7 +180,7 @@ class Site:
 
     def personal(self) -> Tensors:
         """What rebuilds this site's network for a peer that knows γ: given only with consent."""
-        state, _ = self.store.read(self._latest())
+        state, _ = self.store.read(self._latest(before=CALIBRATED))
         return {name: state[name] for name in self.plan.exchanged(self.partition)}
 
     def tune(self) -> Tuned:
@@ -230,11 +231,13 @@ class Site:
 
     # --- networks and evaluation -----------------------------------------------------------------------------------
 
-    def _slots(self) -> list[str]:
-        return [slot for slot in (START, TUNED, CALIBRATED) if self.store.has(slot)]
+    def _slots(self, before: str = "") -> list[str]:
+        """The networks that are there, in the order of the stages; only those of the stages before `before`, if given."""
+        earlier = takewhile(lambda slot: slot != before, (START, TUNED, CALIBRATED))
+        return [slot for slot in earlier if self.store.has(slot)]
 
     def _latest(self, before: str = "") -> str:
-        slots = [slot for slot in self._slots() if slot != before]
+        slots = self._slots(before)
         if not slots:
             raise FedDPError(f"site {self.name}: stage 1 left no network here; the site was not there at its end")
         return slots[-1]

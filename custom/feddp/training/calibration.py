@@ -17,7 +17,7 @@ from feddp.training.loop import Batch, BatchLoss, adamw, fit_epoch, predict
 from feddp.training.losses import auxiliary_loss, inconsistency, inconsistency_std
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seed_of
-from feddp.training.settings import Training, require_choice, require_positive
+from feddp.training.settings import Training, require_choice, require_not_negative, require_positive
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class Calibration:
     def __post_init__(self):
         require_positive(self, "calibration_epochs", "calibration_lr")
         require_choice(self, "delta", ("frozen", "live", "std"))
-        if self.lambda_ < 0:
-            require_positive(self, "lambda_")
+        require_not_negative(self, "lambda_")
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,21 @@ class Training:
 
     def __post_init__(self):
         require_positive(self, "lr", "batch", "local_epochs", "clip")
+        require_not_negative(self, "weight_decay")
         require_choice(self, "loss", ("dice_ce", "dice"))
         require_choice(self, "selection", ("val", "test"))
 
 
 def require_positive(settings: Any, *names: str) -> None:
     for name in names:
-        if getattr(settings, name) <= 0:
+        if not getattr(settings, name) > 0:  # nor is nan
             raise FedDPError(f"{key(name)}={getattr(settings, name)} must be above 0; set {key(name)} to a larger value")
+
+
+def require_not_negative(settings: Any, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) >= 0:  # nor is nan
+            raise FedDPError(f"{key(name)}={getattr(settings, name)} must be at least 0; set {key(name)} to a larger value")
 
 
 def require_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
@@ -75,5 +82,5 @@ def _read(name: str, value: Any, kind: Any) -> Any:
         if kind is int and not isinstance(value, str) and int(value) != value:
             raise ValueError
         return kind(value)
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError):
         raise FedDPError(f"{name}={value!r} cannot be read as {getattr(kind, '__name__', kind)}; correct the value") from None

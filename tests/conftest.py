@@ -1,0 +1,76 @@
+"""What several tests need: two synthetic sites, a plan for them, and a network small enough to train in milliseconds."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import nn
+
+from feddp.data.synthesize import synthesize
+from feddp.methods.plan import Plan
+from feddp.networks import NETWORKS
+from feddp.partition import HEAD, QUERY
+
+PLAN = {
+    "method": "feddp",
+    "network": "pvt_v2_b0-fpn",
+    "channels": 3,
+    "classes": ("lesion",),
+    "labels": "nested",
+    "size": 32,
+    "rounds": 2,
+}
+SETTINGS = {"batch": 4, "calibration_epochs": 1}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _apart(tmp_path_factory):
+    """Tests read and write nobody's home, and one thread is theirs: the sums of two threads may differ in the last bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        torch.set_num_threads(1)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_root(tmp_path_factory):
+    """site-1 and site-2, each of 12 images of 32 x 32: 8 to train on, 2 to validate, 2 to test. Read it, do not write."""
+    root = tmp_path_factory.mktemp("tiny")
+    synthesize(root, sites=2, images=12, size=32)
+    return root
+
+
+@pytest.fixture(scope="session")
+def plan_for():
+    """Makes the plan of a small run on `tiny_root`; what is no field of Plan is a setting."""
+    own = {field.name for field in fields(Plan)}
+
+    def make(**changes) -> Plan:
+        given = {name: changes.pop(name) for name in own & changes.keys()}
+        settings = SETTINGS | changes | given.pop("settings", {})
+        return Plan(**(PLAN | given), settings=settings)
+
+    return make
+
+
+class Toy(nn.Module):
+    """Per pixel: a query, a normalisation, dropout, a head. Private under FedDP: `q.weight` and `q.bias`."""
+
+    roles = {QUERY: ("q",), HEAD: ("head",)}
+
+    def __init__(self, channels: int, classes: int, pretrained: bool = False):
+        super().__init__()
+        self.q = nn.Conv2d(channels, 4, 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Conv2d(4, classes, 1)
+
+    def forward(self, x):
+        return self.head(self.drop(torch.relu(self.norm(self.q(x)))))
+
+
+@pytest.fixture
+def toy(monkeypatch) -> str:
+    """The name of a toy network, known to plans while the test runs."""
+    monkeypatch.setitem(NETWORKS, "toy", Toy)
+    return "toy"

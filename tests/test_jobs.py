@@ -1,0 +1,113 @@
+"""Job folders: the committed ones are what `feddp job` exports, and every one of them runs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from feddp.cli import app
+from feddp.data.prepare import PREPARE
+from feddp.data.synthesize import synthesize
+from feddp.errors import FedDPError
+from feddp.flare.site import SiteComponent
+from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
+from feddp.run import session
+from feddp.run.simulator import simulator
+
+ROOT = Path(__file__).parent.parent
+LGG = ROOT.parent / "shared" / "data" / "lgg-mri-segmentation.zip"
+SYNTHETIC = ["--sites", "site-1,site-2,site-3,site-4", "--rounds", "15"]
+COMMITTED = {
+    "feddp_synthetic": [*SYNTHETIC, "--calibration-epochs", "5"],
+    "fedavg_synthetic": [*SYNTHETIC, "--method", "fedavg"],
+    "feddp_lgg": ["--sites", "CS,DU,FG,HT", "--classes", "tumour", "--rounds", "200", "--size", "256"],
+}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_every_committed_job_is_listed_here():
+    assert {p.name for p in (ROOT / "jobs").iterdir()} == set(COMMITTED)
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_the_committed_folder_is_what_is_exported(name, tmp_path):
+    done = CliRunner().invoke(app, ["job", "--out", str(tmp_path / name), *COMMITTED[name]])
+    assert done.exit_code == 0, done.output
+    assert files(tmp_path / name) == files(ROOT / "jobs" / name)
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_a_committed_job_names_only_the_classes_that_sites_allow(name):
+    for side, allowed in (("server", SERVER_CLASSES), ("client", SITE_CLASSES)):
+        config = (ROOT / "jobs" / name / f"app_{side}/config/config_fed_{side}.json").read_text()
+        paths = {part.split('"')[0] for part in config.split('"path": "')[1:]}
+        assert paths <= set(allowed.values())
+        assert not list((ROOT / "jobs" / name).rglob("custom")), "BYOC"
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_a_committed_job_runs_a_round(name, tmp_path):
+    """The folder as it is, but for its numbers: one round, one calibration epoch, 32 px."""
+    job = tmp_path / name
+    shutil.copytree(ROOT / "jobs" / name, job)
+    for path in job.rglob("config_fed_*.json"):
+        config = json.loads(path.read_text())
+        (plan,) = [c["args"]["plan"] for c in config["components"]]
+        plan |= {"rounds": 1, "size": 32, "settings": {"calibration_epochs": 1}}
+        path.write_text(json.dumps(config))
+    data = tmp_path / "data"
+    if name == "feddp_lgg":
+        PREPARE["lgg"](LGG, data, 32, 0)
+    else:
+        synthesize(data, sites=4, images=10, size=32)
+    sites = json.loads((job / "meta.json").read_text())["deploy_map"]["app_client"]
+    policies = {site: {"data": str(data / site), "consent": ["calibration"]} for site in sites}
+    plan = SiteComponent(plan).plan
+    (tmp_path / "run").mkdir()
+    with simulator(session.Request(plan, policies, tmp_path / "run"), job) as running:
+        running.process.wait(timeout=300)
+        succeeded, server = running.outcome()
+        assert succeeded, running.log.read_text()[-3000:]
+    results = json.loads((server / "results.json").read_text())
+    assert set(results["sites"]) == set(sites)
+    for site in results["sites"].values():
+        assert site["final"]["dice"]["n"] >= 2
+        assert ("calibration" in site) == ("calibrate" in plan.stages)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "fedmagic"], "unknown method 'fedmagic'; known: local, fedavg, finetune, feddp"),
+        (["--network", "vgg"], "unknown network 'vgg'; known: pvt_v2_b0-fpn, resnet18-fpn"),
+        (["--rounds", "0"], "rounds=0"),
+        (["--size", "100"], "size=100"),
+        (["--set", "lr"], "--set lr: write key=value"),
+        (["--set", "lr=fast"], "lr='fast' cannot be read as float"),
+        (["--set", "speed=1"], "unknown setting 'speed'"),
+        (["--set", "private=queries"], "queries"),
+        (["--set", "min_sites=3"], "min_sites=3"),
+        (["--then", "magic"], "--then magic"),
+        (["--weights", "nowhere.pth"], "nowhere.pth"),
+    ],
+)
+def test_a_wrong_job_is_refused_before_it_is_written(arguments, message, tmp_path):
+    with pytest.raises(FedDPError, match=message.replace("(", r"\(")):
+        CliRunner().invoke(app, ["job", "--out", str(tmp_path / "x"), "--sites", "A,B", *arguments], catch_exceptions=False)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["method", "network"])
+def test_a_job_edited_by_hand_is_refused_by_every_component(name, plan_for):
+    """A lead can write any JSON: both sides read it the same way, and say what is known."""
+    from feddp.flare.persistor import SharedTensorPersistor
+
+    plan = plan_for().to_json() | {name: "unheard of"}
+    for component in (SiteComponent, SharedTensorPersistor):
+        with pytest.raises(FedDPError, match=f"unknown {name} 'unheard of'"):
+            component(plan)

@@ -1,0 +1,521 @@
+"""A site of a run, driven as FLARE's executors drive it, over two synthetic sites."""
+
+import csv
+import shutil
+
+import pytest
+import torch
+
+from feddp.data.folder import SiteFolder
+from feddp.errors import FedDPError
+from feddp.methods import METHODS
+from feddp.methods.aggregation import average
+from feddp.methods.base import Method
+from feddp.methods.site import Site
+from feddp.training.calibration import mean_scores
+from feddp.training.store import Store
+
+EVEN = {"site-1": 1.0, "site-2": 1.0}
+STARVED = "no image in split val"
+
+
+@pytest.fixture(autouse=True)
+def _algorithms():
+    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def open_site(tiny_root, tmp_path):
+    """Opens a site as a new process would; `at` is where its store lies."""
+
+    def open(plan, name="site-1", at=None, data=None, **options) -> Site:
+        folder = SiteFolder.open(data or tiny_root / name)
+        return Site(name, folder, plan, Store(tmp_path / (at or name)), **options)
+
+    return open
+
+
+def first(site):
+    """γ^0: the shared tensors of the common start."""
+    return site.partition.split(site.plan.build_network().state_dict())[0]
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def same_state(one, other):
+    return one.round == other.round and all(
+        same(getattr(one, part), getattr(other, part)) for part in ("private", "optimizer", "memory")
+    )
+
+
+def timeless(metrics):
+    return {name: value for name, value in metrics.items() if name != "seconds"}
+
+
+def trained(sites, rounds):
+    """Trains `sites` together from the common start; returns γ^0 to γ^rounds."""
+    history = [first(sites[0])]
+    for round in range(rounds):
+        history.append(average({site.name: site.train(history[-1], round)[0] for site in sites}, EVEN))
+    return history
+
+
+def tensors(site, slot):
+    return site.store.read(slot)[0]
+
+
+# --- a round is a pure function ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", ["pvt_v2_b0-fpn", "toy"])
+@pytest.mark.usefixtures("toy")
+def test_a_fresh_process_takes_the_next_round_to_the_same_bits(plan_for, open_site, network):
+    """Both networks have dropout, the samples are shuffled and turned, AdamW has a history: all must come back."""
+    plan = plan_for(network=network)
+    one = open_site(plan, at="one")
+    start = first(one)
+    mine, metrics = one.train(start, 0)
+    again, later = one.train(mine, 1)
+
+    torch.manual_seed(99)
+    fresh, fresh_metrics = open_site(plan, at="two").train(start, 0)
+    assert same(fresh, mine)
+    assert not same(fresh, start)
+    assert timeless(fresh_metrics) == timeless(metrics)
+    site = open_site(plan, at="two")
+    fresh_again, fresh_later = site.train(fresh, 1)
+    assert same(fresh_again, again)
+    assert not same(fresh_again, fresh)
+    assert timeless(fresh_later) == timeless(later)
+    for round in (1, 2):
+        assert same_state(site.store.load_state(round), one.store.load_state(round))
+        assert site.store.load_state(round).round == round
+
+    redelivered, _ = open_site(plan, at="two").train(fresh, 1)
+    assert same(redelivered, again)
+    assert same_state(site.store.load_state(2), one.store.load_state(2))
+
+
+def test_the_first_round_redelivered_gives_the_same_bits(plan_for, open_site, toy):
+    """Even after later rounds: round 0 starts from nothing, whatever is stored."""
+    site = open_site(plan_for(network=toy))
+    mine, metrics = site.train(first(site), 0)
+    state = site.store.load_state(1)
+    site.train(mine, 1)
+    again, again_metrics = site.train(first(site), 0)
+    assert same(again, mine)
+    assert timeless(again_metrics) == timeless(metrics)
+    assert same_state(site.store.load_state(1), state)
+
+
+def test_chance_comes_from_seed_site_and_round(plan_for, open_site, toy, tiny_root):
+    """The same images, network, γ and ρ; only the name, the run's seed (with the old start) or the round differs."""
+    plan, data = plan_for(network=toy), tiny_root / "site-1"
+    site = open_site(plan)
+    start, initial = first(site), plan.build_network().state_dict()
+    mine, _ = site.train(start, 0)
+    assert not same(open_site(plan, "other", data=data).train(start, 0)[0], mine)
+    assert not same(open_site(plan_for(network=toy, seed=1), at="seed", initial=initial).train(start, 0)[0], mine)
+    assert not same(open_site(plan, at="round").train(start, 1)[0], mine)
+    assert same(open_site(plan, at="same", initial=initial).train(start, 0)[0], mine)
+
+
+def test_a_round_reports_the_scores_of_what_was_received(plan_for, open_site, toy):
+    """γ^1 with the site's ρ^1, before training: scored here by hand on the validation images; none in round 0."""
+    site = open_site(plan_for(network=toy))
+    mine, metrics = site.train(first(site), 0)
+    assert metrics.keys() == {"loss", "samples", "seconds"}
+    assert metrics["samples"] == 8
+    received = {name: value + 0.1 if value.is_floating_point() else value for name, value in mine.items()}
+    network = site.plan.build_network()
+    network.load_state_dict(site.partition.join(received, site.store.load_state(1).private))
+    wanted = mean_scores(network, site.validation)
+    _, later = site.train(received, 1)
+    assert {name: later[name] for name in ("dice", "iou")} == {name: wanted[name] for name in ("dice", "iou")}
+
+
+def test_an_aborted_round_leaves_no_state(plan_for, open_site, toy):
+    site = open_site(plan_for(network=toy), stopped=lambda: True)
+    with pytest.raises(FedDPError, match="stopped"):
+        site.train(first(site), 0)
+    assert site.store.load_state(9).round == 0
+
+
+def test_a_wrong_gamma_is_refused(plan_for, open_site, toy):
+    site = open_site(plan_for(network=toy))
+    with pytest.raises(FedDPError, match="missing head.bias"):
+        site.train({name: value for name, value in first(site).items() if name != "head.bias"}, 0)
+    with pytest.raises(FedDPError, match="unexpected q.bias"):
+        site.train(first(site) | {"q.bias": torch.zeros(4)}, 0)
+
+
+class Phases(Method):
+    """The head alone, then all but its weight."""
+
+    def round(self, site):
+        before = {name: value.clone() for name, value in site.network.state_dict().items()}
+        site.fit(1, train=("head.weight", "head.bias"))
+        between = {name: value.clone() for name, value in site.network.state_dict().items()}
+        loss = site.fit(1, freeze=("head.weight",))
+        after = site.network.state_dict()
+        self.moved = [
+            {name for name, _ in site.network.named_parameters() if not old[name].equal(new[name])}
+            for old, new in ((before, between), (between, after))
+        ]
+        return loss
+
+
+def test_a_method_trains_in_phases(plan_for, open_site, toy):
+    site = open_site(plan_for(network=toy))
+    site.method = Phases(None)
+    site.train(first(site), 0)
+    assert site.method.moved[0] == {"head.weight", "head.bias"}
+    assert site.method.moved[1] == {"q.weight", "q.bias", "norm.weight", "norm.bias", "head.bias"}
+    assert all(parameter.requires_grad for parameter in site.network.parameters())
+
+
+# --- what is private ----------------------------------------------------------------------------------------------------
+
+QUERIES = {
+    f"encoder.model.stages_{stage}.blocks.{block}.attn.q.{kind}"
+    for stage in range(4)
+    for block in range(2)
+    for kind in ("weight", "bias")
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_which_tensors_are_private(plan_for, method):
+    """FedDP: PVTv2-b0 has two blocks at each width d = 32, 64, 160, 256, a query is d² weights and d biases.
+
+    2 · (1056 + 4160 + 25,760 + 65,792) = 2 · 96,768 = 193,536 parameters in 4 · 2 · 2 = 16 tensors.
+    """
+    network = plan_for(method=method).build_network()
+    state = network.state_dict()
+    wanted = {"local": set(state), "fedavg": set(), "finetune": set(), "feddp": QUERIES}[method]
+    partition = plan_for(method=method).partition(network)
+    assert set(partition.private) == wanted
+    assert set(partition.shared) == set(state) - wanted
+    if method == "feddp":
+        assert len(partition.private) == 16
+        assert sum(state[name].numel() for name in partition.private) == 193_536
+
+
+def test_private_tensors_stay_and_differ(plan_for, open_site):
+    """Both sites start from the same ρ. After a round each has its own, and neither is the mean of the two."""
+    sites = [open_site(plan_for(), name) for name in EVEN]
+    for site in sites:
+        mine, _ = site.train(first(site), 0)
+        assert not mine.keys() & QUERIES
+        assert mine.keys() == set(site.partition.shared)
+    own = [site.store.load_state(1).private for site in sites]
+    start = sites[0].plan.build_network().state_dict()
+    for name in QUERIES:
+        mean = (own[0][name] + own[1][name]) / 2
+        for state in (start[name], own[1][name], mean):
+            assert not torch.allclose(own[0][name], state, rtol=0, atol=1e-7), name
+        assert not torch.allclose(own[1][name], mean, rtol=0, atol=1e-7), name
+
+
+def test_a_private_tensor_is_never_overwritten_by_what_is_received(plan_for, open_site, toy):
+    """The round starts from the ρ the site stored: with a rate near zero, it is still that after the round."""
+    site = open_site(plan_for(network=toy))
+    site.train(first(site), 0)
+    before = site.store.load_state(1).private
+    still = open_site(plan_for(network=toy, lr=1e-30))
+    still.train(first(site), 1)
+    assert same(still.store.load_state(2).private, before)
+
+
+def test_local_training_exchanges_nothing(plan_for, open_site, toy):
+    site = open_site(plan_for(network=toy, method="local"))
+    mine, _ = site.train({}, 0)
+    assert mine == {}
+    assert average({"site-1": mine, "site-2": {}}, EVEN) == {}
+    assert site.store.load_state(1).private.keys() == site.network.state_dict().keys()
+
+
+# --- what stage 1 hands on --------------------------------------------------------------------------------------------
+
+
+def test_adopt_joins_gamma_and_rho_of_the_same_round(plan_for, open_site, toy):
+    """Three rounds; round 1 was the best, and `keep` holds its ρ while 2 and 3 come."""
+    site = open_site(plan_for(network=toy))
+    gammas, rhos = [first(site)], [None]
+    for round in range(3):
+        gammas.append(site.train(gammas[-1], round, keep=1 if round else None)[0])
+        rhos.append(site.store.load_state(round + 1).private)
+    assert not same(rhos[1], rhos[2])
+    assert sorted(path.name for path in site.store.folder.glob("state_*")) == [f"state_0000{t}.safetensors" for t in (1, 2, 3)]
+
+    fresh = open_site(plan_for(network=toy))
+    scores = fresh.adopt(gammas[1], 1)
+    assert same(tensors(fresh, "start"), fresh.partition.join(gammas[1], rhos[1]))
+    network = fresh.plan.build_network()
+    network.load_state_dict(tensors(fresh, "start"))
+    wanted = mean_scores(network, fresh.validation)
+    assert scores == {"dice": wanted["dice"], "iou": wanted["iou"]}
+    fresh.adopt(gammas[3], 3)
+    assert same(tensors(fresh, "start"), fresh.partition.join(gammas[3], rhos[3]))
+
+
+def test_states_that_nobody_needs_are_removed(plan_for, open_site, toy):
+    """Round t needs the state t, and leaves t + 1; both stay, in case round t comes again."""
+    site = open_site(plan_for(network=toy))
+    trained_to = first(site)
+    for round in range(3):
+        trained_to, _ = site.train(trained_to, round)
+    assert sorted(path.name for path in site.store.folder.glob("state_*")) == [
+        "state_00002.safetensors",
+        "state_00003.safetensors",
+    ]
+
+
+def test_a_saved_network_says_what_it_is(plan_for, open_site, toy):
+    site = open_site(plan_for(network=toy, seed=5))
+    site.adopt(first(site), 0)
+    assert site.store.read("start")[1] == {
+        "network": "toy",
+        "channels": "3",
+        "classes": '["lesion"]',
+        "labels": "nested",
+        "size": "32",
+        "method": "feddp",
+        "seed": "5",
+        "site": "site-1",
+    }
+
+
+# --- stage 2 and evaluation -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adopted(plan_for, open_site, toy):
+    """Two sites after a round and its adoption."""
+
+    def make(**changes) -> list[Site]:
+        sites = [open_site(plan_for(network=toy, **changes), name) for name in EVEN]
+        gamma = trained(sites, 1)[-1]
+        for site in sites:
+            site.adopt(gamma, 1)
+        return sites
+
+    return make
+
+
+# an IoU that no network reaches and every epoch betters: all tunings keep their last epoch, so that bits can be compared
+@pytest.fixture
+def _last_epoch_wins(monkeypatch):
+    scores = iter(range(10**6))
+    monkeypatch.setattr("feddp.training.calibration.mean_scores", lambda *_: {"iou": float(next(scores)), "dice": 0.0})
+
+
+def test_personal_is_what_rebuilds_the_network(adopted):
+    one, two = adopted()
+    personal = two.personal()
+    assert personal.keys() == {"q.weight", "q.bias"}
+    assert same(tensors(one, "start") | personal, tensors(two, "start"))
+
+
+def test_personal_after_a_tuning_is_the_tuned_network(adopted):
+    one, _ = adopted(stages=("train", "tune", "calibrate"), tune_epochs=1, tune_lr=0.5)
+    one.tune()
+    assert same(one.personal(), tensors(one, "tuned"))
+
+
+@pytest.mark.usefixtures("_last_epoch_wins")
+def test_a_site_already_calibrated_gives_what_it_gave_before(adopted):
+    """The exchange may come again, after a crash: peers join ρ with γ, so it must be the ρ of the common start."""
+    one, two = adopted(calibration_lr=0.1)
+    before = one.personal()
+    one.calibrate({"site-2": two.personal()})
+    assert not same({name: tensors(one, "calibrated")[name] for name in before}, before)
+    assert same(one.personal(), before)
+
+
+@pytest.mark.usefixtures("_last_epoch_wins")
+def test_stages_that_come_again_end_in_the_same_bits(adopted):
+    one, two = adopted(stages=("train", "tune", "calibrate"), tune_epochs=1, tune_lr=0.1, calibration_lr=0.1)
+    two.tune()
+    peers = {"site-2": two.personal()}
+
+    def stages():
+        one.tune()
+        one.calibrate(peers)
+        return tensors(one, "tuned"), tensors(one, "calibrated")
+
+    once, twice = stages(), stages()
+    assert same(once[0], twice[0])
+    assert same(once[1], twice[1])
+    assert not same(once[0], tensors(one, "start"))
+    assert not same(once[0], once[1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda t: t.pop("q.bias"), "q.bias is missing"),
+        (lambda t: t.update(extra=torch.zeros(1)), "extra is not expected"),
+        (lambda t: t.update({"q.bias": torch.zeros(5)}), r"q.bias is \(5,\)"),
+        (lambda t: t["q.bias"].fill_(float("nan")), "q.bias holds values that are not finite"),
+    ],
+)
+def test_a_peer_with_wrong_tensors_is_named(adopted, harm, message):
+    one, two = adopted()
+    personal = two.personal()
+    harm(personal)
+    with pytest.raises(FedDPError, match=f"site site-2: .*{message}|site site-2: {message}"):
+        one.calibrate({"site-2": personal})
+    assert not one.store.has("peers")
+    assert not one.store.has("calibrated")
+
+
+@pytest.mark.usefixtures("_last_epoch_wins")
+def test_without_peers_it_is_tuned_with_lambda_zero(adopted, plan_for, open_site):
+    """From the same start: without peers, and with peers and λ = 0, the same bits; with peers and λ = 1, others."""
+    one, two = adopted(calibration_lr=0.01)
+    peers = {"site-2": two.personal()}
+    ends = {}
+    for at, weight, given in (("alone", 1, {}), ("zero", 0, peers), ("one", 1, peers)):
+        shutil.copytree(one.store.folder, one.store.folder.parent / at)
+        site = open_site(plan_for(network="toy", calibration_lr=0.01, **{"lambda": weight}), at=at)
+        site.calibrate(given)
+        ends[at] = tensors(site, "calibrated")
+    assert same(ends["alone"], ends["zero"])
+    assert not same(ends["alone"], ends["one"])
+    assert not same(ends["alone"], tensors(one, "start"))
+
+
+@pytest.mark.parametrize("delta", ["frozen", "live", "std"])
+def test_peers_are_asked_once(adopted, delta):
+    """8 samples are one batch of prediction, 2 networks: 2 passes. Scored 1 + 2 times, trained in 2 · 8/4 steps: 3 + 4."""
+    one, two = adopted(calibration_epochs=2, delta=delta)
+    passes = []
+    one.network.register_forward_hook(lambda *_: passes.append(1))
+    one.calibrate({"site-2": two.personal()})
+    assert len(passes) == 2 + 3 + 4
+
+
+def test_a_site_that_missed_stage_1_says_so(plan_for, open_site, toy):
+    site = open_site(plan_for(network=toy))
+    for action in (site.personal, site.tune, site.evaluate, lambda: site.calibrate({})):
+        with pytest.raises(FedDPError, match="site site-1: stage 1 left no network"):
+            action()
+
+
+def rows_of(site):
+    with open(site.store.folder / "images.csv", newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+@pytest.mark.parametrize(
+    ("changes", "before", "final"),
+    [
+        ({"method": "local"}, "start", "start"),
+        ({"method": "finetune", "tune_epochs": 1}, "start", "tuned"),
+        ({"method": "feddp"}, "start", "calibrated"),
+        ({"method": "feddp", "stages": ("train", "tune", "calibrate"), "tune_epochs": 1}, "tuned", "calibrated"),
+    ],
+)
+def test_the_network_is_evaluated_before_and_after_its_last_stage(adopted, changes, before, final):
+    """The rows of images.csv are of these networks and of the two test images; the summaries are their means."""
+    one, two = adopted(**changes)
+    if "tune" in one.plan.stages:
+        one.tune()
+        two.tune()
+    if "calibrate" in one.plan.stages:
+        one.calibrate({"site-2": two.personal()})
+    # another prediction for every network on disk, so that they cannot be confused
+    for shift, slot in enumerate(sorted({before, final})):
+        state = tensors(one, slot)
+        state["head.bias"] += shift - 0.5
+        one.store.write(slot, state)
+
+    found = one.evaluate()
+    assert found.keys() == {"before_calibration", "final", "peers"}
+    rows = rows_of(one)
+    stems = [row.image for row in one.folder.rows_of("test")]
+    assert [(row["network"], row["image"]) for row in rows] == [
+        (slot, stem) for slot in dict.fromkeys((before, final)) for stem in stems
+    ]
+    network = one.plan.build_network()
+    for name, slot in (("before_calibration", before), ("final", final)):
+        network.load_state_dict(tensors(one, slot))
+        means = {metric: summary["mean"] for metric, summary in found[name].items()}
+        assert means == mean_scores(network, one.test)
+        assert {summary["n"] for summary in found[name].values()} == {2}
+        for metric, mean in means.items():
+            values = [float(row[metric]) for row in rows if row["network"] == slot]
+            assert sum(values) / 2 == pytest.approx(mean)
+
+
+def test_peers_are_evaluated_and_then_forgotten(adopted):
+    """site-2's network as it was handed on, rebuilt at site-1 from γ and ρ_2, on site-1's test images."""
+    one, two = adopted()
+    one.calibrate({"site-2": two.personal()})
+    assert one.store.has("peers")
+    found = one.evaluate()["peers"]
+    network = one.plan.build_network()
+    network.load_state_dict(tensors(two, "start"))
+    assert found.keys() == {"site-2"}
+    assert {metric: summary["mean"] for metric, summary in found["site-2"].items()} == mean_scores(network, one.test)
+    assert not one.store.has("peers")
+    assert {row["network"] for row in rows_of(one)} == {"start", "calibrated"}
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{"channels": 1}, {"classes": ("disc", "cup")}, {"labels": "exclusive"}])
+def test_a_folder_that_does_not_fit_the_job_is_refused(plan_for, open_site, toy, changes):
+    with pytest.raises(FedDPError, match="site site-1: .*dataset.json"):
+        open_site(plan_for(network=toy, **changes))
+
+
+def test_an_empty_split_is_named(plan_for, open_site, toy, tiny_root, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_root / "site-1", data)
+    table = data / "split.csv"
+    table.write_text(table.read_text().replace(",val", ",train"))
+    site = open_site(plan_for(network=toy), data=data)
+    with pytest.raises(FedDPError, match=f"site site-1: .*split.csv has {STARVED}"):
+        site.adopt(first(site), 0)
+    # and where the test images choose, as in the paper, there is nothing missing
+    assert len(open_site(plan_for(network=toy, selection="test"), data=data).validation) == 2
+
+
+def test_a_device_that_is_not_there_is_named(plan_for, open_site, toy, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(FedDPError, match="site site-1: device cuda:3 is not available"):
+        open_site(plan_for(network=toy), device="cuda:3")
+
+
+# --- a network with batch normalisation -------------------------------------------------------------------------------
+
+
+def test_a_convolutional_network_averages_its_statistics(plan_for, open_site):
+    """8 images make 2 steps of 4 at site-1 and 1 step of 8 at site-2: counters 2 and 1.
+
+    Weighed 3 : 1 their mean is 7/4, rounded 2 (cut off, 1). A running mean is (3 m_1 + m_2)/4.
+    """
+    plans = {name: plan_for(network="resnet18-fpn", method="fedavg", batch=b) for name, b in (("site-1", 4), ("site-2", 8))}
+    sites = {name: open_site(plan, name) for name, plan in plans.items()}
+    sent = {name: site.train(first(site), 0)[0] for name, site in sites.items()}
+    mean = average(sent, {"site-1": 3.0, "site-2": 1.0})
+    counters = [name for name in mean if name.endswith("num_batches_tracked")]
+    statistics = [name for name in mean if name.endswith("running_mean")]
+    assert counters
+    assert len(counters) == len(statistics)
+    for name in counters:
+        assert [sent[s][name].item() for s in EVEN] == [2, 1]
+        assert mean[name].item() == 2
+        assert mean[name].dtype == torch.int64
+    for name in statistics:
+        one, two = (sent[s][name] for s in EVEN)
+        assert not one.equal(two)
+        assert torch.allclose(mean[name], (3 * one + two) / 4, atol=1e-6)
+    assert sites["site-1"].adopt(mean, 1).keys() == {"dice", "iou"}

@@ -1,0 +1,313 @@
+"""The controllers: what the server asks, what it accepts, what it refuses, and from which round stage 2 starts."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, TaskCompletionStatus
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import make_reply
+from nvflare.apis.signal import Signal
+
+from feddp.flare import messages
+from feddp.flare.calibration import Calibration
+from feddp.flare.evaluation import Evaluation
+from feddp.flare.partial_aggregation import PartialAggregation
+from feddp.flare.persistor import SharedTensorPersistor
+from feddp.training.metrics import METRICS
+
+
+class Engine:
+    """What a controller asks of FLARE's engine: its clients, its components and where its files are."""
+
+    def __init__(self, folder: Path, sites, persistor):
+        self.clients = [Client(name, name) for name in sites]
+        self.persistor = persistor
+        self.folder = folder
+
+    def get_clients(self):
+        return self.clients
+
+    def get_component(self, name):
+        return {"persistor": self.persistor}[name]
+
+    def get_workspace(self):
+        return SimpleNamespace(get_run_dir=lambda job: str(self.folder), get_app_config_dir=lambda job: str(self.folder))
+
+
+class Run:
+    """Stages run against sites that are functions: (site, task, tensors, scalars) -> Shareable, answered in `order`."""
+
+    def __init__(self, folder, plan, sites, answer, order=None):
+        self.persistor = SharedTensorPersistor(plan.to_json())
+        self.fl_ctx = FLContext()
+        self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
+        self.fl_ctx._engine = Engine(folder, sites, self.persistor)
+        self.fl_ctx.get_engine = lambda *a, **k: self.fl_ctx._engine
+        self.folder, self.sites, self.answer, self.order = folder, sites, answer, order or sites
+        self.sent = []
+        self.panics = []
+
+    def run(self, *stages):
+        for kind in stages:
+            stage = kind()
+            stage.broadcast = self.broadcast
+            stage.cancel_all_tasks = lambda: None
+            stage.system_panic = lambda reason, fl_ctx: self.panics.append(reason)
+            stage.start_controller(self.fl_ctx)
+            stage.control_flow(Signal(), self.fl_ctx)
+        return self
+
+    def broadcast(self, task, fl_ctx, targets, min_responses):
+        assert min_responses == len(targets)
+        self.sent.append((task.name, list(targets), task.data))
+        for site in self.order:
+            if site in targets:
+                client_task = ClientTask(Client(site, site), task)
+                client_task.result = self.answer(site, task.name, *messages.unpack(task.data))
+                if client_task.result is not None:
+                    task.result_received_cb(client_task, fl_ctx)
+        task.completion_status = TaskCompletionStatus.OK
+
+    def progress(self, event):
+        lines = (self.folder / "progress.jsonl").read_text().splitlines()
+        return [e for e in map(json.loads, lines) if e["event"] == event]
+
+
+SUMMARY = {metric: {"mean": 0.5, "std": 0.0, "n": 3} for metric in METRICS}
+
+
+def good(site, task, tensors, scalars, values=None, ious=None):
+    """A site that adds its `values` entry to every tensor it is sent, and scores as `ious` says of the round it received."""
+    offset = (values or {}).get(site, 0.0)
+    if task == "train":
+        metrics = {"loss": 1.0, "samples": 10.0, "seconds": 0.0}
+        if scalars["round"]:
+            metrics |= {"dice": 0.5, "iou": (ious or {}).get(scalars["round"], 0.5)}
+        return messages.pack({n: v + offset for n, v in tensors.items()}, round=scalars["round"], **metrics)
+    if task == "adopt":
+        return messages.pack(round=scalars["round"], dice=0.5, iou=(ious or {}).get(scalars["round"], 0.5))
+    if task == "evaluate":
+        return messages.pack(before_calibration=SUMMARY, final=SUMMARY, peers={})
+    raise AssertionError(task)
+
+
+SITES = ["A", "B", "C"]
+
+
+def test_the_mean_is_the_same_bits_in_any_order_of_arrival(tmp_path, plan_for):
+    """Offsets 0.1, 0.2 and 0.4 on float32 weights do not add up associatively; six orders, one result."""
+    results = []
+    for i, order in enumerate((["A", "B", "C"], ["C", "A", "B"], ["B", "C", "A"], ["C", "B", "A"])):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        run = Run(folder, plan_for(rounds=1), SITES, lambda *a: good(*a, values={"A": 0.1, "B": 0.2, "C": 0.4}), order)
+        run.run(PartialAggregation)
+        results.append(run.persistor.load("shared_latest", run.fl_ctx)[0])
+    for other in results[1:]:
+        assert all(torch.equal(results[0][name], other[name]) for name in results[0])
+
+
+def test_the_rounds_mean_by_hand(tmp_path, plan_for):
+    """Sites that add 1, 2 and 6 to what they receive: after two rounds γ² = γ⁰ + 2·(1+2+6)/3 = γ⁰ + 6."""
+    run = Run(tmp_path, plan_for(rounds=2), SITES, lambda *a: good(*a, values={"A": 1.0, "B": 2.0, "C": 6.0}))
+    run.run(PartialAggregation)
+    first = run.persistor.first(run.fl_ctx)
+    last, round = run.persistor.load("shared_latest", run.fl_ctx)
+    assert round == 2
+    for name in first:
+        torch.testing.assert_close(last[name], first[name] + 6)
+
+
+def test_all_sites_are_sent_the_same_task(tmp_path, plan_for):
+    """One FLARE task with every site as its target, and nobody's copy: the message is the same object for all."""
+    run = Run(tmp_path, plan_for(rounds=1), SITES, good).run(PartialAggregation)
+    trains = [(targets, data) for task, targets, data in run.sent if task == "train"]
+    assert [targets for targets, _ in trains] == [SITES]
+
+
+def _edited(edit):
+    """Site B's contribution, edited."""
+
+    def answer(site, task, tensors, scalars):
+        result = good(site, task, tensors, scalars)
+        if site == "B" and task == "train":
+            sent, numbers = messages.unpack(result)
+            return edit(dict(sent), dict(numbers))
+        return result
+
+    return answer
+
+
+def _first(tensors):
+    return next(name for name, value in tensors.items() if value.ndim == 4)
+
+
+REFUSED = {
+    "missing": (lambda t, s: messages.pack({n: v for n, v in t.items() if n != _first(t)}, **s), "is missing"),
+    "extra": (lambda t, s: messages.pack({**t, "intruder": torch.zeros(1)}, **s), "intruder is not expected"),
+    "private": (
+        lambda t, s: messages.pack({**t, "encoder.model.stages_0.blocks.0.attn.q.weight": torch.zeros(32, 32)}, **s),
+        "attn.q.weight is not expected",
+    ),
+    "mis-shaped": (lambda t, s: messages.pack({**t, _first(t): torch.zeros(2, 2)}, **s), "is (2, 2)"),
+    "type": (lambda t, s: messages.pack({**t, _first(t): t[_first(t)].half()}, **s), "torch.float16"),
+    "nan": (lambda t, s: messages.pack({**t, _first(t): t[_first(t)] * float("nan")}, **s), "not finite"),
+    "stale": (lambda t, s: messages.pack(t, **{**s, "round": 7}), "is for round 7, this is round 0"),
+    "error": (lambda t, s: make_reply(ReturnCode.EXECUTION_EXCEPTION), "EXECUTION_EXCEPTION"),
+    "silence": (lambda t, s: None, "no answer"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_bad_contribution_is_refused_named_and_the_round_goes_on(kind, tmp_path, plan_for):
+    """Wall 4, and bad input: B's contribution does not count; the mean of A (+1) and C (+3) is γ⁰ + 2."""
+    edit, reason = REFUSED[kind]
+    values = {"A": 1.0, "C": 3.0}
+
+    def answer(site, task, tensors, scalars):
+        return _edited(edit)(site, task, tensors, scalars) if site == "B" else good(site, task, tensors, scalars, values)
+
+    run = Run(tmp_path, plan_for(rounds=1, min_sites=2), SITES, answer).run(PartialAggregation)
+    assert run.panics == []
+    refused = [e for e in run.progress("refused") if e["task"] == "train"]
+    assert [e["site"] for e in refused] == ["B"]
+    assert "site B" in refused[0]["reason"]
+    assert reason in refused[0]["reason"]
+    first, (last, _) = run.persistor.first(run.fl_ctx), run.persistor.load("shared_latest", run.fl_ctx)
+    for name in first:
+        torch.testing.assert_close(last[name], first[name] + 2)
+
+
+def test_too_few_good_contributions_end_the_run_and_name_the_sites(tmp_path, plan_for):
+    edit, _ = REFUSED["nan"]
+    run = Run(tmp_path, plan_for(rounds=1, min_sites=3), SITES, _edited(edit)).run(PartialAggregation)
+    assert len(run.panics) == 1
+    assert "site B" in run.panics[0]
+    assert "min_sites=3" in run.panics[0]
+    assert not (tmp_path / "shared_latest.safetensors").exists()
+
+
+@pytest.mark.parametrize(("start", "round"), [("auto", 3), ("last", 3), ("best", 1)])
+def test_stage_two_starts_from_one_round(start, round, tmp_path, plan_for):
+    """Validation IoU 0.9 after round 1, 0.2 and 0.3 after rounds 2 and 3: the best round is 1, the last is 3.
+
+    Every site adds 1 a round, so γ of round r is γ⁰ + r: the sites adopt round `round` with exactly that γ, and the rule
+    that is the default (Algorithm 1) is the last.
+    """
+    adopted = []
+
+    def answer(site, task, tensors, scalars):
+        if task == "adopt":
+            adopted.append((scalars["round"], tensors))
+        return good(site, task, tensors, scalars, dict.fromkeys(SITES, 1.0), {1: 0.9, 2: 0.2, 3: 0.3})
+
+    run = Run(tmp_path, plan_for(rounds=3, start=start), SITES, answer).run(PartialAggregation)
+    assert run.persistor.best_round == 1
+    assert run.persistor.start_round == round
+    last_round, tensors = adopted[-1]
+    assert last_round == round
+    first = run.persistor.first(run.fl_ctx)
+    for name in first:
+        torch.testing.assert_close(tensors[name], first[name] + round)
+
+
+def test_the_best_round_so_far_is_told_so_that_its_state_is_kept(tmp_path, plan_for):
+    keeps = []
+
+    def answer(site, task, tensors, scalars):
+        if task == "train" and site == "A":
+            keeps.append(scalars.get("keep"))
+        return good(site, task, tensors, scalars, ious={1: 0.9, 2: 0.2, 3: 0.3})
+
+    Run(tmp_path, plan_for(rounds=4), SITES, answer).run(PartialAggregation)
+    assert keeps == [None, None, 1, 1]  # round 1's score is known after the second round
+
+
+def test_the_persistor_will_not_write_a_private_tensor(tmp_path, plan_for):
+    """Wall 4's second half, on its own: nothing is written, the name is said."""
+    run = Run(tmp_path, plan_for(), SITES, good)
+    shared = run.persistor.first(run.fl_ctx)
+    name = run.persistor.partition.private[0]
+    with pytest.raises(Exception, match="not shared") as error:
+        run.persistor.save("shared_latest", {**shared, name: torch.zeros(1)}, 1, run.fl_ctx)
+    assert name in str(error.value)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+# --- stage 2 ----------------------------------------------------------------------------------------------------------
+
+
+def calibrating(consent, received):
+    """Sites of which those in `consent` give their personal tensors, filled with their own number."""
+
+    def answer(site, task, tensors, scalars):
+        if task == "collect":
+            spec = received["spec"].tensors
+            number = float(SITES.index(site))
+            given = {n: torch.full(shape, number, dtype=dtype) for n, (shape, dtype) in spec.items()} if site in consent else {}
+            return messages.pack(given, consent=site in consent)
+        if task == "calibrate":
+            received[site] = tensors
+            return messages.pack(loss=1.0, iou_before=0.5, iou=0.6, epoch=1)
+        return good(site, task, tensors, scalars)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("consent", "peers"),
+    [
+        (["A", "B", "C"], {"A": ["B", "C"], "B": ["A", "C"], "C": ["A", "B"]}),
+        (["A", "C"], {"A": ["C"], "B": [], "C": ["A"]}),
+        (["A"], {"A": [], "B": [], "C": []}),
+        ([], {"A": [], "B": [], "C": []}),
+    ],
+)
+def test_personal_tensors_go_once_to_consenting_sites_and_to_no_other(consent, peers, tmp_path, plan_for):
+    """Each site receives exactly its consenting peers' tensors, filled with the peer's number, and never its own."""
+    received = {}
+    run = Run(tmp_path, plan_for(), SITES, calibrating(consent, received))
+    received["spec"] = run.persistor.personal_spec
+    run.run(Calibration, Evaluation)
+    assert run.panics == []
+    assert [task for task, _, _ in run.sent] == ["collect", "calibrate", "calibrate", "calibrate", "evaluate"]
+    for site in SITES:
+        assert {key.split("/")[0] for key in received[site]} == set(peers[site])
+        for key, value in received[site].items():
+            assert (value == SITES.index(key.split("/")[0])).all()
+    results = json.loads((tmp_path / "results.json").read_text())
+    for site in SITES:
+        assert results["sites"][site]["calibration"] == {"calibrated": bool(peers[site]), "peers": len(peers[site])}
+
+
+def test_the_control_collects_nothing(tmp_path, plan_for):
+    """λ = 0 needs no peer, so no personal tensor is asked for."""
+    received = {}
+    run = Run(tmp_path, plan_for(**{"lambda": 0}), SITES, calibrating(SITES, received))
+    received["spec"] = run.persistor.personal_spec
+    run.run(Calibration)
+    assert [task for task, _, _ in run.sent] == ["calibrate"] * 3
+
+
+def test_results_say_what_was_run_and_average_the_sites_means(tmp_path, plan_for):
+    """Dice means 0.2, 0.4 and 0.9: average 0.5, population std sqrt((0.09 + 0.01 + 0.16) / 3) = 0.2943920."""
+    dice = {"A": 0.2, "B": 0.4, "C": 0.9}
+
+    def answer(site, task, tensors, scalars):
+        if task == "evaluate":
+            summary = {**SUMMARY, "dice": {"mean": dice[site], "std": 0.1, "n": 4}}
+            return messages.pack(before_calibration=SUMMARY, final=summary, peers={})
+        return good(site, task, tensors, scalars)
+
+    run = Run(tmp_path, plan_for(rounds=1, method="fedavg"), SITES, answer).run(PartialAggregation, Evaluation)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["method"], results["network"], results["seed"], results["rounds"]) == ("fedavg", "pvt_v2_b0-fpn", 0, 1)
+    assert results["sites"]["B"]["final"]["dice"] == {"mean": 0.4, "std": 0.1, "n": 4}
+    assert results["average"]["final"]["dice"]["mean"] == pytest.approx(0.5)
+    assert results["average"]["final"]["dice"]["std"] == pytest.approx(0.2943920, abs=1e-6)
+    assert run.progress("done")

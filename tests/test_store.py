@@ -1,0 +1,184 @@
+"""A site's files: what is written is read back, whole or not at all."""
+
+import copy
+import json
+import os
+
+import pytest
+import torch
+from torch import nn, tensor
+
+from feddp.errors import FedDPError
+from feddp.training.loop import adamw
+from feddp.training.store import State, Store, optimizer_tensors, restore_optimizer
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "job" / "site-1")
+
+
+def state(round):
+    """A state that says which round it is of."""
+    return State(round, private={"q": tensor([float(round)])})
+
+
+def rounds(store):
+    return sorted(path.name for path in store.folder.iterdir())
+
+
+def test_a_state_is_read_back_as_it_was(store):
+    """Dots and slashes in names, counters and half precision included; the three parts do not mix."""
+    given = State(
+        round=3,
+        private={"a.q.weight": torch.randn(2, 3), "n": tensor(5), "optimizer/x": tensor(1.0)},
+        optimizer={"a.q.weight/exp_avg": torch.randn(2, 3), "a.q.weight/step": tensor(2.0)},
+        memory={"a.q.weight": torch.randn(2).bfloat16()},
+    )
+    store.save_state(given)
+    read = Store(store.folder).load_state(3)
+    assert read.round == 3
+    for part in ("private", "optimizer", "memory"):
+        wanted, found = getattr(given, part), getattr(read, part)
+        assert found.keys() == wanted.keys()
+        assert all(found[k].equal(wanted[k]) and found[k].dtype == wanted[k].dtype for k in wanted)
+
+
+def test_the_latest_state_at_or_before_a_round_is_read(store):
+    for round in (2, 5, 10):
+        store.save_state(state(round))
+    assert [store.load_state(t).round for t in (0, 1, 2, 4, 5, 9, 10, 400)] == [0, 0, 2, 2, 5, 5, 10, 10]
+    assert store.load_state(9).private["q"].item() == 5
+    assert store.load_state(1) == State(0)
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [
+        ({5, 6}, [5, 6]),
+        ({2, 5, 6}, [2, 5, 6]),
+        ({3, 6}, [2, 6]),  # of round 3, the site has what it had after round 2
+        ({1}, []),
+        (set(), []),
+        ({900}, [6]),
+    ],
+)
+def test_pruning_leaves_exactly_what_is_needed(store, keep, left):
+    """States 2, 4, 5 and 6 are there; what `load_state` gives for a kept round is the same before and after."""
+    for round in (2, 4, 5, 6):
+        store.save_state(state(round))
+    store.write("start", {"w": tensor(1.0)})
+    before = {t: store.load_state(t).round for t in keep}
+    store.prune_states(iter(keep))
+    assert rounds(store) == ["start.safetensors"] + [f"state_{r:05d}.safetensors" for r in left]
+    assert {t: store.load_state(t).round for t in keep} == before
+
+
+def test_a_crash_while_writing_leaves_the_old_file(store, monkeypatch):
+    store.write("start", {"w": tensor(1.0)}, site="site-1")
+
+    def crash(source, target):
+        raise OSError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        with pytest.raises(OSError, match="power cut"):
+            store.write("start", {"w": tensor(2.0)})
+        with pytest.raises(OSError, match="power cut"):
+            store.save_state(state(1))
+    assert rounds(store) == ["start.safetensors"]
+    tensors, metadata = store.read("start")
+    assert tensors["w"].item() == 1
+    assert metadata == {"site": "site-1"}
+    assert store.load_state(1) == State(0)
+
+
+def test_a_half_written_file_is_no_state(store):
+    """What a killed process leaves is hidden under another name, and is never taken for a state."""
+    store.save_state(state(1))
+    (store.folder / ".state_00002.safetensors.77.tmp").write_bytes(b"half")
+    assert store.load_state(2).round == 1
+    store.prune_states([2])
+    assert store.load_state(2).round == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", None])
+def test_an_unreadable_file_is_named(store, content):
+    store.save_state(state(4))
+    path = store.folder / "state_00004.safetensors"
+    path.write_bytes(path.read_bytes()[:-2] if content is None else content)
+    with pytest.raises(FedDPError, match="state_00004.safetensors cannot be read"):
+        store.load_state(4)
+
+
+def test_a_missing_file_is_named(store):
+    with pytest.raises(FedDPError, match="start.safetensors does not exist"):
+        store.read("start")
+
+
+def test_files_come_and_go(store):
+    assert not store.has("peers")
+    store.write("peers", {"site-2/q": tensor(1.0)})
+    assert store.has("peers")
+    store.remove("peers")
+    store.remove("peers")
+    assert not store.has("peers")
+
+
+def test_the_record_grows_by_a_line_an_event(store):
+    store.record("train", round=0, loss=1.5)
+    store.record("adopt", round=1)
+    lines = (store.folder / "record.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"event": "train", "round": 0, "loss": 1.5},
+        {"event": "adopt", "round": 1},
+    ]
+
+
+def step(network, optimizer, inputs):
+    optimizer.zero_grad()
+    network(inputs).square().mean().backward()
+    optimizer.step()
+
+
+def test_an_optimizer_goes_on_where_it_stopped(store):
+    """Two steps in one go; and one step, through the file into a fresh network and optimiser, one step: the same bits.
+
+    AdamW's second step depends on the first through three numbers a parameter: both moments and the step count.
+    """
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    halves, idle = copy.deepcopy(whole), copy.deepcopy(whole)
+    first, second = torch.randn(5, 3), torch.randn(5, 3)
+
+    one = adamw(whole, 0.1, 0.01)
+    step(whole, one, first)
+    step(whole, one, second)
+
+    before = adamw(halves, 0.1, 0.01)
+    step(halves, before, first)
+    store.save_state(State(1, private=halves.state_dict(), optimizer=optimizer_tensors(before, halves)))
+    read = store.load_state(1)
+    after = adamw(idle, 0.1, 0.01)
+    idle.load_state_dict(read.private)
+    restore_optimizer(after, idle, read.optimizer)
+    step(idle, after, second)
+
+    for name, value in whole.state_dict().items():
+        assert idle.state_dict()[name].equal(value), name
+    expected = optimizer_tensors(one, whole)
+    assert expected.keys() == {f"{n}/{slot}" for n in whole.state_dict() for slot in ("step", "exp_avg", "exp_avg_sq")}
+    for name, value in optimizer_tensors(after, idle).items():
+        assert value.equal(expected[name]), name
+
+
+def test_a_restored_optimizer_shares_no_memory_with_what_was_read():
+    network = nn.Linear(2, 1)
+    first = adamw(network, 0.1, 0.0)
+    step(network, first, torch.ones(1, 2))
+    saved = {name: value.clone() for name, value in optimizer_tensors(first, network).items()}
+    kept = {name: value.clone() for name, value in saved.items()}
+    second = adamw(network, 0.1, 0.0)
+    restore_optimizer(second, network, saved)
+    step(network, second, torch.ones(1, 2))
+    assert all(saved[name].equal(kept[name]) for name in saved)
