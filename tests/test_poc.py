@@ -1,0 +1,131 @@
+"""A real federation on this machine: certificates, a process a site, the sites' own policies. One POC for all tests."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from feddp import jobs
+from feddp.data.synthesize import synthesize
+from feddp.run.poc import SERVER, PocJob, federation
+from feddp.run.session import Request
+
+SITES = ["site-1", "site-2", "site-3"]
+
+
+@pytest.fixture(scope="module")
+def poc(tmp_path_factory, plan_for):
+    """Two hospitals that consent to the exchange, and one that does not and never shares its queries, whatever the job."""
+    root = tmp_path_factory.mktemp("poc")
+    synthesize(root / "data", sites=3, images=12, size=32)
+    policies = {site: {"data": str(root / "data" / site), "consent": ["calibration"]} for site in SITES[:2]}
+    policies["site-3"] = {"data": str(root / "data/site-3"), "consent": [], "private": ["query"]}
+    with federation(Request(plan_for(), policies, root / "run")) as (kits, session):
+
+        def run(name, plan, scope=jobs.SCOPE, edit=lambda folder: None, limit=240):
+            folder = jobs.export(plan, SITES, root / name, scope)
+            edit(folder)
+            job = PocJob(kits, session, folder)
+            deadline = time.monotonic() + limit
+            while not job.finished():
+                assert time.monotonic() < deadline, f"{name} did not end: {job.log.read_text()[-2000:]}"
+                time.sleep(0.5)
+            return job
+
+        yield kits, run
+
+
+@pytest.fixture(scope="module")
+def feddp(poc, plan_for):
+    _, run = poc
+    job = run("feddp", plan_for(rounds=2))
+    succeeded, server = job.outcome()
+    assert succeeded, job.log.read_text()[-3000:]
+    return job, server, json.loads((server / "results.json").read_text())
+
+
+def test_feddp_runs_through_both_stages_on_certificates(feddp):
+    _, _, results = feddp
+    assert set(results["sites"]) == set(SITES)
+    for site in results["sites"].values():
+        for when in ("before_calibration", "final"):
+            assert set(site[when]) == {"dice", "iou", "hd", "hd95", "assd"}
+            assert 0 <= site[when]["dice"]["mean"] <= 1
+            assert site[when]["dice"]["n"] >= 2
+
+
+def test_a_site_without_consent_neither_gives_nor_receives(feddp):
+    """The run goes on, and the results say who was calibrated with how many peers; the matrix has the exchangers alone."""
+    job, server, results = feddp
+    calibration = {site: results["sites"][site]["calibration"] for site in SITES}
+    assert calibration["site-1"] == calibration["site-2"] == {"calibrated": True, "peers": 1}
+    assert calibration["site-3"] == {"calibrated": False, "peers": 0}
+    assert set(results["matrix"]) == {"site-1", "site-2"}
+    assert all(set(row) == {"site-1", "site-2"} for row in results["matrix"].values())
+    own = load_file(job.store("site-3") / "state_00002.safetensors")
+    private = [value for name, value in own.items() if name.startswith("private/")]
+    assert len(private) == 16
+    for folder in (server, job.store("site-1"), job.store("site-2"), job.progress.parents[1]):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                content = path.read_bytes()
+                assert not any(value.numpy().tobytes()[:64] in content for value in private), path
+
+
+def test_every_site_ends_with_a_network_of_its_own(feddp):
+    job, _, _ = feddp
+    networks = [load_file(job.store(site) / "calibrated.safetensors") for site in SITES]
+    query = "encoder.model.stages_0.blocks.0.attn.q.weight"
+    assert not any((networks[i][query] == networks[j][query]).all() for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_a_sites_policy_stops_a_job_that_tries_and_the_others_go_on(poc, plan_for):
+    """FedAvg shares the queries; the third hospital's privacy.json forbids it: its contribution never leaves, by name."""
+    kits, run = poc
+    job = run("fedavg", plan_for(method="fedavg", rounds=1))
+    succeeded, server = job.outcome()
+    assert succeeded
+    events = [json.loads(line) for line in (server / "progress.jsonl").read_text().splitlines()]
+    refused = [e for e in events if e["event"] == "refused" and e["task"] == "train"]
+    assert [e["site"] for e in refused] == ["site-3"]
+    assert "TASK_RESULT_FILTER_ERROR" in refused[0]["reason"]
+    assert "tried to send 16 private tensors" in (kits / "site-3" / job.id / "log.txt").read_text()
+    assert {e["site"] for e in events if e["event"] == "answer" and e["task"] == "train"} == {"site-1", "site-2"}
+
+
+def test_a_job_of_an_unknown_scope_is_refused_by_every_site(poc, plan_for):
+    kits, run = poc
+    job = run("unscoped", plan_for(rounds=1), scope="research")
+    assert job._status != "FINISHED:COMPLETED"
+    assert not (kits / "site-1" / "feddp" / job.id).exists(), "no site opened its data for it"
+
+
+def test_a_class_that_is_not_on_the_list_is_refused(poc, plan_for):
+    """FLARE's own widget that would carry metrics round every filter: not on our sites' list."""
+
+    def edit(folder: Path):
+        path = folder / "app_client/config/config_fed_client.json"
+        config = json.loads(path.read_text())
+        config["components"].append({"id": "x", "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"})
+        path.write_text(json.dumps(config))
+
+    kits, run = poc
+    job = run("smuggler", plan_for(rounds=1), edit=edit)
+    assert job._status != "FINISHED:COMPLETED"
+    assert "is not in allow_list" in (kits / "site-1" / job.id / "log.txt").read_text()
+
+
+def test_the_kits_hold_our_policy_and_stream_no_logs(poc):
+    kits, _ = poc
+    for name in (SERVER, *SITES):
+        local = kits / name / "local"
+        for path in [p for p in (local / "resources.json", local / "resources.json.default") if p.exists()]:
+            resources = json.loads(path.read_text())
+            assert resources["class_list_enforcement_mode"] == "enforce"
+            assert all(c.startswith("feddp.flare.") for c in resources["class_allow_list"])
+            assert resources["allow_log_streaming"] is False
+            assert not {"site_log_streamer", "log_receiver"} & {c["id"] for c in resources["components"]}
+    privacy = json.loads((kits / "site-3/local/privacy.json").read_text())
+    assert privacy["scopes"][0]["task_result_filters"] == [{"path": "feddp.flare.filters.PrivateTensorGuard", "args": {}}]
