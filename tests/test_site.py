@@ -74,7 +74,10 @@ def tensors(site, slot):
 @pytest.mark.parametrize("network", ["pvt_v2_b0-fpn", "toy"])
 @pytest.mark.usefixtures("toy")
 def test_a_fresh_process_takes_the_next_round_to_the_same_bits(plan_for, open_site, network):
-    """Both networks have dropout, the samples are shuffled and turned, AdamW has a history: all must come back."""
+    """Both networks have dropout, the samples are shuffled and turned, AdamW has a history: all must come back.
+
+    8 samples in batches of 4 are 2 steps a round: after two rounds AdamW counts 4.
+    """
     plan = plan_for(network=network)
     one = open_site(plan, at="one")
     start = first(one)
@@ -94,6 +97,8 @@ def test_a_fresh_process_takes_the_next_round_to_the_same_bits(plan_for, open_si
     for round in (1, 2):
         assert same_state(site.store.load_state(round), one.store.load_state(round))
         assert site.store.load_state(round).round == round
+        history = site.store.load_state(round).optimizer
+        assert {value.item() for name, value in history.items() if name.endswith("/step")} == {2 * round}
 
     redelivered, _ = open_site(plan, at="two").train(fresh, 1)
     assert same(redelivered, again)
@@ -229,6 +234,14 @@ def test_a_private_tensor_is_never_overwritten_by_what_is_received(plan_for, ope
     still = open_site(plan_for(network=toy, lr=1e-30))
     still.train(first(site), 1)
     assert same(still.store.load_state(2).private, before)
+
+
+def test_private_tensors_start_from_the_weights_the_job_brought(plan_for, open_site, toy):
+    """At a rate near zero a round leaves ρ where it was: at `initial`, not at what the seed gives."""
+    site = open_site(plan_for(network=toy, lr=1e-30), initial=plan_for(network=toy, seed=8).build_network().state_dict())
+    site.train(first(site), 0)
+    wanted = plan_for(network=toy, seed=8).build_network().state_dict()
+    assert same(site.store.load_state(1).private, {name: wanted[name] for name in ("q.weight", "q.bias")})
 
 
 def test_local_training_exchanges_nothing(plan_for, open_site, toy):
@@ -384,6 +397,7 @@ def test_without_peers_it_is_tuned_with_lambda_zero(adopted, plan_for, open_site
         shutil.copytree(one.store.folder, one.store.folder.parent / at)
         site = open_site(plan_for(network="toy", calibration_lr=0.01, **{"lambda": weight}), at=at)
         site.calibrate(given)
+        assert site.store.has("peers") == (at == "one")  # what is not used is not kept
         ends[at] = tensors(site, "calibrated")
     assert same(ends["alone"], ends["zero"])
     assert not same(ends["alone"], ends["one"])
@@ -454,15 +468,24 @@ def test_the_network_is_evaluated_before_and_after_its_last_stage(adopted, chang
 
 
 def test_peers_are_evaluated_and_then_forgotten(adopted):
-    """site-2's network as it was handed on, rebuilt at site-1 from γ and ρ_2, on site-1's test images."""
+    """site-2's network as it was handed on, rebuilt at site-1 from γ and ρ_2, on site-1's test images.
+
+    Here γ says "nothing" everywhere (a bias of −50), and site-1's calibrated network, of another γ, "lesion" everywhere.
+    """
     one, two = adopted()
+    for site in (one, two):
+        state = tensors(site, "start")
+        site.store.write("start", state | {"head.bias": torch.full((1,), -50.0)})
     one.calibrate({"site-2": two.personal()})
+    one.store.write("calibrated", tensors(one, "calibrated") | {"head.bias": torch.full((1,), 50.0)})
     assert one.store.has("peers")
-    found = one.evaluate()["peers"]
+    found = one.evaluate()
     network = one.plan.build_network()
     network.load_state_dict(tensors(two, "start"))
-    assert found.keys() == {"site-2"}
-    assert {metric: summary["mean"] for metric, summary in found["site-2"].items()} == mean_scores(network, one.test)
+    assert found["peers"].keys() == {"site-2"}
+    means = {metric: summary["mean"] for metric, summary in found["peers"]["site-2"].items()}
+    assert means == mean_scores(network, one.test)
+    assert means["iou"] != found["final"]["iou"]["mean"]
     assert not one.store.has("peers")
     assert {row["network"] for row in rows_of(one)} == {"start", "calibrated"}
 

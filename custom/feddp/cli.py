@@ -1,4 +1,4 @@
-"""The command line: `feddp data|job|run|methods`."""
+"""FedDP on NVIDIA FLARE: personalized federated segmentation."""
 
 import sys
 from enum import Enum
@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 
 from feddp.data.cli import app as data_app
 from feddp.errors import FedDPError
@@ -106,6 +105,7 @@ def run(
     """Run a method over all sites below DATA on this machine, and leave tables and every site's own network in OUT."""
     from feddp.flare.policy import CALIBRATION
     from feddp.jobs import federation_of
+    from feddp.report import table
     from feddp.run.poc import poc
     from feddp.run.session import Request
     from feddp.run.session import run as run_request
@@ -125,8 +125,8 @@ def run(
         for site in sites
     }
     request = Request(plan, policies, out, threads, _initial(plan, weights))
-    run_request(request, poc if env is Env.poc else simulator, name=f"{method}_{data.resolve().name}")
-    Console().print(Markdown((out / "results.md").read_text()))
+    results = run_request(request, poc if env is Env.poc else simulator, name=f"{method}_{data.resolve().name}")
+    Console().print(table(results))
 
 
 @app.command()
@@ -159,6 +159,19 @@ def job(
         raise FedDPError("which sites? name them with --sites A,B,... or take them from --data ROOT")
     plan = _plan(facts, method, network, rounds, calibration_epochs, size, seed, settings, then, weights, len(names))
     print(export(plan, names, out, scope, _initial(plan, weights)))
+
+
+@app.command()
+def predict(
+    network: Annotated[Path, typer.Option(help="A site's network.safetensors.")],
+    images: Annotated[Path, typer.Option(help="A folder of PNGs.")],
+    out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names.")],
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+) -> None:
+    """Write a mask for every image, with a network that a run has left."""
+    from feddp.predict import predict as write_masks
+
+    print(f"{write_masks(network, images, out, device)} masks in {out}")
 
 
 @app.command()

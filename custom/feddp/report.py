@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
+from rich.table import Table
+
 
 def write_markdown(results: Mapping[str, Any]) -> str:
     """results.json as a table in the layout of the paper's Table I: Dice in per cent and ASSD in pixels, mean ± std."""
@@ -17,7 +20,7 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         cells = []
         for metric, scale in (("dice", 100), ("assd", 1)):
             for part in [*(results["sites"][s][when] for s in sites), results["average"][when]]:
-                cells.append(f"{scale * part[metric]['mean']:.2f} ± {scale * part[metric]['std']:.2f}")
+                cells.append(_cell(part, metric, scale))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
         "",
@@ -44,3 +47,20 @@ def write_markdown(results: Mapping[str, Any]) -> str:
             cells = [f"{100 * row[m]['dice']['mean']:.2f}" if m in row else "" for m in models]
             lines.append(f"| {site} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def table(results: Mapping[str, Any]) -> Table:
+    """The same for a terminal: a line a site."""
+    title = f"{results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
+    view = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("site", "Dice (%) before", "final", "ASSD (pix.) before", "final", "peers"):
+        view.add_column(head, justify="left" if head == "site" else "right")
+    for site in (*sorted(results["sites"]), "Average"):
+        part = results["average"] if site == "Average" else results["sites"][site]
+        cells = [_cell(part[when], *what) for what in (("dice", 100), ("assd", 1)) for when in ("before_calibration", "final")]
+        view.add_row(site, *cells, str(part.get("calibration", {}).get("peers", "")), end_section=site == max(results["sites"]))
+    return view
+
+
+def _cell(summary: Mapping[str, Any], metric: str, scale: float) -> str:
+    return f"{scale * summary[metric]['mean']:.2f} ± {scale * summary[metric]['std']:.2f}"

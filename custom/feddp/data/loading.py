@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from monai.transforms import (
     Compose,
-    EnsureChannelFirstd,
+    EnsureType,
     EnsureTyped,
-    NormalizeIntensityd,
+    NormalizeIntensity,
     RandFlipd,
     RandRotate90d,
-    Resized,
+    Resize,
 )
 from torch.utils.data import default_collate
 
@@ -28,29 +28,27 @@ def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
     resized bilinearly, masks by nearest neighbour, aspect ratio not kept. An empty split gives an empty list.
     FedDPError (naming the file) for an unreadable, wrongly shaped or out-of-range PNG, or an unknown split.
     """
-    colour = -1 if folder.channels > 1 else "no_channel"
-    prepare = Compose(
-        [
-            EnsureChannelFirstd("image", channel_dim=colour),
-            EnsureChannelFirstd("mask", channel_dim="no_channel"),
-            Resized("image", (size, size), mode="bilinear"),
-            # "nearest-exact" samples at pixel centres as bilinear does; torch's "nearest" would shift masks by half
-            # a pixel against their images.
-            Resized("mask", (size, size), mode="nearest-exact"),
-            NormalizeIntensityd("image", channel_wise=True),
-            EnsureTyped(("image", "mask"), dtype=torch.float32, track_meta=False),
-        ]
-    )
     samples = []
     for row in track(folder.rows_of(split), f"Loading {folder.site} {split}"):
-        # Read outside Compose, which would bury a FedDPError in a RuntimeError of its own.
         image = read_image(folder.image_path(row.image), folder.channels)
         mask = read_mask(folder.mask_path(row.image), len(folder.classes))
         same_size(folder.image_path(row.image), image, mask)
-        sample = prepare({"image": image.astype(np.float32), "mask": mask.astype(np.float32)})
-        maps = class_maps(sample["mask"][0], len(folder.classes), folder.labels)
-        samples.append({"image": sample["image"], "mask": maps, "stem": row.image})
+        # "nearest-exact" samples at pixel centres as bilinear does; torch's "nearest" would shift masks by half a pixel
+        # against their images.
+        values = _plain(Resize((size, size), mode="nearest-exact"))(mask[None].astype(np.float32))[0]
+        maps = class_maps(values, len(folder.classes), folder.labels)
+        samples.append({"image": network_input(image, size), "mask": maps, "stem": row.image})
     return samples
+
+
+def network_input(image: np.ndarray, size: int) -> torch.Tensor:
+    """What a network is given of an image (H, W, channels) or (H, W): float32 (channels, size, size), as `load` says."""
+    channels_first = np.moveaxis(np.atleast_3d(image), -1, 0).astype(np.float32)
+    return _plain(Resize((size, size), mode="bilinear"), NormalizeIntensity(channel_wise=True))(channels_first)
+
+
+def _plain(*transforms) -> Compose:
+    return Compose([*transforms, EnsureType(dtype=torch.float32, track_meta=False)])
 
 
 def class_maps(mask: torch.Tensor, classes: int, labels: str) -> torch.Tensor:

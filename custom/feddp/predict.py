@@ -1,0 +1,47 @@
+"""A finished network at home: masks for plain images."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from feddp.data.loading import network_input
+from feddp.data.pixels import read_image, write_png
+from feddp.data.progress import track
+from feddp.errors import FedDPError
+from feddp.networks.weights import load_personal, read_network
+from feddp.training.metrics import THRESHOLD
+
+
+def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
+    """Writes a mask for every PNG in `images` to `out`, under the same name, with the values of a site's masks.
+
+    The image is resized to what the network was trained at, the map back to the image's own size. Returns how many.
+
+    Raises:
+        FedDPError: there is no PNG, an image has other channels than the network, or the file is no network of ours.
+    """
+    files = sorted(images.glob("*.png"))
+    if not files:
+        raise FedDPError(f"{images} holds no PNG; name a folder of images, such as a site's images/")
+    model = load_personal(network).to(device)
+    facts = read_network(network)[1]
+    out.mkdir(parents=True, exist_ok=True)
+    for file in track(files, f"Predicting {len(files)} images"):
+        image = read_image(file, int(facts["channels"]))
+        with torch.no_grad():
+            logits = model(network_input(image, int(facts["size"]))[None].to(device))
+            maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()
+        write_png(out / file.name, label_mask(maps > THRESHOLD, facts["labels"]))
+    return len(files)
+
+
+def label_mask(maps: torch.Tensor, labels: str) -> np.ndarray:
+    """Class maps (C, H, W), boolean -> a mask (H, W) of 0 to C; the last class of several at a pixel counts.
+
+    With nested labels a class counts only inside the ones before it, as a mask of nested classes can say nothing else.
+    """
+    if labels == "nested":
+        return maps.int().cummin(dim=0).values.sum(dim=0).to(torch.uint8).numpy()
+    values = torch.arange(1, len(maps) + 1).view(-1, 1, 1)
+    return (maps * values).amax(dim=0).to(torch.uint8).numpy()
