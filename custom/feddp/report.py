@@ -53,8 +53,8 @@ def table(results: Mapping[str, Any]) -> Table:
     """The same for a terminal: a line a site."""
     title = f"{results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
     view = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("site", "Dice (%) before", "final", "ASSD (pix.) before", "final", "peers"):
-        view.add_column(head, justify="left" if head == "site" else "right")
+    for head in ("site", "Dice (%)\nbefore", "\nfinal", "ASSD (pix.)\nbefore", "\nfinal", "peers"):
+        view.add_column(head, justify="left" if head == "site" else "right", no_wrap=True)
     for site in (*sorted(results["sites"]), "Average"):
         part = results["average"] if site == "Average" else results["sites"][site]
         cells = [_cell(part[when], *what) for what in (("dice", 100), ("assd", 1)) for when in ("before_calibration", "final")]
