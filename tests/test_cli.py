@@ -86,7 +86,7 @@ def test_a_personal_network_runs_at_home(tmp_path):
 
 
 def test_label_masks_by_hand():
-    """Two classes at four pixels: none, only 1, both, only 2. Nested: 2 needs 1, so 0 1 2 0. Exclusive: the last wins, 0 1 2 2."""
+    """Two classes at four pixels: none, only 1, both, only 2. Nested, 2 needs 1: 0 1 2 0. Exclusive, the last wins: 0 1 2 2."""
     maps = torch.tensor([[[False, True, True, False]], [[False, False, True, True]]])
     assert label_mask(maps, "nested").tolist() == [[0, 1, 2, 0]]
     assert label_mask(maps, "exclusive").tolist() == [[0, 1, 2, 2]]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from feddp.errors import FedDPError
-from feddp.training.loop import fit_epoch, only, predict
+from feddp.training.loop import fit_epoch, predict
 from feddp.training.settings import Training
 
 PLAIN = Training(batch=2, augment=False)
@@ -125,25 +125,6 @@ def test_it_trains_in_training_mode():
     network = Bias().eval()
     fit_epoch(network, sgd(network), images(2), slope, PLAIN, seed=0)
     assert network.training
-
-
-def test_only_the_named_parameters_move():
-    network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 1, 1))
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    # weight decay and momentum move what has a gradient or a history: after `only`, a frozen tensor must have neither
-    optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.5)
-
-    def epoch():
-        fit_epoch(network, optimizer, images(4), lambda z, b: z.mean() + z.square().mean(), PLAIN, seed=0)
-        return {name for name, value in network.state_dict().items() if not value.equal(before[name])}
-
-    only(network, ["1.weight", "1.bias"])
-    assert epoch() == {"1.weight", "1.bias"}
-    before.update({name: value.clone() for name, value in network.state_dict().items()})
-    only(network, iter(["0.bias"]))
-    assert epoch() == {"0.bias"}
-    only(network, [name for name, _ in network.named_parameters()])
-    assert epoch() == set(before)
 
 
 def test_predictions_are_probabilities_in_the_samples_order():

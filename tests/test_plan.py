@@ -140,7 +140,7 @@ def test_a_bad_value_is_named(plan_for, changes, message):
 def test_lambda_may_be_zero_and_is_told_so(plan_for):
     """λ = 0 is the control of IGC, so a refusal must not ask for more than 0."""
     assert plan_for(**{"lambda": 0}).calibration.lambda_ == 0
-    with pytest.raises(FedDPError, match="lambda=-1.0 must be at least 0"):
+    with pytest.raises(FedDPError, match="lambda=-1.0 must be a number of at least 0"):
         plan_for(**{"lambda": -1})
 
 

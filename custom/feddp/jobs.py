@@ -46,8 +46,9 @@ def export(
         initial: a whole network's tensors that every participant starts from.
 
     Raises:
-        FedDPError: there is no site, or the folder holds something else.
+        FedDPError: too few sites, a private rule that does not fit the network, or the folder holds something else.
     """
+    plan.partition(plan.build_network())  # a rule that selects nothing is refused here, not at the hospitals
     if len(set(sites)) < plan.federation.min_sites:
         raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
     if folder.exists() and any(folder.iterdir()) and not (folder / "meta.json").exists():

@@ -55,6 +55,9 @@ class Plan:
             raise FedDPError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         if self.network not in NETWORKS:
             raise FedDPError(f"unknown network {self.network!r}; known: {', '.join(NETWORKS)}")
+        for name in ("channels", "size", "rounds", "seed"):
+            if type(getattr(self, name)) is not int:
+                raise FedDPError(f"{name}={getattr(self, name)!r} is not a whole number; correct the plan")
         if self.rounds < 1:
             raise FedDPError(f"rounds={self.rounds}: a run needs at least 1 round")
         if self.size < 32 or self.size % 32:

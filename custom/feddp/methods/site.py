@@ -21,7 +21,7 @@ from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec
 from feddp.methods.plan import Plan
 from feddp.training.calibration import Tuned, calibration_loss, mean_scores, tune, with_inconsistency
-from feddp.training.loop import Batch, adamw, fit_epoch, only, predict
+from feddp.training.loop import Batch, adamw, fit_epoch, predict
 from feddp.training.losses import segmentation_loss
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seed_of
@@ -64,8 +64,13 @@ class Site:
                 f"site {name}: {folder.path / 'dataset.json'} says (channels, classes, labels) = {found}, the job {wanted};"
                 " submit a job for this data set, or prepare the folder for the job's"
             )
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise FedDPError(f"site {name}: device {device} is not available; set the device to cpu in the site's policy")
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise FedDPError(
+                f"site {name}: device {device} cannot be used ({reason}); correct it in the site's policy"
+            ) from None
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
         self.method = plan.build_method()
         self.network = plan.build_network()
@@ -127,33 +132,16 @@ class Site:
         self.store.record("train", round=round, **metrics)
         return mine, metrics
 
-    def fit(
-        self, epochs: int, train: tuple[str, ...] | None = None, freeze: tuple[str, ...] = (), lr: float | None = None
-    ) -> float:
-        """Trains the network for `epochs`; for methods' `round`.
-
-        Args:
-            epochs: how many passes over the training samples.
-            train: exact parameter names to train, all if None.
-            freeze: exact parameter names to leave as they are.
-            lr: the learning rate, the plan's if None.
-
-        Returns:
-            The mean loss of the last epoch.
-        """
-        names = [name for name, _ in self.network.named_parameters()]
-        only(self.network, set(names if train is None else train) - set(freeze))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.plan.training.lr if lr is None else lr
+    def fit(self, epochs: int) -> float:
+        """Trains the whole network for `epochs`, for methods' `round`; returns the mean loss of the last epoch."""
         loss = float("nan")
         for _ in range(epochs):
-            # counted over the whole round, so that a method's second phase draws other samples than its first
+            # counted over the whole round, so that a method's second call draws other samples than its first
             seed = seed_of(self.plan.seed, self.name, self._round, self._epochs)
             loss = fit_epoch(
                 self.network, self.optimizer, self.samples, self._batch_loss, self.plan.training, seed, self.stopped
             )
             self._epochs += 1
-        only(self.network, names)
         return loss
 
     def segmentation_loss(self, logits: Tensor, mask: Tensor) -> Tensor:
@@ -196,6 +184,7 @@ class Site:
         """
         settings, samples, loss = self.plan.calibration, self.samples, self._batch_loss
         self._restore(self._latest(before=CALIBRATED))
+        self.store.remove(PEERS)
         if peers and settings.lambda_ > 0:
             own = self.network.state_dict()
             spec = Spec.of(own, self.plan.exchanged(self.partition))

@@ -1,6 +1,6 @@
 """The one local training loop, and prediction."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -72,10 +72,3 @@ def predict(network: nn.Module, samples: list[Batch], batch: int = 8) -> Iterato
 
 def to(batch: Batch, device: torch.device) -> Batch:
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-
-
-def only(network: nn.Module, names: Iterable[str]) -> None:
-    """Lets the optimiser move the named parameters and no others."""
-    names = set(names)
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name in names)

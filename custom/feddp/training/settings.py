@@ -1,5 +1,6 @@
 """Hyper-parameters as frozen data classes, set by name."""
 
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -33,14 +34,14 @@ class Training:
 
 def require_positive(settings: Any, *names: str) -> None:
     for name in names:
-        if not getattr(settings, name) > 0:  # nor is nan
-            raise FedDPError(f"{key(name)}={getattr(settings, name)} must be above 0; set {key(name)} to a larger value")
+        if not 0 < getattr(settings, name) < math.inf:  # nor is nan
+            raise FedDPError(f"{key(name)}={getattr(settings, name)} must be a number above 0; correct {key(name)}")
 
 
 def require_not_negative(settings: Any, *names: str) -> None:
     for name in names:
-        if not getattr(settings, name) >= 0:  # nor is nan
-            raise FedDPError(f"{key(name)}={getattr(settings, name)} must be at least 0; set {key(name)} to a larger value")
+        if not 0 <= getattr(settings, name) < math.inf:  # nor is nan
+            raise FedDPError(f"{key(name)}={getattr(settings, name)} must be a number of at least 0; correct {key(name)}")
 
 
 def require_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
