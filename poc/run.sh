@@ -4,6 +4,7 @@
 set -euo pipefail
 data="" sites=4 rounds=15 epochs=5 out="runs/poc-$(date +%Y%m%d-%H%M%S)"
 while [ $# -gt 0 ]; do
+    [ $# -ge 2 ] || { sed -n '2,3s/^# *//p' "$0" >&2; exit 2; }
     case $1 in
         --data) data=$(realpath -m "$2") ;;
         --sites) sites=$2 ;;
@@ -12,12 +13,16 @@ while [ $# -gt 0 ]; do
         --out) out=$(realpath -m "$2") ;;
         *) sed -n '2,3s/^# *//p' "$0" >&2; exit 2 ;;
     esac
-    shift 2 || { echo "$1 needs a value" >&2; exit 2; }
+    shift 2
 done
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 if [ -z "$data" ]; then
     data="data/synthetic-$sites"
-    [ -d "$data" ] || feddp data synthesize --out "$data" --sites "$sites"
+    if [ ! -e "$data.whole" ]; then # an interrupted run may have left some sites
+        rm -rf "$data"
+        feddp data synthesize --out "$data" --sites "$sites"
+        touch "$data.whole"
+    fi
 fi
 feddp run --method feddp --env poc --data "$data" --out "$out" --rounds "$rounds" --calibration-epochs "$epochs"
 echo "Results, tables and every site's own network: $out"

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from feddp.cli import app
@@ -12,7 +13,8 @@ from feddp.data.prepare import PREPARE
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.flare.site import SiteComponent
-from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
+from feddp.jobs import SERVER_CLASSES, SITE_CLASSES, export
+from feddp.methods.plan import WEIGHTS
 from feddp.run import session
 from feddp.run.simulator import simulator
 
@@ -92,6 +94,9 @@ def test_a_committed_job_runs_a_round(name, tmp_path):
         (["--set", "speed=1"], "unknown setting 'speed'"),
         (["--set", "private=queries"], "queries"),
         (["--set", "min_sites=3"], "min_sites=3"),
+        (["--network", "resnet18-fpn"], "'query' found no tensor"),
+        (["--method", "fedavg", "--calibration-epochs", "3"], "fedavg has no calibration"),
+        (["--then", "igc", "--calibration-epochs", "0"], "drop one"),
         (["--then", "magic"], "--then magic"),
         (["--weights", "nowhere.pth"], "nowhere.pth"),
     ],
@@ -111,3 +116,31 @@ def test_a_job_edited_by_hand_is_refused_by_every_component(name, plan_for):
     for component in (SiteComponent, SharedTensorPersistor):
         with pytest.raises(FedDPError, match=f"unknown {name} 'unheard of'"):
             component(plan)
+
+
+def test_a_job_names_no_path_at_a_participant(plan_for):
+    """A file of another job of the site, say: what a job starts from, it brings along."""
+    with pytest.raises(FedDPError, match="brings its initial tensors along"):
+        plan_for(weights="../../../feddp/other/start.safetensors")
+
+
+def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/meta.json").write_text("{}")
+    with pytest.raises(FedDPError, match="something else than a job of ours"):
+        export(plan_for(), ["A", "B"], tmp_path / "job")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FedDPError, match="something else"):
+        export(plan_for(), ["A", "B"], tmp_path / "file")
+    assert export(plan_for(), ["A", "B"], tmp_path / "ours") == export(plan_for(rounds=3), ["A", "B"], tmp_path / "ours")
+
+
+def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):
+    """Both apps carry the same file, and every participant starts from it: here, from ones."""
+    plan = plan_for(weights=WEIGHTS)
+    state = {name: torch.ones_like(value) for name, value in plan.build_network().state_dict().items()}
+    job = export(plan, ["A", "B"], tmp_path / "job", initial=state)
+    for part in ("app_server", "app_client"):
+        initial = plan.initial(job / part / "config")
+        assert initial.keys() == state.keys()
+        assert all((value == 1).all() for value in initial.values())

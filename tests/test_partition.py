@@ -174,8 +174,3 @@ def test_split_and_join_name_what_does_not_fit():
         partition.join(shared | private, private)
     with pytest.raises(FedDPError, match=r"private part .* missing head.weight, head.bias"):
         partition.join(shared, {})
-
-
-def test_private_in_keeps_the_order_given():
-    partition = Partition(("a", "b"), ("c", "d"))
-    assert partition.private_in(["d", "a", "x", "c"]) == ["d", "c"]

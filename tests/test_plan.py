@@ -28,7 +28,7 @@ def groups(plan):
     "changes",
     [
         {},
-        {"method": "finetune", "stages": ("train", "tune", "calibrate"), "seed": 7, "weights": "start.safetensors"},
+        {"method": "finetune", "stages": ("train", "tune", "calibrate"), "seed": 7, "weights": "weights.safetensors"},
         {"classes": ("disc", "cup"), "private": "query,head", "lambda": "0.1", "augment": "false", "lr": 0.5},
     ],
 )

@@ -60,8 +60,8 @@ def test_a_site_without_consent_neither_gives_nor_receives(feddp):
     """The run goes on, and the results say who was calibrated with how many peers; the matrix has the exchangers alone."""
     job, server, results = feddp
     calibration = {site: results["sites"][site]["calibration"] for site in SITES}
-    assert calibration["site-1"] == calibration["site-2"] == {"calibrated": True, "peers": 1}
-    assert calibration["site-3"] == {"calibrated": False, "peers": 0}
+    assert calibration["site-1"] == calibration["site-2"] == {"calibrated": True, "peers": 1, "tuned": True}
+    assert calibration["site-3"] == {"calibrated": False, "peers": 0, "tuned": True}
     assert set(results["matrix"]) == {"site-1", "site-2"}
     assert all(set(row) == {"site-1", "site-2"} for row in results["matrix"].values())
     own = load_file(job.store("site-3") / "state_00002.safetensors")
@@ -91,7 +91,7 @@ def test_a_sites_policy_stops_a_job_that_tries_and_the_others_go_on(poc, plan_fo
     refused = [e for e in events if e["event"] == "refused" and e["task"] == "train"]
     assert [e["site"] for e in refused] == ["site-3"]
     assert "TASK_RESULT_FILTER_ERROR" in refused[0]["reason"]
-    assert "tried to send 16 private tensors" in (kits / "site-3" / job.id / "log.txt").read_text()
+    assert "tried to send 16 tensors that may not leave" in (kits / "site-3" / job.id / "log.txt").read_text()
     assert {e["site"] for e in events if e["event"] == "answer" and e["task"] == "train"} == {"site-1", "site-2"}
 
 

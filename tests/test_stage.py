@@ -10,7 +10,7 @@ from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, TaskCompletionStatus
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import make_reply
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from feddp.flare import messages
@@ -18,6 +18,7 @@ from feddp.flare.calibration import Calibration
 from feddp.flare.evaluation import Evaluation
 from feddp.flare.partial_aggregation import PartialAggregation
 from feddp.flare.persistor import SharedTensorPersistor
+from feddp.report import write_markdown
 from feddp.training.metrics import METRICS
 
 
@@ -51,12 +52,14 @@ class Run:
         self.folder, self.sites, self.answer, self.order = folder, sites, answer, order or sites
         self.sent = []
         self.panics = []
+        self.gone = set()
 
     def run(self, *stages):
         for kind in stages:
             stage = kind()
             stage.broadcast = self.broadcast
             stage.cancel_all_tasks = lambda: None
+            stage.get_client_disconnect_time = lambda site: 1.0 if site in self.gone else None
             stage.system_panic = lambda reason, fl_ctx: self.panics.append(reason)
             stage.start_controller(self.fl_ctx)
             stage.control_flow(Signal(), self.fl_ctx)
@@ -71,7 +74,7 @@ class Run:
                 client_task.result = self.answer(site, task.name, *messages.unpack(task.data))
                 if client_task.result is not None:
                     task.result_received_cb(client_task, fl_ctx)
-        task.completion_status = TaskCompletionStatus.OK
+        task.completion_status = TaskCompletionStatus.CLIENT_DEAD if self.gone & set(targets) else TaskCompletionStatus.OK
 
     def progress(self, event):
         lines = (self.folder / "progress.jsonl").read_text().splitlines()
@@ -89,7 +92,7 @@ def good(site, task, tensors, scalars, values=None, ious=None):
         if scalars["round"]:
             metrics |= {"dice": 0.5, "iou": (ious or {}).get(scalars["round"], 0.5)}
         return messages.pack({n: v + offset for n, v in tensors.items()}, round=scalars["round"], **metrics)
-    if task == "adopt":
+    if task in ("score", "adopt"):
         return messages.pack(round=scalars["round"], dice=0.5, iou=(ious or {}).get(scalars["round"], 0.5))
     if task == "evaluate":
         return messages.pack(before_calibration=SUMMARY, final=SUMMARY, peers={})
@@ -159,6 +162,10 @@ REFUSED = {
     "nan": (lambda t, s: messages.pack({**t, _first(t): t[_first(t)] * float("nan")}, **s), "not finite"),
     "stale": (lambda t, s: messages.pack(t, **{**s, "round": 7}), "is for round 7, this is round 0"),
     "error": (lambda t, s: make_reply(ReturnCode.EXECUTION_EXCEPTION), "EXECUTION_EXCEPTION"),
+    "numbers": (lambda t, s: messages.pack(t, **{**s, "samples": float("nan")}), "samples is nan, not a finite number"),
+    "no seconds": (lambda t, s: messages.pack(t, round=0, loss=1.0, samples=3), "seconds is None"),
+    "no samples": (lambda t, s: messages.pack(t, **{**s, "samples": 0}), "0 training samples"),
+    "unreadable": (lambda t, s: Shareable(), "no tensors or scalars"),
     "silence": (lambda t, s: None, "no answer"),
 }
 
@@ -282,7 +289,64 @@ def test_personal_tensors_go_once_to_consenting_sites_and_to_no_other(consent, p
             assert (value == SITES.index(key.split("/")[0])).all()
     results = json.loads((tmp_path / "results.json").read_text())
     for site in SITES:
-        assert results["sites"][site]["calibration"] == {"calibrated": bool(peers[site]), "peers": len(peers[site])}
+        expected = {"calibrated": bool(peers[site]), "peers": len(peers[site]), "tuned": True}
+        assert results["sites"][site]["calibration"] == expected
+
+
+def test_a_site_whose_calibration_failed_is_not_called_calibrated(tmp_path, plan_for):
+    received = {}
+    answer = calibrating(SITES, received)
+
+    def failing(site, task, tensors, scalars):
+        if (site, task) == ("B", "calibrate"):
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        return answer(site, task, tensors, scalars)
+
+    run = Run(tmp_path, plan_for(), SITES, failing)
+    received["spec"] = run.persistor.personal_spec
+    run.run(Calibration, Evaluation)
+    sites = json.loads((tmp_path / "results.json").read_text())["sites"]
+    assert sites["B"]["calibration"] == {"calibrated": False, "peers": 0, "tuned": False}
+    assert sites["A"]["calibration"] == {"calibrated": True, "peers": 2, "tuned": True}
+
+
+def test_calibration_after_a_method_without_personal_tensors_has_no_peers(tmp_path, plan_for):
+    """FedAvg's networks are the same everywhere: there is nothing to exchange and nothing to disagree on."""
+    received = {}
+    run = Run(tmp_path, plan_for(method="fedavg", stages=("train", "calibrate")), SITES, calibrating(SITES, received))
+    received["spec"] = run.persistor.personal_spec
+    run.run(Calibration)
+    assert run.persistor.peers == {"A": [], "B": [], "C": []}
+
+
+def test_a_lost_site_is_not_waited_for_again(tmp_path, plan_for):
+    """FLARE says so of a task that only dead clients have left open; the next tasks and workflows go to the others."""
+
+    def answer(site, task, tensors, scalars):
+        return None if site == "B" else good(site, task, tensors, scalars)
+
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer)
+    run.gone = {"B"}
+    run.run(PartialAggregation, Evaluation)
+    assert run.panics == []
+    assert [targets for _, targets, _ in run.sent] == [SITES, *[["A", "C"]] * (len(run.sent) - 1)]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["sites"]) == {"A", "C"}
+    assert results["missing"] == {"B": "site B was lost at train"}
+
+
+@pytest.mark.parametrize("final", [None, {}, {**dict.fromkeys(METRICS, {"mean": float("nan"), "std": 0, "n": 1})}])
+def test_an_evaluation_that_lacks_a_number_is_refused_and_said(final, tmp_path, plan_for):
+    def answer(site, task, tensors, scalars):
+        if (site, task) == ("B", "evaluate"):
+            return messages.pack(before_calibration=SUMMARY, final=final, peers={})
+        return good(site, task, tensors, scalars)
+
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer).run(PartialAggregation, Evaluation)
+    assert run.panics == []
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["missing"] == {"B": "site B did not evaluate"}
+    assert "**B is missing**" in write_markdown(results)
 
 
 def test_the_control_collects_nothing(tmp_path, plan_for):

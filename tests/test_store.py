@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import time
 
 import pytest
 import torch
@@ -129,7 +130,9 @@ def test_the_record_grows_by_a_line_an_event(store):
     store.record("train", round=0, loss=1.5)
     store.record("adopt", round=1)
     lines = (store.folder / "record.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
+    events = [json.loads(line) for line in lines]
+    assert events[0].pop("time") <= events[1].pop("time") <= time.time()
+    assert events == [
         {"event": "train", "round": 0, "loss": 1.5},
         {"event": "adopt", "round": 1},
     ]

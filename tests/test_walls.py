@@ -10,7 +10,6 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import make_reply
 from nvflare.fuel.utils import fobs
 
 from feddp.errors import FedDPError
@@ -83,32 +82,73 @@ def test_the_jobs_filter_leaves_a_clean_result_alone(component, state):
 
 def test_the_guard_stops_a_leak_and_says_so(component, state):
     """Wall 3: an ordinary exception, so FLARE answers TASK_RESULT_FILTER_ERROR and the other sites go on."""
-    with pytest.raises(FedDPError, match="site hospital: task train tried to send 16 private tensors"):
+    with pytest.raises(FedDPError, match="site hospital: task train tried to send 16 tensors that may not leave"):
         PrivateTensorGuard().process(leak(state), context(component))
 
 
 def test_the_guard_lets_a_clean_result_pass(component, state):
-    message = leak({name: state[name] for name in component.partition.shared})
-    assert PrivateTensorGuard().process(message, context(component)) is message
+    shared = {name: state[name] for name in component.partition.shared}
+    tensors, scalars = messages.unpack(PrivateTensorGuard().process(leak(shared), context(component)))
+    assert tensors.keys() == shared.keys()
+    assert all(torch.equal(tensors[name], shared[name]) for name in shared)
+    assert scalars == {"round": 0, "loss": 1.0}
+
+
+def _riding(state, component, **extra):
+    message = leak({name: state[name] for name in component.partition.shared} | extra)
+    message["beside"] = "patient 17"
+    message.set_header("note", "patient 18")
+    return message
+
+
+def test_nothing_rides_along_with_a_result(component, state):
+    """What is beside the tensors and the numbers, in the message or in its headers, stays at the site."""
+    sent = bytes_of(PrivateTensorGuard().process(_riding(state, component), context(component)))
+    assert b"patient" not in sent
+    assert b"patient 17" in bytes_of(_riding(state, component)), "the control"
+
+
+@pytest.mark.parametrize("value", [torch.zeros(3), b"pixels", "text"])
+def test_the_guard_knows_every_name_that_may_leave(component, state, value):
+    """An unknown name is not private by any rule, and is stopped all the same."""
+    with pytest.raises(FedDPError, match=r"1 tensors that may not leave \(renamed"):
+        PrivateTensorGuard().process(_riding(state, component, renamed=value), context(component))
+
+
+def test_only_a_tensor_passes_under_a_tensors_name(component, state):
+    name = component.partition.shared[3]
+    with pytest.raises(FedDPError, match="which is no tensor"):
+        PrivateTensorGuard().process(_riding(state, component, **{name: b"pixels"}), context(component))
 
 
 def test_the_guard_keeps_what_the_hospital_never_shares(component, state):
     """The job's method shares the head; this hospital does not, whatever the job."""
     message = leak({name: state[name] for name in component.partition.shared})
-    with pytest.raises(FedDPError, match=r"2 private tensors \(segmentation_head"):
+    with pytest.raises(FedDPError, match=r"2 tensors that may not leave \(segmentation_head"):
         PrivateTensorGuard().process(message, context(component, private=["head"]))
+    given = messages.pack({name: state[name] for name in component.partition.private}, consent=True)
+    with pytest.raises(FedDPError, match="16 tensors that may not leave"):
+        PrivateTensorGuard().process(given, context(component, "collect", consent=["calibration"], private=["query"]))
+
+
+def test_a_role_that_the_network_lacks_protects_nothing(plan_for):
+    """A convolutional network has no query: the hospital's rule does not stop its jobs."""
+    resnet = SiteComponent(plan_for(network="resnet18-fpn", method="fedavg").to_json())
+    message = leak(dict(resnet.network.state_dict()))
+    PrivateTensorGuard().process(message, context(resnet, private=["query"]))
 
 
 @pytest.mark.parametrize("task", ["adopt", "tune", "calibrate", "evaluate", "anything"])
 def test_the_guard_lets_no_tensor_out_of_other_tasks(component, state, task):
     name = component.partition.shared[0]
-    with pytest.raises(FedDPError, match=f"task {task} tried to send tensors"):
+    with pytest.raises(FedDPError, match=f"task {task} tried to send 1 tensors"):
         PrivateTensorGuard().process(leak({name: state[name]}), context(component, task))
 
 
 def test_the_guard_asks_for_consent_before_the_exchange(component, state):
-    message = leak({name: state[name] for name in component.partition.private})
-    assert PrivateTensorGuard().process(message, context(component, "collect", consent=["calibration"])) is message
+    message = messages.pack({name: state[name] for name in component.partition.private}, consent=True)
+    sent = PrivateTensorGuard().process(message, context(component, "collect", consent=["calibration"]))
+    assert set(messages.unpack(sent)[0]) == set(component.partition.private)
     with pytest.raises(FedDPError, match="does not consent"):
         PrivateTensorGuard().process(message, context(component, "collect"))
 
@@ -116,13 +156,20 @@ def test_the_guard_asks_for_consent_before_the_exchange(component, state):
 @pytest.mark.parametrize("text", ["patient 17", ["x"], None])
 def test_the_guard_lets_no_text_out_among_the_scalars(component, text):
     with pytest.raises(FedDPError, match="among its scalars"):
-        PrivateTensorGuard().process(messages.pack(loss=1.0, note={"deep": text}), context(component))
+        PrivateTensorGuard().process(messages.pack(loss=1.0, final={"dice": {"mean": text}}), context(component))
+    with pytest.raises(FedDPError, match="'Jane Doe' among its scalars"):
+        PrivateTensorGuard().process(messages.pack(**{"Jane Doe": 1.0}), context(component))
 
 
 @pytest.mark.parametrize("kind", [StripPrivate, PrivateTensorGuard])
-def test_an_error_reply_passes(kind, component):
-    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-    assert kind().process(reply, context(component)) is reply
+def test_an_error_reply_carries_its_code_and_nothing_else(kind, component, state):
+    """Were it passed on as it is, an executor could send anything by saying that it failed."""
+    reply = leak(state)
+    reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
+    sent = kind().process(reply, context(component))
+    assert sent.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    name = component.partition.private[0]
+    assert state[name].numpy().tobytes()[:64] not in bytes_of(sent)
 
 
 def test_without_a_policy_a_site_refuses(component):

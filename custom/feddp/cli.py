@@ -41,9 +41,8 @@ def _plan(
     facts: dict[str, Any], method: str, network: str, rounds: int, epochs: int | None, size: int, seed: int,
     settings: list[str], then: str | None, weights: str | None, sites: int,
 ):  # fmt: skip
-    from feddp.jobs import WEIGHTS
     from feddp.methods.base import CALIBRATE
-    from feddp.methods.plan import Plan
+    from feddp.methods.plan import WEIGHTS, Plan
 
     values: dict[str, Any] = {}
     for text in settings:
@@ -60,7 +59,11 @@ def _plan(
         if then != "igc":
             raise FedDPError(f"--then {then}: the only stage that can follow is igc")
         stages = tuple(dict.fromkeys((*stages, CALIBRATE)))
+    if epochs is not None and CALIBRATE not in stages:
+        raise FedDPError(f"--calibration-epochs {epochs}: {method} has no calibration; append it with --then igc")
     if epochs == 0:
+        if then is not None:
+            raise FedDPError("--then igc asks for the calibration, --calibration-epochs 0 leaves it out; drop one")
         stages = tuple(stage for stage in stages if stage != CALIBRATE)
     elif epochs is not None:
         values["calibration_epochs"] = epochs
@@ -113,6 +116,8 @@ def run(
 
     sites, facts = federation_of(data)
     plan = _plan(facts, method, network, rounds, calibration_epochs, size, seed, settings, then, weights, len(sites))
+    if threads is not None and env is Env.poc:
+        raise FedDPError("--threads is the simulator's; in POC mode every site has a process of its own")
     refusing = set(filter(None, without_consent.split(",")))
     if unknown := sorted(refusing - set(sites)):
         raise FedDPError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
@@ -152,7 +157,7 @@ def job(
     from feddp.jobs import export, federation_of
 
     facts = {"channels": channels, "classes": tuple(classes.split(",")), "labels": labels}
-    names = sites.split(",") if sites else []
+    names = [name.strip() for name in sites.split(",") if name.strip()] if sites else []
     if data is not None:
         names, facts = federation_of(data)
     if not names:
@@ -183,14 +188,15 @@ def methods() -> None:
         print(f"{name}: {(method.__doc__ or sys.modules[method.__module__].__doc__).strip().splitlines()[0]}")
         print(f"  private: {', '.join(method.private)}; stages: {', '.join(method.stages)}")
     print("settings:")
+    meanings = {name: text for method in METHODS for name, text in Plan.meanings(method).items()}
     for name, value in sorted({k: v for m in METHODS for k, v in Plan.known_settings(m).items()}.items()):
-        print(f"  {name}={','.join(value) if isinstance(value, tuple) else value}")
+        print(f"  {name}={'' if value is None else value}: {meanings[name]}")
 
 
 def main() -> None:
     """The command; a user's mistake ends in one line and exit code 2."""
     try:
         app()
-    except FedDPError as error:
+    except (FedDPError, OSError) as error:
         print(f"feddp: {error}", file=sys.stderr)
         sys.exit(2)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from feddp.data.folder import SiteFolder, find_sites
 from feddp.errors import FedDPError
-from feddp.methods.plan import Plan
+from feddp.flare import messages
+from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import save_network
 
 SCOPE = "feddp"
-WEIGHTS = "weights.safetensors"
 
 # every class a job of ours names, one by one: a participant allows these and nothing broader
 SERVER_CLASSES = {
@@ -30,7 +30,12 @@ SITE_CLASSES = {
     "evaluate": "feddp.flare.executors.EvaluationExecutor",
     "strip": "feddp.flare.filters.StripPrivate",
 }
-TASKS = {"train": ["train", "adopt"], "calibrate": ["collect", "tune", "calibrate"], "evaluate": ["evaluate"]}
+TASKS = {
+    "train": [messages.TRAIN, messages.SCORE, messages.ADOPT],
+    "calibrate": [messages.COLLECT, messages.TUNE, messages.CALIBRATE],
+    "evaluate": [messages.EVALUATE],
+}
+SERVER_CONFIG = "app_server/config/config_fed_server.json"
 
 
 def export(
@@ -51,8 +56,8 @@ def export(
     plan.partition(plan.build_network())  # a rule that selects nothing is refused here, not at the hospitals
     if len(set(sites)) < plan.federation.min_sites:
         raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "meta.json").exists():
-        raise FedDPError(f"{folder} is not empty and not a job; choose another folder")
+    if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
+        raise FedDPError(f"{folder} holds something else than a job of ours; choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
     meta = {
         "name": folder.name,
@@ -62,12 +67,17 @@ def export(
         "resource_spec": {},
     }
     _write(folder / "meta.json", meta)
-    _write(folder / "app_server/config/config_fed_server.json", _server(plan))
+    _write(folder / SERVER_CONFIG, _server(plan))
     _write(folder / "app_client/config/config_fed_client.json", _client(plan))
     if initial is not None:
         for app in ("app_server", "app_client"):
             save_network(folder / app / "config" / WEIGHTS, initial, {})
     return folder
+
+
+def _is_ours(folder: Path) -> bool:
+    config = folder / SERVER_CONFIG
+    return config.exists() and SERVER_CLASSES["persistor"] in config.read_text(encoding="utf-8")
 
 
 def _server(plan: Plan) -> dict[str, Any]:

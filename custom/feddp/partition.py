@@ -26,7 +26,8 @@ ENCODER = "encoder"
 DECODER = "decoder"
 NONE = "none"
 ALL = "all"
-WORDS = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER, NONE, ALL)
+ROLES = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER)
+WORDS = (*ROLES, NONE, ALL)
 
 Rule = tuple[str, ...]
 State = dict[str, Tensor]
@@ -56,11 +57,6 @@ class Partition:
         check_keys(private, self.private, "the private part")
         return _clone(shared, self.shared) | _clone(private, self.private)
 
-    def private_in(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that are private, in the order given."""
-        private = set(self.private)
-        return [name for name in names if name in private]
-
 
 def resolve(network: nn.Module, rule: Rule) -> Partition:
     """The partition of `network` under `rule`.
@@ -79,7 +75,7 @@ def resolve(network: nn.Module, rule: Rule) -> Partition:
     name = type(network).__name__
     private: set[str] = set()
     for word in rule:
-        found = _select(network, word)
+        found = select(network, word)
         if not found:
             raise FedDPError(f"the private role '{word}' found no tensor in {name}; choose a role it has")
         private |= found
@@ -118,7 +114,8 @@ def _check_words(rule: Rule) -> None:
             raise FedDPError(f"'{word}' stands alone in a private rule, not beside others, as in {tuple(rule)}")
 
 
-def _select(network: nn.Module, word: str) -> set[str]:
+def select(network: nn.Module, word: str) -> set[str]:
+    """The state_dict keys of one role (NONE and ALL are rules, not roles); empty where the network has none of it."""
     found: set[str] = set()
     # a module registered twice has two names in state_dict: both count
     for path, module in network.named_modules(remove_duplicate=False):

@@ -24,6 +24,8 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
     files = sorted(images.glob("*.png"))
     if not files:
         raise FedDPError(f"{images} holds no PNG; name a folder of images, such as a site's images/")
+    if out.exists() and any(out.iterdir()):
+        raise FedDPError(f"{out} is not empty; choose another folder, nothing is overwritten")
     model = load_personal(network).to(device)
     facts = read_network(network)[1]
     out.mkdir(parents=True, exist_ok=True)

@@ -31,10 +31,14 @@ def write_markdown(results: Mapping[str, Any]) -> str:
     for site in sites:
         calibration = results["sites"][site].get("calibration")
         if calibration:
-            how = (
-                f"calibrated with {calibration['peers']} peers" if calibration["calibrated"] else "tuned without peers (λ = 0)"
-            )
+            if not calibration["tuned"]:
+                how = "its calibration failed; it keeps its network of stage 1"
+            elif calibration["calibrated"]:
+                how = f"calibrated with {calibration['peers']} peers"
+            else:
+                how = "tuned without peers (λ = 0)"
             lines.append(f"{site}: {how}.")
+    lines += [f"**{site} is missing**: {reason}" for site, reason in sorted(results["missing"].items())]
     if results["matrix"]:
         lines += [
             "",
@@ -52,6 +56,8 @@ def write_markdown(results: Mapping[str, Any]) -> str:
 def table(results: Mapping[str, Any]) -> Table:
     """The same for a terminal: a line a site."""
     title = f"{results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
+    if results["selection"] == "test":
+        title += " (optimistic: chosen on the test images)"
     view = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("site", "Dice (%)\nbefore", "\nfinal", "ASSD (pix.)\nbefore", "\nfinal", "peers"):
         view.add_column(head, justify="left" if head == "site" else "right", no_wrap=True)

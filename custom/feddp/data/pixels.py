@@ -18,7 +18,7 @@ def _open(file: Path) -> Image.Image:
             return image
     except FileNotFoundError:
         raise BadFile(Problem(file, "is missing", "Add it, or remove its line from split.csv")) from None
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise BadFile(Problem(file, f"is not a readable image ({error})", "Write it again as PNG")) from None
 
 

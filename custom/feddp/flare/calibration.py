@@ -6,28 +6,30 @@ from feddp.flare import messages
 from feddp.flare.stage import Answer, Stage
 from feddp.methods.base import CALIBRATE, TUNE
 
+TUNED = ("loss", "iou_before", "iou", "epoch")  # what a site says of its epochs at home
+
 
 class Calibration(Stage):
     """A tuning without peers where the method has one; then the exchange among consenting sites and the calibration."""
 
     def run(self) -> None:
         if TUNE in self.plan.stages:
-            self.ask(messages.TUNE, messages.pack())
+            self.ask(messages.TUNE, messages.pack(), TUNED)
         if CALIBRATE in self.plan.stages:
             personal = self._collect() if self.plan.calibration.lambda_ > 0 else {}
             peers = {site: sorted(personal.keys() - {site}) if site in personal else [] for site in self.sites()}
-            self.ask(messages.CALIBRATE, {site: _message(peers[site], personal) for site in self.sites()})
-            self.persistor.peers = peers
+            answers = self.ask(messages.CALIBRATE, {site: _message(peers[site], personal) for site in peers}, TUNED)
+            self.persistor.peers = {site: peers[site] for site in answers}
 
     def _collect(self) -> dict[str, Answer]:
-        """The consenting sites' personal tensors."""
+        """The consenting sites' personal tensors; a method with none has nothing to disagree with."""
 
         def check(site: str, answer: Answer) -> None:
-            if answer.scalars["consent"]:
+            if answer.scalars["consent"] or answer.tensors:
                 self.persistor.personal_spec.check(site, answer.tensors)
 
-        answers = self.ask(messages.COLLECT, messages.pack(), check)
-        return {site: answer for site, answer in answers.items() if answer.scalars["consent"]}
+        answers = self.ask(messages.COLLECT, messages.pack(), ("consent",), check)
+        return {site: answer for site, answer in answers.items() if answer.tensors}
 
 
 def _message(peers: list[str], personal: dict[str, Answer]) -> Shareable:

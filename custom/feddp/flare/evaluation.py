@@ -1,7 +1,9 @@
 """The last workflow: every site measures its own network on its own test images; the server gathers the means."""
 
+import math
 from typing import Any
 
+from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.stage import Answer, Stage
 from feddp.methods.base import CALIBRATE
@@ -12,7 +14,8 @@ class Evaluation(Stage):
     """Per-site results, their average over sites, and the site x model matrix of those who exchanged with consent."""
 
     def run(self) -> None:
-        answers = self.ask(messages.EVALUATE, messages.pack())
+        answers = self.ask(messages.EVALUATE, messages.pack(), (), _check)
+        everyone = {client.name for client in self.fl_ctx.get_engine().get_clients()}
         plan, persistor = self.plan, self.persistor
         sites = {site: self._site(site, answer) for site, answer in answers.items()}
         results = {
@@ -23,6 +26,7 @@ class Evaluation(Stage):
             "start_round": persistor.start_round,
             "best_round": persistor.best_round,
             "sites": sites,
+            "missing": {s: persistor.lost.get(s, f"site {s} did not evaluate") for s in sorted(everyone - sites.keys())},
             "average": {
                 when: summarize([{m: site[when][m]["mean"] for m in METRICS} for site in sites.values()])
                 for when in ("before_calibration", "final")
@@ -36,11 +40,23 @@ class Evaluation(Stage):
     def _site(self, site: str, answer: Answer) -> dict[str, Any]:
         result = {when: answer.scalars[when] for when in ("before_calibration", "final")}
         if CALIBRATE in self.plan.stages:
-            peers = len(self.persistor.peers.get(site, []))
-            # without a peer the stage was more epochs of L_seg alone
-            result["calibration"] = {"calibrated": peers > 0, "peers": peers}
+            tuned, peers = site in self.persistor.peers, len(self.persistor.peers.get(site, []))
+            # without a peer the stage was more epochs of L_seg alone; a site that failed it keeps what it had before
+            result["calibration"] = {"calibrated": peers > 0, "peers": peers, "tuned": tuned}
         return result
 
     @staticmethod
     def _row(site: str, answer: Answer) -> dict[str, Any]:
         return {**answer.scalars["peers"], site: answer.scalars["before_calibration"]}
+
+
+def _check(site: str, answer: Answer) -> None:
+    summaries = [
+        answer.scalars.get("before_calibration"),
+        answer.scalars.get("final"),
+        *answer.scalars.get("peers", {}).values(),
+    ]
+    for summary in summaries:
+        whole = isinstance(summary, dict) and all(set(summary.get(metric, ())) == {"mean", "std", "n"} for metric in METRICS)
+        if not whole or not all(math.isfinite(value) for metric in METRICS for value in summary[metric].values()):
+            raise FedDPError(f"site {site}: its evaluation lacks a metric, or holds one that is not finite")

@@ -8,7 +8,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
 from feddp.flare.site import SiteComponent, site_component
 from feddp.methods.site import Site
@@ -24,10 +24,12 @@ class SiteExecutor(Executor):
             tensors, scalars = messages.unpack(shareable)
             site = component.open(fl_ctx, abort_signal)
             return self.answer(task_name, site, component, tensors, scalars, fl_ctx)
-        except FedDPError as error:
-            # the text may hold paths and file names, so it stays here: the server sees a return code
-            component.store(fl_ctx).record("error", task=task_name, message=str(error))
-            self.log_error(fl_ctx, f"task {task_name}: {error}", fire_event=False)
+        except Stopped:
+            return make_reply(ReturnCode.TASK_ABORTED)
+        except Exception as error:  # whatever it is, its text may hold paths and names: the server sees a return code
+            message = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
+            component.store(fl_ctx).record("error", task=task_name, message=message)
+            self.log_exception(fl_ctx, f"task {task_name}: {message}", fire_event=False)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     def answer(
@@ -46,10 +48,12 @@ class TrainExecutor(SiteExecutor):
     """Stage 1: a round of training, and the adoption of the round that the stage hands on."""
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
-        if task == messages.ADOPT:
-            return messages.pack(**site.adopt(tensors, scalars["round"]), round=scalars["round"])
-        mine, metrics = site.train(tensors, scalars["round"], scalars.get("keep"))
-        return messages.pack(mine, round=scalars["round"], **metrics)
+        round = scalars["round"]
+        if task == messages.TRAIN:
+            mine, metrics = site.train(tensors, round, scalars.get("keep"))
+            return messages.pack(mine, round=round, **metrics)
+        scores = {messages.SCORE: site.score, messages.ADOPT: site.adopt}[task](tensors, round)
+        return messages.pack(**scores, round=round)
 
 
 class CalibrationExecutor(SiteExecutor):
@@ -61,10 +65,12 @@ class CalibrationExecutor(SiteExecutor):
             return messages.pack(site.personal() if consents else {}, consent=consents)
         if task == messages.TUNE:
             tuned = site.tune()
-        else:
+        elif task == messages.CALIBRATE:
             if tensors and not consents:
                 raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
             tuned = site.calibrate(by_site(tensors))
+        else:
+            return super().answer(task, site, component, tensors, scalars, fl_ctx)
         return messages.pack(loss=tuned.losses[-1], iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)
 
 

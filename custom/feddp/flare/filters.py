@@ -1,17 +1,17 @@
-"""Two filters over one rule: the job's strips private tensors from what is sent, the site's refuses to send them."""
+"""Two filters over one rule: the job's strips private tensors from what is sent, the site's lets pass what may leave."""
 
-import json
 from typing import Any
 
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
+from torch import Tensor
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.site import site_component
-from feddp.partition import resolve
+from feddp.partition import select
 
 
 class StripPrivate(Filter):
@@ -21,8 +21,9 @@ class StripPrivate(Filter):
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        if shareable.get_return_code(ReturnCode.OK) != ReturnCode.OK:
-            return shareable
+        code = shareable.get_return_code(ReturnCode.OK)
+        if code != ReturnCode.OK:
+            return make_reply(code)  # an error carries nothing else
         private = set(site_component(fl_ctx).partition.private)
         tensors, scalars = messages.unpack(shareable)
         if not private & tensors.keys():
@@ -33,39 +34,42 @@ class StripPrivate(Filter):
 
 
 class PrivateTensorGuard(Filter):
-    """For a site's privacy.json: whatever the job, no private tensor leaves, and nothing but tensors and numbers does.
+    """For a site's privacy.json: whatever the job, what leaves is the tensors that its task may send, and known numbers.
 
-    Private is what the job's method keeps private, and whatever else the site's policy names in `private`.
+    A training result may hold shared tensors, a collection the ones that are exchanged, and only with consent; a role that
+    the site's policy names in `private` leaves in neither. The message is written anew, so nothing rides along with it.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        if shareable.get_return_code(ReturnCode.OK) != ReturnCode.OK:
-            return shareable
+        code = shareable.get_return_code(ReturnCode.OK)
+        if code != ReturnCode.OK:
+            return make_reply(code)
         component = site_component(fl_ctx)
         site, task = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
         tensors, scalars = messages.unpack(shareable)
-        _only_numbers(site, task, scalars)
-        policy = component.policy(fl_ctx)
-        private = set(component.partition.private)
-        if policy.private:
-            private |= set(resolve(component.network, policy.private).private)
-        if task == messages.COLLECT:
-            if tensors and not policy.calibrates:
-                raise FedDPError(f"site {site}: its policy does not consent to the calibration exchange; nothing was sent")
-            return shareable
-        if leaking := sorted(private & tensors.keys()):
+        policy, partition = component.policy(fl_ctx), component.partition
+        if task == messages.COLLECT and tensors and not policy.calibrates:
+            raise FedDPError(f"site {site}: its policy does not consent to the calibration exchange; nothing was sent")
+        allowed = {messages.TRAIN: partition.shared, messages.COLLECT: component.plan.exchanged(partition)}.get(task, ())
+        never = set().union(*(select(component.network, role) for role in policy.private))
+        if wrong := sorted(tensors.keys() - (set(allowed) - never)):
             raise FedDPError(
-                f"site {site}: task {task} tried to send {len(leaking)} private tensors ({leaking[0]}, ...); nothing was sent"
+                f"site {site}: task {task} tried to send {len(wrong)} tensors that may not leave ({wrong[0]}, ...);"
+                " nothing was sent"
             )
-        if tensors and task != messages.TRAIN:
-            raise FedDPError(f"site {site}: task {task} tried to send tensors; only {messages.TRAIN} may; nothing was sent")
-        return shareable
+        if wrong := [name for name, value in tensors.items() if not isinstance(value, Tensor)]:
+            raise FedDPError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
+        _only_known_numbers(site, task, scalars)
+        return messages.pack(tensors, **scalars)
 
 
-def _only_numbers(site: str, task: str, value: Any) -> None:
-    if isinstance(value, dict):
-        for part in value.values():
-            _only_numbers(site, task, part)
-    elif not isinstance(value, int | float):
-        text = json.dumps(value, default=lambda v: type(v).__name__)[:40]
-        raise FedDPError(f"site {site}: task {task} tried to send {text} among its scalars; nothing was sent")
+def _only_known_numbers(site: str, task: str, scalars: dict[str, Any], known: frozenset[str] = messages.SCALARS) -> None:
+    for name, value in scalars.items():
+        if known and name not in known:
+            raise FedDPError(f"site {site}: task {task} tried to send {name[:20]!r} among its scalars; nothing was sent")
+        if isinstance(value, dict):
+            # the peers' results are under the peers' names
+            _only_known_numbers(site, task, value, frozenset() if name == "peers" else messages.SCALARS)
+        elif not isinstance(value, int | float):
+            kind = type(value).__name__
+            raise FedDPError(f"site {site}: task {task} tried to send a {kind} among its scalars ({name}); nothing was sent")

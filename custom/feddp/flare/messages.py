@@ -10,11 +10,18 @@ from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from feddp.errors import FedDPError
+from feddp.training.metrics import METRICS
 
 # the tasks, by the executor that answers them
-TRAIN, ADOPT = "train", "adopt"
+TRAIN, SCORE, ADOPT = "train", "score", "adopt"
 COLLECT, TUNE, CALIBRATE = "collect", "tune", "calibrate"
 EVALUATE = "evaluate"
+
+# every number that an answer may hold, by name
+SCALARS = frozenset(METRICS) | {
+    *("round", "loss", "samples", "seconds", "consent", "iou_before", "epoch"),
+    *("before_calibration", "final", "peers", "mean", "std", "n"),
+}
 
 
 def register_tensors() -> None:

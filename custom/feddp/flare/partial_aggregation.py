@@ -27,27 +27,31 @@ class PartialAggregation(Stage):
             slowest = max(a.scalars["seconds"] for a in answers.values())
             seconds = time.monotonic() - started
             self.progress("round", round=t + 1, of=self.plan.rounds, seconds=seconds, beyond_compute=seconds - slowest)
-        last = self.plan.rounds
-        self._note_best(shared, last, mean_of(self._adopt(shared, last), "iou"))
-        start = last
-        if self.plan.start == "best" and self.persistor.best_round != last:
+        start = self.plan.rounds
+        if self.plan.start == "last":
+            self._note_best(shared, start, mean_of(self._hand_out(messages.ADOPT, shared, start), "iou"))
+        else:
+            self._note_best(shared, start, mean_of(self._hand_out(messages.SCORE, shared, start), "iou"))
             best, start = self.persistor.load(BEST, self.fl_ctx)
-            self._adopt(best, start)
+            self._hand_out(messages.ADOPT, best, start)
         self.persistor.start_round = start
 
     def _train(self, shared: dict[str, Tensor], t: int) -> dict[str, Answer]:
         def check(site: str, answer: Answer) -> None:
             _check_round(site, answer, t)
             self.persistor.shared_spec.check(site, answer.tensors)
+            if answer.scalars["samples"] < 1:
+                raise FedDPError(f"site {site}: its answer says {answer.scalars['samples']} training samples")
 
         keep = {} if self.persistor.best_round is None else {"keep": self.persistor.best_round}
-        return self.ask(messages.TRAIN, messages.pack(shared, round=t, **keep), check, round=t + 1)
+        numbers = ("loss", "samples", "seconds", *(("dice", "iou") if t else ()))
+        return self.ask(messages.TRAIN, messages.pack(shared, round=t, **keep), numbers, check, round=t + 1)
 
-    def _adopt(self, shared: dict[str, Tensor], round: int) -> dict[str, Answer]:
+    def _hand_out(self, task: str, shared: dict[str, Tensor], round: int) -> dict[str, Answer]:
         def check(site: str, answer: Answer) -> None:
             _check_round(site, answer, round)
 
-        return self.ask(messages.ADOPT, messages.pack(shared, round=round), check, round=round)
+        return self.ask(task, messages.pack(shared, round=round), ("dice", "iou"), check, round=round)
 
     def _weights(self, answers: dict[str, Answer]) -> dict[str, float]:
         by_samples = self.plan.federation.aggregation == "samples"

@@ -34,7 +34,8 @@ class SharedTensorPersistor(FLComponent):
         self.plan = Plan.from_json(plan)
         self.start_round: int | None = None  # the round that stage 1 handed on
         self.best_round: int | None = None
-        self.peers: dict[str, list[str]] = {}  # whose personal tensors each site received in stage 2
+        self.peers: dict[str, list[str]] = {}  # whose personal tensors each site was calibrated with
+        self.lost: dict[str, str] = {}  # sites that vanished, and when
         register_tensors()
 
     @cached_property

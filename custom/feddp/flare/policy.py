@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.errors import FedDPError
-from feddp.partition import WORDS
+from feddp.partition import ROLES
 
 CALIBRATION = "calibration"
 SIMULATED = "FEDDP_SIMULATED"
@@ -56,8 +56,8 @@ class SitePolicy:
         if not isinstance(consent, list) or not set(consent) <= {CALIBRATION}:
             raise FedDPError(f"site {site}: privacy.json's consent is {consent!r}; write [] or [{CALIBRATION!r}]")
         private = properties.get("private", [])
-        if not isinstance(private, list) or not set(private) <= set(WORDS):
-            raise FedDPError(f"site {site}: privacy.json's private is {private!r}; write a list of {', '.join(WORDS)}")
+        if not isinstance(private, list) or not set(private) <= set(ROLES):
+            raise FedDPError(f"site {site}: privacy.json's private is {private!r}; write a list of {', '.join(ROLES)}")
         threads = properties.get("threads", 1)
         if not isinstance(threads, int) or threads < 1:
             raise FedDPError(f"site {site}: privacy.json's threads is {threads!r}; write a number of CPU threads")

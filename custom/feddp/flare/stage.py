@@ -1,19 +1,20 @@
 """What the three controllers have in common: ask sites for an answer, and keep those that are good."""
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nvflare.apis.client import Client
-from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
 from feddp.flare.persistor import SharedTensorPersistor
 
@@ -45,6 +46,8 @@ class Stage(Controller):
         self.abort_signal, self.fl_ctx = abort_signal, fl_ctx
         try:
             self.run()
+        except Stopped:
+            self.log_info(fl_ctx, "stopped: the job was aborted", fire_event=False)
         except FedDPError as error:
             self.progress("error", message=str(error))
             self.system_panic(str(error), fl_ctx)
@@ -62,13 +65,14 @@ class Stage(Controller):
         self.progress("refused", site=client.name, task=task_name, reason="the answer came after its task had ended")
 
     def sites(self) -> list[str]:
-        """The job's sites, in the order everything is done in."""
-        return sorted(client.name for client in self.fl_ctx.get_engine().get_clients())
+        """The job's sites, but for those that were lost, in the order everything is done in."""
+        return sorted({client.name for client in self.fl_ctx.get_engine().get_clients()} - self.persistor.lost.keys())
 
     def ask(
         self,
         task: str,
         data: Shareable | Mapping[str, Shareable],
+        numbers: Sequence[str],
         check: Callable[[str, Answer], None] = lambda site, answer: None,
         **facts: Any,
     ) -> dict[str, Answer]:
@@ -77,6 +81,7 @@ class Stage(Controller):
         Args:
             task: the task's name.
             data: one message for all, the same bytes for each, or {site: message}.
+            numbers: the scalars that an answer must hold, as finite numbers.
             check: raises FedDPError for an answer that must not count.
             facts: what the progress says of this task.
 
@@ -85,7 +90,9 @@ class Stage(Controller):
 
         Raises:
             FedDPError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
+            Stopped: the job was aborted.
         """
+        sites = self.sites()
         accepted: dict[str, Answer] = {}
         refused: dict[str, str] = {}
 
@@ -97,33 +104,40 @@ class Stage(Controller):
                 if code != ReturnCode.OK:
                     raise FedDPError(f"site {site}: {task} ended with {code}; its own record.jsonl and log say why")
                 answer = Answer(*messages.unpack(result))
+                _check_numbers(site, answer.scalars, numbers)
                 check(site, answer)
             except FedDPError as error:
-                refused[site] = str(error)
-                self.progress("refused", site=site, task=task, reason=str(error), **facts)
-                self.log_warning(fl_ctx, f"refused: {error}", fire_event=False)
+                reason = str(error) if site in str(error) else f"site {site}: {error}"
+                refused[site] = reason
+                self.progress("refused", site=site, task=task, reason=reason, **facts)
+                self.log_warning(fl_ctx, f"refused: {reason}", fire_event=False)
             else:
                 accepted[site] = answer
-                self.progress("answer", site=site, task=task, **facts, **numbers(answer.scalars))
+                self.progress("answer", site=site, task=task, **facts, scalars={n: answer.scalars[n] for n in numbers})
 
-        self.progress("ask", task=task, sites=self.sites(), **facts)
+        self.progress("ask", task=task, sites=sites, **facts)
         parts = data.items() if isinstance(data, Mapping) and not isinstance(data, Shareable) else [(None, data)]
         tasks = []
         for site, message in parts:
-            tasks.append(Task(name=task, data=message, result_received_cb=received))
-            targets = self.sites() if site is None else [site]
+            limit = self.plan.federation.task_timeout
+            tasks.append(Task(name=task, data=message, result_received_cb=received, timeout=limit))
+            targets = sites if site is None else [site]
             self.broadcast(task=tasks[-1], fl_ctx=self.fl_ctx, targets=targets, min_responses=len(targets))
         while any(t.completion_status is None for t in tasks):
             if self.abort_signal.triggered:
-                raise FedDPError("the job was aborted")
+                raise Stopped("the job was aborted")
             time.sleep(POLL)
-        for site in self.sites():
+        dead = any(t.completion_status == TaskCompletionStatus.CLIENT_DEAD for t in tasks)
+        for site in sites:
             if site not in accepted and site not in refused:
                 refused[site] = f"site {site}: no answer to {task}"
                 self.progress("refused", site=site, task=task, reason=refused[site], **facts)
-        if len(accepted) < min(self.plan.federation.min_sites, len(self.sites())):
+                if dead and self.get_client_disconnect_time(site):
+                    # FLARE forgets the dead with each workflow, and the next one would wait for this site for ever
+                    self.persistor.lost[site] = f"site {site} was lost at {task}"
+        if len(accepted) < self.plan.federation.min_sites:
             raise FedDPError(
-                f"{task}: {len(accepted)} of {len(self.sites())} sites answered well, "
+                f"{task}: {len(accepted)} of {len(sites)} sites answered well, "
                 f"min_sites={self.plan.federation.min_sites}. {'; '.join(refused[s] for s in sorted(refused))}"
             )
         return {site: accepted[site] for site in sorted(accepted)}
@@ -132,9 +146,11 @@ class Stage(Controller):
         self.persistor.progress(self.fl_ctx, event, **facts)
 
 
-def numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
-    """The plain numbers among an answer's scalars."""
-    return {name: value for name, value in scalars.items() if isinstance(value, int | float) and name != "round"}
+def _check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        value = scalars.get(name)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise FedDPError(f"site {site}: its answer's {name} is {value!r}, not a finite number")
 
 
 def mean_of(answers: Mapping[str, Answer], name: str) -> float:

@@ -16,22 +16,36 @@ from feddp.networks.weights import read_network
 from feddp.partition import Partition, resolve
 from feddp.training.calibration import Calibration, Tuning
 from feddp.training.seeds import seed_of
-from feddp.training.settings import Training, defaults, from_settings, key, require_choice, require_positive
+from feddp.training.settings import (
+    Training,
+    defaults,
+    from_settings,
+    key,
+    meanings,
+    require_choice,
+    require_not_negative,
+    require_positive,
+    setting,
+)
+
+WEIGHTS = "weights.safetensors"
 
 
 @dataclass(frozen=True)
 class Federation:
     """What the server does with the sites' contributions."""
 
-    aggregation: str = "uniform"  # "uniform" (all four papers) or "samples": weighed by training samples
-    min_sites: int = 2  # a round goes on with this many accepted contributions
-    start: str = "auto"  # stage 1 hands on its "last" round or the "best" by mean validation IoU; see `Plan.start`
-    private: tuple[str, ...] | None = None  # what is private, by role; the method's own rule if not set
+    aggregation: str = setting("uniform", "uniform (all four papers), or samples: weighed by training samples")
+    min_sites: int = setting(2, "a task counts with this many good answers")
+    task_timeout: int = setting(0, "seconds after which a site without an answer is left out; 0: until FLARE holds it dead")
+    start: str = setting("auto", "stage 1 hands on its last round or the best; auto: last to a later stage, else best")
+    private: tuple[str, ...] | None = setting(None, "the private roles, comma-separated; the method's own if not set")
 
     def __post_init__(self):
         require_choice(self, "aggregation", ("uniform", "samples"))
         require_choice(self, "start", ("auto", "last", "best"))
         require_positive(self, "min_sites")
+        require_not_negative(self, "task_timeout")
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,7 @@ class Plan:
     rounds: int
     seed: int = 0
     stages: tuple[str, ...] = ()  # the method's own if empty
-    weights: str = ""  # a whole network's initial tensors, in the app's config folder
+    weights: str = ""  # WEIGHTS where the app's config folder holds a whole network's initial tensors
     settings: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that differ from their defaults
 
     def __post_init__(self):
@@ -58,6 +72,9 @@ class Plan:
         for name in ("channels", "size", "rounds", "seed"):
             if type(getattr(self, name)) is not int:
                 raise FedDPError(f"{name}={getattr(self, name)!r} is not a whole number; correct the plan")
+        if self.weights not in ("", WEIGHTS):
+            # any other path would be one at the participant's machine
+            raise FedDPError(f"weights={self.weights!r}: a job brings its initial tensors along as {WEIGHTS}, or none")
         if self.rounds < 1:
             raise FedDPError(f"rounds={self.rounds}: a run needs at least 1 round")
         if self.size < 32 or self.size % 32:
@@ -99,8 +116,12 @@ class Plan:
     @staticmethod
     def known_settings(method: str) -> dict[str, Any]:
         """Every setting that `--set` reaches for a method, with its default."""
-        groups = (Training, Federation, Tuning, Calibration, METHODS[method].Hyper)
-        return {name: value for group in groups for name, value in defaults(group).items()}
+        return {name: value for group in _groups(method) for name, value in defaults(group).items()}
+
+    @staticmethod
+    def meanings(method: str) -> dict[str, str]:
+        """What each of them means."""
+        return {name: text for group in _groups(method) for name, text in meanings(group).items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
@@ -145,6 +166,10 @@ class Plan:
         """The round that stage 1 hands on. Unless set: the last to a later stage (001, Algorithm 1), else the best (IV-B)."""
         chosen = self.federation.start
         return chosen if chosen != "auto" else ("last" if len(self.stages) > 1 else "best")
+
+
+def _groups(method: str) -> tuple[type, ...]:
+    return Training, Federation, Tuning, Calibration, METHODS[method].Hyper
 
 
 def _jsonable(value: Any) -> Any:

@@ -151,12 +151,17 @@ class Site:
     def _batch_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         return self.method.loss(self, logits, batch)
 
+    def score(self, shared: Mapping[str, Tensor], round: int) -> Scores:
+        """The validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r."""
+        self._load(shared, round)
+        scores = self._validate()
+        self.store.record("score", round=round, **scores)
+        return scores
+
     def adopt(self, shared: Mapping[str, Tensor], round: int) -> Scores:
         """Keeps v̂_k = γ^r ∪ ρ_k^r, both of round r, as what stage 1 hands on; returns its validation scores."""
-        self._load(shared, round)
+        scores = self.score(shared, round)
         self._save(START)
-        scores = self._validate()
-        self.store.record("adopt", round=round, **scores)
         return scores
 
     def _load(self, shared: Mapping[str, Tensor], round: int) -> State:

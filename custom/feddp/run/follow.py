@@ -20,6 +20,7 @@ class Follower:
         self.plan, self.sites, self.path = plan, sites, path
         self._read = 0
         self._answers: dict[str, dict[str, Any]] = {}
+        self._asked: list[str] = []
 
     def until(self, finished: Callable[[], bool], poll: float = 0.2) -> None:
         """Follows until `finished()`, then shows what is left."""
@@ -54,25 +55,29 @@ class Follower:
     def _show(self, event: dict[str, Any], bar: Progress, task: Any) -> None:
         kind = event["event"]
         if kind == "ask":
-            self._answers = {}
+            self._answers, self._asked = {}, event["sites"]
             where = f" round {event['round']}" if "round" in event else ""
             bar.update(task, description=f"{event['task']}{where}: waiting for {len(event['sites'])} sites")
         elif kind == "answer":
             self._answers[event["site"]] = event
+            if event["task"] in ("train", "score", "adopt") and "dice" in event["scalars"] and self._complete():
+                # a round's network is scored when it comes back as the mean, at the start of the next
+                scored = event["round"] - (event["task"] == "train")
+                dices = "  ".join(f"{site} {a['scalars']['dice']:.3f}" for site, a in sorted(self._answers.items()))
+                bar.console.print(f"round {scored} validation Dice: {dices}")
             bar.update(task, description=f"{event['task']}: {', '.join(self._answers)} answered")
             if event["task"] in ("tune", "calibrate"):
-                gain = f"validation IoU {event['iou_before']:.3f} -> {event['iou']:.3f}, best epoch {event['epoch']}"
+                scalars = event["scalars"]
+                gain = f"validation IoU {scalars['iou_before']:.3f} -> {scalars['iou']:.3f}, best epoch {scalars['epoch']}"
                 bar.console.print(f"{event['task']} {event['site']}: {gain}")
         elif kind == "round":
             bar.update(task, completed=event["round"])
-            sites = "  ".join(f"{site} {_scores(a)}" for site, a in sorted(self._answers.items()))
-            bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  {sites}")
+            losses = "  ".join(f"{site} {a['scalars']['loss']:.3f}" for site, a in sorted(self._answers.items()))
+            bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  loss: {losses}")
         elif kind == "refused":
             bar.console.print(f"refused: {event['reason']}")
         elif kind == "error":
             bar.console.print(f"error: {event['message']}")
 
-
-def _scores(answer: dict[str, Any]) -> str:
-    dice = f" Dice {answer['dice']:.3f}" if "dice" in answer else ""
-    return f"loss {answer['loss']:.3f}{dice}"
+    def _complete(self) -> bool:
+        return self._answers.keys() == set(self._asked)

@@ -26,20 +26,31 @@ class PocJob:
 
     def __init__(self, kits: Path, session: Session, job: Path):
         self.kits, self.session = kits, session
-        self.id = session.submit_job(str(job.resolve()))
-        self.progress = kits / SERVER / self.id / "progress.jsonl"
         self.log = kits / SERVER / "log.txt"
+        with self._spoken():
+            self.id = session.submit_job(str(job.resolve()))
+        self.progress = kits / SERVER / self.id / "progress.jsonl"
         self._checked, self._status = 0.0, ""
 
     def finished(self) -> bool:
         if time.monotonic() - self._checked > 1:
             self._checked = time.monotonic()
-            self._status = self.session.get_job_meta(self.id)["status"]
+            with self._spoken():
+                self._status = self.session.get_job_meta(self.id)["status"]
         return self._status.startswith("FINISHED")
 
     def outcome(self) -> tuple[bool, Path]:
-        downloaded = Path(self.session.download_job_result(self.id)) / "workspace"
+        with self._spoken():
+            downloaded = Path(self.session.download_job_result(self.id)) / "workspace"
         return self._status == "FINISHED:COMPLETED", downloaded
+
+    @contextmanager
+    def _spoken(self) -> Iterator[None]:
+        """FLARE's session has an exception of its own for everything; a user is told which, and where to look."""
+        try:
+            yield
+        except Exception as error:
+            raise FedDPError(f"the POC's server does not answer ({type(error).__name__}: {error}); see {self.log}") from error
 
     def store(self, site: str) -> Path:
         return self.kits / site / "feddp" / self.id

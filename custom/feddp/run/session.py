@@ -91,15 +91,23 @@ def _bring_home(store: Path, home: Path) -> None:
 
 
 def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:
-    """A site's own words if it wrote any, otherwise the server's, otherwise the log's first error."""
-    records = [running.store(site) / "record.jsonl" for site in sites]
-    for path in [*records, server / "progress.jsonl", running.progress]:
-        if path.exists():
-            for line in path.read_text().splitlines():
-                if (event := json.loads(line))["event"] == "error":
-                    return event["message"]
+    """What ended the run: a site's own words on the last task it was asked, otherwise the server's, otherwise the log's."""
+    path = server / "progress.jsonl"
+    events = _events(path if path.exists() else running.progress)
+    asked = max((e["time"] for e in events if e["event"] == "ask"), default=0.0)
+    records = [e | {"site": site} for site in sites for e in _events(running.store(site) / "record.jsonl")]
+    errors = sorted((e for e in records if e["event"] == "error" and e["time"] >= asked), key=lambda e: e["time"])
+    if errors:
+        return f"{errors[0]['site']}: {errors[0]['message']}"
+    for event in events:
+        if event["event"] == "error":
+            return event["message"]
     if running.log.exists():
         for line in running.log.read_text(errors="replace").splitlines():
             if "ERROR" in line or "Error:" in line:
                 return line.strip()
     return "it ended without results and without an error message"
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

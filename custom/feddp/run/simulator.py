@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -64,11 +64,13 @@ def stop(process: subprocess.Popen, grace: float = 10) -> None:
 
     if process.poll() is not None:
         return
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    family = [psutil.Process(process.pid)]
+    family += family[0].children(recursive=True)
     for member in family:
-        if member.is_running():
+        with suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
             member.terminate()
     _, alive = psutil.wait_procs(family, timeout=grace)
     for member in alive:
-        member.kill()
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
     process.wait()

@@ -13,19 +13,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from feddp.errors import FedDPError
 from feddp.training.loop import Batch, BatchLoss, adamw, fit_epoch, predict
 from feddp.training.losses import auxiliary_loss, inconsistency, inconsistency_std
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seed_of
-from feddp.training.settings import Training, require_choice, require_not_negative, require_positive
+from feddp.training.settings import Training, require_choice, require_not_negative, require_positive, setting
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Local epochs at a reduced rate after the federation, without peers (FineTune, FedBABU)."""
 
-    tune_epochs: int = 20  # ours, as IGC's control
-    tune_lr: float = 1e-4
+    tune_epochs: int = setting(20, "epochs of the tuning; ours, as IGC's control")
+    tune_lr: float = setting(1e-4, "its learning rate; ours, as IGC's control")
 
     def __post_init__(self):
         require_positive(self, "tune_epochs", "tune_lr")
@@ -35,10 +36,10 @@ class Tuning:
 class Calibration:
     """Inconsistency-guided calibration's hyper-parameters (001, IV-B and Fig. 9)."""
 
-    calibration_epochs: int = 20
-    calibration_lr: float = 1e-4
-    lambda_: float = 1.0  # 0 is the control: the same epochs without peers
-    delta: str = "frozen"  # "frozen", "live" (ŷ^k is the current prediction) or "std" (the released code's)
+    calibration_epochs: int = setting(20, "epochs of the calibration")
+    calibration_lr: float = setting(1e-4, "its learning rate")
+    lambda_: float = setting(1.0, "weight of L_aux; 0 is the control: the same epochs without peers")
+    delta: str = setting("frozen", "frozen, live (ŷ^k is the current prediction) or std (the released code's)")
 
     def __post_init__(self):
         require_positive(self, "calibration_epochs", "calibration_lr")
@@ -101,17 +102,24 @@ def with_inconsistency(
         delta: "frozen" adds `delta` (C,H,W); "std" adds its unscaled standard deviation over all K maps under the same
             name; "live" adds the peers' maps, `peers` ((K-1)·C,H,W).
     """
+    if not peers:
+        raise FedDPError("a site without a peer has no inconsistency; it is tuned with λ = 0")
     own_state = {name: value.clone() for name, value in network.state_dict().items()}
-    maps = []
-    for state in (own_state, *(peers[site] for site in sorted(peers))):
+
+    def maps_of(state: Mapping[str, Tensor]) -> Tensor:
         network.load_state_dict(state)
-        maps.append(torch.cat([part for part, _ in predict(network, samples)]))
+        return torch.cat([part for part, _ in predict(network, samples)])
+
+    own = maps_of(own_state)
+    others = (maps_of(peers[site]) for site in sorted(peers))
+    if delta == "frozen":
+        # peer by peer: at full size, all K maps of all samples at once would be several times the data
+        values = sum(inconsistency(own, maps[None]) for maps in others) / len(peers)
+    else:
+        all_maps = torch.stack([own, *others])
+        values = inconsistency_std(all_maps) if delta == "std" else all_maps[1:].transpose(0, 1).flatten(1, 2)
     network.load_state_dict(own_state)
-    own, others = maps[0], torch.stack(maps[1:])
-    if delta == "live":
-        return [{**s, "peers": others[:, i].flatten(0, 1)} for i, s in enumerate(samples)]
-    values = inconsistency(own, others) if delta == "frozen" else inconsistency_std(torch.stack(maps))
-    return [{**s, "delta": values[i]} for i, s in enumerate(samples)]
+    return [{**sample, "peers" if delta == "live" else "delta": values[i]} for i, sample in enumerate(samples)]
 
 
 def calibration_loss(segmentation: BatchLoss, lambda_: float, delta: str) -> BatchLoss:

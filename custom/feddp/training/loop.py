@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.data.loading import batches
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Stopped
 from feddp.training.seeds import seed_of, seeded
 from feddp.training.settings import Training
 
@@ -29,31 +29,29 @@ def fit_epoch(
 ) -> float:
     """One epoch over `samples`, in place; returns the mean loss a batch.
 
-    The order, the augmentation and the dropout masks come from `seed` alone. On a GPU the forward pass runs in bfloat16,
-    or in float16 with a scaled loss where the card has no bfloat16.
+    The order, the augmentation and the dropout masks come from `seed` alone. On a GPU with bfloat16 the forward pass runs in
+    it; bfloat16 has float32's range, so the loss needs no scaling. Other devices compute in float32.
 
     Raises:
-        FedDPError: the loss is not finite (the learning rate is too high, or the data are broken), or `stopped()`.
+        FedDPError: the loss is not finite (the learning rate is too high, or the data are broken).
+        Stopped: `stopped()` said so.
     """
     device = next(network.parameters()).device
-    half = torch.bfloat16 if device.type == "cpu" or torch.cuda.is_bf16_supported() else torch.float16
-    scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda" and half is torch.float16)
+    mixed = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     network.train()
     losses = []
-    with seeded(seed, "dropout"):
+    with seeded(device, seed, "dropout"):
         for batch in batches(samples, training.batch, seed=seed_of(seed, "order"), augment=training.augment):
             if stopped():
-                raise FedDPError("training was stopped: the job was aborted")
+                raise Stopped("training was stopped: the job was aborted")
             batch = to(batch, device)
-            with torch.autocast(device.type, half, enabled=device.type == "cuda"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                 logits = network(batch["image"])
             value = loss(logits.float(), batch)
             optimizer.zero_grad(set_to_none=True)
-            scaler.scale(value).backward()
-            scaler.unscale_(optimizer)
+            value.backward()
             torch.nn.utils.clip_grad_value_([p for p in network.parameters() if p.grad is not None], training.clip)
-            scaler.step(optimizer)
-            scaler.update()
+            optimizer.step()
             losses.append(value.detach())
     mean = torch.stack(losses).mean().item()
     if mean != mean or mean in (float("inf"), float("-inf")):

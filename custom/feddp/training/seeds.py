@@ -14,8 +14,15 @@ def seed_of(*parts: int | str) -> int:
 
 
 @contextmanager
-def seeded(*parts: int | str) -> Iterator[None]:
-    """Torch's global generators hold `seed_of(*parts)` inside the block and are as they were after it."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed_of(*parts))
+def seeded(device: torch.device, *parts: int | str) -> Iterator[None]:
+    """Torch's generators of the CPU and of `device` hold `seed_of(*parts)` inside the block and are as they were after it.
+
+    Other GPUs are not touched: a site may not have been given them.
+    """
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(seed_of(*parts))
+        for gpu in cuda:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed_of(*parts))
         yield

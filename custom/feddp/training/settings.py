@@ -4,31 +4,37 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from feddp.errors import FedDPError
+from feddp.training.losses import LOSSES
 
 T = TypeVar("T")
+
+
+def setting(default: Any, meaning: str) -> Any:
+    """A field that `--set` reaches; its meaning is what `feddp methods` prints."""
+    return field(default=default, metadata={"meaning": meaning})
 
 
 @dataclass(frozen=True)
 class Training:
     """The local loop's hyper-parameters; defaults are FedDP's (001, IV-B) where the paper states them."""
 
-    lr: float = 1e-3  # AdamW's learning rate
-    batch: int = 6  # samples a step
-    local_epochs: int = 1  # epochs a round
-    weight_decay: float = 0.01  # AdamW's; not stated in the paper, torch's default
-    clip: float = 1.0  # gradients are clipped element-wise to [-clip, clip]
-    loss: str = "dice_ce"  # "dice_ce" or "dice" (the released code's)
-    augment: bool = True  # random flips and quarter turns; not stated in the paper
-    selection: str = "val"  # the split whose IoU chooses the best round and epoch; "test" is the paper's, optimistic
+    lr: float = setting(1e-3, "AdamW's learning rate")
+    batch: int = setting(6, "samples a step")
+    local_epochs: int = setting(1, "epochs a round")
+    weight_decay: float = setting(0.01, "AdamW's; torch's default, the paper does not state it")
+    clip: float = setting(1.0, "gradients are clipped element-wise to [-clip, clip]")
+    loss: str = setting("dice_ce", "dice_ce, or dice (the released code's)")
+    augment: bool = setting(True, "random flips and quarter turns; the paper does not state it")
+    selection: str = setting("val", "the split whose IoU chooses round and epoch: val, or test (the paper's, optimistic)")
 
     def __post_init__(self):
         require_positive(self, "lr", "batch", "local_epochs", "clip")
         require_not_negative(self, "weight_decay")
-        require_choice(self, "loss", ("dice_ce", "dice"))
+        require_choice(self, "loss", tuple(LOSSES))
         require_choice(self, "selection", ("val", "test"))
 
 
@@ -56,7 +62,12 @@ def key(field: str) -> str:
 
 def defaults(cls: type) -> dict[str, Any]:
     """Every key of a settings class with its default."""
-    return {key(field.name): field.default for field in fields(cls)}
+    return {key(f.name): f.default for f in fields(cls)}
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Every key of a settings class with what it means."""
+    return {key(f.name): f.metadata["meaning"] for f in fields(cls)}
 
 
 def from_settings(cls: type[T], settings: Mapping[str, Any]) -> T:

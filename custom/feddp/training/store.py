@@ -9,6 +9,7 @@ images.csv, record.jsonl  per-image metrics and the log of rounds: they never le
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,9 +86,9 @@ class Store:
         return sorted(int(m[1]) for m in map(_STATE.fullmatch, os.listdir(self.folder)) if m)
 
     def record(self, event: str, **facts: Any) -> None:
-        """Appends a line to this site's own log."""
+        """Appends a line to this site's own log, with the time."""
         with open(self.folder / "record.jsonl", "a", encoding="utf-8") as handle:
-            handle.write(json.dumps({"event": event, **facts}) + "\n")
+            handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, network: nn.Module) -> Tensors:
