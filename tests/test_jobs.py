@@ -144,3 +144,19 @@ def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):
         initial = plan.initial(job / part / "config")
         assert initial.keys() == state.keys()
         assert all((value == 1).all() for value in initial.values())
+
+
+def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):
+    """`--then igc` is a stage more, `--calibration-epochs 0` one less; the components follow."""
+
+    def exported(name, *arguments):
+        done = CliRunner().invoke(app, ["job", "--out", str(tmp_path / name), "--sites", "A,B", *arguments])
+        assert done.exit_code == 0, done.output
+        server = json.loads((tmp_path / name / "app_server/config/config_fed_server.json").read_text())
+        return server["components"][0]["args"]["plan"]["stages"], [w["id"] for w in server["workflows"]]
+
+    all_three = ["aggregation", "calibration", "evaluation"]
+    assert exported("a", "--method", "fedavg", "--then", "igc") == (["train", "calibrate"], all_three)
+    assert exported("b", "--method", "finetune", "--then", "igc") == (["train", "tune", "calibrate"], all_three)
+    assert exported("c", "--method", "feddp", "--then", "igc") == (["train", "calibrate"], all_three)
+    assert exported("d", "--method", "feddp", "--calibration-epochs", "0") == (["train"], ["aggregation", "evaluation"])
