@@ -9,7 +9,6 @@ import torch
 from typer.testing import CliRunner
 
 from feddp.cli import app
-from feddp.data.prepare import PREPARE
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.flare.site import SiteComponent
@@ -19,7 +18,6 @@ from feddp.run import session
 from feddp.run.simulator import simulator
 
 ROOT = Path(__file__).parent.parent
-LGG = ROOT.parent / "shared" / "data" / "lgg-mri-segmentation.zip"
 SYNTHETIC = ["--sites", "site-1,site-2,site-3,site-4", "--rounds", "15"]
 COMMITTED = {
     "feddp_synthetic": [*SYNTHETIC, "--calibration-epochs", "5"],
@@ -62,12 +60,13 @@ def test_a_committed_job_runs_a_round(name, tmp_path):
         (plan,) = [c["args"]["plan"] for c in config["components"]]
         plan |= {"rounds": 1, "size": 32, "settings": {"calibration_epochs": 1}}
         path.write_text(json.dumps(config))
-    data = tmp_path / "data"
-    if name == "feddp_lgg":
-        PREPARE["lgg"](LGG, data, 32, 0)
-    else:
-        synthesize(data, sites=4, images=10, size=32)
     sites = json.loads((job / "meta.json").read_text())["deploy_map"]["app_client"]
+    data = tmp_path / "data"
+    synthesize(data, sites=4, images=10, size=32)
+    for made, site in zip(sorted(data.iterdir()), sites, strict=True):
+        description = json.loads((made / "dataset.json").read_text()) | {"classes": plan["classes"]}
+        (made / "dataset.json").write_text(json.dumps(description))
+        made.rename(data / site)
     policies = {site: {"data": str(data / site), "consent": ["calibration"]} for site in sites}
     plan = SiteComponent(plan).plan
     (tmp_path / "run").mkdir()
