@@ -163,7 +163,7 @@ def test_every_site_is_personalised_the_first_one_too(run):
 def windows(tensor: torch.Tensor) -> list[bytes]:
     """Some runs of 64 bytes of a tensor (all of it where it is shorter): a frame's end may cut one of them in two."""
     raw = tensor.contiguous().numpy().tobytes()
-    return [raw[start : start + 64] for start in range(0, max(1, len(raw) - 63), max(64, len(raw) // 16))]
+    return [raw[start : start + 64] for start in range(0, max(1, len(raw) - 63), max(64, len(raw) // 4))]
 
 
 def test_the_executor_alone_keeps_private_tensors_off_the_wire(run, plain):
