@@ -58,7 +58,7 @@ def table(results: Mapping[str, Any]) -> Table:
     title = f"{results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
     if results["selection"] == "test":
         title += " (optimistic: chosen on the test images)"
-    view = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    view = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1))
     for head in ("site", "Dice (%)\nbefore", "\nfinal", "ASSD (pix.)\nbefore", "\nfinal", "peers"):
         view.add_column(head, justify="left" if head == "site" else "right", no_wrap=True)
     for site in (*sorted(results["sites"]), "Average"):

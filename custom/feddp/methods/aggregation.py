@@ -44,7 +44,8 @@ class Spec:
             if value.shape != shape or value.dtype != dtype:
                 got, want = f"{tuple(value.shape)} {value.dtype}", f"{tuple(shape)} {dtype}"
                 raise FedDPError(f"site {site}: {name} is {got}, expected {want}")
-            if not torch.isfinite(value).all():
+            # a sum in float64 of finite values is finite, and costs a tenth of looking at each
+            if not torch.isfinite(value.sum(dtype=torch.float64)):
                 raise FedDPError(f"site {site}: {name} holds values that are not finite")
 
 
