@@ -241,7 +241,7 @@ def test_the_persistor_will_not_write_a_private_tensor(tmp_path, plan_for):
     shared = run.persistor.first(run.fl_ctx)
     name = run.persistor.partition.private[0]
     with pytest.raises(Exception, match="not shared") as error:
-        run.persistor.save("shared_latest", {**shared, name: torch.zeros(1)}, 1, run.fl_ctx)
+        run.persistor.save({**shared, name: torch.zeros(1)}, 1, run.fl_ctx)
     assert name in str(error.value)
     assert not list(tmp_path.glob("*.safetensors"))
 

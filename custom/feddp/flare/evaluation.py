@@ -51,12 +51,15 @@ class Evaluation(Stage):
 
 
 def _check(site: str, answer: Answer) -> None:
-    summaries = [
-        answer.scalars.get("before_calibration"),
-        answer.scalars.get("final"),
-        *answer.scalars.get("peers", {}).values(),
-    ]
-    for summary in summaries:
-        whole = isinstance(summary, dict) and all(set(summary.get(metric, ())) == {"mean", "std", "n"} for metric in METRICS)
-        if not whole or not all(math.isfinite(value) for metric in METRICS for value in summary[metric].values()):
-            raise FedDPError(f"site {site}: its evaluation lacks a metric, or holds one that is not finite")
+    peers = answer.scalars.get("peers")
+    summaries = [answer.scalars.get("before_calibration"), answer.scalars.get("final")]
+    summaries += list(peers.values()) if isinstance(peers, dict) else [None]
+    if not all(map(_is_whole, summaries)):
+        raise FedDPError(f"site {site}: its evaluation lacks a metric, or holds one that is not a finite number")
+
+
+def _is_whole(summary: Any) -> bool:
+    cells = [summary.get(metric) for metric in METRICS] if isinstance(summary, dict) else [None]
+    return all(isinstance(cell, dict) and cell.keys() == {"mean", "std", "n"} for cell in cells) and all(
+        isinstance(value, int | float) and math.isfinite(value) for cell in cells for value in cell.values()
+    )

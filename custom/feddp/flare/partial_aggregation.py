@@ -6,7 +6,7 @@ from torch import Tensor
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.persistor import BEST, LATEST
+from feddp.flare.persistor import BEST
 from feddp.flare.stage import Answer, Stage, mean_of
 from feddp.methods.aggregation import average
 
@@ -21,17 +21,17 @@ class PartialAggregation(Stage):
             started = time.monotonic()
             answers = self._train(shared, t)
             if t > 0:
-                self._note_best(shared, t, mean_of(answers, "iou"))
+                self._note_best(t, mean_of(answers, "iou"))
             shared = average({site: a.tensors for site, a in answers.items()}, self._weights(answers))
-            self.persistor.save(LATEST, shared, t + 1, self.fl_ctx)
+            self.persistor.save(shared, t + 1, self.fl_ctx)
             slowest = max(a.scalars["seconds"] for a in answers.values())
             seconds = time.monotonic() - started
             self.progress("round", round=t + 1, of=self.plan.rounds, seconds=seconds, beyond_compute=seconds - slowest)
         start = self.plan.rounds
         if self.plan.start == "last":
-            self._note_best(shared, start, mean_of(self._hand_out(messages.ADOPT, shared, start), "iou"))
+            self._note_best(start, mean_of(self._hand_out(messages.ADOPT, shared, start), "iou"))
         else:
-            self._note_best(shared, start, mean_of(self._hand_out(messages.SCORE, shared, start), "iou"))
+            self._note_best(start, mean_of(self._hand_out(messages.SCORE, shared, start), "iou"))
             best, start = self.persistor.load(BEST, self.fl_ctx)
             self._hand_out(messages.ADOPT, best, start)
         self.persistor.start_round = start
@@ -57,10 +57,11 @@ class PartialAggregation(Stage):
         by_samples = self.plan.federation.aggregation == "samples"
         return {site: answer.scalars["samples"] if by_samples else 1.0 for site, answer in answers.items()}
 
-    def _note_best(self, shared: dict[str, Tensor], round: int, iou: float) -> None:
+    def _note_best(self, round: int, iou: float) -> None:
+        """`round` is the one saved last; its score comes with the answers to what was sent of it."""
         if iou > self._best_iou:
             self._best_iou, self.persistor.best_round = iou, round
-            self.persistor.save(BEST, shared, round, self.fl_ctx)
+            self.persistor.keep_best(self.fl_ctx)
 
 
 def _check_round(site: str, answer: Answer, round: int) -> None:

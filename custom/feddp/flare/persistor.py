@@ -61,15 +61,23 @@ class SharedTensorPersistor(FLComponent):
         config = Path(fl_ctx.get_engine().get_workspace().get_app_config_dir(fl_ctx.get_job_id()))
         return self.partition.split(self.plan.initial(config) or self._state)[0]
 
-    def save(self, name: str, shared: Mapping[str, Tensor], round: int, fl_ctx: FLContext) -> None:
-        """Writes γ of `round`, whole or not at all.
+    def save(self, shared: Mapping[str, Tensor], round: int, fl_ctx: FLContext) -> None:
+        """Writes γ of `round` as the latest, whole or not at all.
 
         Raises:
             FedDPError: a name is private, or is not one of the shared tensors; nothing is written.
         """
         if wrong := sorted(shared.keys() - set(self.partition.shared)):
             raise FedDPError(f"the persistor was given {len(wrong)} tensors that are not shared ({wrong[0]}, ...); not written")
-        save_network(self.folder(fl_ctx) / f"{name}.safetensors", dict(shared), {"round": str(round)})
+        save_network(self.folder(fl_ctx) / f"{LATEST}.safetensors", dict(shared), {"round": str(round)})
+
+    def keep_best(self, fl_ctx: FLContext) -> None:
+        """The latest round is the best so far: its file, which `save` never writes into, gets a second name."""
+        folder = self.folder(fl_ctx)
+        link = folder / f".{BEST}.part"
+        link.unlink(missing_ok=True)
+        os.link(folder / f"{LATEST}.safetensors", link)
+        os.replace(link, folder / f"{BEST}.safetensors")
 
     def load(self, name: str, fl_ctx: FLContext) -> tuple[dict[str, Tensor], int]:
         """γ and its round."""
