@@ -10,7 +10,7 @@ from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddp.errors import FedDPError
 from feddp.flare.messages import register_tensors
@@ -39,12 +39,16 @@ class SharedTensorPersistor(FLComponent):
         register_tensors()
 
     @cached_property
+    def _network(self) -> nn.Module:
+        return self.plan.build_network()
+
+    @property
     def _state(self) -> dict[str, Tensor]:
-        return dict(self.plan.build_network().state_dict())
+        return self._network.state_dict()
 
     @cached_property
     def partition(self) -> Partition:
-        return self.plan.partition(self.plan.build_network())
+        return self.plan.partition(self._network)
 
     @cached_property
     def shared_spec(self) -> Spec:

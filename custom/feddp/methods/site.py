@@ -20,10 +20,10 @@ from feddp.data.loading import load
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec
 from feddp.methods.plan import Plan
-from feddp.training.calibration import Tuned, calibration_loss, mean_scores, tune, with_inconsistency
-from feddp.training.loop import Batch, adamw, fit_epoch, predict
+from feddp.training.calibration import Tuned, calibration_loss, image_scores, mean_scores, tune, with_inconsistency
+from feddp.training.loop import Batch, adamw, fit_epoch
 from feddp.training.losses import segmentation_loss
-from feddp.training.metrics import measure, summarize
+from feddp.training.metrics import summarize
 from feddp.training.seeds import seed_of
 from feddp.training.store import State, Store, Tensors, optimizer_tensors, restore_optimizer
 
@@ -179,6 +179,7 @@ class Site:
     def tune(self) -> Tuned:
         """Local epochs at a reduced rate, without peers."""
         settings = self.plan.tuning
+        self._restore(self._latest(before=TUNED))
         return self._tune(TUNED, settings.tune_epochs, settings.tune_lr, self._batch_loss, self.samples)
 
     def calibrate(self, peers: Mapping[str, Tensors]) -> Tuned:
@@ -201,8 +202,6 @@ class Site:
         return self._tune(CALIBRATED, settings.calibration_epochs, settings.calibration_lr, loss, samples)
 
     def _tune(self, slot: str, epochs: int, lr: float, loss: Callable[[Tensor, Batch], Tensor], samples: list[Batch]) -> Tuned:
-        self._restore(self._latest(before=slot))
-
         def report(epoch: int, loss: float, score: float) -> None:
             self.store.record(slot, epoch=epoch, of=epochs, loss=loss, iou=score)
 
@@ -273,4 +272,4 @@ class Site:
 
     def _measure(self, state: Mapping[str, Tensor]) -> list[Scores]:
         self.network.load_state_dict(state)
-        return [row for maps, batch in predict(self.network, self.test) for row in measure(maps, batch["mask"])]
+        return image_scores(self.network, self.test)

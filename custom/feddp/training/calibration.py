@@ -73,22 +73,30 @@ def tune(
     `report(epoch, loss, score)` is called after each epoch. An equal score keeps the earlier network.
     """
     scores, losses = [mean_scores(network, validation)["iou"]], []
-    best, kept = 0, {name: value.clone() for name, value in network.state_dict().items()}
+    best, kept = 0, _copy(network)
     optimizer = adamw(network, lr, training.weight_decay)
     for epoch in range(1, epochs + 1):
         losses.append(fit_epoch(network, optimizer, samples, loss, training, seed_of(*seed, epoch), stopped))
         scores.append(mean_scores(network, validation)["iou"])
         if scores[-1] > scores[best]:
-            best, kept = epoch, {name: value.clone() for name, value in network.state_dict().items()}
+            best, kept = epoch, _copy(network)
         report(epoch, losses[-1], scores[-1])
     network.load_state_dict(kept)
     return Tuned(losses, scores, best)
 
 
+def image_scores(network: nn.Module, samples: Sequence[Batch]) -> list[dict[str, float]]:
+    """Every metric of every sample, in the samples' order."""
+    return [row for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
+
+
 def mean_scores(network: nn.Module, samples: Sequence[Batch]) -> dict[str, float]:
     """Every metric's mean over `samples`."""
-    rows = [row for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
-    return {metric: summary["mean"] for metric, summary in summarize(rows).items()}
+    return {metric: summary["mean"] for metric, summary in summarize(image_scores(network, samples)).items()}
+
+
+def _copy(network: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in network.state_dict().items()}
 
 
 def with_inconsistency(
@@ -104,7 +112,7 @@ def with_inconsistency(
     """
     if not peers:
         raise FedDPError("a site without a peer has no inconsistency; it is tuned with λ = 0")
-    own_state = {name: value.clone() for name, value in network.state_dict().items()}
+    own_state = _copy(network)
 
     def maps_of(state: Mapping[str, Tensor]) -> Tensor:
         network.load_state_dict(state)

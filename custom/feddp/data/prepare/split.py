@@ -11,8 +11,7 @@ def split_patients(patients: Iterable[str], seed: int) -> dict[str, str]:
     From three patients on no split is empty. One patient goes to train, two to train and test. The same set of patients
     and seed give the same answer in whatever order, and however often, the patients come.
     """
-    names = sorted(set(patients))
-    order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
+    order = _shuffled(patients, seed)
     if len(order) < 3:
         return dict(zip(order, ("train", "test"), strict=False))
     part = max(1, round(len(order) / 5))
@@ -22,7 +21,11 @@ def split_patients(patients: Iterable[str], seed: int) -> dict[str, str]:
 
 def hold_out(patients: Iterable[str], seed: int) -> dict[str, str]:
     """Train and val only, where the test patients are published: a fifth, and at least one of two or more, to val."""
-    names = sorted(set(patients))
-    order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
+    order = _shuffled(patients, seed)
     part = max(1, round(len(order) / 5)) if len(order) > 1 else 0
     return {name: "val" if i < part else "train" for i, name in enumerate(order)}
+
+
+def _shuffled(patients: Iterable[str], seed: int) -> list[str]:
+    names = sorted(set(patients))
+    return [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
