@@ -19,6 +19,7 @@ PLAN = {
     "labels": "nested",
     "size": 32,
     "rounds": 2,
+    "sites": ("site-1", "site-2"),
 }
 SETTINGS = {"batch": 4, "calibration_epochs": 1}
 

@@ -9,7 +9,19 @@ from feddp.methods import METHODS
 from feddp.methods.plan import Plan
 
 # another choice than the default, for settings that are words
-CHOICES = {"loss": "dice", "selection": "test", "aggregation": "samples", "start": "best", "delta": "std", "private": "head"}
+CHOICES = {
+    "loss": "dice",
+    "selection": "test",
+    "aggregation": "samples",
+    "start": "best",
+    "delta": "std",
+    "pfedme_eta": 0.01,
+    "ema": 0.5,
+    "tau": 0.5,
+    "pfedme_beta": 0.5,
+    "private": "head,calibrator",
+    "mask": "literal",
+}
 EVERY = [(method, name) for method in METHODS for name in Plan.known_settings(method)]
 
 
@@ -88,7 +100,7 @@ def test_every_setting_is_reached_by_its_name(plan_for, method, name):
     reached = [
         getattr(group, attribute) for group in groups(plan) for attribute in (name, f"{name}_") if hasattr(group, attribute)
     ]
-    assert reached == [(value,) if name == "private" else value]
+    assert reached == [tuple(value.split(",")) if name == "private" else value]
     assert plan.settings[name] == reached[0]
 
 
@@ -146,7 +158,9 @@ def test_lambda_may_be_zero_and_is_told_so(plan_for):
 
 def test_json_with_a_wrong_key_is_refused(plan_for):
     data = plan_for().to_json()
-    with pytest.raises(FedDPError, match=r"unknown keys \['sites'\] and lacks \[\]"):
+    with pytest.raises(FedDPError, match=r"unknown keys \['patience'\] and lacks \[\]"):
+        Plan.from_json(data | {"patience": 4})
+    with pytest.raises(FedDPError, match="sites=4 is not a list of names"):
         Plan.from_json(data | {"sites": 4})
     del data["rounds"], data["size"]
     with pytest.raises(FedDPError, match=r"unknown keys \[\] and lacks \['rounds', 'size'\]"):

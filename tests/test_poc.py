@@ -3,13 +3,16 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from nvflare.fuel.flare_api.api_spec import NoConnection
 from safetensors.torch import load_file
 
 from feddp import jobs
 from feddp.data.synthesize import synthesize
-from feddp.run.poc import SERVER, PocJob, federation
+from feddp.errors import FedDPError
+from feddp.run.poc import SERVER, PocJob, connect, federation
 from feddp.run.session import Request
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -129,3 +132,24 @@ def test_the_kits_hold_our_policy_and_stream_no_logs(poc):
             assert not {"site_log_streamer", "log_receiver"} & {c["id"] for c in resources["components"]}
     privacy = json.loads((kits / "site-3/local/privacy.json").read_text())
     assert privacy["scopes"][0]["task_result_filters"] == [{"path": "feddp.flare.filters.PrivateTensorGuard", "args": {}}]
+
+
+def test_a_server_that_is_not_ready_is_asked_again(monkeypatch, tmp_path):
+    """FLARE's session raises NoConnection, or a TypeError on a server that listens before it has its certificate; and where no
+    site ever joins, the last reason is said, with where to look."""
+    joined = SimpleNamespace(get_system_info=lambda: SimpleNamespace(client_info=[SimpleNamespace(name="site-1")]))
+    answers = iter([NoConnection("nobody there"), TypeError("'None' is not an instance of 'bytes'"), joined])
+
+    def session(*_, **__):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("feddp.run.poc.new_secure_session", session)
+    monkeypatch.setattr("feddp.run.poc.time.sleep", lambda _: None)
+    assert connect(tmp_path, ["site-1"]) is joined
+    monkeypatch.setattr("feddp.run.poc.READY", 0.05)
+    answers = iter(lambda: TypeError("half an answer"), None)
+    with pytest.raises(FedDPError, match=r"within 0.05 s \(last: TypeError: half an answer\); see console.log"):
+        connect(tmp_path, ["site-1"])

@@ -89,9 +89,11 @@ def good(site, task, tensors, scalars, values=None, ious=None):
     offset = (values or {}).get(site, 0.0)
     if task == "train":
         metrics = {"loss": 1.0, "samples": 10.0, "seconds": 0.0}
-        if scalars["round"]:
+        if scalars["round"] and not scalars["phase"]:
             metrics |= {"dice": 0.5, "iou": (ious or {}).get(scalars["round"], 0.5)}
-        return messages.pack({n: v + offset for n, v in tensors.items()}, round=scalars["round"], **metrics)
+        return messages.pack(
+            {n: v + offset for n, v in tensors.items()}, round=scalars["round"], phase=scalars["phase"], **metrics
+        )
     if task in ("score", "adopt"):
         return messages.pack(round=scalars["round"], dice=0.5, iou=(ious or {}).get(scalars["round"], 0.5))
     if task == "evaluate":
@@ -163,7 +165,7 @@ REFUSED = {
     "stale": (lambda t, s: messages.pack(t, **{**s, "round": 7}), "is for round 7, this is round 0"),
     "error": (lambda t, s: make_reply(ReturnCode.EXECUTION_EXCEPTION), "EXECUTION_EXCEPTION"),
     "numbers": (lambda t, s: messages.pack(t, **{**s, "samples": float("nan")}), "samples is nan, not a finite number"),
-    "no seconds": (lambda t, s: messages.pack(t, round=0, loss=1.0, samples=3), "seconds is None"),
+    "no seconds": (lambda t, s: messages.pack(t, round=0, phase=0, loss=1.0, samples=3), "seconds is None"),
     "no samples": (lambda t, s: messages.pack(t, **{**s, "samples": 0}), "0 training samples"),
     "unreadable": (lambda t, s: Shareable(), "no tensors or scalars"),
     "silence": (lambda t, s: None, "no answer"),
@@ -291,6 +293,85 @@ def test_personal_tensors_go_once_to_consenting_sites_and_to_no_other(consent, p
     for site in SITES:
         expected = {"calibrated": bool(peers[site]), "peers": len(peers[site]), "tuned": True}
         assert results["sites"][site]["calibration"] == expected
+
+
+def test_heads_are_exchanged_at_every_epoch_among_consenting_sites(tmp_path, plan_for):
+    """FedLC, three epochs. A's head is 10 e before epoch e, B's 10 e + 1; C does not consent: it neither gives nor gets.
+
+    At epoch e A receives B's, all 10 e + 1, and B receives A's, all 10 e: nothing of an epoch before.
+    """
+    received = []
+
+    def answer(site, task, tensors, scalars):
+        if task == "collect_heads":
+            number = 10.0 * scalars["epoch"] + SITES.index(site)
+            given = {n: torch.full(shape, number) for n, (shape, _) in spec.tensors.items()} if site != "C" else {}
+            return messages.pack(given, consent=site != "C")
+        assert task == "calibrate_heads"
+        received.append((scalars["epoch"], site, {key: value.unique().tolist() for key, value in tensors.items()}))
+        return messages.pack(loss=1.0, iou_before=0.5, iou=0.6, epoch=1)
+
+    run = Run(tmp_path, plan_for(method="fedlc", calibration_epochs=3), SITES, answer)
+    spec = run.persistor.head_spec
+    assert set(spec.tensors) == {"segmentation_head.0.weight", "segmentation_head.0.bias"}
+    run.run(Calibration)
+    assert run.panics == []
+    wanted = []
+    for e in (1, 2, 3):
+        for site, peer in (("A", "B"), ("B", "A"), ("C", None)):
+            values = {f"{peer}/{name}": [10.0 * e + SITES.index(peer)] for name in spec.tensors} if peer else {}
+            wanted.append((e, site, values))
+    assert received == wanted
+    assert run.persistor.peers == {"A": ["B"], "B": ["A"], "C": []}
+
+
+def test_the_method_aggregates(tmp_path, plan_for):
+    """pFedMe with β = 1/2 at sites that add 1, 2 and 6: γ¹ = γ⁰/2 + (γ⁰ + 3)/2 = γ⁰ + 1.5."""
+    plan = plan_for(method="pfedme", rounds=1, pfedme_beta=0.5)
+    run = Run(tmp_path, plan, SITES, lambda *a: good(*a, values={"A": 1.0, "B": 2.0, "C": 6.0})).run(PartialAggregation)
+    first, (last, _) = run.persistor.first(run.fl_ctx), run.persistor.load("shared_latest", run.fl_ctx)
+    for name in first:
+        torch.testing.assert_close(last[name], first[name] + 1.5)
+
+
+@pytest.mark.parametrize(("method", "phases"), [("pflfe", 2), ("fc_pflfe", 1)])
+def test_pflfe_aggregates_twice_a_round_and_fc_pflfe_once(method, phases, tmp_path, plan_for):
+    """Two rounds at sites that add 1, 2 and 6, the mean 3 to γ at each aggregation: γ² = γ⁰ + 2 · phases · 3.
+
+    In bytes: an encoder to each site and one from it, at each; and one more to each when it is adopted. The first answer of
+    the second round scores the first; the second phase scores nothing.
+    """
+    run = Run(
+        tmp_path, plan_for(method=method, rounds=2, start="last"), SITES, lambda *a: good(*a, values=dict(A=1.0, B=2.0, C=6.0))
+    )
+    run.run(PartialAggregation)
+    assert run.panics == []
+    size = run.persistor.shared_spec.nbytes
+    asked = [event for event in run.progress("ask") if event["task"] == "train"]
+    assert [(e["round"], e["phase"]) for e in asked] == [(r, p) for r in (1, 2) for p in range(phases)]
+    assert all(event["bytes"] == dict.fromkeys(SITES, size) for event in asked)
+    answers = [event for event in run.progress("answer") if event["task"] == "train"]
+    assert sum(event["bytes"] for event in answers) == 2 * phases * 3 * size
+    assert {(e["round"], e["phase"]) for e in answers if "iou" in e["scalars"]} == {(2, 0)}
+    assert [event["round"] for event in run.progress("round")] == [1, 2]
+    first, (last, round) = run.persistor.first(run.fl_ctx), run.persistor.load("shared_latest", run.fl_ctx)
+    assert round == 2
+    for name in first:
+        torch.testing.assert_close(last[name], first[name] + 6.0 * phases)
+
+
+def test_an_answer_of_another_phase_is_refused(tmp_path, plan_for):
+    def answer(site, task, tensors, scalars):
+        result = good(site, task, tensors, scalars)
+        if (site, task, scalars.get("phase")) == ("B", "train", 1):
+            sent, numbers = messages.unpack(result)
+            return messages.pack(sent, **{**numbers, "phase": 0})
+        return result
+
+    run = Run(tmp_path, plan_for(method="pflfe", rounds=1), SITES, answer).run(PartialAggregation)
+    assert [e["reason"] for e in run.progress("refused")] == [
+        "site B: its answer is for round 0, phase 0, this is round 0, phase 1"
+    ]
 
 
 def test_a_site_whose_calibration_failed_is_not_called_calibrated(tmp_path, plan_for):

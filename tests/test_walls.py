@@ -196,3 +196,19 @@ def test_a_wrong_policy_is_refused_by_name(component, properties, message):
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
     with pytest.raises(FedDPError, match=message):
         component.policy(fl_ctx)
+
+
+def test_the_guard_lets_a_head_pass_with_consent_and_nothing_else_of_fedlc(plan_for):
+    """FedLC's exchange: of the private tensors the segmentation head's two; HC's own and the embedding stay."""
+    component = SiteComponent(plan_for(method="fedlc").to_json())
+    values = component.network.state_dict()
+    head = {name: values[name] for name in component.plan.heads(component.network)}
+    given = context(component, task=messages.COLLECT_HEADS, consent=["calibration"])
+    assert messages.unpack(PrivateTensorGuard().process(messages.pack(head, consent=True), given))[0].keys() == head.keys()
+    with pytest.raises(FedDPError, match="does not consent"):
+        PrivateTensorGuard().process(messages.pack(head, consent=True), context(component, task=messages.COLLECT_HEADS))
+    for name in ("calibrator.out.weight", "embedding.one_hot", "encoder.model.patch_embed.proj.weight"):
+        with pytest.raises(FedDPError, match="1 tensors that may not leave"):
+            PrivateTensorGuard().process(messages.pack(head | {name: values[name]}, consent=True), given)
+    with pytest.raises(FedDPError, match="2 tensors that may not leave"):
+        PrivateTensorGuard().process(messages.pack(head), context(component, task="train", consent=["calibration"]))

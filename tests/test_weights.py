@@ -200,7 +200,7 @@ def test_a_file_that_is_not_there(network, tmp_path, name):
 
 def test_encoder_weights_need_an_encoder(tmp_path):
     torch.save({"x": torch.zeros(1)}, tmp_path / "c.pth")
-    with pytest.raises(FedDPError, match="Linear, which has no encoder"):
+    with pytest.raises(FedDPError, match="Linear, which has no encoder that takes ImageNet weights"):
         load_checkpoint(torch.nn.Linear(1, 1), tmp_path / "c.pth")
 
 

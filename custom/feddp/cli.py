@@ -3,18 +3,22 @@
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from feddp.compare.cli import compare
 from feddp.data.cli import app as data_app
 from feddp.errors import FedDPError
 from feddp.methods import METHODS
 from feddp.networks import DEFAULT as NETWORK
+from feddp.outside.cli import adapt
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(data_app, name="data")
+app.command()(compare)
+app.command()(adapt)
 
 
 class Env(str, Enum):
@@ -24,7 +28,7 @@ class Env(str, Enum):
     poc = "poc"
 
 
-Method = Annotated[str, typer.Option("--method", help=f"One of {', '.join(METHODS)}.")]
+Method = Annotated[str, typer.Option("--method", help="A method's name; `feddp methods` lists them.")]
 Network = Annotated[str, typer.Option(help="A network's name.")]
 Rounds = Annotated[int, typer.Option(help="Communication rounds (the paper: 200).")]
 Epochs = Annotated[
@@ -35,56 +39,6 @@ Seed = Annotated[int, typer.Option(help="Every random draw comes from it.")]
 Settings = Annotated[list[str], typer.Option("--set", help="A hyper-parameter, key=value; `feddp methods` lists them.")]
 Then = Annotated[str | None, typer.Option(help="`igc` appends the calibration stage to any method.")]
 Weights = Annotated[str | None, typer.Option(help="Start from a local checkpoint file, or from `timm`'s own weights.")]
-
-
-def _plan(
-    facts: dict[str, Any], method: str, network: str, rounds: int, epochs: int | None, size: int, seed: int,
-    settings: list[str], then: str | None, weights: str | None, sites: int,
-):  # fmt: skip
-    from feddp.methods.base import CALIBRATE
-    from feddp.methods.plan import WEIGHTS, Plan
-
-    values: dict[str, Any] = {}
-    for text in settings:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise FedDPError(f"--set {text}: write key=value")
-        values[name] = value
-    if sites == 1:
-        values.setdefault("min_sites", 1)
-    if method not in METHODS:
-        raise FedDPError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
-    stages = METHODS[method].stages
-    if then is not None:
-        if then != "igc":
-            raise FedDPError(f"--then {then}: the only stage that can follow is igc")
-        stages = tuple(dict.fromkeys((*stages, CALIBRATE)))
-    if epochs is not None and CALIBRATE not in stages:
-        raise FedDPError(f"--calibration-epochs {epochs}: {method} has no calibration; append it with --then igc")
-    if epochs == 0:
-        if then is not None:
-            raise FedDPError("--then igc asks for the calibration, --calibration-epochs 0 leaves it out; drop one")
-        stages = tuple(stage for stage in stages if stage != CALIBRATE)
-    elif epochs is not None:
-        values["calibration_epochs"] = epochs
-    return Plan(
-        method=method, network=network, rounds=rounds, size=size, seed=seed, stages=stages, settings=values,
-        weights=WEIGHTS if weights else "", **facts,
-    )  # fmt: skip
-
-
-def _initial(plan, weights: str | None):
-    if weights is None:
-        return None
-    from feddp.networks import build
-    from feddp.networks.weights import load_checkpoint
-    from feddp.training.seeds import seed_of
-
-    seed = seed_of(plan.seed, "network")
-    network = build(plan.network, plan.channels, len(plan.classes), "timm" if weights == "timm" else None, seed)
-    if weights != "timm":
-        load_checkpoint(network, Path(weights))
-    return network.state_dict()
 
 
 @app.command()
@@ -106,32 +60,12 @@ def run(
     without_consent: Annotated[str, typer.Option(help="Sites that refuse the calibration exchange, comma-separated.")] = "",
 ) -> None:
     """Run a method over all sites below DATA on this machine, and leave tables and every site's own network in OUT."""
-    from feddp.flare.policy import CALIBRATION
-    from feddp.jobs import federation_of
     from feddp.report import table
-    from feddp.run.poc import poc
-    from feddp.run.session import Request
-    from feddp.run.session import run as run_request
-    from feddp.run.simulator import simulator
+    from feddp.run.options import Options, run_here
 
-    sites, facts = federation_of(data)
-    plan = _plan(facts, method, network, rounds, calibration_epochs, size, seed, settings, then, weights, len(sites))
-    if threads is not None and env is Env.poc:
-        raise FedDPError("--threads is the simulator's; in POC mode every site has a process of its own")
-    refusing = set(filter(None, without_consent.split(",")))
-    if unknown := sorted(refusing - set(sites)):
-        raise FedDPError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
-    policies = {
-        site: {
-            "data": str((data / site).resolve()),
-            "device": device,
-            "consent": [] if site in refusing else [CALIBRATION],
-        }
-        for site in sites
-    }
-    request = Request(plan, policies, out, threads, _initial(plan, weights))
-    results = run_request(request, poc if env is Env.poc else simulator, name=f"{method}_{data.resolve().name}")
-    Console().print(table(results))
+    options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
+    refusing = tuple(filter(None, without_consent.split(",")))
+    Console().print(table(run_here(data, out, options, env.value, device, threads, refusing)))
 
 
 @app.command()
@@ -155,6 +89,7 @@ def job(
 ) -> None:
     """Export a job folder for the FLARE admin console's `submit_job`."""
     from feddp.jobs import export, federation_of
+    from feddp.run.options import Options
 
     facts = {"channels": channels, "classes": tuple(classes.split(",")), "labels": labels}
     names = [name.strip() for name in sites.split(",") if name.strip()] if sites else []
@@ -162,8 +97,9 @@ def job(
         names, facts = federation_of(data)
     if not names:
         raise FedDPError("which sites? name them with --sites A,B,... or take them from --data ROOT")
-    plan = _plan(facts, method, network, rounds, calibration_epochs, size, seed, settings, then, weights, len(names))
-    print(export(plan, names, out, scope, _initial(plan, weights)))
+    options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
+    plan = options.plan(facts, names)
+    print(export(plan, names, out, scope, options.initial(plan)))
 
 
 @app.command()
@@ -184,12 +120,20 @@ def methods() -> None:
     """List the methods and every hyper-parameter that --set reaches, with its default."""
     from feddp.methods.plan import Plan
 
-    for name, method in METHODS.items():
-        print(f"{name}: {(method.__doc__ or sys.modules[method.__module__].__doc__).strip().splitlines()[0]}")
-        print(f"  private: {', '.join(method.private)}; stages: {', '.join(method.stages)}")
+    found = {}
+    for name in METHODS:
+        try:
+            found[name] = METHODS[name]
+        except FedDPError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+    for name, method in found.items():
+        about = (method.__doc__ or sys.modules[method.__module__].__doc__ or "").strip().splitlines()
+        print(f"{name}: {about[0] if about else method.__qualname__}")
+        beside = "; a whole personal model beside" if method.personal else ""
+        print(f"  private: {', '.join(method.private)}{beside}; stages: {', '.join(method.stages)}")
     print("settings:")
-    meanings = {name: text for method in METHODS for name, text in Plan.meanings(method).items()}
-    for name, value in sorted({k: v for m in METHODS for k, v in Plan.known_settings(m).items()}.items()):
+    meanings = {name: text for method in found for name, text in Plan.meanings(method).items()}
+    for name, value in sorted({k: v for m in found for k, v in Plan.known_settings(m).items()}.items()):
         print(f"  {name}={'' if value is None else value}: {meanings[name]}")
 
 

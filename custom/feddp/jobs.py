@@ -11,6 +11,7 @@ from torch import Tensor
 from feddp.data.folder import SiteFolder, find_sites
 from feddp.errors import FedDPError
 from feddp.flare import messages
+from feddp.methods import METHODS
 from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import save_network
 
@@ -32,7 +33,10 @@ SITE_CLASSES = {
 }
 TASKS = {
     "train": [messages.TRAIN, messages.SCORE, messages.ADOPT],
-    "calibrate": [messages.COLLECT, messages.TUNE, messages.CALIBRATE],
+    "calibrate": [
+        *(messages.TUNE, messages.COLLECT, messages.CALIBRATE),
+        *(messages.COLLECT_HEADS, messages.CALIBRATE_HEADS),
+    ],
     "evaluate": [messages.EVALUATE],
 }
 # a network in one piece: FLARE's pieces of 2 MiB, each asked for in turn, cost four sites on two cores 0.4 s a round
@@ -55,6 +59,8 @@ def export(
     Raises:
         FedDPError: too few sites, a private rule that does not fit the network, or the folder holds something else.
     """
+    if not METHODS[plan.method].federated:
+        raise FedDPError(f"{plan.method} needs all images in one place, so no job can carry it; use `feddp run`, outside FLARE")
     plan.partition(plan.build_network())  # a rule that selects nothing is refused here, not at the hospitals
     if len(set(sites)) < plan.federation.min_sites:
         raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")

@@ -24,15 +24,21 @@ HEAD = "head"
 NORM = "norm"
 ENCODER = "encoder"
 DECODER = "decoder"
+CALIBRATOR = "calibrator"  # layers that a method adds for one site's own sake
+PROJECTOR = "projector"  # pFLFE's, beside the encoder
+AFFINITY_QUERY = "affinity_query"  # of virtual classes' personalized affinity aggregation, in every level of the decoder
+AFFINITY_KEY = "affinity_key"
+AFFINITY_MATRIX = "affinity_matrix"
 NONE = "none"
 ALL = "all"
-ROLES = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER)
+_AFFINITY = (AFFINITY_QUERY, AFFINITY_KEY, AFFINITY_MATRIX)
+ROLES = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER, CALIBRATOR, PROJECTOR, *_AFFINITY)
 WORDS = (*ROLES, NONE, ALL)
 
 Rule = tuple[str, ...]
 State = dict[str, Tensor]
 
-_NORMALISATIONS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)
+NORMALISATIONS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)
 _FUSED = ("qkv", "kv", "in_proj_weight")  # the last is torch.nn.MultiheadAttention's
 
 
@@ -66,24 +72,31 @@ def resolve(network: nn.Module, rule: Rule) -> Partition:
     query/key/value, and a tensor that has both a shared and a private name (tied weights would leak).
     """
     _check_words(rule)
-    rule = tuple(rule)
-    keys = tuple(network.state_dict())
+    rule, keys = tuple(rule), tuple(network.state_dict())
     if rule == (NONE,):
         return Partition(keys, ())
     if rule == (ALL,):
         return Partition((), keys)
-    name = type(network).__name__
-    private: set[str] = set()
-    for word in rule:
-        found = select(network, word)
-        if not found:
-            raise FedDPError(f"the private role '{word}' found no tensor in {name}; choose a role it has")
-        private |= found
+    private = chosen(network, rule)
     if private == set(keys):
+        name = type(network).__name__
         raise FedDPError(f"the private rule {rule} selects every tensor of {name}; say ('{ALL}',) if that is meant")
     partition = Partition(tuple(k for k in keys if k not in private), tuple(k for k in keys if k in private))
     _refuse_ties(network, partition)
     return partition
+
+
+def chosen(network: nn.Module, roles: Rule) -> set[str]:
+    """The state_dict keys of several roles. FedDPError for an unknown role, and for one that finds no tensor."""
+    _check_words(roles)
+    keys: set[str] = set()
+    for word in roles:
+        found = select(network, word)
+        if not found:
+            name = type(network).__name__
+            raise FedDPError(f"the role '{word}' found no tensor in {name}; choose a role that this network has")
+        keys |= found
+    return keys
 
 
 def check_keys(state: Iterable[str], expected: Iterable[str], what: str) -> None:
@@ -120,7 +133,7 @@ def select(network: nn.Module, word: str) -> set[str]:
     # a module registered twice has two names in state_dict: both count
     for path, module in network.named_modules(remove_duplicate=False):
         if word == NORM:
-            if isinstance(module, _NORMALISATIONS):
+            if isinstance(module, NORMALISATIONS):
                 found |= _keys_of(module, path)
             continue
         if word in (QUERY, KEY, VALUE):

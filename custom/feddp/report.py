@@ -12,6 +12,8 @@ def write_markdown(results: Mapping[str, Any]) -> str:
     sites = sorted(results["sites"])
     title = f"# {results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
     lines = [title, ""]
+    if not results["federated"]:
+        lines += ["All sites' images in one place, trained outside FLARE: an upper bound, no federation.", ""]
     if results["selection"] == "test":
         lines += ["**Optimistic**: the best round and epoch were chosen on the test images (`selection=test`).", ""]
     heads = [f"{metric} {site}" for metric in ("Dice (%)", "ASSD (pix.)") for site in (*sites, "Average")]
@@ -32,7 +34,7 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         calibration = results["sites"][site].get("calibration")
         if calibration:
             if not calibration["tuned"]:
-                how = "its calibration failed; it keeps its network of stage 1"
+                how = "its calibration failed; it keeps its network of the stage before"
             elif calibration["calibrated"]:
                 how = f"calibrated with {calibration['peers']} peers"
             else:

@@ -57,6 +57,14 @@ def class_maps(mask: torch.Tensor, classes: int, labels: str) -> torch.Tensor:
     return (mask >= values if labels == "nested" else mask == values).float()
 
 
+def class_index(maps: torch.Tensor, labels: str) -> torch.Tensor:
+    """What `class_maps` was made of, for methods with a softmax: (B, C, H, W) of 0 and 1 -> int64 (B, H, W) of 0 to C."""
+    if labels == "nested":
+        return maps.sum(dim=1).long()
+    values = torch.arange(1, maps.shape[1] + 1, device=maps.device).view(-1, 1, 1)
+    return (maps * values).amax(dim=1).long()
+
+
 def batches(samples: list[dict], batch: int, seed: int | None, augment: bool) -> Iterator[dict]:
     """One epoch of collated batches: every tensor entry (B, ...), every other entry a list.
 

@@ -1,37 +1,49 @@
-"""The stages at home (001, Algorithm 1, lines 13-16): personal tensors travel once, then every site tunes alone."""
+"""The stages at home (001, Algorithm 1, lines 13-16): personal tensors travel once, FedLC's heads at every epoch."""
 
 from nvflare.apis.shareable import Shareable
 
 from feddp.flare import messages
 from feddp.flare.stage import Answer, Stage
-from feddp.methods.base import CALIBRATE, TUNE
+from feddp.methods.aggregation import Spec
+from feddp.methods.base import CALIBRATE, HEADS, TUNE
 
 TUNED = ("loss", "iou_before", "iou", "epoch")  # what a site says of its epochs at home
 
 
 class Calibration(Stage):
-    """A tuning without peers where the method has one; then the exchange among consenting sites and the calibration."""
+    """A tuning without peers where the method has one; then the exchange among consenting sites and the calibration by it."""
 
     def run(self) -> None:
-        if TUNE in self.plan.stages:
+        plan, persistor = self.plan, self.persistor
+        if TUNE in plan.stages:
             self.ask(messages.TUNE, messages.pack(), TUNED)
-        if CALIBRATE in self.plan.stages:
-            personal = self._collect() if self.plan.calibration.lambda_ > 0 else {}
-            peers = {site: sorted(personal.keys() - {site}) if site in personal else [] for site in self.sites()}
-            answers = self.ask(messages.CALIBRATE, {site: _message(peers[site], personal) for site in peers}, TUNED)
-            self.persistor.peers = {site: peers[site] for site in answers}
+        if HEADS in plan.stages:
+            for epoch in range(1, plan.calibration.calibration_epochs + 1):
+                heads = self._collect(messages.COLLECT_HEADS, persistor.head_spec, epoch=epoch)
+                self._calibrate(messages.CALIBRATE_HEADS, heads, epoch=epoch)
+        if CALIBRATE in plan.stages:
+            wanted = plan.calibration.lambda_ > 0
+            personal = self._collect(messages.COLLECT, persistor.personal_spec) if wanted else {}
+            self._calibrate(messages.CALIBRATE, personal)
 
-    def _collect(self) -> dict[str, Answer]:
+    def _collect(self, task: str, spec: Spec, **facts: int) -> dict[str, Answer]:
         """The consenting sites' personal tensors; a method with none has nothing to disagree with."""
 
         def check(site: str, answer: Answer) -> None:
             if answer.scalars["consent"] or answer.tensors:
-                self.persistor.personal_spec.check(site, answer.tensors)
+                spec.check(site, answer.tensors)
 
-        answers = self.ask(messages.COLLECT, messages.pack(), ("consent",), check)
+        answers = self.ask(task, messages.pack(**facts), ("consent",), check, **facts)
         return {site: answer for site, answer in answers.items() if answer.tensors}
 
+    def _calibrate(self, task: str, personal: dict[str, Answer], **facts: int) -> None:
+        """Every site tunes at home with what its peers gave; a site that gave nothing receives nothing."""
+        peers = {site: sorted(personal.keys() - {site}) if site in personal else [] for site in self.sites()}
+        answers = self.ask(task, {site: _message(peers[site], personal, facts) for site in peers}, TUNED, **facts)
+        for site in answers:  # of any stage and epoch that the site took part in
+            self.persistor.peers[site] = sorted({*self.persistor.peers.get(site, []), *peers[site]})
 
-def _message(peers: list[str], personal: dict[str, Answer]) -> Shareable:
+
+def _message(peers: list[str], personal: dict[str, Answer], facts: dict[str, int]) -> Shareable:
     """What one site receives: its peers' personal tensors, named `<peer>/<tensor>`."""
-    return messages.pack({f"{p}/{name}": value for p in peers for name, value in personal[p].tensors.items()})
+    return messages.pack({f"{p}/{name}": v for p in peers for name, v in personal[p].tensors.items()}, **facts)

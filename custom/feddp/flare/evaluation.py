@@ -6,8 +6,9 @@ from typing import Any
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.stage import Answer, Stage
-from feddp.methods.base import CALIBRATE
-from feddp.training.metrics import METRICS, summarize
+from feddp.methods.base import CALIBRATE, HEADS
+from feddp.methods.results import WHEN, gathered
+from feddp.training.metrics import METRICS
 
 
 class Evaluation(Stage):
@@ -16,30 +17,18 @@ class Evaluation(Stage):
     def run(self) -> None:
         answers = self.ask(messages.EVALUATE, messages.pack(), (), _check)
         everyone = {client.name for client in self.fl_ctx.get_engine().get_clients()}
-        plan, persistor = self.plan, self.persistor
+        persistor = self.persistor
         sites = {site: self._site(site, answer) for site, answer in answers.items()}
-        results = {
-            **plan.to_json(),
-            "seed": plan.seed,
-            "stages": list(plan.stages),
-            "selection": plan.training.selection,
-            "start_round": persistor.start_round,
-            "best_round": persistor.best_round,
-            "sites": sites,
-            "missing": {s: persistor.lost.get(s, f"site {s} did not evaluate") for s in sorted(everyone - sites.keys())},
-            "average": {
-                when: summarize([{m: site[when][m]["mean"] for m in METRICS} for site in sites.values()])
-                for when in ("before_calibration", "final")
-            },
-            "matrix": {site: self._row(site, answer) for site, answer in answers.items() if answer.scalars["peers"]},
-            "bytes": {"shared": persistor.shared_spec.nbytes, "personal": persistor.personal_spec.nbytes},
-        }
+        missing = {s: persistor.lost.get(s, f"site {s} did not evaluate") for s in sorted(everyone - sites.keys())}
+        matrix = {site: self._row(site, answer) for site, answer in answers.items() if answer.scalars["peers"]}
+        nbytes = {"shared": persistor.shared_spec.nbytes, "personal": persistor.personal_spec.nbytes}
+        results = gathered(self.plan, sites, persistor.start_round, persistor.best_round, missing, matrix, nbytes)
         persistor.write_results(self.fl_ctx, results)
         self.progress("done")
 
     def _site(self, site: str, answer: Answer) -> dict[str, Any]:
-        result = {when: answer.scalars[when] for when in ("before_calibration", "final")}
-        if CALIBRATE in self.plan.stages:
+        result = {when: answer.scalars[when] for when in WHEN}
+        if {HEADS, CALIBRATE} & set(self.plan.stages):
             tuned, peers = site in self.persistor.peers, len(self.persistor.peers.get(site, []))
             # without a peer the stage was more epochs of L_seg alone; a site that failed it keeps what it had before
             result["calibration"] = {"calibrated": peers > 0, "peers": peers, "tuned": tuned}
@@ -52,7 +41,7 @@ class Evaluation(Stage):
 
 def _check(site: str, answer: Answer) -> None:
     peers = answer.scalars.get("peers")
-    summaries = [answer.scalars.get("before_calibration"), answer.scalars.get("final")]
+    summaries = [answer.scalars.get(when) for when in WHEN]
     summaries += list(peers.values()) if isinstance(peers, dict) else [None]
     if not all(map(_is_whole, summaries)):
         raise FedDPError(f"site {site}: its evaluation lacks a metric, or holds one that is not a finite number")

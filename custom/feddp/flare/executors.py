@@ -50,8 +50,8 @@ class TrainExecutor(SiteExecutor):
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
         round = scalars["round"]
         if task == messages.TRAIN:
-            mine, metrics = site.train(tensors, round, scalars.get("keep"))
-            return messages.pack(mine, round=round, **metrics)
+            mine, metrics = site.train(tensors, round, scalars.get("keep"), scalars["phase"])
+            return messages.pack(mine, round=round, phase=scalars["phase"], **metrics)
         scores = {messages.SCORE: site.score, messages.ADOPT: site.adopt}[task](tensors, round)
         return messages.pack(**scores, round=round)
 
@@ -63,12 +63,16 @@ class CalibrationExecutor(SiteExecutor):
         consents = component.policy(fl_ctx).calibrates
         if task == messages.COLLECT:
             return messages.pack(site.personal() if consents else {}, consent=consents)
+        if task == messages.COLLECT_HEADS:
+            return messages.pack(site.head(scalars["epoch"]) if consents else {}, consent=consents)
+        if tensors and not consents:
+            raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
         if task == messages.TUNE:
             tuned = site.tune()
         elif task == messages.CALIBRATE:
-            if tensors and not consents:
-                raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
             tuned = site.calibrate(by_site(tensors))
+        elif task == messages.CALIBRATE_HEADS:
+            tuned = site.calibrate_heads(by_site(tensors), scalars["epoch"])
         else:
             return super().answer(task, site, component, tensors, scalars, fl_ctx)
         return messages.pack(loss=tuned.losses[-1], iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)

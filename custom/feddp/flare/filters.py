@@ -36,8 +36,9 @@ class StripPrivate(Filter):
 class PrivateTensorGuard(Filter):
     """For a site's privacy.json: whatever the job, what leaves is the tensors that its task may send, and known numbers.
 
-    A training result may hold shared tensors, a collection the ones that are exchanged, and only with consent; a role that
-    the site's policy names in `private` leaves in neither. The message is written anew, so nothing rides along with it.
+    A training result may hold shared tensors, a collection the ones that are exchanged (FedLC's: the head), and only with
+    consent; a role that the site's policy names in `private` leaves in neither. The message is written anew, so nothing
+    rides along with it.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -48,9 +49,15 @@ class PrivateTensorGuard(Filter):
         site, task = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
         tensors, scalars = messages.unpack(shareable)
         policy, partition = component.policy(fl_ctx), component.partition
-        if task == messages.COLLECT and tensors and not policy.calibrates:
+        if task in (messages.COLLECT, messages.COLLECT_HEADS) and tensors and not policy.calibrates:
             raise FedDPError(f"site {site}: its policy does not consent to the calibration exchange; nothing was sent")
-        allowed = {messages.TRAIN: partition.shared, messages.COLLECT: component.plan.exchanged(partition)}.get(task, ())
+        allowed: tuple[str, ...] = ()
+        if task == messages.TRAIN:
+            allowed = partition.shared
+        elif task == messages.COLLECT:
+            allowed = component.plan.exchanged(partition)
+        elif task == messages.COLLECT_HEADS:
+            allowed = component.plan.heads(component.network)
         never = set().union(*(select(component.network, role) for role in policy.private))
         if wrong := sorted(tensors.keys() - (set(allowed) - never)):
             raise FedDPError(

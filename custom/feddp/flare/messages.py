@@ -15,11 +15,12 @@ from feddp.training.metrics import METRICS
 # the tasks, by the executor that answers them
 TRAIN, SCORE, ADOPT = "train", "score", "adopt"
 COLLECT, TUNE, CALIBRATE = "collect", "tune", "calibrate"
+COLLECT_HEADS, CALIBRATE_HEADS = "collect_heads", "calibrate_heads"
 EVALUATE = "evaluate"
 
 # every number that an answer may hold, by name
 SCALARS = frozenset(METRICS) | {
-    *("round", "loss", "samples", "seconds", "consent", "iou_before", "epoch"),
+    *("round", "phase", "loss", "samples", "seconds", "consent", "iou_before", "epoch"),
     *("before_calibration", "final", "peers", "mean", "std", "n"),
 }
 

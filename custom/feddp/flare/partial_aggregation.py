@@ -12,19 +12,25 @@ from feddp.methods.aggregation import average
 
 
 class PartialAggregation(Stage):
-    """T rounds of: send γ^t, receive γ_k, γ^{t+1} = mean γ_k; then the sites adopt the round that is handed on."""
+    """T rounds of: send γ^t, receive γ_k, γ^{t+1} = mean γ_k, once in each of a round's phases.
+
+    Then the sites adopt the round that is handed on.
+    """
 
     def run(self) -> None:
         shared = self.persistor.first(self.fl_ctx)
+        method = self.plan.build_method()
         self._best_iou = float("-inf")
         for t in range(self.plan.rounds):
-            started = time.monotonic()
-            answers = self._train(shared, t)
-            if t > 0:
-                self._note_best(t, mean_of(answers, "iou"))
-            shared = average({site: a.tensors for site, a in answers.items()}, self._weights(answers))
+            started, slowest = time.monotonic(), 0.0
+            for phase in range(self.plan.phases):
+                answers = self._train(shared, t, phase)
+                if t > 0 and phase == 0:
+                    self._note_best(t, mean_of(answers, "iou"))
+                mean = average({site: a.tensors for site, a in answers.items()}, self._weights(answers))
+                shared = method.aggregate(shared, mean)
+                slowest += max(a.scalars["seconds"] for a in answers.values())
             self.persistor.save(shared, t + 1, self.fl_ctx)
-            slowest = max(a.scalars["seconds"] for a in answers.values())
             seconds = time.monotonic() - started
             self.progress("round", round=t + 1, of=self.plan.rounds, seconds=seconds, beyond_compute=seconds - slowest)
         start = self.plan.rounds
@@ -36,16 +42,17 @@ class PartialAggregation(Stage):
             self._hand_out(messages.ADOPT, best, start)
         self.persistor.start_round = start
 
-    def _train(self, shared: dict[str, Tensor], t: int) -> dict[str, Answer]:
+    def _train(self, shared: dict[str, Tensor], t: int, phase: int) -> dict[str, Answer]:
         def check(site: str, answer: Answer) -> None:
-            _check_round(site, answer, t)
+            _check_round(site, answer, t, phase)
             self.persistor.shared_spec.check(site, answer.tensors)
             if answer.scalars["samples"] < 1:
                 raise FedDPError(f"site {site}: its answer says {answer.scalars['samples']} training samples")
 
         keep = {} if self.persistor.best_round is None else {"keep": self.persistor.best_round}
-        numbers = ("loss", "samples", "seconds", *(("dice", "iou") if t else ()))
-        return self.ask(messages.TRAIN, messages.pack(shared, round=t, **keep), numbers, check, round=t + 1)
+        numbers = ("loss", "samples", "seconds", *(("dice", "iou") if t and not phase else ()))
+        task = messages.pack(shared, round=t, phase=phase, **keep)
+        return self.ask(messages.TRAIN, task, numbers, check, round=t + 1, phase=phase)
 
     def _hand_out(self, task: str, shared: dict[str, Tensor], round: int) -> dict[str, Answer]:
         def check(site: str, answer: Answer) -> None:
@@ -64,6 +71,9 @@ class PartialAggregation(Stage):
             self.persistor.keep_best(self.fl_ctx)
 
 
-def _check_round(site: str, answer: Answer, round: int) -> None:
-    if answer.scalars.get("round") != round:
-        raise FedDPError(f"site {site}: its answer is for round {answer.scalars.get('round')}, this is round {round}")
+def _check_round(site: str, answer: Answer, round: int, phase: int | None = None) -> None:
+    """`phase` is of a training answer; the others have none."""
+    said, wanted = (answer.scalars.get("round"), answer.scalars.get("phase")), (round, phase)
+    if said != wanted:
+        found, here = (f"round {r}" + (f", phase {p}" if phase else "") for r, p in (said, wanted))
+        raise FedDPError(f"site {site}: its answer is for {found}, this is {here}")

@@ -57,8 +57,13 @@ class SharedTensorPersistor(FLComponent):
 
     @cached_property
     def personal_spec(self) -> Spec:
-        """Exactly what a consenting site gives in stage 2."""
+        """Exactly what a consenting site gives for IGC."""
         return Spec.of(self._state, self.plan.exchanged(self.partition))
+
+    @cached_property
+    def head_spec(self) -> Spec:
+        """Exactly what a consenting site gives at every epoch of FedLC's head calibration."""
+        return Spec.of(self._state, self.plan.heads(self._network))
 
     def first(self, fl_ctx: FLContext) -> dict[str, Tensor]:
         """γ^0: the shared part of the common start."""

@@ -13,6 +13,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from torch import Tensor
 
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
@@ -113,10 +114,12 @@ class Stage(Controller):
                 self.log_warning(fl_ctx, f"refused: {reason}", fire_event=False)
             else:
                 accepted[site] = answer
-                self.progress("answer", site=site, task=task, **facts, scalars={n: answer.scalars[n] for n in numbers})
+                scalars = {n: answer.scalars[n] for n in numbers}
+                self.progress("answer", site=site, task=task, **facts, bytes=nbytes(answer.tensors), scalars=scalars)
 
-        self.progress("ask", task=task, sites=sites, **facts)
         parts = data.items() if isinstance(data, Mapping) and not isinstance(data, Shareable) else [(None, data)]
+        sent = {target: nbytes(messages.unpack(m)[0]) for site, m in parts for target in ([site] if site else sites)}
+        self.progress("ask", task=task, sites=sites, **facts, bytes=sent)
         tasks = []
         for site, message in parts:
             limit = self.plan.federation.task_timeout
@@ -151,6 +154,11 @@ def _check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str]) 
         value = scalars.get(name)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise FedDPError(f"site {site}: its answer's {name} is {value!r}, not a finite number")
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """The tensors' own bytes, without what the transport adds."""
+    return sum(value.nbytes for value in tensors.values() if isinstance(value, Tensor))
 
 
 def mean_of(answers: Mapping[str, Answer], name: str) -> float:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from feddp.errors import FedDPError
 from feddp.methods import METHODS
-from feddp.methods.base import CALIBRATE, TRAIN, TUNE, Method
+from feddp.methods.base import HEADS, STAGES, TRAIN, TUNE, Method
 from feddp.networks import NETWORKS, build
 from feddp.networks.weights import read_network
-from feddp.partition import Partition, resolve
+from feddp.partition import HEAD, Partition, chosen, resolve
 from feddp.training.calibration import Calibration, Tuning
 from feddp.training.seeds import seed_of
 from feddp.training.settings import (
@@ -61,17 +61,16 @@ class Plan:
     rounds: int
     seed: int = 0
     stages: tuple[str, ...] = ()  # the method's own if empty
+    sites: tuple[str, ...] = ()  # the sites' names, for methods that tell them apart
     weights: str = ""  # WEIGHTS where the app's config folder holds a whole network's initial tensors
     settings: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that differ from their defaults
 
     def __post_init__(self):
+        self._check_types()
         if self.method not in METHODS:
             raise FedDPError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         if self.network not in NETWORKS:
             raise FedDPError(f"unknown network {self.network!r}; known: {', '.join(NETWORKS)}")
-        for name in ("channels", "size", "rounds", "seed"):
-            if type(getattr(self, name)) is not int:
-                raise FedDPError(f"{name}={getattr(self, name)!r} is not a whole number; correct the plan")
         if self.weights not in ("", WEIGHTS):
             # any other path would be one at the participant's machine
             raise FedDPError(f"weights={self.weights!r}: a job brings its initial tensors along as {WEIGHTS}, or none")
@@ -79,18 +78,44 @@ class Plan:
             raise FedDPError(f"rounds={self.rounds}: a run needs at least 1 round")
         if self.size < 32 or self.size % 32:
             raise FedDPError(f"size={self.size}: the networks need a multiple of 32, at least 32")
-        stages = tuple(self.stages) or METHODS[self.method].stages
-        if list(stages) != [s for s in (TRAIN, TUNE, CALIBRATE) if s in stages] or TRAIN not in stages:
-            raise FedDPError(f"stages {', '.join(stages)}: expected {TRAIN}, then {TUNE} and {CALIBRATE} if wanted")
+        method = METHODS[self.method]
+        stages = tuple(self.stages) or method.stages
+        if list(stages) != [s for s in STAGES if s in stages] or TRAIN not in stages:
+            raise FedDPError(f"stages {', '.join(stages)}: expected {TRAIN}, then those wanted of {', '.join(STAGES[1:])}")
+        if HEADS in stages and HEADS not in method.stages:
+            raise FedDPError(f"stages {', '.join(stages)}: {self.method} has no layers for {HEADS}; leave it out")
+        if not method.federated and len(stages) > 1:
+            raise FedDPError(f"stages {', '.join(stages)}: {self.method} has no sites, so no stage can follow")
         known = self.known_settings(self.method)
         for name in self.settings:
             if name not in known:
                 raise FedDPError(f"unknown setting {name!r}; known for {self.method}: {', '.join(known)}")
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "classes", tuple(self.classes))
+        object.__setattr__(self, "sites", tuple(self.sites))
         groups = (self.training, self.federation, self.tuning, self.calibration, self.hyper)
         values = {key(name): value for group in groups for name, value in vars(group).items()}
         object.__setattr__(self, "settings", {name: values[name] for name in values if values[name] != known[name]})
+        private = self.federation.private
+        if private and not set(method.own) <= set(private):
+            raise FedDPError(f"private={','.join(private)}: {self.method} keeps {', '.join(method.own)} private; add them")
+
+    def _check_types(self) -> None:
+        """A job's JSON may be written by hand. FedDPError names the first entry of a wrong type."""
+        for name in ("method", "network", "labels", "weights"):
+            if not isinstance(getattr(self, name), str):
+                raise FedDPError(f"{name}={getattr(self, name)!r} is not a text; correct the plan")
+        for name in ("channels", "size", "rounds", "seed"):
+            if type(getattr(self, name)) is not int:
+                raise FedDPError(f"{name}={getattr(self, name)!r} is not a whole number; correct the plan")
+        for name in ("classes", "stages", "sites"):
+            value = getattr(self, name)
+            if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+                raise FedDPError(f"{name}={value!r} is not a list of names; correct the plan")
+            if name != "stages" and len(set(value)) < len(value):
+                raise FedDPError(f"{name}={value!r} has a name twice; correct the plan")
+        if not isinstance(self.settings, Mapping):
+            raise FedDPError(f"settings={self.settings!r} are not names with values; correct the plan")
 
     @cached_property
     def training(self) -> Training:
@@ -116,7 +141,12 @@ class Plan:
     @staticmethod
     def known_settings(method: str) -> dict[str, Any]:
         """Every setting that `--set` reaches for a method, with its default."""
-        return {name: value for group in _groups(method) for name, value in defaults(group).items()}
+        known: dict[str, Any] = {}
+        for group in _groups(method):
+            if taken := known.keys() & defaults(group).keys():
+                raise FedDPError(f"the method {method}'s setting {min(taken)!r} is another's name; rename it in its Hyper")
+            known |= defaults(group)
+        return known
 
     @staticmethod
     def meanings(method: str) -> dict[str, str]:
@@ -141,11 +171,28 @@ class Plan:
         """The JSON that `from_json` reads back to an equal plan; what is empty is left out."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["settings"] = {name: _jsonable(value) for name, value in self.settings.items()}
-        return {name: _jsonable(value) for name, value in values.items() if value not in ("", {})}
+        return {name: _jsonable(value) for name, value in values.items() if value not in ("", (), {})}
 
-    def build_network(self) -> nn.Module:
-        """The common start of every participant, from the seed alone."""
-        return build(self.network, self.channels, len(self.classes), seed=seed_of(self.seed, "network"))
+    def build_network(self, weights: str | None = None) -> nn.Module:
+        """The common start of every participant, from the seed alone; `weights="timm"` fetches the encoder's."""
+        seed = seed_of(self.seed, "network")
+        return build(self.network, self.channels, len(self.classes), weights, seed, self.layers)
+
+    @property
+    def layers(self) -> dict[str, dict[str, float]]:
+        """What the method adds to the network."""
+        return METHODS[self.method].layers(self)
+
+    @property
+    def phases(self) -> int:
+        """Of a round, each ended by an aggregation."""
+        return METHODS[self.method].phases
+
+    def place(self, site: str) -> int:
+        """A site's place among the sites. FedDPError where it is not one of them."""
+        if site not in self.sites:
+            raise FedDPError(f"site {site} is not among the job's sites {', '.join(self.sites)}; export the job for it too")
+        return self.sites.index(site)
 
     def initial(self, folder: Path) -> dict[str, Tensor] | None:
         """The whole network's tensors that the job brought along in `folder`, or None where the seed decides."""
@@ -155,11 +202,17 @@ class Plan:
         return METHODS[self.method](self.hyper)
 
     def partition(self, network: nn.Module) -> Partition:
-        return resolve(network, self.federation.private or METHODS[self.method].private)
+        return resolve(network, self.federation.private or METHODS[self.method].rule(self))
 
     def exchanged(self, partition: Partition) -> tuple[str, ...]:
-        """What rebuilds a site's network for its peers in stage 2: the private tensors, or after a tuning the whole."""
-        return partition.shared + partition.private if TUNE in self.stages else partition.private
+        """What rebuilds a site's network for IGC's peers: the private tensors; the whole where more than those is its own."""
+        whole = TUNE in self.stages or METHODS[self.method].personal
+        return partition.shared + partition.private if whole else partition.private
+
+    def heads(self, network: nn.Module) -> tuple[str, ...]:
+        """What FedLC's peers exchange at every epoch: the segmentation head's tensors, in state_dict order."""
+        head = chosen(network, (HEAD,))
+        return tuple(name for name in network.state_dict() if name in head)
 
     @property
     def start(self) -> str:

@@ -1,5 +1,11 @@
-"""Networks by name. A new one on a timm encoder is one line of NETWORKS."""
+"""Networks by name. A new one on a timm encoder is one line of NETWORKS.
 
+Every one has an `encoder` (images -> a list of feature maps, from high to low resolution, of `encoder.out_channels`), a
+`decoder` (that list -> one map) and a `segmentation_head` (a Sequential whose first layer is the convolution that gives the
+classes), called in this order; `roles` says so.
+"""
+
+from collections.abc import Mapping
 from functools import partial
 
 import segmentation_models_pytorch as smp
@@ -8,10 +14,21 @@ from torch import nn
 
 from feddp.errors import FedDPError
 from feddp.networks.attention import split_kv
+from feddp.networks.local_calibration import LocalCalibration
+from feddp.networks.projector import with_projector
+from feddp.networks.unet import unet
+from feddp.networks.virtual_classes import with_virtual_classes
 from feddp.partition import DECODER, ENCODER, HEAD
 
 
-def build(name: str, channels: int, classes: int, weights: str | None = None, seed: int | None = None) -> nn.Module:
+def build(
+    name: str,
+    channels: int,
+    classes: int,
+    weights: str | None = None,
+    seed: int | None = None,
+    layers: Mapping[str, Mapping[str, float]] | None = None,
+) -> nn.Module:
     """The network `name`, in training mode, on the CPU.
 
     Its forward takes images (B, channels, H, W), H and W multiples of 32, and returns logits (B, classes, H, W): the
@@ -19,6 +36,7 @@ def build(name: str, channels: int, classes: int, weights: str | None = None, se
 
     `weights`: None starts from random numbers; "timm" fetches timm's ImageNet weights for the encoder (timm folds their
     three input channels to `channels`). `seed` fixes the random numbers and leaves torch's own generator untouched.
+    `layers`: what a method adds, a name of LAYERS with its options.
     FedDPError: unknown name or weights, no channel or class, weights that cannot be fetched.
     """
     if name not in NETWORKS:
@@ -27,7 +45,16 @@ def build(name: str, channels: int, classes: int, weights: str | None = None, se
         raise FedDPError(f"unknown weights '{weights}'; say 'timm', or leave it out for random weights")
     if channels < 1 or classes < 1:
         raise FedDPError(f"network '{name}' needs at least one channel and one class, not {channels} and {classes}")
-    builder = partial(NETWORKS[name], channels, classes, pretrained=weights == "timm")
+    for extra in layers or {}:
+        if extra not in LAYERS:
+            raise FedDPError(f"unknown layers '{extra}'; there are {', '.join(LAYERS)}")
+
+    def builder() -> nn.Module:
+        network = NETWORKS[name](channels, classes, pretrained=weights == "timm")
+        for extra, options in (layers or {}).items():
+            network = LAYERS[extra](network, classes, **options)
+        return network
+
     if seed is None:
         return builder()
     with torch.random.fork_rng(devices=[]):
@@ -36,11 +63,11 @@ def build(name: str, channels: int, classes: int, weights: str | None = None, se
         return builder()
 
 
-def _fpn(encoder: str, channels: int, classes: int, pretrained: bool) -> nn.Module:
-    """A feature pyramid network (Kirillov et al., 2019) on the timm encoder `encoder`, key and value layers split."""
+def _smp(kind: type[nn.Module], encoder: str, channels: int, classes: int, pretrained: bool) -> nn.Module:
+    """A `kind` of segmentation-models-pytorch's networks on the timm encoder `encoder`, key and value layers split."""
     try:
         # "tu-" is segmentation-models-pytorch's prefix for timm; there, any weights but None mean pretrained
-        network = smp.FPN(f"tu-{encoder}", encoder_weights=True if pretrained else None, in_channels=channels, classes=classes)
+        network = kind(f"tu-{encoder}", encoder_weights=True if pretrained else None, in_channels=channels, classes=classes)
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
@@ -52,8 +79,19 @@ def _fpn(encoder: str, channels: int, classes: int, pretrained: bool) -> nn.Modu
     return split_kv(network)
 
 
+_fpn = partial(_smp, smp.FPN)  # a feature pyramid network: Kirillov et al., 2019
 DEFAULT = "pvt_v2_b0-fpn"
 NETWORKS = {
     DEFAULT: partial(_fpn, "pvt_v2_b0"),
+    "pvt_v2_b1-fpn": partial(_fpn, "pvt_v2_b1"),
+    "pvt_v2_b2-fpn": partial(_fpn, "pvt_v2_b2"),
     "resnet18-fpn": partial(_fpn, "resnet18"),
+    "resnet34-fpn": partial(_fpn, "resnet34"),
+    "resnet50-fpn": partial(_fpn, "resnet50"),
+    "unet": unet,
+    # pFLFE's Table 6 says "Unet++" and "Res-Unet" and no encoder: both are on ResNet-18 here
+    "unetplusplus": partial(_smp, smp.UnetPlusPlus, "resnet18"),
+    "resunet": partial(_smp, smp.Unet, "resnet18"),
 }
+# what a method adds to a network, by name: (network, classes, options) -> network
+LAYERS = {"local_calibration": LocalCalibration, "projector": with_projector, "virtual_classes": with_virtual_classes}

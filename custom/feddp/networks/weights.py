@@ -39,7 +39,10 @@ def load_checkpoint(network: nn.Module, path: str | Path) -> None:
     try:
         encoder = network.get_submodule("encoder.model")
     except AttributeError as error:
-        raise FedDPError(f"{path} holds none of the tensors of {type(network).__name__}, which has no encoder") from error
+        raise FedDPError(
+            f"{path} holds none of the tensors of {type(network).__name__}, which has no encoder that takes ImageNet weights; "
+            "name a file of this network's own"
+        ) from error
     _load(encoder, _encoder_state(state, encoder), path)
 
 
@@ -71,18 +74,20 @@ def load_personal(path: str | Path) -> nn.Module:
     """The network saved at `path`, in eval mode on the CPU.
 
     The file's metadata says which: `network` (a name in NETWORKS), `channels` (a number), `classes` (a JSON list of
-    names). FedDPError where one is absent or wrong, or the tensors do not fit.
+    names), and where a method added layers, `layers` (JSON). FedDPError where one is absent or wrong, or the tensors do
+    not fit.
     """
     state, metadata = read_network(path)
     try:
         name, channels, classes = metadata["network"], int(metadata["channels"]), json.loads(metadata["classes"])
+        layers = json.loads(metadata.get("layers", "{}"))
     except (KeyError, ValueError) as error:
         raise FedDPError(
             f"{path} is no network that feddp saved ({error!r}): its metadata must say network, channels and classes"
         ) from error
     if not isinstance(classes, list):
         raise FedDPError(f"{path}: the metadata's 'classes' must be a JSON list of names, not {classes!r}")
-    network = build(name, channels, len(classes), seed=0)  # a seed, to leave the caller's random numbers alone
+    network = build(name, channels, len(classes), seed=0, layers=layers)  # a seed leaves the caller's random numbers alone
     _load(network, state, Path(path))
     return network.eval()
 

@@ -12,10 +12,14 @@ from torch import Tensor
 
 from feddp import jobs
 from feddp.errors import FedDPError
+from feddp.flare.persistor import BEST, LATEST
 from feddp.methods.plan import Plan
-from feddp.methods.site import CALIBRATED, START, TUNED
+from feddp.methods.site import SLOTS
+from feddp.networks.weights import read_network
 from feddp.report import write_markdown
 from feddp.run.follow import Follower
+
+SHARED = "shared.safetensors"  # γ of the round that stage 1 handed on
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,13 @@ Environment = Callable[[Request, Path], AbstractContextManager[Running]]
 
 
 def run(request: Request, environment: Environment, name: str) -> dict:
-    """Runs the plan and leaves results.json, results.md and every site's own network in `request.out`.
+    """Runs the plan and leaves results.json, results.md, the shared tensors and every site's own network in `request.out`.
 
     Raises:
         FedDPError: the folder is taken, or the job failed; names the first real error and the log.
     """
     out = request.out
-    if out.exists() and any(out.iterdir()):
-        raise FedDPError(f"{out} is not empty; choose another --out, or remove it")
-    out.mkdir(parents=True, exist_ok=True)
+    fresh(out)
     job = jobs.export(request.plan, request.sites, out / "job" / name, initial=request.initial)
     with environment(request, job) as running:
         Follower(request.plan, request.sites, running.progress).until(running.finished)
@@ -71,23 +73,47 @@ def run(request: Request, environment: Environment, name: str) -> dict:
         if not succeeded or not results.exists():
             raise FedDPError(f"the job failed: {_first_error(running, request.sites, server)}; log: {running.log}")
         for site in request.sites:
-            _bring_home(running.store(site), out / "sites" / site)
-        shutil.copy(results, out / "results.json")
+            bring_home(running.store(site), out / "sites" / site)
         shutil.copy(server / "progress.jsonl", out / "progress.jsonl")
-    content = json.loads((out / "results.json").read_text())
-    (out / "results.md").write_text(write_markdown(content), encoding="utf-8")
-    return content
+        content = json.loads(results.read_text())
+        shutil.copy(_handed_on(server, content["start_round"]), out / SHARED)
+    return finish(out, content)
 
 
-def _bring_home(store: Path, home: Path) -> None:
+def fresh(out: Path) -> None:
+    """Makes the folder of a run. FedDPError where it is not empty."""
+    if out.exists() and any(out.iterdir()):
+        raise FedDPError(f"{out} is not empty; choose another --out, or remove it")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """Writes a run's results for people and, last of all, for programs: where results.json is, the run is whole."""
+    (out / "results.md").write_text(write_markdown(results), encoding="utf-8")
+    part = out / "results.part"
+    part.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    part.replace(out / "results.json")
+    return results
+
+
+def bring_home(store: Path, home: Path) -> None:
+    """Copies what a person wants of a site's own files: its last network, its per-image metrics, its log."""
     home.mkdir(parents=True)
-    for slot in (CALIBRATED, TUNED, START):
+    for slot in reversed(SLOTS):
         if (store / f"{slot}.safetensors").exists():
             shutil.copy(store / f"{slot}.safetensors", home / "network.safetensors")
             break
     for name in ("images.csv", "record.jsonl"):
         if (store / name).exists():
             shutil.copy(store / name, home / name)
+
+
+def _handed_on(server: Path, round: int) -> Path:
+    """The server's file with γ of the round that stage 1 handed on: its last or its best."""
+    for file in (server / f"{name}.safetensors" for name in (LATEST, BEST)):
+        if file.exists() and read_network(file)[1]["round"] == str(round):
+            return file
+    raise FedDPError(f"the server's folder {server} lacks the shared tensors of round {round}; its log says why")
 
 
 def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:

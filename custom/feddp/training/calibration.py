@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.errors import FedDPError
-from feddp.training.loop import Batch, BatchLoss, adamw, fit_epoch, predict
+from feddp.training.loop import Batch, BatchLoss, adamw, copy_of, fit_epoch, predict
 from feddp.training.losses import auxiliary_loss, inconsistency, inconsistency_std
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seed_of
@@ -38,11 +38,12 @@ class Calibration:
 
     calibration_epochs: int = setting(20, "epochs of the calibration")
     calibration_lr: float = setting(1e-4, "its learning rate")
+    heads_lr: float = setting(1e-3, "the learning rate of FedLC's head calibration, whose own head is new")
     lambda_: float = setting(1.0, "weight of L_aux; 0 is the control: the same epochs without peers")
     delta: str = setting("frozen", "frozen, live (ŷ^k is the current prediction) or std (the released code's)")
 
     def __post_init__(self):
-        require_positive(self, "calibration_epochs", "calibration_lr")
+        require_positive(self, "calibration_epochs", "calibration_lr", "heads_lr")
         require_choice(self, "delta", ("frozen", "live", "std"))
         require_not_negative(self, "lambda_")
 
@@ -73,13 +74,13 @@ def tune(
     `report(epoch, loss, score)` is called after each epoch. An equal score keeps the earlier network.
     """
     scores, losses = [mean_scores(network, validation)["iou"]], []
-    best, kept = 0, _copy(network)
+    best, kept = 0, copy_of(network)
     optimizer = adamw(network, lr, training.weight_decay)
     for epoch in range(1, epochs + 1):
         losses.append(fit_epoch(network, optimizer, samples, loss, training, seed_of(*seed, epoch), stopped))
         scores.append(mean_scores(network, validation)["iou"])
         if scores[-1] > scores[best]:
-            best, kept = epoch, _copy(network)
+            best, kept = epoch, copy_of(network)
         report(epoch, losses[-1], scores[-1])
     network.load_state_dict(kept)
     return Tuned(losses, scores, best)
@@ -95,10 +96,6 @@ def mean_scores(network: nn.Module, samples: Sequence[Batch]) -> dict[str, float
     return {metric: summary["mean"] for metric, summary in summarize(image_scores(network, samples)).items()}
 
 
-def _copy(network: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in network.state_dict().items()}
-
-
 def with_inconsistency(
     network: nn.Module, peers: Mapping[str, Mapping[str, Tensor]], samples: Sequence[Batch], delta: str
 ) -> list[Batch]:
@@ -112,7 +109,7 @@ def with_inconsistency(
     """
     if not peers:
         raise FedDPError("a site without a peer has no inconsistency; it is tuned with λ = 0")
-    own_state = _copy(network)
+    own_state = copy_of(network)
 
     def maps_of(state: Mapping[str, Tensor]) -> Tensor:
         network.load_state_dict(state)

@@ -1,6 +1,7 @@
 """The one local training loop, and prediction."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,13 @@ def fit_epoch(
     training: Training,
     seed: int,
     stopped: Callable[[], bool] = lambda: False,
+    steps: int = 1,
+    after: Callable[[], None] = lambda: None,
+    forward: Callable[[Tensor], Tensor] | None = None,
 ) -> float:
-    """One epoch over `samples`, in place; returns the mean loss a batch.
+    """One epoch over `samples`, in place: `steps` optimiser steps on every batch, and `after()` them; returns the mean loss.
+
+    `forward`, where it is given, computes in place of the network what `loss` is given.
 
     The order, the augmentation and the dropout masks come from `seed` alone. On a GPU with bfloat16 the forward pass runs in
     it; bfloat16 has float32's range, so the loss needs no scaling. Other devices compute in float32.
@@ -45,18 +51,50 @@ def fit_epoch(
             if stopped():
                 raise Stopped("training was stopped: the job was aborted")
             batch = to(batch, device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-                logits = network(batch["image"])
-            value = loss(logits.float(), batch)
-            optimizer.zero_grad(set_to_none=True)
-            value.backward()
-            torch.nn.utils.clip_grad_value_([p for p in network.parameters() if p.grad is not None], training.clip)
-            optimizer.step()
-            losses.append(value.detach())
+            for _ in range(steps):
+                with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+                    logits = (forward or network)(batch["image"])
+                value = loss(logits.float(), batch)
+                optimizer.zero_grad(set_to_none=True)
+                value.backward()
+                torch.nn.utils.clip_grad_value_([p for p in network.parameters() if p.grad is not None], training.clip)
+                optimizer.step()
+                losses.append(value.detach())
+            after()
     mean = torch.stack(losses).mean().item()
     if mean != mean or mean in (float("inf"), float("-inf")):
         raise FedDPError(f"the training loss is {mean}; lower lr (now {optimizer.param_groups[0]['lr']}) or check the data")
     return mean
+
+
+@contextmanager
+def frozen(network: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Inside, the parameters and buffers `names` do not change: no gradient, no weight decay, no running statistics.
+
+    A frozen batch normalisation still normalises by the batch's own statistics.
+    """
+    parameters = [p for name, p in network.named_parameters() if name in names and p.requires_grad]
+    norms = [
+        module
+        for path, module in network.named_modules()
+        if getattr(module, "track_running_stats", False) and f"{path}.running_mean" in names
+    ]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        for norm in norms:
+            norm.track_running_stats = True
+
+
+def copy_of(network: nn.Module) -> dict[str, Tensor]:
+    """The network's whole state: detached clones on the CPU."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in network.state_dict().items()}
 
 
 @torch.no_grad()

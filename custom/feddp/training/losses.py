@@ -5,11 +5,12 @@ nest (the optic disc contains the cup), so each channel is a binary problem of i
 Source of equations: FedDP (Wang et al.), Eq. 7 and 8; methods.md has the readings of what it leaves open.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import torch
 import torch.nn.functional as F
 from monai.losses import DiceLoss
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddp.errors import FedDPError
 
@@ -77,3 +78,20 @@ def auxiliary_loss(logits: Tensor, mask: Tensor, delta: Tensor) -> Tensor:
         raise FedDPError(f"δ is {tuple(delta.shape)}, the logits are {tuple(logits.shape)}; both must be (B, C, H, W)")
     entropy = F.binary_cross_entropy_with_logits(logits.float(), mask.float(), reduction="none")
     return (delta.detach() * entropy).mean()
+
+
+def bernoulli_kl(teacher: Tensor, logits: Tensor) -> Tensor:
+    """KL(p ‖ q) = p log(p/q) + (1−p) log((1−p)/(1−q)), mean over (B, C, H, W), in nats; zero where the two agree.
+
+    teacher: probabilities p, without gradients. logits: q = sigmoid(logits). A sigmoid map is a Bernoulli variable a pixel
+    and class; torch's kl_div wants log-probabilities that sum to one, which these do not.
+    """
+    p = teacher.detach()
+    cross = F.binary_cross_entropy_with_logits(logits, p, reduction="none")
+    entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
+    return (cross - entropy).mean()
+
+
+def squared_distance(network: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
+    """‖v − w‖² over all parameters of `network`, w by name in `anchor`; a scalar."""
+    return torch.stack([(value - anchor[name]).square().sum() for name, value in network.named_parameters()]).sum()

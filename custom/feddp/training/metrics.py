@@ -43,12 +43,17 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
     """
     if probabilities.shape != mask.shape or mask.ndim != 3:
         raise FedDPError(f"prediction {tuple(probabilities.shape)} and mask {tuple(mask.shape)} must both be (C, H, W)")
-    if not torch.isfinite(probabilities).all():
-        raise FedDPError("predictions are not finite; the network has diverged: lower the learning rate")
-    predicted, truth = (probabilities > THRESHOLD).cpu(), (mask > THRESHOLD).cpu()
+    predicted, truth = foreground(probabilities), (mask > THRESHOLD).cpu()
     dice = compute_dice(predicted[None].float(), truth[None].float(), ignore_empty=False)[0]
     iou = compute_iou(predicted[None].float(), truth[None].float(), ignore_empty=False)[0]
     return [{"dice": float(dice[c]), "iou": float(iou[c])} | _distances(predicted[c], truth[c]) for c in range(len(predicted))]
+
+
+def foreground(probabilities: Tensor) -> Tensor:
+    """Where a probability is above one half: boolean, on the CPU. FedDPError where one is not finite."""
+    if not torch.isfinite(probabilities).all():
+        raise FedDPError("predictions are not finite; the network has diverged: lower the learning rate")
+    return (probabilities > THRESHOLD).cpu()
 
 
 def summarize(rows: list[Row]) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
 """A site's own memory on disk: what is private stays here, and survives the process.
 
-state_00007.safetensors   after 7 rounds: private tensors, the optimiser, what the method remembers
-start.safetensors         the whole network that stage 1 handed on; later stages add tuned, calibrated
+state_00007.safetensors   after 7 rounds: private tensors, a whole personal model, the optimiser, what the method remembers
+start.safetensors         the whole network that stage 1 handed on; later stages add tuned, heads, calibrated
 peers.safetensors         other sites' personal tensors, received with consent, removed after the evaluation
 images.csv, record.jsonl  per-image metrics and the log of rounds: they never leave
 """
@@ -24,12 +24,19 @@ Tensors = dict[str, Tensor]
 _STATE = re.compile(r"state_(\d{5})\.safetensors")
 
 
+GROUPS = ("private", "personal", "optimizer", "memory")
+
+
 @dataclass(frozen=True)
 class State:
-    """A site's state after `round` rounds."""
+    """A site's state after `round` rounds.
+
+    `personal` is a whole network, beside the shared one and under its names, for methods that keep such a model.
+    """
 
     round: int
     private: Tensors = field(default_factory=dict)
+    personal: Tensors = field(default_factory=dict)
     optimizer: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
 
@@ -58,8 +65,7 @@ class Store:
         self._path(name).unlink(missing_ok=True)
 
     def save_state(self, state: State) -> None:
-        groups = {"private": state.private, "optimizer": state.optimizer, "memory": state.memory}
-        tensors = {f"{group}/{key}": value for group, part in groups.items() for key, value in part.items()}
+        tensors = {f"{group}/{key}": value for group in GROUPS for key, value in getattr(state, group).items()}
         self.write(f"state_{state.round:05d}", tensors, round=str(state.round))
 
     def load_state(self, round: int) -> State:
@@ -68,7 +74,7 @@ class Store:
         if not known:
             return State(0)
         tensors, metadata = self.read(f"state_{known[-1]:05d}")
-        groups: dict[str, Tensors] = {"private": {}, "optimizer": {}, "memory": {}}
+        groups: dict[str, Tensors] = {group: {} for group in GROUPS}
         for key, value in tensors.items():
             group, name = key.split("/", 1)
             groups[group][name] = value

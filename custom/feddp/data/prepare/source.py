@@ -89,7 +89,7 @@ class Source:
 def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Image (bilinear) and mask (nearest) at size x size, or as they are where size is None.
 
-    uint8 (H, W, 3) and (H, W). FedDPError, naming `name`, where the two differ in height or width at the source.
+    uint8, (H, W, 3) or (H, W), and (H, W). FedDPError, naming `name`, where the two differ in height or width at the source.
     """
     if image.shape[:2] != mask.shape:
         raise FedDPError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Mend the source.")

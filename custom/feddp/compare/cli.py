@@ -1,0 +1,61 @@
+"""`feddp compare`."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from feddp.errors import FedDPError
+from feddp.networks import DEFAULT
+
+
+def compare(
+    data: Annotated[Path, typer.Option(help="The root of the sites' folders.")],
+    out: Annotated[Path, typer.Option(help="The comparison's folder; the same command goes on where it stopped.")],
+    methods: Annotated[
+        str, typer.Option(help="Variants, comma-separated: feddp, fedbabu+igc, feddp@lambda=0, feddp@private=query|head.")
+    ] = "",
+    studies: Annotated[
+        str, typer.Option(help="Of ablation, backbones, private, lambda, igc, local_epochs, tau, enhancement; comma-separated.")
+    ] = "",
+    unseen: Annotated[Path | None, typer.Option(help="A site's folder outside DATA, to test --methods on.")] = None,
+    seeds: Annotated[str, typer.Option(help="Every run is repeated under each, comma-separated.")] = "0",
+    rounds: Annotated[int, typer.Option(help="Communication rounds (the paper: 200).")] = 20,
+    calibration_epochs: Annotated[int | None, typer.Option(help="Epochs of every stage at home (the paper: 20).")] = None,
+    network: Annotated[str, typer.Option(help="A network's name; a variant's own is @network=NAME.")] = DEFAULT,
+    size: Annotated[int, typer.Option(help="Images are resized to SIZE x SIZE pixels (the paper: 384).")] = 96,
+    settings: Annotated[list[str], typer.Option("--set", help="A hyper-parameter of all runs, key=value.")] = [],  # noqa: B006
+    weights: Annotated[
+        str | None, typer.Option(help="Start from a local checkpoint file, or from `timm`'s own weights.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")] = None,
+) -> None:
+    """Run methods and studies over all sites below DATA, and leave the paper's tables and figures in OUT."""
+    from feddp.compare.comparison import Request
+    from feddp.compare.comparison import compare as run
+    from feddp.compare.variants import Common
+
+    common = Common(rounds, calibration_epochs, network, size, tuple(settings), weights)
+    command = shlex.join(["feddp", *sys.argv[1:]])
+    request = Request(_words(methods), data, out, common, _whole(seeds), _words(studies), unseen, device, threads, command)
+    done = run(request)
+    Console().print(Markdown(done.summary))
+    print(f"Tables and figures: {out}")
+    if done.failed:
+        raise FedDPError(f"{len(done.failed)} runs failed, the same command tries them again: {'; '.join(done.failed)}")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _whole(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, _words(text)))
+    except ValueError:
+        raise FedDPError(f"--seeds {text}: write whole numbers, comma-separated") from None

@@ -1,0 +1,79 @@
+"""Table V: what a method costs in time and in bytes."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from feddp.compare.progress import home_seconds, read_events, traffic, train_seconds
+from feddp.compare.runs import Result, read_results
+from feddp.compare.tables import BLANK, Cell, Table, Value, failed
+from feddp.data.folder import SiteFolder
+from feddp.data.loading import load
+from feddp.networks.weights import load_personal
+
+_HEADS = ("Train time (s)", "Time at home (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
+_WARM_UP, _TIMED = 3, 20
+_NOTES = (
+    "Means over the seeds. Times are wall clock where each run ran, all sites on one machine; inference is batch 1 of one"
+    f" site's final network, on one CPU thread, the median of at most {_TIMED} test images on this machine after"
+    f" {_WARM_UP} passes.",
+    "Joint and Local are the tensors' bytes that the server sent and received, of all sites together, in stage 1 and in the"
+    " stages at home; MB = 10^6, KB = 10^3 bytes.",
+)
+
+
+def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> Table:
+    """A row a method, averaged over its seeds; `data` is the root of the sites' folders."""
+    rows = tuple(
+        (label, *(_row(result, data, device) if result.folders else failed(result, len(_HEADS))))
+        for label, result in methods.items()
+    )
+    return Table("efficiency", "Table V: efficiency", ("Method", *_HEADS), (None,) * (1 + len(_HEADS)), rows, _NOTES)
+
+
+def _row(result: Result, data: Path, device: str) -> tuple[Cell, ...]:
+    runs = [read_events(folder) for folder in result.folders.values()]
+    times = [Value(float(np.mean([seconds(run) for run in runs])), digits=1) for seconds in (train_seconds, home_seconds)]
+    exchanged = [pair for run in runs if (pair := traffic(run))]
+    joint, local = np.mean(exchanged, axis=0) if exchanged else (None, None)
+    sizes = [Value(joint / 1e6), Value(local / 1e3)] if exchanged else [BLANK, BLANK]
+    return (*times, _inference(next(iter(result.folders.values())), data, device), *sizes)
+
+
+def _inference(folder: Path, data: Path, device: str) -> Cell:
+    """Of the first site that keeps a network."""
+    results = read_results(folder)
+    for site in sorted(results["sites"]):
+        path = folder / "sites" / site / "network.safetensors"
+        if path.exists():
+            images = [sample["image"] for sample in load(SiteFolder.open(data / site), "test", results["size"])[:_TIMED]]
+            return Value(inference_ms(load_personal(path), images, device))
+    return BLANK
+
+
+@torch.no_grad()
+def inference_ms(network: torch.nn.Module, images: list[torch.Tensor], device: str = "cpu") -> float:
+    """The median milliseconds from an image (C,H,W) to its map, one at a time on one CPU thread, without reading it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a site's default; two threads on a busy machine wait for each other
+    network.to(device).eval()
+    images = [image[None].to(device) for image in images]
+    for _ in range(_WARM_UP):
+        network(images[0])
+    taken = []
+    for image in images:
+        _wait(device)
+        started = time.perf_counter()
+        network(image)
+        _wait(device)
+        taken.append(time.perf_counter() - started)
+    torch.set_num_threads(threads)
+    return 1000 * float(np.median(taken))
+
+
+def _wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)  # a GPU answers before it has computed

@@ -1,0 +1,65 @@
+"""What the server's progress.jsonl says of a finished run: validation curves, seconds, bytes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddp.flare.messages import ADOPT, EVALUATE, SCORE, TRAIN
+
+Event = dict[str, Any]
+_JOINT = (TRAIN, SCORE, ADOPT)  # stage 1; any other task but the evaluation belongs to a stage at home
+
+
+def read_events(folder: Path) -> list[Event]:
+    """A run's events in their order; none where it kept none."""
+    path = folder / "progress.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def curves(events: list[Event]) -> dict[str, dict[int, float]]:
+    """{site: {round: IoU}} on the split that selects; a run without a federation has one site, the pool."""
+    found: dict[str, dict[int, float]] = {}
+    for event in events:
+        if event["event"] == "answer" and event["task"] in _JOINT and "iou" in event.get("scalars", {}):
+            # a round's network is scored when it comes back as the mean, at the start of the next
+            scored = event["round"] - (event["task"] == TRAIN)
+            found.setdefault(event["site"], {})[scored] = event["scalars"]["iou"]
+    return found
+
+
+def mean_curve(sites: dict[str, dict[int, float]]) -> dict[int, float]:
+    """{round: mean IoU over the sites}, of the rounds that every site has."""
+    common = set.intersection(*(set(curve) for curve in sites.values())) if sites else set()
+    return {round: float(np.mean([curve[round] for curve in sites.values()])) for round in sorted(common)}
+
+
+def train_seconds(events: list[Event]) -> float:
+    """The rounds' wall-clock seconds."""
+    return sum(event["seconds"] for event in events if event["event"] == "round")
+
+
+def home_seconds(events: list[Event]) -> float:
+    """Wall-clock seconds from the first question of the stages at home to their last answer; 0 without such a stage."""
+    asked = [event["time"] for event in events if event["event"] == "ask" and _is_home(event)]
+    answered = [event["time"] for event in events if event["event"] == "answer" and _is_home(event)]
+    return max(answered) - min(asked) if asked and answered else 0.0
+
+
+def traffic(events: list[Event]) -> tuple[int, int] | None:
+    """Bytes of tensors that the server sent and received (in stage 1, in the stages at home); None without a federation."""
+    counted = [event for event in events if event["event"] in ("ask", "answer") and "bytes" in event]
+    if not counted:
+        return None
+    joint = sum(_bytes(event) for event in counted if event["task"] in _JOINT)
+    return joint, sum(_bytes(event) for event in counted if _is_home(event))
+
+
+def _is_home(event: Event) -> bool:
+    return event["task"] not in (*_JOINT, EVALUATE)
+
+
+def _bytes(event: Event) -> int:
+    """An answer's own; a question's to all sites."""
+    return event["bytes"] if event["event"] == "answer" else sum(event["bytes"].values())

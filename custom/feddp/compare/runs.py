@@ -1,0 +1,211 @@
+"""The runs of a comparison: planned before the first starts, each run once, what is finished not again.
+
+OUT/runs/<slug>/seed-<s>/       what `feddp run` leaves, but for FLARE's workspace once it is finished
+OUT/runs/<slug>/seed-<s>.json   what was asked of it, and whether it finished
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from rich.console import Console
+
+from feddp.compare.variants import Common, Variant
+from feddp.errors import FedDPError
+from feddp.jobs import federation_of
+from feddp.methods import METHODS
+from feddp.methods.base import CALIBRATE
+from feddp.methods.plan import Plan
+from feddp.run import options as run_options
+
+
+@dataclass(frozen=True)
+class Run:
+    """One variant under one seed, and where it lies."""
+
+    variant: Variant
+    options: run_options.Options
+    wanted: dict[str, Any]  # the plan and the sites' data: what must be equal for a finished run to count
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}, seed {self.options.seed}"
+
+    @property
+    def record(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.json")
+
+    def is_finished(self) -> bool:
+        """FedDPError where it finished as something else than wanted, or where the folder is not ours."""
+        if not self.record.exists():
+            if self.folder.exists():
+                raise FedDPError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
+            return False
+        stored = json.loads(self.record.read_text(encoding="utf-8"))
+        stored.pop("machine")  # whatever it was made on counts
+        # not by results.json alone: it does not say which data were read
+        finished = stored.pop("finished") and (self.folder / "results.json").exists()
+        if finished and stored != self.wanted:
+            raise FedDPError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
+        return finished
+
+    def note(self, finished: bool, machine: str) -> None:
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        part = self.record.with_suffix(".part")
+        content = {**self.wanted, "machine": machine, "finished": finished}
+        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        part.replace(self.record)
+
+    @property
+    def machine(self) -> str:
+        """What it was run on."""
+        return json.loads(self.record.read_text(encoding="utf-8"))["machine"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A variant's runs by seed: the folders of those that finished, the reasons of those that failed."""
+
+    folders: dict[int, Path]
+    failed: dict[int, str]
+
+    @property
+    def competes(self) -> bool:
+        """For the best value and the test: a federation's, under every seed."""
+        return not self.failed and all(read_results(folder)["federated"] for folder in self.folders.values())
+
+    @cached_property
+    def selections(self) -> set[str]:
+        """The splits whose IoU chose rounds and epochs: val or test."""
+        return {read_results(folder)["selection"] for folder in self.folders.values()}
+
+
+class Campaign:
+    """All runs that a comparison needs. Nothing is written before `execute`.
+
+    Args:
+        variants: those that are needed; equal runs among them are run once.
+        common: what all runs share.
+        seeds: each variant runs under each of them.
+        data: the root of the sites' folders.
+        out: the comparison's folder.
+
+    Attributes:
+        failed: the runs that failed in `execute`, by name, with the reason.
+
+    Raises:
+        FedDPError: a method, network, setting or private rule is unknown or does not fit, or `out` holds a finished run
+            of another plan; says which.
+    """
+
+    def __init__(self, variants: Sequence[Variant], common: Common, seeds: Sequence[int], data: Path, out: Path):
+        self.data, self.out, self.common = data, out, common
+        self.sites, self.facts = federation_of(data)
+        self.failed: dict[str, str] = {}
+        self._slugs: dict[Variant, str] = {}
+        self._runs: dict[str, list[Run]] = {}
+        self._rules: set[tuple] = set()
+        for variant in variants:
+            try:
+                self._add(variant, seeds)
+            except FedDPError as error:
+                raise FedDPError(f"{variant}: {error}") from None
+        for run in self.runs:
+            run.is_finished()
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for runs in self._runs.values() for run in runs]
+
+    def same(self, one: Variant, other: Variant) -> bool:
+        """Whether two variants are the same run, as `feddp` and `feddp@lambda=1` are."""
+        return self._slugs[one] == self._slugs[other]
+
+    def execute(self, device: str = "cpu", threads: int | None = None) -> dict[Variant, Result]:
+        """Runs what is not finished, and says on stderr which run is under way; a run that fails stops no other."""
+        console = Console(stderr=True)
+        reasons: dict[Path, str] = {}
+        for number, run in enumerate(self.runs, 1):
+            done = run.is_finished()
+            console.print(f"run {number} of {len(self.runs)}: {run.name}{' (finished before)' * done}", highlight=False)
+            if not done:
+                try:
+                    self._execute(run, device, threads)
+                except Exception as error:  # one run must not take the others with it, whatever happened to it
+                    reason = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
+                    reasons[run.folder] = self.failed[run.name] = reason
+                    console.print(f"failed: {run.name}: {reason}", highlight=False, markup=False, style="red")
+        return {variant: _result(self._runs[slug], reasons) for variant, slug in self._slugs.items()}
+
+    @cached_property
+    def _data(self) -> dict[str, str]:
+        """A digest of each site's descriptions: data prepared anew at the same place are other data."""
+        digests = {}
+        for site in self.sites:
+            content = b"".join((self.data / site / name).read_bytes() for name in ("dataset.json", "split.csv"))
+            digests[site] = hashlib.sha256(content).hexdigest()
+        return digests
+
+    def _add(self, variant: Variant, seeds: Sequence[int]) -> None:
+        plan = self._plan(variant, seeds[0])
+        rule = (plan.network, plan.method, plan.federation.private)
+        if rule not in self._rules:
+            plan.partition(plan.build_network())  # a rule that finds nothing would else fail in the middle of the night
+            self._rules.add(rule)
+        slug = self._slugs[variant] = self._slug(variant, plan)
+        if slug not in self._runs:
+            self._runs[slug] = [self._run(variant, slug, seed) for seed in seeds]
+
+    def _plan(self, variant: Variant, seed: int) -> Plan:
+        return variant.options(self.common, seed).plan(self.facts, self.sites)
+
+    def _slug(self, variant: Variant, plan: Plan) -> str:
+        """A folder's name that equal runs share: the variant without what changes nothing, its changes sorted."""
+        if CALIBRATE in METHODS[variant.method].stages:
+            variant = replace(variant, then=None)
+        variant = replace(variant, changes=tuple(sorted(dict(variant.changes).items())))
+        for key, _ in variant.changes:
+            if self._is_plan_of(variant.without(key), plan):
+                variant = variant.without(key)
+        return quote(str(variant).replace("|", ","), safe="@=+,")
+
+    def _is_plan_of(self, variant: Variant, plan: Plan) -> bool:
+        try:
+            return self._plan(variant, plan.seed) == plan
+        except FedDPError:  # the change is what makes it a plan
+            return False
+
+    def _run(self, variant: Variant, slug: str, seed: int) -> Run:
+        plan = self._plan(variant, seed).to_json()
+        wanted = {"plan": json.loads(json.dumps(plan)), "data": self._data}
+        return Run(variant, variant.options(self.common, seed), wanted, self.out / "runs" / slug / f"seed-{seed}")
+
+    def _execute(self, run: Run, device: str, threads: int | None) -> None:
+        shutil.rmtree(run.folder, ignore_errors=True)  # of an interrupted or failed attempt
+        machine = f"{platform.platform()}, {os.cpu_count()} CPUs, device {device}, torch {torch.__version__}"
+        run.note(False, machine)
+        federated = METHODS[run.options.method].federated
+        run_options.run_here(self.data, run.folder, run.options, device=device, threads=threads if federated else None)
+        # hundreds of MB a run: every site's states and FLARE's copies of the job
+        shutil.rmtree(run.folder / "workspace", ignore_errors=True)
+        run.note(True, machine)
+
+
+def _result(runs: Sequence[Run], reasons: Mapping[Path, str]) -> Result:
+    folders = {run.options.seed: run.folder for run in runs if run.folder not in reasons}
+    return Result(folders, {run.options.seed: reasons[run.folder] for run in runs if run.folder in reasons})
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """A finished run's results.json."""
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))

@@ -1,0 +1,87 @@
+"""Table IV: a site outside the federation, seen by every site's network alone and by all of them together."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feddp.compare.runs import Result
+from feddp.compare.scores import over_seeds
+from feddp.compare.tables import BLANK, OPTIMISTIC, SHOWN, Cell, Table, failed, value
+from feddp.data.folder import SiteFolder
+from feddp.data.loading import load
+from feddp.data.progress import track
+from feddp.errors import FedDPError
+from feddp.networks.weights import load_personal
+from feddp.training.loop import predict
+from feddp.training.metrics import Row, measure, summarize
+
+ENSEMBLE = "Ensemble"
+_METRICS = ("dice", "assd")
+
+
+def open_unseen(path: Path, data: Path, facts: Mapping[str, Any]) -> SiteFolder:
+    """The folder of a site outside the federation below `data`, whose channels, classes and labels are `facts`.
+
+    Raises:
+        FedDPError: it is one of the federation's, differs in these facts, or has no image in split test.
+    """
+    folder = SiteFolder.open(path)
+    if path.resolve().parent == data.resolve():
+        raise FedDPError(f"--unseen {path} is a site of the federation; name a folder outside {data}")
+    found = {"channels": folder.channels, "classes": folder.classes, "labels": folder.labels}
+    if found != dict(facts):
+        raise FedDPError(f"--unseen {path} has {found}, the federation {dict(facts)}; prepare it like the federation's sites")
+    if not folder.rows_of("test"):
+        raise FedDPError(f"--unseen {path} has no image in split test, which is what is measured; put some there in split.csv")
+    return folder
+
+
+def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[str], size: int, device: str) -> Table:
+    """Dice and ASSD (mean ± std over the images of `folder` in split test, seeds averaged image by image)."""
+    samples = load(folder, "test", size)
+    columns = [(metric, column) for metric in _METRICS for column in (*sites, ENSEMBLE)]
+    rows = []
+    for label, result in track(methods.items(), f"Measuring on {folder.site}", len(methods)):
+        cells = _row(result, samples, columns, sites, device) if result.folders else failed(result, len(columns))
+        rows.append((label, *cells))
+    heads = ("Method", *(f"{SHOWN[m][0]} {c}" for m, c in columns))
+    notes = [f"{len(samples)} images of {folder.site} in split test. Ensemble: the mean of the sites' probability maps."]
+    if any("test" in result.selections for result in methods.values()):
+        notes.append(OPTIMISTIC)
+    better = (None, *(SHOWN[m][2] for m, _ in columns))
+    return Table("unseen", f"Table IV: the unseen site {folder.site}", heads, better, tuple(rows), tuple(notes))
+
+
+def _row(result: Result, samples: list[dict], columns, sites: list[str], device: str) -> tuple[Cell, ...]:
+    seeds = []
+    for run in result.folders.values():
+        files = {site: run / "sites" / site / "network.safetensors" for site in sites}
+        networks = {site: load_personal(file).to(device) for site, file in files.items() if file.exists()}
+        measured = measure_networks(networks, samples)
+        if networks.keys() != set(sites):
+            measured.pop(ENSEMBLE, None)  # of fewer sites it would be another ensemble
+        seeds.append(measured)
+    stems = [sample["stem"] for sample in samples]
+    summaries = {}
+    for column in (*sites, ENSEMBLE):
+        if all(column in seed for seed in seeds):
+            images = over_seeds(column, [dict(zip(stems, seed[column], strict=True)) for seed in seeds])
+            summaries[column] = summarize(list(images.values()))
+    return tuple(value(summaries[column], metric) if column in summaries else BLANK for metric, column in columns)
+
+
+def measure_networks(networks: Mapping[str, nn.Module], samples: list[dict]) -> dict[str, list[Row]]:
+    """The metrics of every sample under each network, and under ENSEMBLE, the mean of their probabilities (C,H,W)."""
+    masks = torch.stack([sample["mask"] for sample in samples])
+    rows: dict[str, list[Row]] = {}
+    total: Tensor | float = 0.0
+    for name, network in networks.items():
+        maps = torch.cat([part for part, _ in predict(network, samples)])
+        rows[name] = measure(maps, masks)
+        total = total + maps
+    if networks:
+        rows[ENSEMBLE] = measure(total / len(networks), masks)
+    return rows

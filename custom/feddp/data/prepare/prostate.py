@@ -1,0 +1,115 @@
+"""Prostate MRI: T2-weighted volumes with prostate masks, six sources (Liu et al., MS-Net, TMI 2020; SAML, MICCAI 2020).
+
+Read, from a folder or zip, is the layout of liuquande.github.io/SAML, each source's folder at any depth under any of its names:
+
+    BIDMC, HK, UCL             PROMISE12
+    I2CVB or HCRUDB            I2CVB
+    ISBI or RUNMC              NCI-ISBI 2013, 3 T
+    ISBI_1.5 or BMC            NCI-ISBI 2013, 1.5 T: the site ISBI_15, for no name in a FLARE federation may have a dot
+
+    <source>/Case<n>.nii.gz    <source>/Case<n>_segmentation.nii.gz (or _Segmentation; either also as .nii)
+
+Labels 1 and 2 (two zones, in NCI-ISBI) are one prostate, as in MS-Net's and IOP-FL's code. Written are axial slices, with
+prostate only, as in IOP-FL's preprocessing, whose grey values go from the volume's least (0) to its 99th percentile (255), as
+in the conversion to PNG that comes with it. A stem is case and slice, counted in the volume from the feet upwards: Case07_012.
+
+Deviation: IOP-FL feeds a slice with its two neighbours as three channels; here a slice is one channel.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from feddp.data.folder import Sample, refuse_occupied, write_site
+from feddp.data.prepare.nifti import read_axial
+from feddp.data.prepare.source import Source, resize
+from feddp.data.prepare.split import split_patients
+from feddp.data.progress import track
+from feddp.errors import FedDPError
+from feddp.partition import some
+
+FOLDERS = {
+    "BIDMC": ("BIDMC",),
+    "HK": ("HK",),
+    "I2CVB": ("I2CVB", "HCRUDB"),
+    "ISBI": ("ISBI", "RUNMC"),
+    "ISBI_15": ("ISBI_1.5", "BMC"),
+    "UCL": ("UCL",),
+}
+ORIGINS = {"I2CVB": "I2CVB", "ISBI": "NCI-ISBI 2013", "ISBI_15": "NCI-ISBI 2013"}  # the others: PROMISE12
+FILE = re.compile(r"(?:^|/)([^/]+)/(Case\d+)(_segmentation)?\.nii(?:\.gz)?$", re.IGNORECASE)
+BRIGHT = 0.99  # the quantile that becomes white
+
+
+def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
+    """Write <out>/BIDMC, HK, I2CVB, ISBI, ISBI_15 and UCL; slices at size x size, or as published where size is None.
+
+    A patient is a case, split by seed. Returns notes for the user. FedDPError naming all sources, or images and masks, that
+    are missing, a file that is no volume, a mask that does not fit its image or is empty, and targets that are not empty.
+    """
+    tree = Source(source)
+    sites = _find(tree)
+    tree.demand({" or ".join(FOLDERS[site]): bool(cases) for site, cases in sites.items()}, "sources")
+    alone = [name for cases in sites.values() for files in cases.values() if len(files) < 2 for name in files.values()]
+    if alone:
+        raise FedDPError(
+            f"{tree.path}: {some(alone, 5)} stand alone, an image without segmentation or the other way round. "
+            "Complete them, or take them away."
+        )
+    refuse_occupied(out / site for site in sites)
+    left_out = dict.fromkeys(sites, 0)
+
+    def samples(site: str, splits: dict[str, str]) -> Iterator[Sample]:
+        cases = sites[site]
+        for case, files in track(cases.items(), f"Preparing {site}", total=len(cases)):
+            image, mask = _pixels(tree, files[""], files["_segmentation"])
+            for number in np.flatnonzero(mask.any(axis=(1, 2))):
+                pair = resize(image[number], mask[number], size, files[""])
+                yield f"{case}_{number:03d}", case, splits[case], *pair
+            left_out[site] += int((~mask.any(axis=(1, 2))).sum())
+
+    for site, cases in sites.items():
+        facts = {
+            "name": "Prostate-MRI",
+            "channels": 1,
+            "classes": ["prostate"],
+            "labels": "nested",
+            "sequences": ["T2"],
+            "source": f"{ORIGINS.get(site, 'PROMISE12')}, by liuquande.github.io/SAML",
+            "patients": "cases",
+            "slices": "axial, with prostate only, numbered in the volume from the feet upwards",
+            "intensities": "the volume's least to its 99th percentile",
+            "split_seed": seed,
+        }
+        write_site(out / site, facts, samples(site, split_patients(cases, seed)))
+    listed = ", ".join(f"{site} {count}" for site, count in left_out.items())
+    return [f"Slices left out, without prostate: {listed}"] if any(left_out.values()) else []
+
+
+def _find(tree: Source) -> dict[str, dict[str, dict[str, str]]]:
+    """Site -> case -> {"": image, "_segmentation": mask}, in order of the cases. FedDPError where a file is there twice."""
+    names = {folder: site for site, folders in FOLDERS.items() for folder in folders}
+    sites: dict[str, dict[str, dict[str, str]]] = {site: {} for site in FOLDERS}
+    for name in sorted(tree.names):
+        match = FILE.search(name)
+        if match and (site := names.get(match[1])):
+            files = sites[site].setdefault(match[2], {})
+            kind = (match[3] or "").lower()
+            if kind in files:
+                raise FedDPError(f"{tree.path}: both {files[kind]} and {name} are there. Keep one.")
+            files[kind] = name
+    return sites
+
+
+def _pixels(tree: Source, image: str, mask: str) -> tuple[np.ndarray, np.ndarray]:
+    """(S, H, W), uint8 each: 0 to 255, and 0 or 1."""
+    voxels, labels = read_axial(tree, image, mask)
+    low, high = voxels.min(), np.quantile(voxels, BRIGHT)
+    if low == high:
+        raise FedDPError(f"{tree.path}: {image} has no contrast: all but the brightest hundredth is {low:g}. Mend the source.")
+    if not (labels > 0).any():
+        raise FedDPError(f"{tree.path}: {mask} is empty. Mend it, or take the case away.")
+    grey = np.rint((voxels - low) / (high - low) * 255).clip(0, 255)
+    return grey.astype("uint8"), (labels > 0).astype("uint8")

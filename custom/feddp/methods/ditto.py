@@ -1,0 +1,39 @@
+"""Ditto (Li et al., ICML 2021, Algorithm 1): FedAvg, and beside it a whole personal model at every site.
+
+w is trained and averaged as in FedAvg; v_k on L_seg(v_k) + (λ/2) ‖v_k − w^t‖², w^t being what the site received. v_k is
+evaluated and deployed.
+
+Deviations: v_k starts from the first w the site receives, takes `local_epochs` epochs a round like w, and has an AdamW of
+its own (the paper: SGD). The distance is over parameters; batch normalisation's statistics follow v_k's own batches.
+"""
+
+from dataclasses import dataclass
+
+from feddp.methods.base import Method
+from feddp.training.losses import squared_distance
+from feddp.training.settings import require_not_negative, setting
+
+
+@dataclass(frozen=True)
+class Hyper:
+    ditto_lambda: float = setting(1.0, "Ditto: weight of the personal model's distance to the global one (0.1, 1, 2)")
+
+    def __post_init__(self):
+        require_not_negative(self, "ditto_lambda")
+
+
+class Ditto(Method):
+    personal = True
+    Hyper = Hyper
+
+    def round(self, site):
+        received = site.copy()
+        loss = site.fit(epochs=site.plan.training.local_epochs)
+        anchor = site.parameters(received)
+
+        def near(logits, batch):
+            return self.loss(site, logits, batch) + self.hyper.ditto_lambda / 2 * squared_distance(site.network, anchor)
+
+        with site.as_personal(start=received):
+            site.fit(epochs=site.plan.training.local_epochs, loss=near)
+        return loss

@@ -1,0 +1,17 @@
+"""FedBABU (Oh et al., ICLR 2022): the head stays at its common start, the body alone is trained and shared.
+
+At the end each site tunes its whole network at home.
+
+Deviations: 20 epochs at 1e-4 (`tune_epochs`, `tune_lr`), ours, as IGC's control.
+"""
+
+from feddp.methods.base import TRAIN, TUNE, Method
+from feddp.partition import HEAD
+
+
+class FedBABU(Method):
+    private = (HEAD,)
+    stages = (TRAIN, TUNE)
+
+    def round(self, site):
+        return site.fit(epochs=site.plan.training.local_epochs, freeze=(HEAD,))

@@ -1,0 +1,71 @@
+"""pFLFE (Xie et al., 002): feature enhancement without labels, then supervised training, an aggregation after each.
+
+The encoder E is shared; decoder D_k, with the head, and projector P_k are private. Phase 1 trains E and P_k on two views of
+each image (Eq. 2, 3; feddp.training.enhancement); the target network is dropped after it. Phase 2 trains E and D_k on Dice
++ cross-entropy (Eq. 1). FC-pFLFE does both at home and aggregates once a round.
+
+Deviations: the paper states neither the target's momentum (0.99, BYOL's lower end), the projector's size (256-128) nor the
+augmentations: ours. With PVTv2 as with U-Net, E is the encoder. An optimiser serves both phases, as E is in both. There is no
+predictor, so the outputs may collapse: their spread is in the site's record each round, and a warning in its log.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from feddp.errors import FedDPError
+from feddp.methods.base import Method
+from feddp.networks.projector import project
+from feddp.partition import DECODER, HEAD, PROJECTOR
+from feddp.training.enhancement import Enhancement
+from feddp.training.settings import require_positive, setting
+
+COLLAPSED = 0.01  # of what outputs spread evenly over the sphere have
+
+
+@dataclass(frozen=True)
+class Hyper:
+    ema: float = setting(0.99, "pFLFE: momentum of the target network")
+    enhance: bool = setting(True, "pFLFE: the enhancement; false leaves only the supervised training (Table 4)")
+
+    def __post_init__(self):
+        require_positive(self, "ema")
+        if self.ema > 1:
+            raise FedDPError(f"ema={self.ema} must be at most 1; correct ema")
+
+
+class PFLFE(Method):
+    private = (DECODER, HEAD, PROJECTOR)
+    phases = 2
+    Hyper = Hyper
+
+    @staticmethod
+    def layers(plan):
+        return {"projector": {}}
+
+    def round(self, site):
+        if site.phase == 0:
+            return self.enhancement(site)
+        return site.fit(epochs=site.plan.training.local_epochs)
+
+    def enhancement(self, site):
+        """Phase 1; returns the mean loss, 0 where it is switched off."""
+        if not self.hyper.enhance:
+            return 0.0
+        phase = Enhancement(site.network, project, self.hyper.ema)
+        epochs = site.plan.training.local_epochs
+        loss = site.fit(epochs, loss=phase.loss, forward=phase.forward, after=phase.after)
+        site.store.record("enhancement", loss=loss, spread=phase.spread)
+        if phase.spread < COLLAPSED:
+            message = "site %s: pFLFE's outputs have collapsed (spread %.2g); lower ema or lr"
+            logging.getLogger("feddp").warning(message, site.name, phase.spread)
+        return loss
+
+
+class FCPFLFE(PFLFE):
+    """FC-pFLFE (002, Sec. 2.3): both phases at home, one aggregation a round."""
+
+    phases = 1
+
+    def round(self, site):
+        self.enhancement(site)
+        return site.fit(epochs=site.plan.training.local_epochs)

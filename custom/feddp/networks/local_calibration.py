@@ -1,0 +1,164 @@
+"""FedLC's layers round an encoder-decoder: channel selection before the decoder, head calibration after it.
+
+Source: Wang, Jin and Wang, Personalizing Federated Medical Image Segmentation via Local Calibration, ECCV 2022 (LC-Fed).
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from feddp.errors import FedDPError
+from feddp.partition import CALIBRATOR, DECODER, ENCODER, HEAD
+
+KERNEL, SIGMA = 31, 4.0  # pixels of the decoder's map; the paper states the size
+
+
+class LocalCalibration(nn.Module):
+    """`network` with personalized channel selection (PCS) and head calibration (HC), its tensors under their own names.
+
+    Takes over the layers of `network`, which must not be used afterwards. Until `calibrator` receives heads for the first
+    time, the output is the segmentation head's; from then on it is the calibrated one.
+
+    Args:
+        network: of segmentation-models-pytorch: an encoder, a decoder and a segmentation head.
+        sites: K; a site's one-hot embedding has K entries.
+
+    Raises:
+        FedDPError: the network has no such parts.
+    """
+
+    roles = {
+        HEAD: ("segmentation_head",),
+        ENCODER: ("encoder",),
+        DECODER: ("decoder",),
+        CALIBRATOR: ("embedding", "calibrator"),
+    }
+
+    def __init__(self, network: nn.Module, classes: int, sites: int):
+        super().__init__()
+        if not all(isinstance(getattr(network, part, None), nn.Module) for part in ("encoder", "decoder", "segmentation_head")):
+            raise FedDPError(f"{type(network).__name__} has no encoder, decoder and segmentation head; FedLC needs them")
+        self.encoder, self.decoder, self.segmentation_head = network.encoder, network.decoder, network.segmentation_head
+        self.embedding = SiteEmbedding(sites)
+        self.selection = ChannelSelection(self.encoder.out_channels[-1], sites)
+        self.calibrator = HeadCalibration(self.segmentation_head, classes, sites)
+        self.plain: Tensor | None = None  # the segmentation head's own logits of the last pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = list(self.encoder(x))
+        features[-1] = self.selection(features[-1], self.embedding.one_hot)
+        decoded = self.decoder(features)
+        self.plain = self.segmentation_head(decoded)
+        if not self.calibrator.active:
+            return self.plain
+        return self.calibrator(decoded.detach(), self.segmentation_head, self.embedding.one_hot)
+
+    def contrast(self) -> Tensor:
+        """−1/(K−1) Σ_{j≠k} MSE(h_k, h_j) over the last pass's features, the other sites' gates without gradients; a scalar."""
+        own = self.embedding.one_hot.argmax()
+        gates = [self.selection.gate(self.selection.pooled, one_hot) for one_hot in torch.eye(len(self.embedding.one_hot))]
+        others = [F.mse_loss(gates[own], gate.detach()) for j, gate in enumerate(gates) if j != own]
+        return -torch.stack(others).mean()
+
+
+class SiteEmbedding(nn.Module):
+    """Which of the K sites this one is: a one-hot buffer, private, so that a site's file says it too."""
+
+    def __init__(self, sites: int):
+        super().__init__()
+        self.register_buffer("one_hot", torch.zeros(sites))
+
+    def set(self, index: int) -> None:
+        self.one_hot.zero_()[index] = 1.0
+
+
+class ChannelSelection(nn.Module):
+    """PCS: x ← x·h + x with a gate h in (0,1)^C from pooled features and the site's embedding."""
+
+    def __init__(self, width: int, sites: int, reduction: int = 16):
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(sites, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False))
+        hidden = max(1, width // reduction)
+        self.fuse = nn.Sequential(nn.Linear(2 * width, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, width, bias=False))
+        self.pooled: tuple[Tensor, ...] = ()  # of the last pass, detached: what `LocalCalibration.contrast` looks at
+
+    def forward(self, x: Tensor, one_hot: Tensor) -> Tensor:
+        """x (B, C, H, W), the deepest encoder features; one_hot (K,) -> (B, C, H, W)."""
+        pooled = x.mean(dim=(2, 3)), x.amax(dim=(2, 3))
+        self.pooled = tuple(part.detach().float() for part in pooled)  # they outlive a mixed-precision pass
+        return x * self.gate(pooled, one_hot)[:, :, None, None] + x
+
+    def gate(self, pooled: tuple[Tensor, ...], one_hot: Tensor) -> Tensor:
+        """h (B, C) of average- and max-pooled features (B, C) each: sigmoid of the sum over the two poolings."""
+        site = self.embed(one_hot.to(pooled[0])).expand_as(pooled[0])
+        return torch.sigmoid(sum(self.fuse(torch.cat((part, site), dim=1)) for part in pooled))
+
+
+class HeadCalibration(nn.Module):
+    """HC: the disagreement of all sites' heads, and their mean, gate the decoder's features of a new 3 × 3 head.
+
+    The other sites' heads are buffers, so that a site's own file predicts on its own, as FedLC's inference path needs.
+    """
+
+    def __init__(self, head: nn.Sequential, classes: int, sites: int):
+        super().__init__()
+        weight, bias = head[0].weight, head[0].bias
+        self.out = nn.Conv2d(2 * classes * weight.shape[1], classes, 3, padding=1)
+        self.register_buffer("weights", torch.zeros(sites, *weight.shape))
+        self.register_buffer("biases", torch.zeros(sites, *bias.shape))
+        self.register_buffer("known", torch.zeros(sites, dtype=torch.bool))
+        self.register_buffer("active", torch.tensor(False))
+        self.register_buffer("gaussian", _gaussian(KERNEL, SIGMA), persistent=False)
+
+    def receive(self, heads: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Takes the heads of other sites, {site's index: {"weight", "bias"}}, in place of those it had."""
+        self.active.fill_(True)
+        self.known.zero_()
+        for index, head in heads.items():
+            self.known[index] = True
+            self.weights[index], self.biases[index] = head["weight"], head["bias"]
+
+    def forward(self, decoded: Tensor, head: nn.Sequential, one_hot: Tensor) -> Tensor:
+        """decoded (B, F, h, w) -> logits (B, classes, H, W); `head` is the site's own, in its place among the sites."""
+        deviation, mean = self.disagreement(decoded, head[0], int(one_hot.argmax()))
+        gates = torch.cat((deviation, mean), dim=1)
+        gated = torch.cat([decoded * self.soften(gate[:, None]) + decoded for gate in gates.unbind(dim=1)], dim=1)
+        logits = self.out(gated)
+        for layer in list(head)[1:]:  # the head's own upsampling
+            logits = layer(logits)
+        return logits
+
+    @torch.no_grad()
+    def disagreement(self, decoded: Tensor, own: nn.Conv2d, index: int) -> tuple[Tensor, Tensor]:
+        """Population standard deviation and mean, (B, C, h, w) each, of the probabilities by all known heads and the own."""
+        maps = [_probabilities(own(decoded))]
+        for j in self.known.nonzero().flatten().tolist():
+            if j != index:
+                theirs = {"weight": self.weights[j], "bias": self.biases[j]}
+                maps.append(_probabilities(functional_call(own, theirs, (decoded,))))
+        stacked = torch.stack(maps)
+        return stacked.std(dim=0, unbiased=False), stacked.mean(dim=0)
+
+    def soften(self, gate: Tensor) -> Tensor:
+        """max(gate, its Gaussian smoothing scaled to [0, 1] in each image); (B, 1, h, w) -> the same.
+
+        Beyond the border is 0, as in the released code, so that a constant gate sags there.
+        """
+        smooth = F.conv2d(gate, self.gaussian, padding=KERNEL // 2)
+        low, high = smooth.amin(dim=(2, 3), keepdim=True), smooth.amax(dim=(2, 3), keepdim=True)
+        return torch.maximum((smooth - low) / (high - low + 1e-8), gate)
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    """Where a peer's head of finite but huge values gives no number, it has no opinion."""
+    return torch.sigmoid(logits.float()).nan_to_num(0.5)
+
+
+def _gaussian(size: int, sigma: float) -> Tensor:
+    """(1, 1, size, size), sum 1."""
+    line = torch.exp(-0.5 * ((torch.arange(size) - size // 2) / sigma) ** 2)
+    kernel = torch.outer(line, line)
+    return (kernel / kernel.sum())[None, None]

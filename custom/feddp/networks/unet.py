@@ -1,0 +1,78 @@
+"""U-Net with batch normalisation, of MONAI's layers.
+
+Source: Ronneberger, Fischer and Brox, U-Net: Convolutional Networks for Biomedical Image Segmentation, MICCAI 2015; widths,
+normalisation and transposed convolutions as in the released code of IOP-FL (github.com/med-air/IOP-FL, nets/models.py),
+without its rotation head. MONAI's own BasicUNet is not taken whole: it keeps twice the features in its last up-sampling.
+"""
+
+from monai.networks.nets.basic_unet import Down, TwoConv, UpCat
+from torch import Tensor, nn
+
+from feddp.errors import FedDPError
+from feddp.partition import DECODER, ENCODER, HEAD
+
+FEATURES = (32, 64, 128, 256, 512)  # of each resolution, from the image's own down to a sixteenth of it
+# two 3 x 3 convolutions without bias, each followed by batch normalisation and ReLU
+_LAYERS = {"act": ("relu", {"inplace": True}), "norm": "batch", "bias": False}
+
+
+class UNet(nn.Module):
+    """Images (B, channels, H, W), H and W multiples of 16 -> logits (B, classes, H, W).
+
+    Encoder, decoder and segmentation head follow one another as in segmentation-models-pytorch's networks, except that the
+    encoder's first features are its own, not the image.
+    """
+
+    roles = {HEAD: ("segmentation_head",), ENCODER: ("encoder",), DECODER: ("decoder",)}
+
+    def __init__(self, channels: int, classes: int):
+        super().__init__()
+        self.encoder = Encoder(channels)
+        self.decoder = Decoder()
+        self.segmentation_head = nn.Sequential(nn.Conv2d(FEATURES[0], classes, kernel_size=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.segmentation_head(self.decoder(self.encoder(x)))
+
+
+class Encoder(nn.Module):
+    """(B, channels, H, W) -> five feature maps, of FEATURES channels, each half as high and wide as the one before."""
+
+    out_channels = FEATURES
+
+    def __init__(self, channels: int):
+        super().__init__()
+        down = [Down(2, above, below, **_LAYERS) for above, below in zip(FEATURES, FEATURES[1:], strict=False)]
+        self.stages = nn.ModuleList([TwoConv(2, channels, FEATURES[0], **_LAYERS), *down])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        features = []
+        for stage in self.stages:
+            x = stage(x)
+            features.append(x)
+        return features
+
+
+class Decoder(nn.Module):
+    """The encoder's five feature maps -> (B, FEATURES[0], H, W)."""
+
+    def __init__(self):
+        super().__init__()
+        levels = list(zip(FEATURES, FEATURES[1:], strict=False))[::-1]
+        # nothing is padded: where H and W are multiples of 16 nothing needs to be
+        self.stages = nn.ModuleList([UpCat(2, deep, skip, skip, is_pad=False, **_LAYERS) for skip, deep in levels])
+
+    def forward(self, features: list[Tensor]) -> Tensor:
+        *skips, x = features
+        for stage, skip in zip(self.stages, skips[::-1], strict=True):
+            x = stage(x, skip)
+        return x
+
+
+def unet(channels: int, classes: int, pretrained: bool) -> UNet:
+    """FedDPError where pretrained weights are asked for."""
+    if pretrained:
+        raise FedDPError(
+            "nobody publishes weights for 'unet'; leave the weights out for random ones, or name a file of this network's own"
+        )
+    return UNet(channels, classes)

@@ -1,0 +1,135 @@
+"""A head of similarities to real and virtual classes, and personalized affinity aggregation (PAA) in the decoder's levels.
+
+Source: 003, sections III-B and III-C. Eq. 3: f(x) = Conv(Z/‖Z‖, θ/‖θ‖), C + V maps. Eq. 9 to 12: Q = Conv_q(D_l),
+K = Conv_k(E_{l-1}), M = Conv_m(relu(Q + K)), and Q · M. C counts the background, which is class 0.
+"""
+
+import torch
+import torch.nn.functional as F
+from monai.networks.nets.basic_unet import UpCat
+from segmentation_models_pytorch.decoders.fpn.decoder import FPNBlock
+from torch import Tensor, nn
+
+from feddp.errors import FedDPError
+from feddp.partition import AFFINITY_KEY, AFFINITY_MATRIX, AFFINITY_QUERY
+
+
+def with_virtual_classes(
+    network: nn.Module, classes: int, virtual: int, temperature: float, nested: bool, paa: bool
+) -> nn.Module:
+    """`network`, in place, with the head of similarities and PAA; its output is as any network's, one logit a class.
+
+    Args:
+        network: with a `decoder` and a `segmentation_head` whose first layer is the convolution that gives the classes.
+        classes: foreground classes; C is one more.
+        virtual: V.
+        temperature: what the similarities are divided by.
+        nested: the labels' kind, see `foreground_logits`.
+        paa: whether every level of the decoder that takes a skip gets a layer `affinity`.
+
+    Raises:
+        FedDPError: the network has no such head, or PAA is wanted in a decoder with other levels than FPN's and `unet`'s.
+    """
+    name, head = type(network).__name__, getattr(network, "segmentation_head", None)
+    if not (isinstance(head, nn.Sequential) and isinstance(head[0], nn.Conv2d)):
+        raise FedDPError(f"{name} has no segmentation head that begins with a convolution; virtual classes need one")
+    first = Similarities(head[0].in_channels, classes + 1, virtual)
+    network.segmentation_head = SimilarityHead([first, *list(head)[1:]], temperature, nested)
+    if paa:
+        levels = [module for module in network.decoder.modules() if type(module) in _WIDTHS]
+        if not levels:
+            raise FedDPError(f"{name}'s decoder has no level that PAA knows; take an FPN or 'unet', or set paa=false")
+        for level in levels:
+            level.affinity = AffinityAggregation(*_WIDTHS[type(level)](level))
+            level.register_forward_pre_hook(_aggregate)
+    return network
+
+
+class Similarities(nn.Module):
+    """Eq. 3: the cosines between every pixel's features and the C + V kernels, the V of them frozen.
+
+    The kernels start orthonormal, drawn from torch's generator. Of more kernels than features, every `width` of them are:
+    kernels of different blocks are then merely drawn independently.
+    """
+
+    def __init__(self, width: int, real: int, virtual: int):
+        super().__init__()
+        blocks = [torch.empty(min(width, real + virtual - start), width) for start in range(0, real + virtual, width)]
+        kernels = torch.cat([nn.init.orthogonal_(block) for block in blocks])[:, :, None, None]
+        self.weight = nn.Parameter(kernels[:real].clone())
+        self.register_buffer("virtual", kernels[real:].clone() if virtual else None)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, width, h, w) -> (B, C + V, h, w) in [-1, 1], in float32: bfloat16 has three digits."""
+        kernels = self.weight if self.virtual is None else torch.cat((self.weight, self.virtual))
+        with torch.autocast(features.device.type, enabled=False):
+            return F.conv2d(F.normalize(features.float(), dim=1), F.normalize(kernels, dim=1))
+
+
+class SimilarityHead(nn.Sequential):
+    """The similarities, what the former head did after its convolution (upsampling), and the classes' logits.
+
+    `maps`: the last pass's C + V similarities over the temperature, (B, C + V, H, W), for the loss.
+    """
+
+    def __init__(self, layers: list[nn.Module], temperature: float, nested: bool):
+        super().__init__(*layers)
+        self.temperature, self.nested = temperature, nested
+        self.maps: Tensor | None = None
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.maps = super().forward(features) / self.temperature
+        return foreground_logits(self.maps[:, : len(self[0].weight)], self.nested)
+
+
+def foreground_logits(maps: Tensor, nested: bool) -> Tensor:
+    """Logits whose sigmoid is a foreground class's probability under the softmax p over `maps`.
+
+    (B, C, H, W) -> (B, C − 1, H, W); class c's probability is p_c, or p_c + … + p_{C−1} where classes nest (the optic disc
+    includes the cup). logit P = log Σ_in e^s − log Σ_out e^s, finite however sure the network is.
+    """
+    rows = []
+    for c in range(1, maps.shape[1]):
+        end = None if nested else c + 1
+        outside = maps[:, :c] if nested else torch.cat((maps[:, :c], maps[:, end:]), dim=1)
+        rows.append(maps[:, c:end].logsumexp(dim=1) - outside.logsumexp(dim=1))
+    return torch.stack(rows, dim=1)
+
+
+class AffinityAggregation(nn.Module):
+    """Eq. 9 to 12 in a level: what the decoder is given in place of the encoder's features.
+
+    The paper says neither how D_l meets the size of E_{l-1} nor the kernels' sizes: D_l is upsampled (nearest), and all three
+    are 1 × 1, so that conv_q may as well come before the upsampling, at a quarter of the cost.
+
+    Args:
+        deep: channels of D_l.
+        skip: channels of E_{l-1}, and of Q, K, M and the output.
+    """
+
+    roles = {AFFINITY_QUERY: ("conv_q",), AFFINITY_KEY: ("conv_k",), AFFINITY_MATRIX: ("conv_m",)}
+
+    def __init__(self, deep: int, skip: int):
+        super().__init__()
+        self.conv_q, self.conv_k, self.conv_m = (nn.Conv2d(width, skip, 1) for width in (deep, skip, skip))
+
+    def forward(self, deep: Tensor, skip: Tensor) -> Tensor:
+        """D_l (B, deep, h, w) and E_{l-1} (B, skip, H, W) -> (B, skip, H, W)."""
+        query = F.interpolate(self.conv_q(deep), size=skip.shape[-2:])
+        matrix = self.conv_m(torch.relu(query + self.conv_k(skip)))
+        return query * matrix
+
+
+def _aggregate(level: nn.Module, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Before a level's own forward, which stays as it is: (D_l, E_{l-1}) -> (D_l, Q · M)."""
+    deep, skip = inputs
+    return deep, level.affinity(deep, skip)
+
+
+def _up_cat(level: UpCat) -> tuple[int, int]:
+    up = level.upsample.deconv
+    return up.in_channels, level.convs.conv_0.conv.in_channels - up.out_channels
+
+
+# the levels that PAA knows, each called with (D_l, E_{l-1}): how many channels these have
+_WIDTHS = {FPNBlock: lambda level: (level.skip_conv.out_channels, level.skip_conv.in_channels), UpCat: _up_cat}

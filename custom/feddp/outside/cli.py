@@ -1,0 +1,44 @@
+"""`feddp adapt`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def adapt(
+    models: Annotated[Path, typer.Option(help="The --out folder of a finished `feddp run`.")],
+    images: Annotated[Path, typer.Option(help="A site's folder (its images of split test), or a folder of PNGs.")],
+    out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names; a new folder.")],
+    how: Annotated[str, typer.Option(help="routing, global, average, ensemble or tent.")] = "routing",
+    epochs: Annotated[int, typer.Option(help="Passes over the images (routing, tent); 0: the start as it is.")] = 10,
+    lr: Annotated[float, typer.Option(help="Adam's learning rate (routing, tent).")] = 1e-3,
+    beta: Annotated[float, typer.Option(help="Weight of the shape loss (routing); 0 leaves it out.")] = 0.01,
+    noise: Annotated[float, typer.Option(help="Deviation of the consistency loss's noise (routing); 0 leaves it out.")] = 0.5,
+    neighbourhood: Annotated[int, typer.Option(help="Pixels on either side that the shape loss looks at (routing).")] = 10,
+    mix: Annotated[str, typer.Option(help="sigmoid or softmax, over the models (routing).")] = "softmax",
+    norm: Annotated[str, typer.Option(help="mean: the models' normalisations; batch: the images' own (routing).")] = "mean",
+    batch: Annotated[int, typer.Option(help="Images a step.")] = 4,
+    seed: Annotated[int, typer.Option(help="Every random draw comes from it.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the site's masks.")] = False,
+) -> None:
+    """Adapt the models of a finished run to images without labels, and write a mask for every image."""
+    from feddp.outside.adapt import Settings
+    from feddp.outside.hospital import adapt as run
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def report(epoch: int, loss: float) -> None:
+        console.print(f"epoch {epoch}/{epochs}  unsupervised loss: {loss:.6f}")
+
+    settings = Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed)
+    done = run(models, images, out, how, settings, device, score, report)
+    kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"
+    print(f"{done['images']} masks in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
+    if done["empty_masks"] == done["images"]:
+        console.print("every mask is empty, which these losses may like best: compare --mix softmax, or --how average")
+    if score:
+        cells = [f"{metric} {value['mean']:.4f} ± {value['std']:.4f}" for metric, value in done["scores"].items()]
+        print("; ".join(cells))

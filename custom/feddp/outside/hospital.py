@@ -1,0 +1,159 @@
+"""`feddp adapt`: a hospital's images, its masks out, and afterwards, if asked, how good they are."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddp.data.folder import SiteFolder
+from feddp.data.loading import load, network_input
+from feddp.data.pixels import read_image, write_png
+from feddp.data.progress import track
+from feddp.errors import FedDPError
+from feddp.outside.adapt import Report, Settings
+from feddp.outside.models import Models, read_models
+from feddp.outside.ways import WAYS, predict, probabilities
+from feddp.predict import label_mask
+from feddp.training.metrics import THRESHOLD, measure, summarize
+
+SPLIT = "test"
+
+
+@dataclass(frozen=True)
+class Images:
+    """Image files, and the site's folder they are from, if they are from one."""
+
+    files: list[Path]
+    site: SiteFolder | None
+
+    @classmethod
+    def of(cls, folder: Path) -> "Images":
+        """The images of split test of a site's folder, or all PNGs of any other. No mask is looked at.
+
+        Raises:
+            FedDPError: there is no image, or the site's folder is not in order.
+        """
+        if (folder / "dataset.json").exists():
+            site = SiteFolder.open(folder)
+            files = [site.image_path(row.image) for row in site.rows_of(SPLIT)]
+            if not files:
+                raise FedDPError(f"{folder} has no image in split {SPLIT}; put some there in split.csv, or name its images/")
+            return cls(files, site)
+        files = sorted(folder.glob("*.png"))
+        if not files:
+            raise FedDPError(f"{folder} holds no PNG and is no site's folder; name a folder of images, or a site's")
+        return cls(files, None)
+
+    def read(self, channels: int, size: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
+        """What the network is given, (channels, size, size) each, and the images' own heights and widths.
+
+        Raises:
+            FedDPError: an image is missing, unreadable or of other channels.
+        """
+        inputs, shapes = [], []
+        for file in track(self.files, f"Loading {len(self.files)} images"):
+            image = read_image(file, channels)
+            inputs.append(network_input(image, size))
+            shapes.append(image.shape[:2])
+        return inputs, shapes
+
+
+def adapt(
+    run: Path,
+    folder: Path,
+    out: Path,
+    how: str,
+    settings: Settings,
+    device: str = "cpu",
+    score: bool = False,
+    report: Report = lambda epoch, loss: None,
+) -> dict[str, Any]:
+    """Adapts the models of the finished run `run` to the images of `folder`, and writes a mask for each of them to `out`.
+
+    A mask has the image's name and size and a site's masks' values. Beside them: adapt.json, what was done; with `score`,
+    scores.json, the metrics of every image at the network's input size, and only then are masks of `folder` read. The
+    files of `run` are only read.
+
+    Returns:
+        adapt.json's content: how, models, settings, the losses, the epoch that was kept, the numbers of images and of
+        empty masks, seconds an image (adaptation, prediction and writing); with `score`, the summary of the metrics
+        (`metrics.summarize`) too.
+
+    Raises:
+        FedDPError: no finished run, no such way, no images, images or classes that do not fit the models, a device that
+            cannot be used, or `out` is not empty.
+    """
+    if how not in WAYS:
+        raise FedDPError(f"--how {how}: there are {', '.join(WAYS)}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FedDPError(f"{out} is not empty; choose another --out, nothing is overwritten")
+    where = _device(device)
+    found = Images.of(folder)
+    models = read_models(run)
+    _fits(found.site, models, score, folder)
+    inputs, shapes = found.read(models.channels, models.size)
+    started = time.monotonic()
+    adapted = WAYS[how](models, inputs, settings, where, report)
+    out.mkdir(parents=True, exist_ok=True)
+    maps, empty = [], 0
+    predictions = predict(adapted.networks, inputs, settings.batch, where)
+    for file, shape, logits in zip(found.files, shapes, track(predictions, "Predicting", len(inputs)), strict=True):
+        mask = label_mask(probabilities(logits, shape) > THRESHOLD, models.labels)
+        write_png(out / file.name, mask)
+        empty += not mask.any()
+        if score:
+            maps.append(probabilities(logits, (models.size, models.size)))
+    done = {
+        "how": how,
+        "run": str(run),
+        "models": list(models.names),
+        "settings": asdict(settings),
+        "losses": adapted.fit.losses,
+        "kept_epoch": adapted.fit.kept if adapted.fit.losses else None,
+        "images": len(inputs),
+        "empty_masks": int(empty),
+        "seconds_per_image": (time.monotonic() - started) / len(inputs),
+        "device": device,
+    }
+    _write(out / "adapt.json", done)
+    return done | _scores(out, found.site, maps, models.size) if score else done
+
+
+def _fits(site: SiteFolder | None, models: Models, score: bool, folder: Path) -> None:
+    if site is None:
+        if score:
+            raise FedDPError(f"--score needs masks, and {folder} is no site's folder (no dataset.json); leave --score out")
+        return
+    found, wanted = (site.channels,), (models.channels,)
+    if score:
+        found, wanted = (*found, site.classes, site.labels), (*wanted, models.classes, models.labels)
+    if found != wanted:
+        names = "(channels, classes, labels)" if score else "channels"
+        raise FedDPError(f"{folder / 'dataset.json'} says {names} = {found}, the models {wanted}; prepare it like their sites")
+
+
+def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> dict[str, Any]:
+    """Reads the masks, for the first time, and writes scores.json."""
+    samples = load(site, SPLIT, size)
+    rows = measure(torch.stack(list(maps)), torch.stack([sample["mask"] for sample in samples]))
+    scores = summarize(rows)
+    images = {sample["stem"]: row for sample, row in zip(samples, rows, strict=True)}
+    _write(out / "scores.json", {"summary": scores, "images": images})
+    return {"scores": scores}
+
+
+def _device(name: str) -> torch.device:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise FedDPError(f"--device {name} cannot be used ({str(error).splitlines()[0]}); say cpu, cuda or cuda:N") from None
+    return torch.device(name)
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,119 @@
+"""What a finished run leaves to a hospital outside: K personal models and the global one, each weight held once."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from feddp.errors import FedDPError
+from feddp.methods.aggregation import Spec, Tensors, average
+from feddp.networks import build
+from feddp.networks.weights import read_network
+from feddp.run.session import SHARED
+
+RESULTS, GLOBAL = "results.json", "global"
+FACTS = ("network", "channels", "classes", "labels", "size")
+
+
+@dataclass(frozen=True)
+class Models:
+    """M = K+1 models of one network: the sites' by name, then GLOBAL.
+
+    Attributes:
+        names: the M names, in the order of the stacks' first dimension.
+        stacks: every tensor of the network by name, (M, ...): the only copy of the weights. Nobody writes to them.
+        facts: of the networks' files: network, channels, classes (JSON), labels, size.
+    """
+
+    names: tuple[str, ...]
+    stacks: Tensors
+    facts: Mapping[str, str]
+
+    @classmethod
+    def of(cls, personal: Mapping[str, Tensors], common: Tensors, facts: Mapping[str, str]) -> "Models":
+        """K personal states by site, and the global one.
+
+        Raises:
+            FedDPError: a state is not exactly the network's, or holds a value that is not finite; names it.
+        """
+        states = {**{site: personal[site] for site in sorted(personal)}, GLOBAL: common}
+        network = _network(facts).state_dict()
+        spec = Spec.of(network, tuple(network))
+        for name, state in states.items():
+            spec.check(name, state)
+        return cls(tuple(states), {key: torch.stack([s[key] for s in states.values()]) for key in network}, facts)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def channels(self) -> int:
+        return int(self.facts["channels"])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(json.loads(self.facts["classes"]))
+
+    @property
+    def labels(self) -> str:
+        return self.facts["labels"]
+
+    @property
+    def size(self) -> int:
+        """Pixels: what the images are resized to, on both sides."""
+        return int(self.facts["size"])
+
+    def state(self, name: str) -> Tensors:
+        """The tensors of one model, as views into the stacks."""
+        return {key: stack[self.names.index(name)] for key, stack in self.stacks.items()}
+
+    def mean(self) -> Tensors:
+        """The uniform mean over all M models, every tensor of it; counters rounded."""
+        return average({name: self.state(name) for name in self.names}, dict.fromkeys(self.names, 1.0))
+
+    def network(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """A network of its own with the values of `state`, in eval mode, on the CPU."""
+        network = _network(self.facts)
+        network.load_state_dict(state)
+        return network.eval()
+
+
+def read_models(run: Path) -> Models:
+    """The models of a finished run, from its `--out` folder.
+
+    The personal models are the sites' final networks. The global model is what the server's last aggregate of the round that
+    stage 1 handed on says, and for tensors that the method keeps private (FedDP's queries), which the server never had, the
+    mean of the sites' final ones.
+
+    Raises:
+        FedDPError: the folder holds no finished run of a federation, or one whose method gives each site layers of its own.
+    """
+    try:
+        sites = sorted(json.loads((run / RESULTS).read_text(encoding="utf-8"))["sites"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedDPError(f"{run} is no finished run ({type(error).__name__}); name the --out folder of a `feddp run`") from None
+    if not (run / SHARED).exists():
+        raise FedDPError(
+            f"{run} has no {SHARED}: it is no federation's run, or an older one; run `feddp run` again with a federated method"
+        )
+    files = {site: run / "sites" / site / "network.safetensors" for site in sites}
+    read = {site: read_network(file) for site, file in files.items()}
+    facts = read[sites[0]][1]
+    if "layers" in facts:
+        raise FedDPError(
+            f"{run}: {facts.get('method')} gives every site layers of its own, which nobody outside has; adapt another run"
+        )
+    if lacking := [name for name in FACTS if name not in facts]:
+        raise FedDPError(f"{files[sites[0]]} does not say its {', '.join(lacking)}; it is no network that feddp run left")
+    shared = read_network(run / SHARED)[0]
+    own = {site: {key: value for key, value in state.items() if key not in shared} for site, (state, _) in read.items()}
+    common = shared | average(own, dict.fromkeys(own, 1.0))
+    return Models.of({site: state for site, (state, _) in read.items()}, common, facts)
+
+
+def _network(facts: Mapping[str, str]) -> nn.Module:
+    # a seed leaves the caller's random numbers alone
+    return build(facts["network"], int(facts["channels"]), len(json.loads(facts["classes"])), seed=0)

@@ -1,0 +1,170 @@
+"""Test-time routing (004, section III-C): every layer's weight is a mix of the M models', chosen from the layer's input.
+
+W_mix = Σ_m r_m W_m, the bias likewise; r = (r_1, ..., r_M), for each sample and each layer, comes from a small network of the
+layer's globally average-pooled input. Convolutions, transposed convolutions and linear layers route. Everything else that
+has tensors (normalisation: affine parameters and running statistics) is the mean of the M models'.
+
+A sample's weights are mixed first and applied once: no layer is evaluated M times. Training holds, beside the M weights, one
+mixed weight a sample of the batch.
+
+Deviations: the two linear layers have at most HIDDEN units between them (the released code: twice the layer's channels, which
+on a PVT are more tensors than the network's own) and no dropout; like the released code's they have no non-linearity between
+them (the paper: "multi-layer linear network"). They start so that every r_m = 1/M, the mean model; the released code starts at
+random, about ½ each, which only a network whose every layer is followed by a batch's normalisation forgives.
+
+A sigmoid leaves the sum of the r_m free. Where no batch normalisation undoes it, training can shrink every weight until all
+images get the same, empty prediction, which the unsupervised loss likes best: so it went on `pvt_v2_b0-fpn` with MRI at 64 px
+(10 epochs: Dice 0.68 at the start, empty masks at the end; with the softmax 0.66). The default is therefore the softmax, ours;
+`feddp adapt` says when all masks are empty.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from feddp.errors import FedDPError
+
+HIDDEN = 64
+MIXES = {"sigmoid": torch.sigmoid, "softmax": partial(torch.softmax, dim=-1)}
+
+
+class Router(nn.Module):
+    """r (B, M) from a layer's pooled input (B, C).
+
+    Args:
+        channels: C.
+        models: M, at least 2.
+        mix: "sigmoid", each r_m in (0, 1) (the released code's), or "softmax", which sums to 1.
+    """
+
+    def __init__(self, channels: int, models: int, mix: str = "softmax"):
+        super().__init__()
+        self.squeeze = nn.Linear(channels, min(2 * channels, HIDDEN))
+        self.choose = nn.Linear(self.squeeze.out_features, models)
+        nn.init.zeros_(self.choose.weight)
+        nn.init.constant_(self.choose.bias, -math.log(models - 1) if mix == "sigmoid" else 0.0)
+        self.mix = MIXES[mix]
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return self.mix(self.choose(self.squeeze(pooled)))
+
+
+class Routed(nn.Module):
+    """A layer with M weights, mixed for every sample.
+
+    Args:
+        layer: whose geometry this takes over; its own tensors are not used.
+        weights: (M, *the layer's weight), not copied.
+        biases: (M, outputs), or None.
+        mix: as `Router`.
+    """
+
+    def __init__(self, layer: nn.Module, weights: Tensor, biases: Tensor | None, mix: str):
+        super().__init__()
+        # not persistent: they are the given models, not this network's state
+        self.register_buffer("weights", weights, persistent=False)
+        self.register_buffer("biases", biases, persistent=False)
+        self.router = Router(self.inputs(layer), len(weights), mix)
+
+    @staticmethod
+    def inputs(layer: nn.Module) -> int:
+        return layer.in_channels
+
+    def pool(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> (B, C)."""
+        return x.mean(dim=(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        r = self.router(self.pool(x))
+        weights = (r @ self.weights.flatten(1)).view(-1, *self.weights.shape[1:])
+        return self.apply_each(x, weights, None if self.biases is None else r @ self.biases)
+
+    def apply_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """Sample b of x under weights[b] and biases[b]."""
+        raise NotImplementedError
+
+
+class RoutedLinear(Routed):
+    """x (B, ..., C) -> (B, ..., outputs); pooled over what lies between."""
+
+    @staticmethod
+    def inputs(layer: nn.Linear) -> int:
+        return layer.in_features
+
+    def pool(self, x: Tensor) -> Tensor:
+        return x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x
+
+    def apply_each(self, x, weights, biases):
+        tokens = x.flatten(1, -2) if x.ndim > 2 else x[:, None]
+        mixed = weights.transpose(1, 2)
+        result = tokens @ mixed if biases is None else torch.baddbmm(biases[:, None], tokens, mixed)
+        return result.view(*x.shape[:-1], -1)
+
+
+class RoutedConv(Routed):
+    """x (B, C, H, W) -> (B, outputs, H', W'): one convolution with B times the groups, a sample's channels in its own."""
+
+    def __init__(self, layer: nn.Conv2d, weights: Tensor, biases: Tensor | None, mix: str):
+        super().__init__(layer, weights, biases, mix)
+        self.mode, self.around = layer.padding_mode, layer._reversed_padding_repeated_twice
+        padding = layer.padding if self.mode == "zeros" else 0
+        self.geometry = {"stride": layer.stride, "dilation": layer.dilation, "padding": padding}
+        self.groups = layer.groups
+
+    def apply_each(self, x, weights, biases):
+        if self.mode != "zeros":
+            x = F.pad(x, self.around, mode=self.mode)
+        return _side_by_side(F.conv2d, x, weights, biases, self.groups, self.geometry)
+
+
+class RoutedTransposed(Routed):
+    """The same for a transposed convolution, whose weight is (C, outputs / groups, h, w)."""
+
+    def __init__(self, layer: nn.ConvTranspose2d, weights: Tensor, biases: Tensor | None, mix: str):
+        super().__init__(layer, weights, biases, mix)
+        self.geometry = {name: getattr(layer, name) for name in ("stride", "padding", "output_padding", "dilation")}
+        self.groups = layer.groups
+
+    def apply_each(self, x, weights, biases):
+        return _side_by_side(F.conv_transpose2d, x, weights, biases, self.groups, self.geometry)
+
+
+ROUTED = {nn.Linear: RoutedLinear, nn.Conv2d: RoutedConv, nn.ConvTranspose2d: RoutedTransposed}
+
+
+def route(network: nn.Module, stacks: Mapping[str, Tensor], mix: str = "softmax") -> nn.Module:
+    """Replaces, in place, every layer of a type in ROUTED by a routed one; returns `network`, its only parameters that
+    require gradients those of the routers.
+
+    Args:
+        network: with the mean of the models in the layers that do not route.
+        stacks: every tensor of the network by name, (M, ...), M at least 2; kept, not copied, never written to.
+
+    Raises:
+        FedDPError: a layer with a weight to multiply by is of none of these types, or its weight is used by another layer too.
+    """
+    network.requires_grad_(False)
+    layers = {path: module for path, module in network.named_modules() if type(module) in ROUTED}
+    for path, module in network.named_modules():
+        if path not in layers and isinstance(module, (nn.Linear, nn.Bilinear, _ConvNd)):
+            raise FedDPError(f"the layer {path} is a {type(module).__name__}, which cannot be routed; choose another --how")
+    if len({id(layer.weight) for layer in layers.values()}) < len(layers):
+        raise FedDPError("two layers of the network share a weight, which cannot be routed; choose another --how")
+    for path, layer in layers.items():
+        owner, _, name = path.rpartition(".")
+        biases = None if layer.bias is None else stacks[f"{path}.bias"]
+        setattr(network.get_submodule(owner), name, ROUTED[type(layer)](layer, stacks[f"{path}.weight"], biases, mix))
+    return network
+
+
+def _side_by_side(convolve, x: Tensor, weights: Tensor, biases: Tensor | None, groups: int, geometry: dict) -> Tensor:
+    samples = len(x)
+    merged = x.reshape(1, -1, *x.shape[2:])
+    flat = None if biases is None else biases.flatten()
+    result = convolve(merged, weights.flatten(0, 1), flat, groups=samples * groups, **geometry)
+    return result.view(samples, -1, *result.shape[2:])

@@ -1,0 +1,105 @@
+"""How a hospital outside gets a network from the M models, by name: 004's routing and what it is compared with.
+
+A way is a function of the models, the images and the settings; it returns networks whose probabilities are averaged: one,
+but for the ensemble. Whatever it trains, it trains on the images alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from feddp.errors import FedDPError
+from feddp.outside.adapt import Fit, Report, Settings, entropy_loss, fit, routing_loss
+from feddp.outside.models import GLOBAL, Models
+from feddp.outside.routing import route
+from feddp.partition import NORMALISATIONS
+from feddp.training.seeds import seeded
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """Networks in eval mode, and how they were fitted."""
+
+    networks: list[nn.Module]
+    fit: Fit = field(default_factory=Fit)
+
+
+Way = Callable[[Models, Sequence[Tensor], Settings, torch.device, Report], Adapted]
+
+
+def routing(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+    """004: the layers' weights are mixed for each image; the routers are trained (`feddp.outside.routing`).
+
+    `norm="batch"` is the released code's: batch normalisation by the batch's own statistics, its affine tensors trained too.
+    Predictions then depend on which images share a batch.
+    """
+    with seeded(torch.device("cpu"), settings.seed, "routers"):
+        network = route(models.network(models.mean()), models.stacks, settings.mix).to(device)
+    if settings.norm == "batch":
+        if not _by_batch(network):
+            raise FedDPError("--norm batch: this network has no batch normalisation; leave it out")
+        for layer in network.modules():
+            if isinstance(layer, _BatchNorm):
+                layer.requires_grad_(True)
+    return Adapted([network], fit(network, images, routing_loss(settings), settings, report))
+
+
+def tent(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+    """Tent (Wang et al., ICLR 2021) from the global model: entropy is minimised over the normalisations' affine parameters.
+
+    Batch normalisation uses the batch's own statistics, as Tent's does, in prediction too. Deviations: layer and group
+    normalisation, which have no statistics to replace, are trained too; not online but `epochs` passes over all images,
+    of which the one of lowest entropy is kept.
+    """
+    network = models.network(models.state(GLOBAL)).requires_grad_(False).to(device)
+    _by_batch(network)
+    layers = [m for m in network.modules() if isinstance(m, NORMALISATIONS)]
+    if not any(True for layer in layers for _ in layer.parameters()):
+        raise FedDPError("--how tent: this network's normalisations have no affine parameters; choose another --how")
+    for layer in layers:
+        layer.requires_grad_(True)
+    return Adapted([network], fit(network, images, entropy_loss, settings, report))
+
+
+def alone(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+    """The global model as it is."""
+    return Adapted([models.network(models.state(GLOBAL)).to(device)])
+
+
+def average(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+    """The mean of all M models' tensors."""
+    return Adapted([models.network(models.mean()).to(device)])
+
+
+def ensemble(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+    """All M models; their probabilities are averaged."""
+    return Adapted([models.network(models.state(name)).to(device) for name in models.names])
+
+
+DEFAULT = "routing"
+WAYS: dict[str, Way] = {DEFAULT: routing, GLOBAL: alone, "average": average, "ensemble": ensemble, "tent": tent}
+
+
+@torch.no_grad()
+def predict(networks: Sequence[nn.Module], images: Sequence[Tensor], batch: int, device: torch.device) -> Iterator[Tensor]:
+    """Every image's logits by every network, (networks, classes, H, W) on the CPU, in the images' order."""
+    for start in range(0, len(images), batch):
+        part = torch.stack(list(images[start : start + batch])).to(device)
+        yield from torch.stack([network(part).float() for network in networks], dim=1).cpu()
+
+
+def probabilities(logits: Tensor, shape: tuple[int, int]) -> Tensor:
+    """One image's (networks, classes, H, W) -> the mean probability (classes, *shape), each network's logits resized."""
+    return F.interpolate(logits, shape, mode="bilinear").sigmoid().mean(dim=0)
+
+
+def _by_batch(network: nn.Module) -> bool:
+    """Lets batch normalisation use the batch's own statistics, in eval mode too; whether there is any."""
+    layers = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    for layer in layers:
+        layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+    return bool(layers)

@@ -1,0 +1,146 @@
+"""What a person chooses of a run: the options that `feddp run`, `feddp job` and `feddp compare` share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from feddp.errors import FedDPError
+from feddp.flare.policy import CALIBRATION
+from feddp.jobs import federation_of
+from feddp.methods import METHODS
+from feddp.methods.base import CALIBRATE, HEADS
+from feddp.methods.plan import WEIGHTS, Plan
+from feddp.networks import DEFAULT
+from feddp.networks.weights import load_checkpoint
+from feddp.run import pooled, session
+from feddp.run.poc import poc
+from feddp.run.session import Request
+from feddp.run.simulator import simulator
+
+ENVIRONMENTS = {"sim": simulator, "poc": poc}
+
+
+@dataclass(frozen=True)
+class Options:
+    """A run, apart from its data.
+
+    Args:
+        method: one of METHODS.
+        calibration_epochs: of the last stage at home; 0 leaves it out, None is the setting's default.
+        settings: hyper-parameters as `key=value`.
+        then: "igc" appends the calibration to any method.
+        weights: a checkpoint file to start from, or "timm".
+    """
+
+    method: str = "feddp"
+    rounds: int = 20
+    calibration_epochs: int | None = None
+    network: str = DEFAULT
+    size: int = 96
+    seed: int = 0
+    settings: tuple[str, ...] = ()
+    then: str | None = None
+    weights: str | None = None
+
+    def plan(self, facts: Mapping[str, Any], sites: Sequence[str]) -> Plan:
+        """The plan for these sites, whose channels, classes and labels are `facts`.
+
+        Raises:
+            FedDPError: an option is unknown, cannot be read or contradicts another.
+        """
+        values: dict[str, Any] = {}
+        for text in self.settings:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise FedDPError(f"--set {text}: write key=value")
+            values[name] = value
+        if len(sites) == 1:
+            values.setdefault("min_sites", 1)
+        if self.method not in METHODS:
+            raise FedDPError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
+        stages = METHODS[self.method].stages
+        if self.then is not None:
+            if self.then != "igc":
+                raise FedDPError(f"--then {self.then}: the only stage that can follow is igc")
+            stages = tuple(dict.fromkeys((*stages, CALIBRATE)))
+        epochs = self.calibration_epochs
+        if epochs is not None and not {HEADS, CALIBRATE} & set(stages):
+            raise FedDPError(f"--calibration-epochs {epochs}: {self.method} has no calibration; append it with --then igc")
+        if epochs == 0:
+            if self.then is not None:
+                raise FedDPError("--then igc asks for the calibration, --calibration-epochs 0 leaves it out; drop one")
+            stages = tuple(stage for stage in stages if stage not in (HEADS, CALIBRATE))
+        elif epochs is not None:
+            values["calibration_epochs"] = epochs
+        return Plan(
+            method=self.method,
+            network=self.network,
+            rounds=self.rounds,
+            size=self.size,
+            seed=self.seed,
+            stages=stages,
+            sites=tuple(sorted(sites)),
+            settings=values,
+            weights=WEIGHTS if self.weights else "",
+            **facts,
+        )
+
+    def initial(self, plan: Plan) -> dict[str, Tensor] | None:
+        """The tensors that every participant starts from, where they come from a file or from timm.
+
+        Raises:
+            FedDPError: the file does not fit the network, or timm's weights cannot be fetched.
+        """
+        if self.weights is None:
+            return None
+        network = plan.build_network("timm" if self.weights == "timm" else None)
+        if self.weights != "timm":
+            load_checkpoint(network, Path(self.weights))
+        return network.state_dict()
+
+
+def run_here(
+    data: Path,
+    out: Path,
+    options: Options,
+    env: str = "sim",
+    device: str = "cpu",
+    threads: int | None = None,
+    without_consent: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Runs over all sites below `data` on this machine; leaves tables and networks in `out`, returns the results.
+
+    Args:
+        env: "sim", FLARE's simulator, or "poc".
+        device: each site's.
+        threads: sites at once in the simulator; all of them if None.
+        without_consent: sites that refuse the calibration exchange.
+
+    Raises:
+        FedDPError: an option is wrong, `out` is taken, or the run failed; says which, and where its log is.
+    """
+    sites, facts = federation_of(data)
+    plan = options.plan(facts, sites)
+    if threads is not None and env == "poc":
+        raise FedDPError("--threads is the simulator's; in POC mode every site has a process of its own")
+    if unknown := sorted(set(without_consent) - set(sites)):
+        raise FedDPError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
+    policies = {
+        site: {
+            "data": str((data / site).resolve()),
+            "device": device,
+            "consent": [] if site in without_consent else [CALIBRATION],
+        }
+        for site in sites
+    }
+    request = Request(plan, policies, out, threads, options.initial(plan))
+    if not METHODS[options.method].federated:
+        if env == "poc" or threads is not None or without_consent:
+            raise FedDPError(
+                f"{options.method} runs outside FLARE, in one process: no --env poc, --threads or --without-consent"
+            )
+        return pooled.run(request)
+    return session.run(request, ENVIRONMENTS[env], name=f"{options.method}_{data.resolve().name}")

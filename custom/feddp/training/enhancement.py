@@ -1,0 +1,90 @@
+"""pFLFE's local feature enhancement (002, Sec. 2.2): two views of an image, an online network and a target that follows it.
+
+L = ‖o(v) − t(v')‖² + ‖o(v') − t(v)‖² over l2-normalised outputs, each 2 − 2 cos (Eq. 2, 3). Gradients go through the online
+branch only; the target is the exponential moving average of the online network's parameters.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from monai.transforms import (
+    Compose,
+    RandFlip,
+    RandGaussianSmooth,
+    RandRotate90,
+    RandScaleIntensity,
+    RandShiftIntensity,
+    RandZoom,
+)
+from torch import Tensor, nn
+
+Project = Callable[[nn.Module, Tensor], Tensor]  # (network, images (B, channels, H, W)) -> (B, D)
+
+
+class Enhancement:
+    """One phase of enhancement: `forward`, `loss` and `after` are what a site's `fit` takes; the target goes with the object.
+
+    Args:
+        network: the online network; the target starts as its copy.
+        project: images to vectors through a network.
+        momentum: of the target's moving average.
+    """
+
+    def __init__(self, network: nn.Module, project: Project, momentum: float):
+        self.network, self.project, self.momentum = network, project, momentum
+        self.target = copy.deepcopy(network).requires_grad_(False).train()
+        self._spreads: list[Tensor] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) -> o(v), o(v'), t(v), t(v'), stacked: (4, B, D)."""
+        one, two = views(images), views(images)
+        online = [self.project(self.network, view) for view in (one, two)]
+        with torch.no_grad():
+            target = [self.project(self.target, view) for view in (one, two)]
+        return torch.stack([*online, *target])
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """Eq. 3 from `forward`'s outputs; a scalar in [0, 8]. No label is looked at."""
+        unit = F.normalize(outputs[0].detach(), dim=1)
+        self._spreads.append(unit.std(dim=0, unbiased=False).mean() * math.sqrt(unit.shape[1]))
+        one, two, target_one, target_two = outputs
+        return (distance(one, target_two) + distance(two, target_one)).mean()
+
+    @torch.no_grad()
+    def after(self) -> None:
+        """θ_target ← m θ_target + (1−m) θ_online, after every step; the target's own passes move its buffers."""
+        for target, online in zip(self.target.parameters(), self.network.parameters(), strict=True):
+            target.lerp_(online, 1 - self.momentum)
+
+    @property
+    def spread(self) -> float:
+        """How far the normalised outputs are from collapse: their standard deviation over a batch, as a mean over dimensions
+        and batches, times √D. 1 where they fill the sphere evenly, 0 where all images have the same output."""
+        return float(torch.stack(self._spreads).mean())
+
+
+def distance(online: Tensor, target: Tensor) -> Tensor:
+    """‖õ − t̃‖² = 2 − 2 cos(o, t) of each pair of rows (B, D); (B,). The target is a constant."""
+    return 2 - 2 * F.cosine_similarity(online, target.detach(), dim=1)
+
+
+def views(images: Tensor) -> Tensor:
+    """A random view of each image (B, channels, H, W): flips, quarter turns, crops, blur, brightness and contrast.
+
+    Ours, as the paper does not state them. Chance comes from torch's generator of the CPU.
+    """
+    seed = int(torch.randint(2**31, ()).item())
+    warp = Compose(
+        [
+            *(RandFlip(prob=0.5, spatial_axis=axis) for axis in (0, 1)),
+            RandRotate90(prob=0.5),
+            RandZoom(prob=0.8, min_zoom=1.0, max_zoom=1.5),
+            RandGaussianSmooth(prob=0.5, sigma_x=(0.25, 1.0), sigma_y=(0.25, 1.0)),
+            RandScaleIntensity(prob=0.8, factors=0.4, channel_wise=True),
+            RandShiftIntensity(prob=0.8, offsets=0.4, channel_wise=True),
+        ]
+    ).set_random_state(seed=seed)
+    return torch.stack([torch.as_tensor(warp(image)) for image in images.cpu()]).to(images.device)

@@ -1,0 +1,37 @@
+"""The losses of virtual classes (003, Eq. 4 to 8), over maps of similarities.
+
+Everywhere, maps are (B, classes, H, W), similarities over a temperature; an index is int64 (B, H, W), 0 the background.
+"""
+
+import torch
+import torch.nn.functional as F
+from monai.losses import DiceLoss
+from torch import Tensor
+
+EXCLUDED, LITERAL = "excluded", "literal"
+
+
+def dice(real: Tensor, index: Tensor) -> Tensor:
+    """L_dice: soft Dice of the softmax over the C real maps, a mean over all C, the background too; scalar in [0, 1].
+
+    Sums over the whole batch and image, smooth 1e-5, as feddp.training.losses.dice.
+    """
+    return DiceLoss(softmax=True, to_onehot_y=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(real, index[:, None])
+
+
+def real_loss(real: Tensor, index: Tensor) -> Tensor:
+    """L_r, Eq. 4: cross-entropy over the C real maps, mean over pixels, in nats."""
+    return F.cross_entropy(real, index)
+
+
+def virtual_loss(virtual: Tensor, classes: int, mask: str = EXCLUDED) -> Tensor:
+    """L_v, Eq. 5: cross-entropy over the V virtual maps against the largest of them, mean over pixels, in nats.
+
+    mask: EXCLUDED leaves the `classes` real maps out of the softmax; LITERAL keeps a 0 for each of them there, as Eq. 7 is
+    written. In neither has a real kernel a gradient.
+    """
+    assigned = virtual.argmax(dim=1)
+    if mask == LITERAL:
+        zeros = torch.zeros_like(virtual[:, :1]).expand(-1, classes, -1, -1)
+        return F.cross_entropy(torch.cat((zeros, virtual), dim=1), classes + assigned)
+    return F.cross_entropy(virtual, assigned)

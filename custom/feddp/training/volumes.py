@@ -1,0 +1,33 @@
+"""How good a case's segmentation is: Dice and IoU of all its slices as one volume, beside the slices' own metrics."""
+
+from collections.abc import Sequence
+
+from monai.metrics import compute_dice, compute_iou
+from torch import Tensor
+
+from feddp.errors import FedDPError
+from feddp.training.metrics import THRESHOLD, Row, foreground
+
+
+def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str]) -> dict[str, Row]:
+    """dice and iou of every case, each the mean over its classes, in the order in which the cases first come.
+
+    probabilities and masks (N, C, H, W), N slices in any order; `cases` says whose each is (a row's `patient`). A class is
+    measured over all the voxels of a case: slices weigh by what is in them, unlike in a mean over slices. Where prediction and
+    mask of a class are both empty in the whole case, dice = iou = 1; where exactly one is, 0. Voxels count alike, whatever
+    the slices' distance. `feddp.training.metrics.summarize(list(result.values()))` is the mean over cases.
+    FedDPError where shapes differ, a slice has no case, or a probability is not finite.
+    """
+    if probabilities.shape != masks.shape or masks.ndim != 4 or len(cases) != len(masks):
+        shapes = f"predictions {tuple(probabilities.shape)}, masks {tuple(masks.shape)} and {len(cases)} cases"
+        raise FedDPError(f"{shapes}: predictions and masks must be (N, C, H, W), with a case for each of the N slices")
+    predicted, truth = foreground(probabilities), (masks > THRESHOLD).cpu()
+    slices: dict[str, list[int]] = {}
+    for place, case in enumerate(cases):
+        slices.setdefault(case, []).append(place)
+    rows = {}
+    for case, places in slices.items():
+        pair = [maps[places].transpose(0, 1)[None].float() for maps in (predicted, truth)]  # (1, C, S, H, W)
+        scores = {"dice": compute_dice(*pair, ignore_empty=False)[0], "iou": compute_iou(*pair, ignore_empty=False)[0]}
+        rows[case] = {metric: float(classes.double().mean()) for metric, classes in scores.items()}
+    return rows

@@ -1,0 +1,37 @@
+"""A run as a plain loop over its sites in one process: what the controllers do, without FLARE."""
+
+from pathlib import Path
+
+from feddp.data.folder import SiteFolder
+from feddp.methods.aggregation import average
+from feddp.methods.base import CALIBRATE, HEADS, TUNE
+from feddp.methods.plan import Plan
+from feddp.methods.site import Site
+from feddp.training.store import Store
+
+
+def drive(plan: Plan, root: Path, folder: Path, names: tuple[str, ...] = ("site-1", "site-2")) -> dict[str, Site]:
+    """All stages of `plan`, whose start must be the last round; the sites as they are before their evaluation."""
+    assert plan.start == "last"
+    sites = {name: Site(name, SiteFolder.open(root / name), plan, Store(folder / name)) for name in names}
+    first = sites[names[0]]
+    method, shared = plan.build_method(), first.partition.split(first.copy())[0]
+    for t in range(plan.rounds):
+        for phase in range(plan.phases):
+            sent = {name: site.train(shared, t, phase=phase)[0] for name, site in sites.items()}
+            shared = method.aggregate(shared, average(sent, dict.fromkeys(names, 1.0)))
+    for site in sites.values():
+        site.adopt(shared, plan.rounds)
+    if TUNE in plan.stages:
+        for site in sites.values():
+            site.tune()
+    if HEADS in plan.stages:
+        for epoch in range(1, plan.calibration.calibration_epochs + 1):
+            heads = {name: site.head(epoch) for name, site in sites.items()}
+            for name, site in sites.items():
+                site.calibrate_heads({peer: head for peer, head in heads.items() if peer != name}, epoch)
+    if CALIBRATE in plan.stages:
+        given = {name: site.personal() for name, site in sites.items()}
+        for name, site in sites.items():
+            site.calibrate({peer: tensors for peer, tensors in given.items() if peer != name and tensors})
+    return sites

@@ -1,0 +1,158 @@
+"""pFLFE's enhancement of features: the loss, the target that follows, what a phase trains, and how often E is averaged."""
+
+import json
+
+import pytest
+import torch
+from torch import nn, tensor
+
+from feddp.data.folder import SiteFolder
+from feddp.methods.site import Site
+from feddp.networks.projector import project
+from feddp.training.enhancement import Enhancement, distance, views
+from feddp.training.store import Store
+
+
+@pytest.fixture(autouse=True)
+def _algorithms():
+    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_the_distance_is_two_minus_twice_the_cosine():
+    """(3, 4) and (4, 3): cos = 24/25, 2 − 48/25 = 0.08. Opposite: 4. Of any length: (1, 0) and (0, 7): 2. Equal: 0."""
+    online = tensor([[3.0, 4.0], [1.0, 2.0], [1.0, 0.0], [2.0, 2.0]])
+    target = tensor([[4.0, 3.0], [-2.0, -4.0], [0.0, 7.0], [5.0, 5.0]])
+    assert distance(online, target).tolist() == pytest.approx([0.08, 4.0, 2.0, 0.0], abs=1e-6)
+
+
+def test_the_loss_crosses_the_views_and_only_the_online_branch_has_gradients():
+    """o(v) = (1, 0), o(v') = (0, 1); t(v) = (0, 1), t(v') = (1, 0): each online output meets the other view's target, and both
+    pairs agree: L = 0. (Of the same view they would be 2 + 2.) Turned round, t(v) = (1, 0), t(v') = (0, 1): L = 4."""
+    outputs = tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[0.0, 1.0]], [[1.0, 0.0]]], requires_grad=True)
+    phase = Enhancement(nn.Linear(1, 1), lambda network, images: images, 0.9)
+    assert phase.loss(outputs, {}).item() == pytest.approx(0, abs=1e-6)
+    turned = tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]], [[0.0, 1.0]]], requires_grad=True)
+    loss = phase.loss(turned, {})
+    assert loss.item() == pytest.approx(4)
+    loss.backward()
+    assert turned.grad[:2].abs().sum() > 0
+    assert (turned.grad[2:] == 0).all()
+
+
+def test_the_target_follows_the_online_network(monkeypatch):
+    """m = 0.9, the online weight goes from 1 to 2, then to 3: the target 1, 0.9 + 0.2 = 1.1, 0.99 + 0.3 = 1.29.
+
+    Its own start is the online network's, no gradient reaches it, and the online network is not moved by it.
+    """
+    network = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(network.weight, 1.0)
+    monkeypatch.setattr("feddp.training.enhancement.views", lambda images: images)
+    phase = Enhancement(network, lambda net, images: net(images), 0.9)
+    assert phase.target.weight.item() == 1
+    phase.loss(phase.forward(torch.ones(2, 1)), {}).backward()
+    assert phase.target.weight.grad is None
+    for weight, wanted in ((2.0, 1.1), (3.0, 1.29)):
+        nn.init.constant_(network.weight, weight)
+        phase.after()
+        assert phase.target.weight.item() == pytest.approx(wanted)
+        assert network.weight.item() == weight
+
+
+def test_the_spread_tells_a_collapse():
+    """Four outputs, at the ends of both axes of the plane: each dimension's values are 1, −1, 0, 0, its deviation √(1/2), times
+    √2 is 1. All alike: 0. Two batches: their mean."""
+    phase = Enhancement(nn.Linear(1, 1), lambda network, images: images, 0.9)
+    cross = tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    phase.loss(torch.stack([cross] * 4), {})
+    assert phase.spread == pytest.approx(1)
+    phase.loss(torch.ones(4, 4, 2), {})
+    assert phase.spread == pytest.approx(0.5)
+
+
+def test_views_differ_and_come_again_with_the_seed():
+    images = torch.rand(3, 3, 32, 32)
+    before = images.clone()
+    torch.manual_seed(1)
+    one, two = views(images), views(images)
+    torch.manual_seed(1)
+    assert views(images).equal(one)
+    assert one.shape == images.shape
+    assert not one.equal(two)
+    assert images.equal(before)
+
+
+@pytest.fixture
+def open_site(plan_for, tiny_root, tmp_path):
+    """A pFLFE site on the default network, as a new process would open it."""
+
+    def open(method="pflfe", at="run", **changes) -> Site:
+        plan = plan_for(method=method, **changes)
+        return Site("site-1", SiteFolder.open(tiny_root / "site-1"), plan, Store(tmp_path / at))
+
+    return open
+
+
+def changed(before, after, prefix):
+    names = [name for name in before if name.startswith(prefix)]
+    return {before[name].equal(after[name]) for name in names} != {True}
+
+
+def test_each_phase_trains_its_own_part_and_no_label_reaches_the_first(open_site):
+    """Phase 1: encoder and projector, with every mask set to nan; phase 2: encoder, decoder and head, the projector rests.
+
+    The same bits from a new process for each phase; the phase is one state on disk.
+    """
+    one, labels = open_site(), [sample["mask"] for sample in open_site().samples]
+    start = one.copy()
+    gamma = one.partition.split(start)[0]
+    for sample in one.samples:
+        sample["mask"] = torch.full_like(sample["mask"], float("nan"))
+    sent, metrics = one.train(gamma, 0, phase=0)
+    first = one.copy()
+    assert 0 < metrics["loss"] <= 8
+    assert [changed(start, first, part) for part in ("encoder", "projector", "decoder", "segmentation_head")] == [
+        *(True, True, False, False)
+    ]
+    for sample, mask in zip(one.samples, labels, strict=True):
+        sample["mask"] = mask
+    again, _ = one.train(sent, 0, phase=1)
+    second = one.copy()
+    assert [changed(first, second, part) for part in ("encoder", "projector", "decoder", "segmentation_head")] == [
+        *(True, False, True, True)
+    ]
+    fresh, _ = open_site(at="fresh").train(gamma, 0, phase=0)
+    assert all(fresh[name].equal(sent[name]) for name in sent)
+    fresh, _ = open_site(at="fresh").train(fresh, 0, phase=1)
+    assert all(fresh[name].equal(again[name]) for name in again)
+    events = [json.loads(line) for line in (one.store.folder / "record.jsonl").read_text().splitlines()]
+    assert [(e["event"], e.get("phase")) for e in events] == [("enhancement", None), ("train", 0), ("train", 1)]
+    assert 0 < events[0]["spread"] < 2
+
+
+def test_without_enhancement_it_is_supervised_training_alone(open_site):
+    """Table 4: FC-pFLFE without it is, to the bit, one epoch of the whole."""
+    site = open_site("fc_pflfe", enhance="false")
+    gamma = site.partition.split(site.copy())[0]
+    sent, _ = site.train(gamma, 0)
+    plain = open_site("fedavg", at="plain", private="decoder,head")
+    wanted, _ = plain.train(plain.partition.split(plain.copy())[0], 0)
+    assert all(sent[name].equal(wanted[name]) for name in wanted)
+
+
+def test_a_collapse_is_warned_of(open_site, monkeypatch, caplog):
+    monkeypatch.setattr("feddp.methods.pflfe.COLLAPSED", 10.0)
+    site = open_site("fc_pflfe")
+    site.train(site.partition.split(site.copy())[0], 0)
+    assert "site-1: pFLFE's outputs have collapsed" in caplog.text
+
+
+def test_the_projector_looks_at_the_deepest_features(open_site):
+    """128 numbers an image: of the average over the last feature map, by the two layers, here once more by hand."""
+    site = open_site()
+    network, images = site.network.eval(), torch.rand(2, 3, 32, 32)
+    pooled = network.encoder(images)[-1].mean(dim=(2, 3))
+    hidden = torch.relu(network.projector[2](pooled))
+    torch.testing.assert_close(project(network, images), network.projector[4](hidden))
+    assert project(network, images).shape == (2, 128)

@@ -1,0 +1,102 @@
+"""Golden results: every method's short run, as it was when golden.json was written.
+
+This is a regression record: it says that numbers have changed, not that they were right. What is right is derived elsewhere
+(test_method_numbers, test_fedlc, test_calibration, ...). A change that is meant to change numbers comes with a record written
+anew by `python tests/test_golden.py`, and says why.
+
+Tolerances. Another build of torch, or another processor, rounds in another order. AdamW's first steps depend on a gradient's
+sign more than on its size, so where a gradient is near 0, rounding can move a weight by its whole step: losses and norms are
+compared to 1e-3 (or 1e-4 where they are near 0). Overlaps count pixels beyond a threshold, where one pixel of a small lesion
+is already a hundredth: they may differ by 0.02, and boundary distances by 0.02 of their own value or 0.1 pixels.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from driven import drive
+
+from feddp.data.synthesize import synthesize
+from feddp.methods import METHODS
+from feddp.methods.plan import Plan
+from feddp.methods.site import SLOTS
+from feddp.networks import DEFAULT
+
+RECORD = Path(__file__).with_name("golden.json")
+SITES = ("site-1", "site-2")
+RUN = {"network": DEFAULT, "channels": 3, "classes": ("lesion",), "labels": "nested", "size": 32, "rounds": 2, "sites": SITES}
+SETTINGS = {"batch": 4, "tune_epochs": 1, "calibration_epochs": 2, "start": "last"}
+OWN = {"pfedme": {"lr": 1e-4}}  # at 1e-3 its 20 steps magnify rounding a thousandfold
+TOLERANCES = {"dice": {"abs": 0.02}, "iou": {"abs": 0.02}, "assd": {"rel": 0.02, "abs": 0.1}}
+
+
+@pytest.fixture(autouse=True)
+def _algorithms():
+    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def results_of(method: str, data: Path, folder: Path) -> dict[str, dict]:
+    """A run of all of the method's stages, every site consenting; per site what came of it.
+
+    Centralized has one site here: its pooling of several is tested with the process that pools.
+    """
+    plan = Plan(method=method, **RUN, settings=SETTINGS | OWN.get(method, {}))
+    results = {}
+    for name, site in drive(plan, data, folder, SITES if METHODS[method].federated else SITES[:1]).items():
+        events = [json.loads(line) for line in (site.store.folder / "record.jsonl").read_text().splitlines()]
+        final = site.evaluate()["final"]
+        state, _ = site.store.read(next(slot for slot in reversed(SLOTS) if site.store.has(slot)))
+        start = plan.build_network().state_dict()
+        results[name] = {
+            "losses": [event["loss"] for event in events if "loss" in event],
+            "adopted": {metric: [e[metric] for e in events if e["event"] == "score"][-1] for metric in ("dice", "iou")},
+            "test": {metric: final[metric]["mean"] for metric in TOLERANCES},
+        }
+        for what, tensors in (("norms", state), ("moved", {key: state[key] - start[key] for key in floating(start)})):
+            results[name][what] = {part: norm(tensors, part) for part in ("encoder", "decoder", "segmentation_head")}
+    return results
+
+
+def floating(state):
+    return [key for key, value in state.items() if value.is_floating_point()]
+
+
+def norm(state, part):
+    """The L2 norm over the tensors of a part of the network."""
+    return sum(v.double().square().sum() for key, v in state.items() if key.startswith(part)).sqrt().item()
+
+
+def flat(results, path=()):
+    """Every number under its path, such as ("site-1", "test", "dice")."""
+    if not isinstance(results, dict | list):
+        return {path: results}
+    items = results.items() if isinstance(results, dict) else enumerate(results)
+    return {key: value for name, part in items for key, value in flat(part, (*path, name)).items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_short_run_gives_what_it_gave(method, tiny_root, tmp_path):
+    record = json.loads(RECORD.read_text())
+    assert method in record, f"{RECORD.name} has no {method}; write it anew with `python tests/test_golden.py`"
+    found, wanted = flat(results_of(method, tiny_root, tmp_path)), flat(record[method])
+    assert found.keys() == wanted.keys()
+    near = {p: pytest.approx(v, **TOLERANCES.get(p[-1], {"rel": 1e-3, "abs": 1e-4})) for p, v in wanted.items()}
+    assert found == near
+
+
+def write() -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        synthesize(data, sites=2, images=12, size=32)
+        record = {method: results_of(method, data, Path(folder) / method) for method in METHODS}
+    rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.6g}"))
+    RECORD.write_text(json.dumps(rounded, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,321 @@
+"""Every method of the table: what is private, what its messages hold, and that nothing personal is among it."""
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+from driven import drive
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.fuel.utils import fobs
+
+from feddp.data.folder import SiteFolder
+from feddp.errors import FedDPError
+from feddp.flare import messages
+from feddp.flare.executors import CalibrationExecutor, EvaluationExecutor, TrainExecutor
+from feddp.flare.site import SiteComponent
+from feddp.methods import GROUP, METHODS, OWN, Methods
+from feddp.methods.aggregation import average
+from feddp.methods.base import Method
+from feddp.methods.plan import Plan
+from feddp.methods.site import Site
+from feddp.training.settings import setting
+from feddp.training.store import Store
+
+SITES = ("site-1", "site-2")
+BLOCKS = [f"encoder.model.stages_{stage}.blocks.{block}" for stage in range(4) for block in range(2)]
+BOTH = ("weight", "bias")
+QUERIES = {f"{block}.attn.q.{kind}" for block in BLOCKS for kind in BOTH}
+HEAD = {f"segmentation_head.0.{kind}" for kind in BOTH}
+CALIBRATOR = {"embedding.one_hot"} | {
+    f"calibrator.{k}" for k in ("weights", "biases", "known", "active", "out.weight", "out.bias")
+}
+AFFINITY = {f"decoder.{level}.affinity.conv_{c}.{kind}" for level in ("p4", "p3", "p2") for c in "qm" for kind in BOTH}
+# two in a block, one more where the attention reduces its keys (stages 0 to 2); one where a stage begins and one where it
+# ends; FPN's levels of stride 32, 16, 8 and 4 have 3, 2, 1 and 1 blocks
+NORMS = {
+    f"{name}.{kind}"
+    for kind in BOTH
+    for name in (
+        *(f"{block}.norm{n}" for block in BLOCKS for n in (1, 2)),
+        *(f"{block}.attn.norm" for block in BLOCKS[:6]),
+        "encoder.model.patch_embed.norm",
+        *(f"encoder.model.stages_{stage}.downsample.norm" for stage in (1, 2, 3)),
+        *(f"encoder.model.stages_{stage}.norm" for stage in range(4)),
+        *(f"decoder.seg_blocks.{level}.block.{b}.block.1" for level, n in enumerate((3, 2, 1, 1)) for b in range(n)),
+    )
+}
+
+
+def encoder(state):
+    return {name for name in state if name.startswith("encoder.")}
+
+
+def pflfe(state):
+    return {name for name in state if name.startswith(("decoder.", "segmentation_head.", "projector."))}
+
+
+PRIVATE = {
+    "centralized": set,
+    "ditto": lambda state: set(),
+    "fc_pflfe": pflfe,
+    "fedavg": lambda state: set(),
+    "fedbabu": lambda state: HEAD,
+    "fedbn": lambda state: NORMS,
+    "feddp": lambda state: QUERIES,
+    "fedgkd": lambda state: set(),
+    "fedlc": lambda state: HEAD | CALIBRATOR,
+    "fedper": lambda state: HEAD,
+    "fedrep": lambda state: HEAD,
+    "finetune": lambda state: set(),
+    "iop_fl": lambda state: set(),
+    "lg_fedavg": encoder,
+    "local": set,
+    "pfedme": lambda state: set(),
+    "pflfe": pflfe,
+    "virtual_class": lambda state: AFFINITY,
+}
+
+
+@pytest.fixture(autouse=True)
+def _algorithms():
+    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_which_tensors_are_private_as_exact_keys(plan_for, method):
+    """On the default network. FedDP: PVTv2-b0 has two blocks at each width d = 32, 64, 160, 256, a query is d² weights and
+    d biases: 2 · (1056 + 4160 + 25,760 + 65,792) = 2 · 96,768 = 193,536 parameters in 4 · 2 · 2 = 16 tensors."""
+    network = plan_for(method=method).build_network()
+    state = network.state_dict()
+    partition = plan_for(method=method).partition(network)
+    assert set(partition.private) == PRIVATE[method](state)
+    assert set(partition.shared) == set(state) - set(partition.private)
+    if method == "feddp":
+        assert len(partition.private) == 16
+        assert sum(state[name].numel() for name in partition.private) == 193_536
+
+
+def context(component, site, folder, task):
+    """What an executor asks of FLARE's context, for a site whose files are in `folder` and which consents."""
+
+    class Engine:
+        def get_component(self, name):
+            return component if name == "site" else None
+
+    class Workspace:
+        def get_root_dir(self):
+            return str(folder)
+
+        def get_app_config_dir(self, job):
+            return str(folder)
+
+    fl_ctx = FLContext()
+    fl_ctx.get_engine = lambda *a, **k: Engine()
+    fl_ctx.get_identity_name = lambda *a, **k: site
+    fl_ctx.get_job_id = lambda *a, **k: "job"
+    fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace())
+    return fl_ctx
+
+
+def windows(tensor):
+    raw = tensor.contiguous().numpy().tobytes()
+    return [raw[start : start + 32] for start in range(0, max(1, len(raw) - 31), max(32, len(raw) // 4))]
+
+
+FEDERATED = [name for name in METHODS if METHODS[name].federated]
+# batch normalisation has tensors that no optimiser steps: a whole personal model's may not leave either
+ON = [(m, "pvt_v2_b0-fpn") for m in FEDERATED] + [(m, "resnet18-fpn") for m in FEDERATED if METHODS[m].personal]
+
+
+@pytest.mark.parametrize(("method", "network"), ON)
+def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for, tiny_root, tmp_path, method, network):
+    """Two rounds of a site through its executor; each answer's bytes, as FLARE would send them with its tensors inline.
+
+    No private tensor's name and none of its values after the round; nor a value of the whole personal model, whose names are
+    the shared ones'. Controls: every shared tensor's name and values are found, and the private values differ from them.
+    """
+    # first, as in every FLARE process: a Shareable serialised before is given a decomposer that drops what it holds, for good
+    flare_decomposers.register()
+    messages.register_tensors()
+    plan = plan_for(method=method, network=network)
+    component = SiteComponent(plan.to_json())
+    fl_ctx = context(component, "site-1", tmp_path, messages.TRAIN)
+    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(tiny_root / "site-1"), "consent": ["calibration"]})
+    shared = component.partition.split(component.network.state_dict())[0]
+    for round in range(2):  # or both phases of one
+        task = messages.pack(shared, round=round // plan.phases, phase=round % plan.phases)
+        answer = TrainExecutor().execute(messages.TRAIN, task, fl_ctx, Signal())
+        sent, (shared, _) = fobs.dumps(answer), messages.unpack(answer)
+        state = Store(tmp_path / "feddp/job").load_state(round + 1)
+        assert shared.keys() == set(component.partition.shared)
+        assert state.private.keys() == set(component.partition.private)
+        assert bool(state.personal) == METHODS[method].personal
+        for name, value in shared.items():
+            assert name.encode() in sent
+            assert all(window in sent for window in windows(value)), name
+        for name in state.private:
+            assert name.encode() not in sent
+        # IOP-FL's accumulation begins with what it sends in its first round (004: P^0 = w^1); from then on it is its own
+        personal = {} if method == "iop_fl" and round == 0 else state.personal
+        for name, value in [*state.private.items(), *personal.items()]:
+            if value.is_floating_point() and value.unique().numel() > 4:  # a layer of zeros looks like any other
+                assert not any(window in sent for window in windows(value)), name
+    assert METHODS[method].personal or state.private or not component.partition.private
+
+
+@pytest.mark.parametrize("method", FEDERATED)
+def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tmp_path, method):
+    """After a round, every task of the stages at home and the evaluation, from a site that consents to nothing: numbers."""
+    stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
+    plan = plan_for(method=method, stages=stages, tune_epochs=1)
+    component = SiteComponent(plan.to_json())
+    fl_ctx = context(component, "site-1", tmp_path, "")
+    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(tiny_root / "site-1"), "consent": []})
+    site = component.open(fl_ctx, Signal())
+    shared = site.partition.split(site.copy())[0]
+    for phase in range(plan.phases):
+        shared = site.train(shared, 0, phase=phase)[0]
+    home = {"tune": [(messages.TUNE, {})], "calibrate": [(messages.COLLECT, {}), (messages.CALIBRATE, {})]}
+    home["heads"] = [(messages.COLLECT_HEADS, {"epoch": 1}), (messages.CALIBRATE_HEADS, {"epoch": 1})]
+    tasks = [(TrainExecutor, messages.SCORE, {"round": 1}), (TrainExecutor, messages.ADOPT, {"round": 1})]
+    tasks += [(CalibrationExecutor, *task) for stage in stages[1:] for task in home[stage]]
+    tasks += [(EvaluationExecutor, messages.EVALUATE, {})]
+    for executor, task, scalars in tasks:
+        message = messages.pack(shared if executor is TrainExecutor else {}, **scalars)
+        tensors, said = messages.unpack(executor().execute(task, message, fl_ctx, Signal()))
+        assert tensors == {}, task
+        assert said, task
+
+
+def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
+    """FedLC's exchange: the head's two tensors from a consenting site, none from the other."""
+    plan = plan_for(method="fedlc")
+    for site, consent, wanted in (("site-1", ["calibration"], HEAD), ("site-2", [], set())):
+        component = SiteComponent(plan.to_json())
+        fl_ctx = context(component, site, tmp_path / site, messages.COLLECT_HEADS)
+        fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(tiny_root / site), "consent": consent})
+        opened = component.open(fl_ctx, Signal())
+        opened.adopt(opened.partition.split(opened.network.state_dict())[0], 0)
+        task = messages.pack(epoch=1)
+        tensors, scalars = messages.unpack(CalibrationExecutor().execute(messages.COLLECT_HEADS, task, fl_ctx, Signal()))
+        assert tensors.keys() == wanted
+        assert scalars == {"consent": bool(consent)}
+
+
+# --- batch normalisation: what happens to buffers ---------------------------------------------------------------------------
+
+
+def buffers_of(names):
+    return {name for name in names if name.rsplit(".", 1)[1] in ("running_mean", "running_var", "num_batches_tracked")}
+
+
+@pytest.mark.parametrize("method", FEDERATED)
+def test_buffers_go_with_their_layers(plan_for, method):
+    """ResNet-18 has 20 batch normalisations, FPN none: 60 buffers, private with the encoder or the normalisations."""
+    if method == "feddp":  # a network without queries is refused; keys of another rule stand for it
+        plan = plan_for(method=method, network="resnet18-fpn", private="head")
+    else:
+        plan = plan_for(method=method, network="resnet18-fpn")
+    partition = plan.partition(plan.build_network())
+    private, shared = buffers_of(partition.private), buffers_of(partition.shared)
+    assert (len(private), len(shared)) == ((60, 0) if method in ("fedbn", "lg_fedavg", "local") else (0, 60))
+
+
+def sites_of(plan, root, tmp_path, names=SITES):
+    return [Site(name, SiteFolder.open(root / name), plan, Store(tmp_path / name)) for name in names]
+
+
+def test_fedbn_keeps_every_site_s_statistics(plan_for, tiny_root, tmp_path):
+    """After a round and an average, each site still has its own running statistics and its own γ and β of every layer."""
+    sites = sites_of(plan_for(method="fedbn", network="resnet18-fpn"), tiny_root, tmp_path)
+    first = sites[0].partition.split(sites[0].network.state_dict())[0]
+    mean = average({site.name: site.train(first, 0)[0] for site in sites}, dict.fromkeys(SITES, 1.0))
+    own = [site.store.load_state(1).private for site in sites]
+    for site, private in zip(sites, own, strict=True):
+        site.adopt(mean, 1)
+        adopted = site.store.read("start")[0]
+        assert all(adopted[name].equal(private[name]) for name in private)
+    differing = [name for name in own[0] if not own[0][name].equal(own[1][name])]
+    assert {name for name in own[0] if name.endswith(("running_mean", "running_var"))} <= set(differing)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
+    """FedBN on a network without normalisation; NONE and ALL are explicit, and select nothing and everything."""
+    from feddp.networks import NETWORKS
+
+    monkeypatch.setitem(NETWORKS, "plain", lambda channels, classes, pretrained: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1)))
+    plan = plan_for(method="fedbn", network="plain")
+    with pytest.raises(FedDPError, match="the role 'norm' found no tensor in Sequential"):
+        plan.partition(plan.build_network())
+    for rule, private in (("none", 0), ("all", 2)):
+        plan = plan_for(method="fedbn", network="plain", private=rule)
+        assert len(plan.partition(plan.build_network()).private) == private
+
+
+# --- the calibration after any method -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", FEDERATED)
+def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method):
+    """What a site gives, joined with the start of its peer, is its own network to the bit; and the calibration runs with it.
+
+    Where every site ends with the same network (FedAvg, FedGKD) there is nothing to give, and no peer.
+    """
+    stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
+    plan = plan_for(method=method, stages=stages, rounds=1, tune_epochs=1, calibration_epochs=1)
+    one, two = drive(plan, tiny_root, tmp_path).values()
+    given = one.personal()
+    own = one.store.read(one._latest(before="calibrated"))[0]
+    rebuilt = two.store.read("start")[0] | given
+    assert rebuilt.keys() == own.keys()
+    assert all(rebuilt[name].equal(own[name]) for name in own)
+    assert one.store.has("calibrated")
+    assert bool(given) == one.store.has("peers") == (method not in ("fedavg", "fedgkd"))
+
+
+# --- methods of other packages --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([("mine", "no_such_package:Mine")], "'mine' of no_such_package:Mine cannot be loaded: No module named"),
+        ([("mine", "feddp.methods.fedavg:Mine")], "'mine' of feddp.methods.fedavg:Mine cannot be loaded"),
+        ([("mine", "pathlib:Path")], "'mine' of pathlib:Path is no feddp.methods.base.Method"),
+        ([("fedavg", "feddp.methods.fedper:FedPer")], "there are two methods 'fedavg'"),
+        ([("mine", "feddp.methods.fedper:FedPer"), ("mine", "feddp.methods.fedavg:FedAvg")], "there are two methods 'mine'"),
+    ],
+)
+def test_another_package_s_mistake_is_named(monkeypatch, points, message):
+    """Broken, missing or taken: said with the entry point it comes from; our own methods are still there."""
+    monkeypatch.setattr(
+        "feddp.methods.entry_points", lambda group: [EntryPoint(name, value, group) for name, value in points if group == GROUP]
+    )
+    found = Methods()
+    assert found["fedavg"] is METHODS["fedavg"]
+    with pytest.raises(FedDPError, match=message):
+        _ = found["mine"], list(found)
+
+
+def test_a_setting_that_takes_another_s_name_is_refused(monkeypatch):
+    """A method's `lr` would silently be the training's too."""
+
+    @dataclass(frozen=True)
+    class Hyper:
+        lr: float = setting(0.5, "a rate of its own")
+
+    class Mine(Method):
+        pass
+
+    Mine.Hyper = Hyper
+    monkeypatch.setitem(OWN, "mine", Mine)
+    with pytest.raises(FedDPError, match="the method mine's setting 'lr' is another's name"):
+        Plan.known_settings("mine")

@@ -1,0 +1,99 @@
+"""Every method's exported job in FLARE's simulator: the same bits as the plain loop, also when no process remembers."""
+
+import json
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from driven import drive
+from safetensors.torch import load_file
+
+from feddp.methods import METHODS
+from feddp.run import session
+from feddp.run.session import Request
+from feddp.run.simulator import simulator
+
+README = Path(__file__).parent.parent / "README.md"
+SITES = ("site-1", "site-2")
+# more than one stage or phase: one thread for two sites, so that FLARE starts a new process for every task
+SEVERAL = ("ditto", "fedbabu", "fedlc", "fedrep", "finetune", "pflfe")
+# run elsewhere: feddp in test_simulator.py, fedavg in test_jobs.py; centralized has no job
+ELSEWHERE = ("centralized", "feddp", "fedavg")
+
+
+@pytest.fixture(autouse=True)
+def _algorithms():
+    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def request_for(root, out, plan, threads=None):
+    policies = {site: {"data": str(root / site), "consent": ["calibration"]} for site in SITES}
+    return Request(plan, policies, out, threads)
+
+
+def test_every_method_is_run_somewhere():
+    others = {"fc_pflfe", "fedbn", "fedgkd", "iop_fl", "fedper", "lg_fedavg", "local", "pfedme", "virtual_class"}
+    assert {*SEVERAL, *ELSEWHERE, *others} == set(METHODS)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ELSEWHERE])
+def test_an_exported_job_runs_to_the_same_bits_as_the_plain_loop(tiny_root, plan_for, tmp_path, method):
+    """One round, one epoch in each stage at home: every tensor of both sites' final networks, and every metric of the test.
+
+    Ditto takes two rounds, so that its personal model goes from process to process, and IGC after them, which exchanges it.
+    """
+    more = {"rounds": 2, "stages": ("train", "calibrate")} if method == "ditto" else {"rounds": 1}
+    plan = plan_for(method=method, start="last", tune_epochs=1, **more)
+    results = session.run(
+        request_for(tiny_root, tmp_path / "run", plan, threads=1 if method in SEVERAL else None), simulator, method
+    )
+    for name, site in drive(plan, tiny_root, tmp_path / "plain").items():
+        own = load_file(tmp_path / "run/sites" / name / "network.safetensors")
+        slot = site.store.read(site._latest())[0]
+        assert own.keys() == slot.keys()
+        assert all(torch.equal(own[key], slot[key]) for key in own)
+        assert results["sites"][name]["final"] == site.evaluate()["final"]
+        calibration = results["sites"][name].get("calibration")
+        assert calibration == ({"calibrated": True, "peers": 1, "tuned": True} if method in ("fedlc", "ditto") else None)
+
+
+def readme_package() -> tuple[str, str]:
+    """The code of the README's "Adding a method", and its entry point's line."""
+    section = README.read_text(encoding="utf-8").split("### Adding a method")[1].split("\n### ")[0]
+    code = textwrap.dedent("\n".join(line for line in section.splitlines() if line.startswith("    ") or not line.strip()))
+    module, _, project = code.partition("# its pyproject.toml")
+    assert len(code.strip().splitlines()) < 40
+    return module, project.split('[project.entry-points."feddp.methods"]')[1].strip().replace('"', "")
+
+
+def test_a_method_of_another_package_runs_by_its_name(tiny_root, plan_for, tmp_path, monkeypatch):
+    """The README's, as a package beside ours on every participant's path: a job with its name runs, without its code."""
+    module, entry = readme_package()
+    site = tmp_path / "site-packages"
+    (site / "hospital_methods-1.0.dist-info").mkdir(parents=True)
+    (site / "hospital_methods.py").write_text(module)
+    info = site / "hospital_methods-1.0.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hospital-methods\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[feddp.methods]\n{entry}\n")
+    assert "pulled" not in METHODS
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    monkeypatch.delitem(vars(METHODS), "_others", raising=False)  # what this process has found so far
+    try:
+        assert "pulled" in list(METHODS)
+        request = request_for(tiny_root, tmp_path / "run", plan_for(method="pulled", rounds=1, pull=0.5))
+        results = session.run(request, simulator, "pulled")
+    finally:
+        vars(METHODS).pop("_others", None)
+    assert set(results["sites"]) == set(SITES)
+    job = next((tmp_path / "run/job").iterdir())
+    assert "hospital" not in "".join(path.read_text() for path in job.rglob("*.json"))
+    one, two = (load_file(tmp_path / "run/sites" / name / "network.safetensors") for name in SITES)
+    own = {name for name in one if not torch.equal(one[name], two[name])}
+    assert own
+    assert own == {"segmentation_head.0.weight", "segmentation_head.0.bias"}
+    assert json.loads((job / "meta.json").read_text())["name"] == "pulled"
