@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
-from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from feddp.errors import FedDPError
@@ -123,17 +122,19 @@ def prepare(request: Request, workspace: Path, env: dict[str, str]) -> Path:
 def connect(kits: Path, sites: list[str]) -> Session:
     """The lead's session, once the server is up and every site has joined."""
     deadline = time.monotonic() + READY
-    session = None
+    session, last = None, None
     while time.monotonic() < deadline:
         try:
             session = session or new_secure_session(LEAD, str(kits / LEAD), timeout=5)
             joined = {client.name for client in session.get_system_info().client_info}
             if joined >= set(sites):
                 return session
-        except NoConnection:
-            session = None
+        except Exception as error:
+            # a server that listens and is not ready yet has no connection for us, or half an answer that FLARE stumbles over
+            session, last = None, error
         time.sleep(0.5)
-    raise FedDPError(f"the POC did not come up within {READY} s; see console.log in the participants' folders of {kits}")
+    said = f" (last: {type(last).__name__}: {last})" if last else ""
+    raise FedDPError(f"the POC did not come up within {READY} s{said}; see console.log in the participants' folders of {kits}") from last
 
 
 def _free_ports() -> tuple[int, int]:
