@@ -134,7 +134,9 @@ def connect(kits: Path, sites: list[str]) -> Session:
             session, last = None, error
         time.sleep(0.5)
     said = f" (last: {type(last).__name__}: {last})" if last else ""
-    raise FedDPError(f"the POC did not come up within {READY} s{said}; see console.log in the participants' folders of {kits}") from last
+    raise FedDPError(
+        f"the POC did not come up within {READY} s{said}; see console.log in the participants' folders of {kits}"
+    ) from last
 
 
 def _free_ports() -> tuple[int, int]:
