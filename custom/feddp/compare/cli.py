@@ -22,8 +22,8 @@ def compare(
     studies: Annotated[
         str,
         typer.Option(
-            help="Of ablation, backbones, private, lambda, igc, local_epochs, tau, enhancement, vc_components, vc_private, vc_paa,"
-            " vc_number, vc_lambda; comma-separated."
+            help="Of ablation, backbones, private, lambda, igc, local_epochs, tau, enhancement, vc_components, vc_paa,"
+            " vc_private, vc_number, vc_lambda; comma-separated."
         ),
     ] = "",
     unseen: Annotated[Path | None, typer.Option(help="A site's folder outside DATA, to test --methods on.")] = None,
