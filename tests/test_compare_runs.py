@@ -137,7 +137,8 @@ def test_what_is_unknown_is_refused_before_anything_runs(campaign, fake, variant
 
 
 def test_the_studies_compare_what_the_paper_compares():
-    """001's Table III and Figs. 6, 8, 9, 10: 3, 12, 5, 5 and 6 runs; 004's Figs. 5 and 6: 5 and 6; 002's Table 4: 4."""
+    """001's Table III and Figs. 6, 8, 9, 10: 3, 12, 5, 5 and 6 runs; 004's Figs. 5 and 6: 5 and 6; 002's Table 4: 2 · 5;
+    003's Tables II and III: 4 and 4, its Fig. 8: 3, 5 and 4."""
     assert {name: len({e.variant for e in study.entries}) for name, study in STUDIES.items()} == {
         "ablation": 3,
         "backbones": 12,
@@ -146,6 +147,11 @@ def test_the_studies_compare_what_the_paper_compares():
         "igc": 6,
         "local_epochs": 5,
         "tau": 6,
-        "enhancement": 4,
+        "enhancement": 10,
+        "vc_components": 4,
+        "vc_paa": 4,
+        "vc_private": 3,
+        "vc_number": 5,
+        "vc_lambda": 4,
     }
     assert all(len(entry.labels) == len(study.heads) for study in STUDIES.values() for entry in study.entries)

@@ -110,7 +110,7 @@ def test_a_pixel_goes_to_its_nearest_virtual_class(mask, wanted):
         ({}, 4 / 7 + math.log(4 / 3) + math.log(6 / 5)),
         ({"mask": "literal"}, 4 / 7 + math.log(4 / 3) + math.log(8 / 5)),
         ({"lambda_r": 2.0, "lambda_v": 3.0}, 4 / 7 + 2 * math.log(4 / 3) + 3 * math.log(6 / 5)),
-        ({"virtual": False}, 4 / 7 + math.log(4 / 3)),
+        ({"virtual": 0.0}, 4 / 7 + math.log(4 / 3)),
     ],
 )
 def test_the_loss_adds_up(options, wanted):
@@ -188,7 +188,7 @@ def keys(*layers):
         ({"private": "affinity_query"}, keys("q")),
         ({"private": "affinity_key,affinity_matrix"}, keys("k", "m")),
         ({"paa": "false"}, ()),
-        ({"virtual": "false"}, keys("q", "m")),
+        ({"virtual": "0"}, keys("q", "m")),
     ],
 )
 def test_what_is_private(plan_for, settings, private):
@@ -205,13 +205,14 @@ def test_what_is_private(plan_for, settings, private):
     [
         ({}, 4, True),
         ({"classes": ("disc", "cup"), "labels": "exclusive"}, 6, False),
-        ({"virtual_classes": 3}, 3, True),
-        ({"virtual_classes": 3, "sites": ()}, 3, True),
-        ({"virtual": False, "virtual_classes": 3}, 0, True),
+        ({"virtual": 0.75}, 3, True),
+        ({"virtual": 4.0}, 16, True),
+        ({"virtual": 0.1}, 1, True),
+        ({"virtual": 0.0, "sites": ()}, 0, True),
     ],
 )
 def test_as_many_virtual_classes_as_classes_times_sites(plan_for, changes, virtual, nested):
-    """One foreground class and the background at two sites: 4; two and the background: 6."""
+    """One foreground class and the background at two sites: 4; two and the background: 6. A tenth of 4 is rounded up to 1."""
     wanted = {"virtual": virtual, "temperature": 0.1, "nested": nested, "paa": True}
     assert plan_for(method="virtual_class", **changes).layers == {"virtual_classes": wanted}
 
@@ -224,7 +225,7 @@ def test_as_many_virtual_classes_as_classes_times_sites(plan_for, changes, virtu
         ({"network": "resunet"}, "Unet's decoder has no level that PAA knows"),
         ({"paa": False, "private": "affinity_query"}, "the role 'affinity_query' found no tensor"),
         ({"temperature": 0}, "temperature=0.0 must be a number above 0"),
-        ({"virtual_classes": -1}, "virtual_classes=-1 must be a number of at least 0"),
+        ({"virtual": -1}, "virtual=-1.0 must be a number of at least 0"),
         ({"mask": "zeros"}, "mask='zeros' is not one of excluded, literal"),
     ],
 )

@@ -11,6 +11,7 @@ from rich.console import Console
 from feddp.compare.cli import compare
 from feddp.data.cli import app as data_app
 from feddp.errors import FedDPError
+from feddp.features.cli import features
 from feddp.methods import METHODS
 from feddp.networks import DEFAULT as NETWORK
 from feddp.outside.cli import adapt
@@ -19,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(data_app, name="data")
 app.command()(compare)
 app.command()(adapt)
+app.command()(features)
 
 
 class Env(str, Enum):

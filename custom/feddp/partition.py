@@ -29,10 +29,11 @@ PROJECTOR = "projector"  # pFLFE's, beside the encoder
 AFFINITY_QUERY = "affinity_query"  # of virtual classes' personalized affinity aggregation, in every level of the decoder
 AFFINITY_KEY = "affinity_key"
 AFFINITY_MATRIX = "affinity_matrix"
+LEVELS = tuple(f"{DECODER}.{level}" for level in range(1, 6))  # of the decoder, 1 nearest the output (feddp.networks.levels)
 NONE = "none"
 ALL = "all"
 _AFFINITY = (AFFINITY_QUERY, AFFINITY_KEY, AFFINITY_MATRIX)
-ROLES = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER, CALIBRATOR, PROJECTOR, *_AFFINITY)
+ROLES = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER, CALIBRATOR, PROJECTOR, *_AFFINITY, *LEVELS)
 WORDS = (*ROLES, NONE, ALL)
 
 Rule = tuple[str, ...]

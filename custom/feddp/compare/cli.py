@@ -20,7 +20,11 @@ def compare(
         str, typer.Option(help="Variants, comma-separated: feddp, fedbabu+igc, feddp@lambda=0, feddp@private=query|head.")
     ] = "",
     studies: Annotated[
-        str, typer.Option(help="Of ablation, backbones, private, lambda, igc, local_epochs, tau, enhancement; comma-separated.")
+        str,
+        typer.Option(
+            help="Of ablation, backbones, private, lambda, igc, local_epochs, tau, enhancement, vc_components, vc_paa,"
+            " vc_private, vc_number, vc_lambda; comma-separated."
+        ),
     ] = "",
     unseen: Annotated[Path | None, typer.Option(help="A site's folder outside DATA, to test --methods on.")] = None,
     seeds: Annotated[str, typer.Option(help="Every run is repeated under each, comma-separated.")] = "0",

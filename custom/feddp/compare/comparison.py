@@ -69,8 +69,7 @@ def compare(request: Request) -> Comparison:
     for name in studies:
         study = STUDIES[name]
         rows = [(entry.labels, results[entry.variant], entry.when) for entry in study.entries]
-        metrics = ("dice", "assd")
-        tables.append(scores_table(name, study.title, study.heads, rows, metrics, campaign.sites, len(request.seeds)))
+        tables.append(scores_table(name, study.title, study.heads, rows, study.metrics, campaign.sites, len(request.seeds)))
     if unseen:
         tables.append(unseen_table(named, unseen, campaign.sites, request.common.size, request.device))
     if methods:

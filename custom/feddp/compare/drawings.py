@@ -34,9 +34,9 @@ def draw_study(name: str, out: Path, results: Results, sites: list[str]) -> None
                 panels.setdefault(method, {})[network] = seeds
         if panels:
             draw_curves(out / "curves_backbones.png", panels, _selected([results[entry.variant] for entry in entries]))
-    elif name == "private":
-        panels_of = {SHOWN[m][0]: {m: _averages(entries, results, sites, m)} for m in ("dice", "assd")}
-        draw_bars(out / "private.png", panels_of)
+    elif name in ("private", "vc_private", "vc_number", "vc_lambda"):
+        panels_of = {SHOWN[m][0]: {m: _averages(entries, results, sites, m)} for m in STUDIES[name].metrics}
+        draw_bars(out / f"{name}.png", panels_of)
     elif name == "lambda":
         found = {entry.labels[0]: scores(results[entry.variant], sites) for entry in entries}
         dice = {label: [100 * s.sites[k]["dice"]["mean"] for k in sites] for label, s in found.items() if s.average}

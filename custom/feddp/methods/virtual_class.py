@@ -3,14 +3,15 @@
 The head gives similarities between pixel features and C real and V = C·N virtual kernels, N the number of sites (Eq. 3); the
 virtual ones start orthogonal, the same everywhere, and stay. L = L_dice + λ_r L_r + λ_v L_v (Eq. 8; feddp.training.virtual).
 In every level of the decoder Q · M takes the skip's place (PAA, Eq. 9 to 12; feddp.networks.virtual_classes): conv_q and conv_m
-are private, conv_k and the rest, the real kernels too, are shared. Ablations: `virtual=false`, `paa=false`, `private=none` (PAA
-shared), `private=affinity_query`, `affinity_key`, `affinity_matrix` or several of them.
+are private, conv_k and the rest, the real kernels too, are shared. Ablations: `virtual=0`, `paa=false`, `private=none` (PAA
+shared), `private=affinity_query`, `affinity_key`, `affinity_matrix` or several of them; `virtual=4` (V = 4CN).
 
 Deviations: the similarities, which lie in [-1, 1], are divided by a temperature of 0.1 (ours: a softmax over them as they are
 can hardly be sure). Eq. 7 writes 0 for the real maps (and C ≤ c < V for c < C + V); they are left out of the softmax, and
 `mask=literal` keeps the zeros. Foreground comes out as everywhere here, at a probability above 1/2: where none of several
 exclusive classes reaches it, a pixel is background. L_dice is MONAI's over all C classes; the setting `loss` is not used.
-Without virtual classes the head is still that of similarities. The paper: Adam, batch 12; ours as everywhere, AdamW, 6.
+V is rounded to a whole number, at least 1. Without virtual classes the head is still that of similarities. The paper: Adam,
+batch 12; ours as everywhere, AdamW, 6.
 """
 
 from dataclasses import dataclass
@@ -28,13 +29,12 @@ class Hyper:
     lambda_r: float = setting(1.0, "virtual classes: weight of the cross-entropy over the real classes")
     lambda_v: float = setting(1.0, "virtual classes: weight of the cross-entropy over the virtual ones")
     temperature: float = setting(0.1, "virtual classes: what the similarities, -1 to 1, are divided by; ours")
-    virtual: bool = setting(True, "virtual classes: false leaves the real ones alone (Table II)")
-    virtual_classes: int = setting(0, "virtual classes: V; 0: classes, the background too, times sites")
+    virtual: float = setting(1.0, "virtual classes: V, in units of C classes (the background too) times N sites; 0: none")
     paa: bool = setting(True, "virtual classes: personalized affinity aggregation; false leaves the skips (Table II)")
     mask: str = setting(EXCLUDED, "virtual classes: real maps excluded from L_v's softmax, or literal zeros in it (Eq. 7)")
 
     def __post_init__(self):
-        require_not_negative(self, "lambda_r", "lambda_v", "virtual_classes")
+        require_not_negative(self, "lambda_r", "lambda_v", "virtual")
         require_positive(self, "temperature")
         require_choice(self, "mask", (EXCLUDED, LITERAL))
 
@@ -50,12 +50,13 @@ class VirtualClass(Method):
     @staticmethod
     def layers(plan):
         hyper = plan.hyper
-        virtual = (hyper.virtual_classes or (len(plan.classes) + 1) * len(plan.sites)) if hyper.virtual else 0
-        if hyper.virtual and not virtual:
+        if hyper.virtual and not plan.sites:
             raise FedDPError(
                 "virtual_class has as many virtual classes as classes times sites; export it with `feddp job --sites A,B`,"
-                " or set virtual_classes"
+                " or set virtual=0"
             )
+        several = (len(plan.classes) + 1) * len(plan.sites)
+        virtual = max(1, round(hyper.virtual * several)) if hyper.virtual else 0
         nested = plan.labels == "nested"
         options = {"virtual": virtual, "temperature": hyper.temperature, "nested": nested, "paa": hyper.paa}
         return {"virtual_classes": options}

@@ -2,7 +2,7 @@
 
 Every one has an `encoder` (images -> a list of feature maps, from high to low resolution, of `encoder.out_channels`), a
 `decoder` (that list -> one map) and a `segmentation_head` (a Sequential whose first layer is the convolution that gives the
-classes), called in this order; `roles` says so.
+classes), called in this order; `roles` says so, and the decoder's layers say which level they are of (feddp.networks.levels).
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from torch import nn
 
 from feddp.errors import FedDPError
 from feddp.networks.attention import split_kv
+from feddp.networks.levels import with_levels
 from feddp.networks.local_calibration import LocalCalibration
 from feddp.networks.projector import with_projector
 from feddp.networks.unet import unet
@@ -76,6 +77,7 @@ def _smp(kind: type[nn.Module], encoder: str, channels: int, classes: int, pretr
             "huggingface.co once, or fetch the file elsewhere and load it with feddp.networks.weights.load_checkpoint"
         ) from error
     network.roles = {HEAD: ("segmentation_head",), ENCODER: ("encoder",), DECODER: ("decoder",)}
+    with_levels(network.decoder)
     return split_kv(network)
 
 

@@ -9,6 +9,7 @@ from monai.networks.nets.basic_unet import Down, TwoConv, UpCat
 from torch import Tensor, nn
 
 from feddp.errors import FedDPError
+from feddp.networks.levels import declare_stages
 from feddp.partition import DECODER, ENCODER, HEAD
 
 FEATURES = (32, 64, 128, 256, 512)  # of each resolution, from the image's own down to a sixteenth of it
@@ -61,6 +62,7 @@ class Decoder(nn.Module):
         levels = list(zip(FEATURES, FEATURES[1:], strict=False))[::-1]
         # nothing is padded: where H and W are multiples of 16 nothing needs to be
         self.stages = nn.ModuleList([UpCat(2, deep, skip, skip, is_pad=False, **_LAYERS) for skip, deep in levels])
+        declare_stages(self.stages)
 
     def forward(self, features: list[Tensor]) -> Tensor:
         *skips, x = features

@@ -92,7 +92,7 @@ def adapt(
         raise FedDPError(f"--how {how}: there are {', '.join(WAYS)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FedDPError(f"{out} is not empty; choose another --out, nothing is overwritten")
-    where = _device(device)
+    where = device_of(device)
     found = Images.of(folder)
     models = read_models(run)
     _fits(found.site, models, score, folder)
@@ -147,7 +147,8 @@ def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> d
     return {"scores": scores}
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """A device that can be used. FedDPError where it cannot."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

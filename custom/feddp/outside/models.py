@@ -81,6 +81,15 @@ class Models:
         return network.eval()
 
 
+def network_files(run: Path) -> dict[str, Path]:
+    """The file of each site's own network in a finished run's `--out` folder. FedDPError where the folder holds no such run."""
+    try:
+        sites = sorted(json.loads((run / RESULTS).read_text(encoding="utf-8"))["sites"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedDPError(f"{run} is no finished run ({type(error).__name__}); name the --out folder of a `feddp run`") from None
+    return {site: run / "sites" / site / "network.safetensors" for site in sites}
+
+
 def read_models(run: Path) -> Models:
     """The models of a finished run, from its `--out` folder.
 
@@ -91,23 +100,21 @@ def read_models(run: Path) -> Models:
     Raises:
         FedDPError: the folder holds no finished run of a federation, or one whose method gives each site layers of its own.
     """
-    try:
-        sites = sorted(json.loads((run / RESULTS).read_text(encoding="utf-8"))["sites"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedDPError(f"{run} is no finished run ({type(error).__name__}); name the --out folder of a `feddp run`") from None
+    files = network_files(run)
     if not (run / SHARED).exists():
         raise FedDPError(
             f"{run} has no {SHARED}: it is no federation's run, or an older one; run `feddp run` again with a federated method"
         )
-    files = {site: run / "sites" / site / "network.safetensors" for site in sites}
     read = {site: read_network(file) for site, file in files.items()}
-    facts = read[sites[0]][1]
+    facts = next(iter(read.values()))[1]
     if "layers" in facts:
         raise FedDPError(
             f"{run}: {facts.get('method')} gives every site layers of its own, which nobody outside has; adapt another run"
         )
     if lacking := [name for name in FACTS if name not in facts]:
-        raise FedDPError(f"{files[sites[0]]} does not say its {', '.join(lacking)}; it is no network that feddp run left")
+        raise FedDPError(
+            f"{next(iter(files.values()))} does not say its {', '.join(lacking)}; it is no network that feddp run left"
+        )
     shared = read_network(run / SHARED)[0]
     own = {site: {key: value for key, value in state.items() if key not in shared} for site, (state, _) in read.items()}
     common = shared | average(own, dict.fromkeys(own, 1.0))

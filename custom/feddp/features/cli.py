@@ -1,0 +1,26 @@
+"""`feddp features`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+
+def features(
+    models: Annotated[list[Path], typer.Option(help="The --out folder of a finished `feddp run`; again for a run beside it.")],
+    data: Annotated[Path, typer.Option(help="The root of the sites' folders that it was run on.")],
+    out: Annotated[Path, typer.Option(help="Where the table and the picture go; a new folder.")],
+    site: Annotated[list[str], typer.Option(help="A site; again for more. Default: all of the runs'.")] = [],  # noqa: B006
+    layer: Annotated[str, typer.Option(help="decoder: what the head is given; encoder: its deepest map.")] = "decoder",
+    pixels: Annotated[int, typer.Option(min=2, help="Of each class at each site, at most.")] = 500,
+    seed: Annotated[int, typer.Option(help="Every random draw comes from it.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+) -> None:
+    """Show the features that runs have of test pixels: a t-SNE, and how far foreground lies from background (KL)."""
+    from feddp.features.report import Request
+    from feddp.features.report import features as look
+
+    Console().print(Markdown(look(Request(models, data, out, site, layer, pixels, seed, device)).markdown()))
+    print(f"table_kl.csv, table_kl.tex and tsne.png: {out}")

@@ -1,0 +1,99 @@
+"""The features that a network has of pixels, and a seeded sample of them for every class.
+
+Two layers are known. DECODER: the map that the segmentation head is given, which 003's Fig. 8 (a, b) and 002's Fig. 1 show.
+ENCODER: the deepest map that the decoder is given, which pFLFE's enhancement trains; Table 5's "global feature" may mean it.
+A "pixel" is one of the map's, of the class that the mask has at its centre.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddp.data.loading import class_index
+from feddp.data.progress import track
+from feddp.errors import FedDPError
+from feddp.training.loop import predict
+
+DECODER, ENCODER = "decoder", "encoder"
+LAYERS = (DECODER, ENCODER)
+_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Features float32 (n, width), and each pixel's class int64 (n,), 0 the background."""
+
+    features: np.ndarray
+    classes: np.ndarray
+
+
+def sample_pixels(
+    network: nn.Module, samples: list[dict], labels: str, layer: str, per_class: int, seed: int, what: str
+) -> Pixels:
+    """Up to `per_class` pixels of every class, drawn uniformly from all images of `samples` without replacement.
+
+    Every pixel draws a number, and the smallest of a class are taken, so that no more than a batch's maps are ever held. The
+    draws are the seed's alone: two networks with maps of one size are asked about the same pixels.
+
+    Args:
+        samples: as `feddp.data.loading.load` gives them.
+        labels: "nested" or "exclusive".
+        what: named by the progress.
+    """
+    chance = np.random.default_rng(seed)
+    kept: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    with tapped(network, layer) as taken:
+        passes = predict(network, samples, _BATCH)
+        for _, batch in track(passes, what, math.ceil(len(samples) / _BATCH)):
+            maps = taken.pop()
+            classes = at_size(class_index(batch["mask"], labels), maps.shape[-2:]).flatten().numpy()
+            vectors, draws = maps.permute(0, 2, 3, 1).flatten(0, 2), chance.random(len(classes))
+            for label in np.unique(classes).tolist():
+                own = np.flatnonzero(classes == label)
+                own = own[np.argsort(draws[own])[:per_class]]
+                found = draws[own], vectors[own].float().cpu().numpy()
+                kept[label] = _smallest(kept.get(label), found, per_class)
+    order = sorted(kept)
+    features = np.concatenate([kept[label][1] for label in order])
+    return Pixels(features, np.concatenate([np.full(len(kept[label][0]), label) for label in order]))
+
+
+@contextmanager
+def tapped(network: nn.Module, layer: str) -> Iterator[list[Tensor]]:
+    """Inside, every pass of `network` appends the layer's map (B, width, h, w) to the list.
+
+    Raises:
+        FedDPError: the network has no such layer, or there is none of this name.
+    """
+    if layer not in LAYERS:
+        raise FedDPError(f"--layer {layer}: there are {', '.join(LAYERS)}")
+    name = "segmentation_head" if layer == DECODER else "decoder"
+    module = getattr(network, name, None)
+    if not isinstance(module, nn.Module):
+        raise FedDPError(f"{type(network).__name__} has no {name}, before which features are taken; choose another run")
+    taken: list[Tensor] = []
+    # the decoder is given the encoder's maps as one list, from high to low resolution
+    hook = module.register_forward_pre_hook(
+        lambda _, inputs: taken.append((inputs[0] if layer == DECODER else inputs[0][-1]).detach())
+    )
+    try:
+        yield taken
+    finally:
+        hook.remove()
+
+
+def at_size(classes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Classes int64 (B, H, W) at the centres of a map's pixels: (B, *size)."""
+    return F.interpolate(classes[:, None].float(), size, mode="nearest-exact")[:, 0].long()
+
+
+def _smallest(before: tuple[np.ndarray, np.ndarray] | None, found: tuple[np.ndarray, np.ndarray], count: int):
+    """Of (draws, features), those with the `count` smallest draws, in their order."""
+    draws, features = found if before is None else (np.concatenate(pair) for pair in zip(before, found, strict=True))
+    first = np.argsort(draws)[:count]
+    return draws[first], features[first]

@@ -1,0 +1,125 @@
+"""`feddp features`, from finished runs to a table of divergences and a picture."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from feddp.compare.tables import BLANK, Table, Value
+from feddp.data.folder import SiteFolder, refuse_occupied
+from feddp.data.loading import load
+from feddp.data.progress import track
+from feddp.errors import FedDPError
+from feddp.features.divergence import divergence
+from feddp.features.extract import LAYERS, Pixels, sample_pixels
+from feddp.features.tsne import Panel, draw, embed
+from feddp.networks.weights import load_personal, read_network
+from feddp.outside.hospital import device_of
+from feddp.outside.models import network_files
+from feddp.training.seeds import seed_of
+
+SPLIT = "test"
+NOTE = (
+    "½ KL(F‖B) + ½ KL(B‖F), in nats, of Gaussians with diagonal covariances fitted to the {layer} features of sampled pixels"
+    " of the test images, foreground F (up to {count} of each class) and background B (up to {count}). 0 where they are alike,"
+    " more where they are further apart. 002 gives no formula, and calls a smaller one better."
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to look at.
+
+    Args:
+        models: `--out` folders of finished runs.
+        data: the root of the sites' folders.
+        sites: those to look at; all of the runs' if empty.
+        per_class: pixels of each class at each site, at most.
+    """
+
+    models: Sequence[Path]
+    data: Path
+    out: Path
+    sites: Sequence[str] = ()
+    layer: str = LAYERS[0]
+    per_class: int = 500
+    seed: int = 0
+    device: str = "cpu"
+
+
+def features(request: Request) -> Table:
+    """Writes table_kl.csv, table_kl.tex and tsne.png to `request.out`; returns the table, a row a run.
+
+    Raises:
+        FedDPError: no finished run, no such site, layer or device, data that do not fit the networks, or `out` is not empty.
+    """
+    if request.layer not in LAYERS:
+        raise FedDPError(f"--layer {request.layer}: there are {', '.join(LAYERS)}")
+    refuse_occupied([request.out])
+    device_of(request.device)
+    files = {title: _chosen(run, request.sites) for title, run in _titles(request.models).items()}
+    sites = sorted({site for of_run in files.values() for site in of_run})
+    folders = {site: SiteFolder.open(request.data / site) for site in sites}
+    found = {
+        title: {site: _pixels(request, file, folders[site]) for site, file in of_run.items()} for title, of_run in files.items()
+    }
+    panels = {}
+    for title, of_run in track(found.items(), "t-SNE"):
+        together = np.concatenate([pixels.features for pixels in of_run.values()])
+        places = np.concatenate([np.full(len(pixels.classes), sites.index(site)) for site, pixels in of_run.items()])
+        classes = np.concatenate([pixels.classes for pixels in of_run.values()])
+        panels[title] = Panel(embed(together, seed_of(request.seed, "tsne")), classes, places)
+    table = kl_table(found, sites, NOTE.format(layer=request.layer, count=request.per_class))
+    request.out.mkdir(parents=True, exist_ok=True)
+    table.write(request.out)
+    draw(request.out / "tsne.png", panels, ("background", *folders[sites[0]].classes), sites)
+    return table
+
+
+def kl_table(found: dict[str, dict[str, Pixels]], sites: list[str], note: str) -> Table:
+    """pFLFE's Table 5: a row for each of {run: {site: Pixels}}, the divergence at each site and its mean over all of them."""
+    rows = []
+    for title, of_run in found.items():
+        values = [_divergence(of_run.get(site)) for site in sites]
+        average = None if None in values else float(np.mean(values))
+        rows.append((title, *(BLANK if value is None else Value(value) for value in (*values, average))))
+    heads = ("Run", *sites, "Average")
+    title = "pFLFE's Table 5: KL divergence between foreground and background features"
+    return Table("kl", title, heads, (None,) * len(heads), tuple(rows), (note,))
+
+
+def _divergence(pixels: Pixels | None) -> float | None:
+    if pixels is None:
+        return None
+    return divergence(pixels.features[pixels.classes > 0], pixels.features[pixels.classes == 0])
+
+
+def _pixels(request: Request, file: Path, folder: SiteFolder) -> Pixels:
+    """FedDPError where `folder` is of other data than the network's, or has no test image."""
+    network, facts = load_personal(file), read_network(file)[1]
+    wanted = int(facts["channels"]), tuple(json.loads(facts["classes"])), facts["labels"]
+    if (folder.channels, folder.classes, folder.labels) != wanted:
+        raise FedDPError(
+            f"{folder.path} is not of (channels, classes, labels) = {wanted}, as {file}; name the data it was run on"
+        )
+    samples = load(folder, SPLIT, int(facts["size"]))
+    if not samples:
+        raise FedDPError(f"{folder.path} has no image in split {SPLIT}; leave the site out with --site")
+    seed = seed_of(request.seed, folder.site, "pixels")
+    what = f"Features of {folder.site}"
+    return sample_pixels(network.to(request.device), samples, folder.labels, request.layer, request.per_class, seed, what)
+
+
+def _titles(runs: Sequence[Path]) -> dict[str, Path]:
+    """A run's folder under its name, or under its path where two have the same name."""
+    names = [run.resolve().name for run in runs]
+    return {name if names.count(name) == 1 else str(run): run for name, run in zip(names, runs, strict=True)}
+
+
+def _chosen(run: Path, sites: Sequence[str]) -> dict[str, Path]:
+    files = network_files(run)
+    if unknown := [site for site in sites if site not in files]:
+        raise FedDPError(f"--site {', '.join(unknown)}: {run} has no such site; it has {', '.join(files)}")
+    return {site: file for site, file in files.items() if not sites or site in sites}
