@@ -59,7 +59,8 @@ class Outside(Stage):
                 self.persistor.network_spec.check(site, answer.tensors)
 
         here = [site for site in self.donors if site in self.sites()]
-        answers = self.ask(messages.GIVE_MODEL, {site: messages.pack() for site in here}, ("consent",), check)
+        asked = {site: messages.pack() for site in here}
+        answers = self.ask(messages.GIVE_MODEL, asked, ("consent",), check) if here else {}
         given = {site: answer.tensors for site, answer in answers.items() if answer.tensors}
         without = dict.fromkeys(self.donors, "not among the job's sites")
         without |= dict.fromkeys(here, "refused; progress.jsonl says why") | dict.fromkeys(answers, "does not consent")
