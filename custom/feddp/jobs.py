@@ -114,6 +114,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def server_config(plan: Plan, workflows: list[dict[str, Any]]) -> dict[str, Any]:
+    """config_fed_server.json."""
     return {
         "format_version": 2,
         "server": {"task_request_interval": 0.05},
@@ -124,6 +125,7 @@ def server_config(plan: Plan, workflows: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def client_config(plan: Plan, executors: list[dict[str, Any]], filters: list[dict[str, Any]]) -> dict[str, Any]:
+    """config_fed_client.json."""
     return {
         "format_version": 2,
         CHUNK: CHUNK_SIZE,

@@ -1,4 +1,4 @@
-"""What the three controllers have in common: ask sites for an answer, and keep those that are good."""
+"""What the controllers have in common: ask sites for an answer, and keep those that are good."""
 
 import math
 import time
