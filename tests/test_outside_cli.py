@@ -340,16 +340,17 @@ def test_what_a_run_leaves_can_be_adapted(tiny_root, plan_for, tmp_path, feddp):
 def test_the_server_s_file_is_that_of_the_round(tmp_path):
     for name, round in (("shared_latest", 5), ("shared_best", 3)):
         save_network(tmp_path / f"{name}.safetensors", {"x": torch.zeros(1)}, {"round": str(round)})
-    assert session._handed_on(tmp_path, 5).stem == "shared_latest"
-    assert session._handed_on(tmp_path, 3).stem == "shared_best"
+    assert session.handed_on(tmp_path, 5).stem == "shared_latest"
+    assert session.handed_on(tmp_path, 3).stem == "shared_best"
     with pytest.raises(FedDPError, match="lacks the shared tensors of round 4"):
-        session._handed_on(tmp_path, 4)
+        session.handed_on(tmp_path, 4)
 
 
 def test_no_label_is_touched_before_the_masks_are_written(run, site, tmp_path, monkeypatch):
     """Even with --score: when the masks are first asked for, every prediction lies on disk."""
     written = []
     monkeypatch.setattr(hospital, "load", lambda *_: written.extend(masks(tmp_path / "out")) or [])
+    request = hospital.Request("average", hospital.Settings(), score=True)
     with pytest.raises((FedDPError, RuntimeError)):
-        hospital.adapt(run, site, tmp_path / "out", "average", hospital.Settings(), score=True)
+        hospital.adapt(read_models(run), "run", site, tmp_path / "out", request, torch.device("cpu"))
     assert len(written) == 2

@@ -1,6 +1,7 @@
 """A real federation on this machine: certificates, a process a site, the sites' own policies. One POC for all tests."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,41 +9,48 @@ from types import SimpleNamespace
 import pytest
 from nvflare.fuel.flare_api.api_spec import NoConnection
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from feddp import jobs
+from feddp.cli import app
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
+from feddp.outside import job as outside
 from feddp.run.poc import SERVER, PocJob, connect, federation
-from feddp.run.session import Request
+from feddp.run.session import Request, bring_home, handed_on
 
 SITES = ["site-1", "site-2", "site-3"]
 
 
 @pytest.fixture(scope="module")
 def poc(tmp_path_factory, plan_for):
-    """Two hospitals that consent to the exchange, and one that does not and never shares its queries, whatever the job."""
+    """Two hospitals that consent to everything; one that never shares its queries, takes no part in the calibration exchange,
+    and takes others' models as the newcomer."""
     root = tmp_path_factory.mktemp("poc")
     synthesize(root / "data", sites=3, images=12, size=32)
-    policies = {site: {"data": str(root / "data" / site), "consent": ["calibration"]} for site in SITES[:2]}
-    policies["site-3"] = {"data": str(root / "data/site-3"), "consent": [], "private": ["query"]}
+    policies = {site: {"data": str(root / "data" / site), "consent": ["calibration", "outside"]} for site in SITES[:2]}
+    policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], "private": ["query"]}
     with federation(Request(plan_for(), policies, root / "run")) as (kits, session):
 
         def run(name, plan, scope=jobs.SCOPE, edit=lambda folder: None, limit=240):
             folder = jobs.export(plan, SITES, root / name, scope)
             edit(folder)
+            return submit(folder, limit)
+
+        def submit(folder, limit=240):
             job = PocJob(kits, session, folder)
             deadline = time.monotonic() + limit
             while not job.finished():
-                assert time.monotonic() < deadline, f"{name} did not end: {job.log.read_text()[-2000:]}"
+                assert time.monotonic() < deadline, f"{folder.name} did not end: {job.log.read_text()[-2000:]}"
                 time.sleep(0.5)
             return job
 
-        yield kits, run
+        yield kits, run, submit
 
 
 @pytest.fixture(scope="module")
 def feddp(poc, plan_for):
-    _, run = poc
+    _, run, _ = poc
     job = run("feddp", plan_for(rounds=2))
     succeeded, server = job.outcome()
     assert succeeded, job.log.read_text()[-3000:]
@@ -84,9 +92,62 @@ def test_every_site_ends_with_a_network_of_its_own(feddp):
     assert not any((networks[i][query] == networks[j][query]).all() for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
+def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does(poc, feddp, tmp_path):
+    """The job of `feddp job-outside`, from what download_job brought of the finished run, equals `feddp adapt` on the networks
+    that the donors took home, bit for bit. The newcomer keeps masks and no model, the donors' files are as they were, and no
+    value of a donor's network is in a file of the server's; that the search finds what is there, the shared tensors show."""
+    kits, _, submit = poc
+    earlier, server, results = feddp
+    assert results["job"] == earlier.id
+    donors, newcomer = SITES[:2], SITES[2]
+    before = {path: path.read_bytes() for site in donors for path in earlier.store(site).iterdir()}
+    data, home, options = kits.parents[3] / "data" / newcomer, tmp_path / "run", ["epochs=1", "seed=3"]
+    job = submit(outside.export(server, newcomer, donors, tmp_path / "outside", "routing", options, score=True))
+    succeeded, left = job.outcome()
+    assert succeeded, job.log.read_text()[-3000:]
+
+    for site in donors:
+        bring_home(earlier.store(site), home / "sites" / site)
+    shutil.copy(handed_on(server, results["start_round"]), home / "shared.safetensors")
+    (home / "results.json").write_text(json.dumps({"sites": dict.fromkeys(donors)}))
+    words = ["--models", home, "--images", data, "--out", tmp_path / "masks", "--epochs", 1, "--seed", 3, "--score"]
+    done = CliRunner().invoke(app, ["adapt", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    expected, found = ({p.name: p.read_bytes() for p in folder.glob("*.png")} for folder in (tmp_path / "masks", masks(job)))
+    assert found == expected
+    assert len(found) >= 2
+    here, there = (json.loads((folder / "adapt.json").read_text()) for folder in (tmp_path / "masks", masks(job)))
+    assert here["losses"] == there["losses"]
+
+    said = json.loads((left / "results.json").read_text())
+    assert (said["run"], said["newcomer"], said["donors"], said["without"]) == (earlier.id, newcomer, donors, {})
+    assert said["images"] == len(found)
+    assert (said["loss_before"], said["loss"]) == (here["losses"][0], min(here["losses"]))
+    assert said["scores"] == json.loads((tmp_path / "masks/scores.json").read_text())["summary"]
+
+    assert {path: path.read_bytes() for site in donors for path in earlier.store(site).iterdir()} == before
+    assert not list(job.store(newcomer).rglob("*.safetensors"))
+    shared = load_file(handed_on(server, results["start_round"]))
+    known = {value_of(tensor) for tensor in shared.values()}
+    personal = {value_of(t) for s in donors for t in load_file(earlier.store(s) / "calibrated.safetensors").values()} - known
+    assert len(personal) > 100
+    contents = [path.read_bytes() for root in (kits / SERVER, left) for path in root.rglob("*") if path.is_file()]
+    assert any(value in content for content in contents for value in known), "the control"
+    assert not any(value in content for content in contents for value in personal)
+
+
+def masks(job) -> Path:
+    return job.store("site-3") / "masks"
+
+
+def value_of(tensor) -> bytes:
+    """A piece of a tensor's bytes that no other tensor has by chance."""
+    return tensor.numpy().tobytes()[:64] if tensor.numel() >= 16 and tensor.unique().numel() > 8 else b"nothing to tell it by"
+
+
 def test_a_sites_policy_stops_a_job_that_tries_and_the_others_go_on(poc, plan_for):
     """FedAvg shares the queries; the third hospital's privacy.json forbids it: its contribution never leaves, by name."""
-    kits, run = poc
+    kits, run, _ = poc
     job = run("fedavg", plan_for(method="fedavg", rounds=1))
     succeeded, server = job.outcome()
     assert succeeded
@@ -99,7 +160,7 @@ def test_a_sites_policy_stops_a_job_that_tries_and_the_others_go_on(poc, plan_fo
 
 
 def test_a_job_of_an_unknown_scope_is_refused_by_every_site(poc, plan_for):
-    kits, run = poc
+    kits, run, _ = poc
     job = run("unscoped", plan_for(rounds=1), scope="research")
     assert job._status != "FINISHED:COMPLETED"
     assert not (kits / "site-1" / "feddp" / job.id).exists(), "no site opened its data for it"
@@ -114,14 +175,14 @@ def test_a_class_that_is_not_on_the_list_is_refused(poc, plan_for):
         config["components"].append({"id": "x", "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"})
         path.write_text(json.dumps(config))
 
-    kits, run = poc
+    kits, run, _ = poc
     job = run("smuggler", plan_for(rounds=1), edit=edit)
     assert job._status != "FINISHED:COMPLETED"
     assert "is not in allow_list" in (kits / "site-1" / job.id / "log.txt").read_text()
 
 
 def test_the_kits_hold_our_policy_and_stream_no_logs(poc):
-    kits, _ = poc
+    kits, _, _ = poc
     for name in (SERVER, *SITES):
         local = kits / name / "local"
         for path in [p for p in (local / "resources.json", local / "resources.json.default") if p.exists()]:

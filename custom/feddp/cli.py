@@ -14,13 +14,14 @@ from feddp.errors import FedDPError
 from feddp.features.cli import features
 from feddp.methods import METHODS
 from feddp.networks import DEFAULT as NETWORK
-from feddp.outside.cli import adapt
+from feddp.outside.cli import adapt, job_outside
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(data_app, name="data")
 app.command()(compare)
 app.command()(adapt)
 app.command()(features)
+app.command()(job_outside)
 
 
 class Env(str, Enum):

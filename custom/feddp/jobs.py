@@ -23,6 +23,7 @@ SERVER_CLASSES = {
     "aggregation": "feddp.flare.partial_aggregation.PartialAggregation",
     "calibration": "feddp.flare.calibration.Calibration",
     "evaluation": "feddp.flare.evaluation.Evaluation",
+    "outside": "feddp.flare.outside.Outside",
 }
 SITE_CLASSES = {
     "site": "feddp.flare.site.SiteComponent",
@@ -30,6 +31,7 @@ SITE_CLASSES = {
     "calibrate": "feddp.flare.executors.CalibrationExecutor",
     "evaluate": "feddp.flare.executors.EvaluationExecutor",
     "strip": "feddp.flare.filters.StripPrivate",
+    "outside": "feddp.flare.outside_executor.OutsideExecutor",
 }
 TASKS = {
     "train": [messages.TRAIN, messages.SCORE, messages.ADOPT],
@@ -38,6 +40,7 @@ TASKS = {
         *(messages.COLLECT_HEADS, messages.CALIBRATE_HEADS),
     ],
     "evaluate": [messages.EVALUATE],
+    "outside": [messages.JOIN, messages.GIVE_MODEL, messages.ADAPT],
 }
 # a network in one piece: FLARE's pieces of 2 MiB, each asked for in turn, cost four sites on two cores 0.4 s a round
 CHUNK, CHUNK_SIZE = "tensor_download_chunk_size", 32 * 1024 * 1024
@@ -64,22 +67,44 @@ def export(
     plan.partition(plan.build_network())  # a rule that selects nothing is refused here, not at the hospitals
     if len(set(sites)) < plan.federation.min_sites:
         raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
+    stages = ["aggregation", *(["calibration"] if len(plan.stages) > 1 else []), "evaluation"]
+    executors = ["train", *(["calibrate"] if len(plan.stages) > 1 else []), "evaluate"]
+    filters = [{"tasks": ["train"], "filters": [{"path": SITE_CLASSES["strip"]}]}]
+    server = server_config(plan, [{"id": stage, "path": SERVER_CLASSES[stage]} for stage in stages])
+    client = client_config(plan, [{"tasks": TASKS[n], "executor": {"path": SITE_CLASSES[n]}} for n in executors], filters)
+    brought = {} if initial is None else {"app_server": initial, "app_client": initial}
+    return write_job(folder, scope, sites, {"min_clients": plan.federation.min_sites}, server, client, brought)
+
+
+def write_job(
+    folder: Path,
+    scope: str,
+    sites: Sequence[str],
+    needed: Mapping[str, Any],
+    server: Mapping[str, Any],
+    client: Mapping[str, Any],
+    brought: Mapping[str, Mapping[str, Tensor]],
+) -> Path:
+    """Writes a job folder, replacing an earlier one of ours; returns it.
+
+    Args:
+        needed: what meta.json says of the sites without which FLARE does not start the job.
+        server, client: the two configurations, of `server_config` and `client_config`.
+        brought: the tensors that an app brings along, by the app's name.
+
+    Raises:
+        FedDPError: the folder holds something else.
+    """
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
         raise FedDPError(f"{folder} holds something else than a job of ours; choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
-    meta = {
-        "name": folder.name,
-        "scope": scope,
-        "min_clients": plan.federation.min_sites,
-        "deploy_map": {"app_server": ["server"], "app_client": sorted(sites)},
-        "resource_spec": {},
-    }
+    deploy_map = {"app_server": ["server"], "app_client": sorted(sites)}
+    meta = {"name": folder.name, "scope": scope, **needed, "deploy_map": deploy_map, "resource_spec": {}}
     _write(folder / "meta.json", meta)
-    _write(folder / SERVER_CONFIG, _server(plan))
-    _write(folder / "app_client/config/config_fed_client.json", _client(plan))
-    if initial is not None:
-        for app in ("app_server", "app_client"):
-            save_network(folder / app / "config" / WEIGHTS, initial, {})
+    _write(folder / SERVER_CONFIG, server)
+    _write(folder / "app_client/config/config_fed_client.json", client)
+    for app, tensors in brought.items():
+        save_network(folder / app / "config" / WEIGHTS, tensors, {})
     return folder
 
 
@@ -88,24 +113,24 @@ def _is_ours(folder: Path) -> bool:
     return config.exists() and SERVER_CLASSES["persistor"] in config.read_text(encoding="utf-8")
 
 
-def _server(plan: Plan) -> dict[str, Any]:
-    stages = ["aggregation", *(["calibration"] if len(plan.stages) > 1 else []), "evaluation"]
+def server_config(plan: Plan, workflows: list[dict[str, Any]]) -> dict[str, Any]:
+    """config_fed_server.json."""
     return {
         "format_version": 2,
         "server": {"task_request_interval": 0.05},
         CHUNK: CHUNK_SIZE,
-        "workflows": [{"id": stage, "path": SERVER_CLASSES[stage]} for stage in stages],
+        "workflows": workflows,
         "components": [{"id": "persistor", "path": SERVER_CLASSES["persistor"], "args": {"plan": plan.to_json()}}],
     }
 
 
-def _client(plan: Plan) -> dict[str, Any]:
-    executors = ["train", *(["calibrate"] if len(plan.stages) > 1 else []), "evaluate"]
+def client_config(plan: Plan, executors: list[dict[str, Any]], filters: list[dict[str, Any]]) -> dict[str, Any]:
+    """config_fed_client.json."""
     return {
         "format_version": 2,
         CHUNK: CHUNK_SIZE,
-        "executors": [{"tasks": TASKS[name], "executor": {"path": SITE_CLASSES[name]}} for name in executors],
-        "task_result_filters": [{"tasks": ["train"], "filters": [{"path": SITE_CLASSES["strip"]}]}],
+        "executors": executors,
+        "task_result_filters": filters,
         "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": {"plan": plan.to_json()}}],
     }
 

@@ -46,4 +46,4 @@ class Calibration(Stage):
 
 def _message(peers: list[str], personal: dict[str, Answer], facts: dict[str, int]) -> Shareable:
     """What one site receives: its peers' personal tensors, named `<peer>/<tensor>`."""
-    return messages.pack({f"{p}/{name}": v for p in peers for name, v in personal[p].tensors.items()}, **facts)
+    return messages.pack(messages.together({peer: personal[peer].tensors for peer in peers}), **facts)

@@ -43,11 +43,12 @@ def _check(site: str, answer: Answer) -> None:
     peers = answer.scalars.get("peers")
     summaries = [answer.scalars.get(when) for when in WHEN]
     summaries += list(peers.values()) if isinstance(peers, dict) else [None]
-    if not all(map(_is_whole, summaries)):
+    if not all(map(is_whole, summaries)):
         raise FedDPError(f"site {site}: its evaluation lacks a metric, or holds one that is not a finite number")
 
 
-def _is_whole(summary: Any) -> bool:
+def is_whole(summary: Any) -> bool:
+    """Whether it has every metric's mean, std and n, as finite numbers (`metrics.summarize`)."""
     cells = [summary.get(metric) for metric in METRICS] if isinstance(summary, dict) else [None]
     return all(isinstance(cell, dict) and cell.keys() == {"mean", "std", "n"} for cell in cells) and all(
         isinstance(value, int | float) and math.isfinite(value) for cell in cells for value in cell.values()

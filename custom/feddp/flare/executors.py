@@ -10,20 +10,20 @@ from nvflare.apis.signal import Signal
 
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
+from feddp.flare.policy import CALIBRATION
 from feddp.flare.site import SiteComponent, site_component
 from feddp.methods.site import Site
 from feddp.training.store import Tensors
 
 
-class SiteExecutor(Executor):
-    """Answers its tasks through the site; what goes wrong is written down here and answered with a return code."""
+class TaskExecutor(Executor):
+    """Answers its tasks; what goes wrong is written down here and answered with a return code."""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         component = site_component(fl_ctx)
         try:
             tensors, scalars = messages.unpack(shareable)
-            site = component.open(fl_ctx, abort_signal)
-            return self.answer(task_name, site, component, tensors, scalars, fl_ctx)
+            return self.respond(task_name, component, tensors, scalars, fl_ctx, abort_signal)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:  # whatever it is, its text may hold paths and names: the server sees a return code
@@ -31,6 +31,25 @@ class SiteExecutor(Executor):
             component.store(fl_ctx).record("error", task=task_name, message=message)
             self.log_exception(fl_ctx, f"task {task_name}: {message}", fire_event=False)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+    def respond(
+        self,
+        task: str,
+        component: SiteComponent,
+        tensors: Tensors,
+        scalars: dict[str, Any],
+        fl_ctx: FLContext,
+        abort_signal: Signal,
+    ) -> Shareable:
+        raise FedDPError(f"{type(self).__name__} does not answer {task}")
+
+
+class SiteExecutor(TaskExecutor):
+    """Answers its tasks through the site of this run."""
+
+    def respond(self, task, component, tensors, scalars, fl_ctx, abort_signal):
+        site = component.open(fl_ctx, abort_signal)
+        return self.answer(task, site, component, tensors, scalars, fl_ctx)
 
     def answer(
         self,
@@ -60,7 +79,7 @@ class CalibrationExecutor(SiteExecutor):
     """The stages at home. Personal tensors are given and taken only by a site whose policy consents."""
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
-        consents = component.policy(fl_ctx).calibrates
+        consents = component.policy(fl_ctx).consents(CALIBRATION)
         if task == messages.COLLECT:
             return messages.pack(site.personal() if consents else {}, consent=consents)
         if task == messages.COLLECT_HEADS:
@@ -70,9 +89,9 @@ class CalibrationExecutor(SiteExecutor):
         if task == messages.TUNE:
             tuned = site.tune()
         elif task == messages.CALIBRATE:
-            tuned = site.calibrate(by_site(tensors))
+            tuned = site.calibrate(messages.by_site(tensors))
         elif task == messages.CALIBRATE_HEADS:
-            tuned = site.calibrate_heads(by_site(tensors), scalars["epoch"])
+            tuned = site.calibrate_heads(messages.by_site(tensors), scalars["epoch"])
         else:
             return super().answer(task, site, component, tensors, scalars, fl_ctx)
         return messages.pack(loss=tuned.losses[-1], iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)
@@ -83,12 +102,3 @@ class EvaluationExecutor(SiteExecutor):
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
         return messages.pack(**site.evaluate())
-
-
-def by_site(tensors: Tensors) -> dict[str, Tensors]:
-    """`<site>/<tensor>` -> {site: {tensor: value}}."""
-    peers: dict[str, Tensors] = {}
-    for key, value in tensors.items():
-        site, _, name = key.partition("/")
-        peers.setdefault(site, {})[name] = value
-    return peers

@@ -10,8 +10,13 @@ from torch import Tensor
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
+from feddp.flare.policy import CALIBRATION, OUTSIDE
 from feddp.flare.site import site_component
+from feddp.methods.aggregation import Spec
 from feddp.partition import select
+
+# the consent without which no tensor leaves in a task
+NEEDS = {messages.COLLECT: CALIBRATION, messages.COLLECT_HEADS: CALIBRATION, messages.GIVE_MODEL: OUTSIDE}
 
 
 class StripPrivate(Filter):
@@ -37,8 +42,8 @@ class PrivateTensorGuard(Filter):
     """For a site's privacy.json: whatever the job, what leaves is the tensors that its task may send, and known numbers.
 
     A training result may hold shared tensors, a collection the ones that are exchanged (FedLC's: the head), and only with
-    consent; a role that the site's policy names in `private` leaves in neither. The message is written anew, so nothing
-    rides along with it.
+    consent; what is given to a hospital outside is exactly a whole network, with consent to that. A role that the site's
+    policy names in `private` leaves in none of them. The message is written anew, so nothing rides along with it.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -49,8 +54,9 @@ class PrivateTensorGuard(Filter):
         site, task = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
         tensors, scalars = messages.unpack(shareable)
         policy, partition = component.policy(fl_ctx), component.partition
-        if task in (messages.COLLECT, messages.COLLECT_HEADS) and tensors and not policy.calibrates:
-            raise FedDPError(f"site {site}: its policy does not consent to the calibration exchange; nothing was sent")
+        word = NEEDS.get(task)
+        if word and tensors and not policy.consents(word):
+            raise FedDPError(f"site {site}: its policy does not consent to the {word} exchange; nothing was sent")
         allowed: tuple[str, ...] = ()
         if task == messages.TRAIN:
             allowed = partition.shared
@@ -58,6 +64,8 @@ class PrivateTensorGuard(Filter):
             allowed = component.plan.exchanged(partition)
         elif task == messages.COLLECT_HEADS:
             allowed = component.plan.heads(component.network)
+        elif task == messages.GIVE_MODEL:
+            allowed = partition.shared + partition.private
         never = set().union(*(select(component.network, role) for role in policy.private))
         if wrong := sorted(tensors.keys() - (set(allowed) - never)):
             raise FedDPError(
@@ -66,6 +74,8 @@ class PrivateTensorGuard(Filter):
             )
         if wrong := [name for name, value in tensors.items() if not isinstance(value, Tensor)]:
             raise FedDPError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
+        if task == messages.GIVE_MODEL and tensors:
+            Spec.of(component.network.state_dict(), allowed).check(site, tensors)
         _only_known_numbers(site, task, scalars)
         return messages.pack(tensors, **scalars)
 

@@ -17,11 +17,13 @@ TRAIN, SCORE, ADOPT = "train", "score", "adopt"
 COLLECT, TUNE, CALIBRATE = "collect", "tune", "calibrate"
 COLLECT_HEADS, CALIBRATE_HEADS = "collect_heads", "calibrate_heads"
 EVALUATE = "evaluate"
+JOIN, GIVE_MODEL, ADAPT = "join", "give_model", "adapt"
 
 # every number that an answer may hold, by name
 SCALARS = frozenset(METRICS) | {
     *("round", "phase", "loss", "samples", "seconds", "consent", "iou_before", "epoch"),
     *("before_calibration", "final", "peers", "mean", "std", "n"),
+    *("images", "empty_masks", "loss_before", "scores"),
 }
 
 
@@ -48,3 +50,17 @@ def unpack(message: Shareable) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
         raise FedDPError(f"a message of kind {dxo.data_kind} is not one of ours")
     return dxo.data, dict(dxo.meta or {})
+
+
+def together(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """{site: {tensor: value}} -> `<site>/<tensor>`."""
+    return {f"{site}/{name}": value for site, own in tensors.items() for name, value in own.items()}
+
+
+def by_site(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The inverse of `together`."""
+    sites: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        site, _, name = key.partition("/")
+        sites.setdefault(site, {})[name] = value
+    return sites

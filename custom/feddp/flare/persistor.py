@@ -16,6 +16,7 @@ from feddp.errors import FedDPError
 from feddp.flare.messages import register_tensors
 from feddp.methods.aggregation import Spec
 from feddp.methods.plan import Plan
+from feddp.methods.results import RESULTS
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Partition
 
@@ -65,10 +66,18 @@ class SharedTensorPersistor(FLComponent):
         """Exactly what a consenting site gives at every epoch of FedLC's head calibration."""
         return Spec.of(self._state, self.plan.heads(self._network))
 
+    @cached_property
+    def network_spec(self) -> Spec:
+        """Exactly a whole network: what a consenting site gives for a hospital outside."""
+        return Spec.of(self._state, tuple(self._state))
+
+    def brought(self, fl_ctx: FLContext) -> dict[str, Tensor] | None:
+        """The tensors that the job brought along, if it did."""
+        return self.plan.initial(Path(fl_ctx.get_engine().get_workspace().get_app_config_dir(fl_ctx.get_job_id())))
+
     def first(self, fl_ctx: FLContext) -> dict[str, Tensor]:
         """γ^0: the shared part of the common start."""
-        config = Path(fl_ctx.get_engine().get_workspace().get_app_config_dir(fl_ctx.get_job_id()))
-        return self.partition.split(self.plan.initial(config) or self._state)[0]
+        return self.partition.split(self.brought(fl_ctx) or self._state)[0]
 
     def save(self, shared: Mapping[str, Tensor], round: int, fl_ctx: FLContext) -> None:
         """Writes γ of `round` as the latest, whole or not at all.
@@ -104,7 +113,9 @@ class SharedTensorPersistor(FLComponent):
             handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
 
     def write_results(self, fl_ctx: FLContext, results: Mapping[str, Any]) -> None:
-        path = self.folder(fl_ctx) / "results.json"
+        """Writes results.json, with the job's id: a later job finds by it what this one left at the sites."""
+        results = {"job": fl_ctx.get_job_id(), **results}
+        path = self.folder(fl_ctx) / RESULTS
         part = path.with_suffix(".part")
         part.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
         os.replace(part, path)

@@ -10,7 +10,7 @@ from typing import Any
 from feddp.errors import FedDPError
 from feddp.partition import ROLES
 
-CALIBRATION = "calibration"
+CALIBRATION, OUTSIDE = CONSENTS = ("calibration", "outside")
 SIMULATED = "FEDDP_SIMULATED"
 KEYS = {"data", "device", "consent", "private", "threads"}
 
@@ -19,7 +19,8 @@ KEYS = {"data", "device", "consent", "private", "threads"}
 class SitePolicy:
     """Where a site's data lie, which device it gives, what it consents to.
 
-    `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs.
+    `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs, and
+    "outside" if it gives its finished network to a hospital that joins later, and takes those of others when it is the one.
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     """
 
@@ -53,8 +54,8 @@ class SitePolicy:
         if "data" not in properties:
             raise FedDPError(f"site {site}: privacy.json does not say where the data lie; add the property `data`")
         consent = properties.get("consent", [])
-        if not isinstance(consent, list) or not set(consent) <= {CALIBRATION}:
-            raise FedDPError(f"site {site}: privacy.json's consent is {consent!r}; write [] or [{CALIBRATION!r}]")
+        if not isinstance(consent, list) or not set(consent) <= set(CONSENTS):
+            raise FedDPError(f"site {site}: privacy.json's consent is {consent!r}; write a list of {', '.join(CONSENTS)}")
         private = properties.get("private", [])
         if not isinstance(private, list) or not set(private) <= set(ROLES):
             raise FedDPError(f"site {site}: privacy.json's private is {private!r}; write a list of {', '.join(ROLES)}")
@@ -64,6 +65,5 @@ class SitePolicy:
         device = str(properties.get("device", "cpu"))
         return cls(Path(properties["data"]), device, tuple(consent), tuple(private), threads)
 
-    @property
-    def calibrates(self) -> bool:
-        return CALIBRATION in self.consent
+    def consents(self, word: str) -> bool:
+        return word in self.consent

@@ -1,5 +1,6 @@
 """The site component: one `Site` shared by a job's executors, its filters, and nobody else."""
 
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,18 @@ class SiteComponent(FLComponent):
         )
 
     def store(self, fl_ctx: FLContext) -> Store:
-        """This site's own files of this job: under its workspace, which the server does not read."""
-        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-        return Store(Path(workspace.get_root_dir()) / "feddp" / fl_ctx.get_job_id())
+        """This site's own files of this job."""
+        return Store(self.files(fl_ctx, fl_ctx.get_job_id()))
+
+    @staticmethod
+    def files(fl_ctx: FLContext, job: str) -> Path:
+        """Where this site's own files of a job lie: under its workspace, which the server does not read.
+
+        Raises:
+            FedDPError: the id would lead elsewhere.
+        """
+        require_job_id(job)
+        return Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()) / "feddp" / job
 
     def open(self, fl_ctx: FLContext, abort_signal: Signal) -> Site:
         """The site, opened once a process; `abort_signal` stops whatever it does."""
@@ -80,6 +90,12 @@ class SiteComponent(FLComponent):
     def _config(fl_ctx: FLContext) -> Path:
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         return Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
+
+
+def require_job_id(job: str) -> None:
+    """FedDPError for what is no job's id, and would lead out of the site's folder of jobs."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", str(job)):
+        raise FedDPError(f"{job!r} is no job's id; say that of the finished run")
 
 
 def site_component(fl_ctx: FLContext) -> SiteComponent:

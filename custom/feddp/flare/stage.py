@@ -1,4 +1,4 @@
-"""What the three controllers have in common: ask sites for an answer, and keep those that are good."""
+"""What the controllers have in common: ask sites for an answer, and keep those that are good."""
 
 import math
 import time
@@ -81,7 +81,7 @@ class Stage(Controller):
 
         Args:
             task: the task's name.
-            data: one message for all, the same bytes for each, or {site: message}.
+            data: one message for all, the same bytes for each, or {site: message}, which asks these sites alone.
             numbers: the scalars that an answer must hold, as finite numbers.
             check: raises FedDPError for an answer that must not count.
             facts: what the progress says of this task.
@@ -93,7 +93,8 @@ class Stage(Controller):
             FedDPError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
             Stopped: the job was aborted.
         """
-        sites = self.sites()
+        each = isinstance(data, Mapping) and not isinstance(data, Shareable)
+        sites = [site for site in self.sites() if not each or site in data]
         accepted: dict[str, Answer] = {}
         refused: dict[str, str] = {}
 
@@ -117,7 +118,7 @@ class Stage(Controller):
                 scalars = {n: answer.scalars[n] for n in numbers}
                 self.progress("answer", site=site, task=task, **facts, bytes=nbytes(answer.tensors), scalars=scalars)
 
-        parts = data.items() if isinstance(data, Mapping) and not isinstance(data, Shareable) else [(None, data)]
+        parts = [(site, data[site]) for site in sites] if each else [(None, data)]
         sent = {target: nbytes(messages.unpack(m)[0]) for site, m in parts for target in ([site] if site else sites)}
         self.progress("ask", task=task, sites=sites, **facts, bytes=sent)
         tasks = []

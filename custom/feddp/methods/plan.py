@@ -1,5 +1,6 @@
 """A run in a few words: what a job carries, and what every participant reads the same way."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
@@ -182,6 +183,13 @@ class Plan:
     def layers(self) -> dict[str, dict[str, float]]:
         """What the method adds to the network."""
         return METHODS[self.method].layers(self)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a network's file says of it (`feddp.networks.weights.load_personal`)."""
+        facts = {"network": self.network, "channels": str(self.channels), "classes": json.dumps(self.classes)}
+        facts |= {"labels": self.labels, "size": str(self.size), "method": self.method, "seed": str(self.seed)}
+        return facts | ({"layers": json.dumps(self.layers)} if self.layers else {})
 
     @property
     def phases(self) -> int:

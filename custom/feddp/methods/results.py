@@ -7,6 +7,8 @@ from feddp.methods import METHODS
 from feddp.methods.plan import Plan
 from feddp.training.metrics import METRICS, summarize
 
+RESULTS = "results.json"
+SHARED = "shared.safetensors"  # beside it: γ of the round that stage 1 handed on
 WHEN = ("before_calibration", "final")
 
 

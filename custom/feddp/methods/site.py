@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Mapping
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,12 @@ from feddp.training.store import State, Tensors
 TUNED, HEADED, CALIBRATED, PEERS = "tuned", "heads", "calibrated", "peers"
 SLOT_OF = {TRAIN: START, TUNE: TUNED, HEADS: HEADED, CALIBRATE: CALIBRATED}  # each stage's network on disk, in their order
 SLOTS = tuple(SLOT_OF.values())
+
+
+def last_network(folder: Path) -> Path | None:
+    """The file of the last network that a site's stages left in its `folder`, if there is one."""
+    files = [folder / f"{slot}.safetensors" for slot in SLOTS]
+    return next((file for file in reversed(files) if file.exists()), None)
 
 
 class Site(Trainer):

@@ -4,7 +4,6 @@ A round is a function of what the server sent, the site's stored state and the r
 before it is returned, so any process can take the next step.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -19,6 +18,7 @@ from feddp.errors import FedDPError
 from feddp.methods.plan import Plan
 from feddp.partition import Rule, chosen
 from feddp.training.calibration import mean_scores
+from feddp.training.device import usable
 from feddp.training.loop import Batch, BatchLoss, adamw, copy_of, fit_epoch, frozen
 from feddp.training.losses import segmentation_loss
 from feddp.training.seeds import seed_of
@@ -62,13 +62,7 @@ class Trainer:
                 f"site {name}: {folder.path / 'dataset.json'} says (channels, classes, labels) = {found}, the job {wanted};"
                 " submit a job for this data set, or prepare the folder for the job's"
             )
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise FedDPError(
-                f"site {name}: device {device} cannot be used ({reason}); correct it in the site's policy"
-            ) from None
+        self.device = usable(device, f"site {name}: device", "correct it in the site's policy")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
         self.method = plan.build_method()
         self.network = plan.build_network()
@@ -78,7 +72,6 @@ class Trainer:
         self.partition = plan.partition(self.network)
         _, self._first_private = self.partition.split(self.network.state_dict())
         self._loss = segmentation_loss(plan.training.loss)
-        self.device = torch.device(device)
         self.network.to(self.device)
         if self.device.type == "cpu":
             torch.use_deterministic_algorithms(True)
@@ -239,12 +232,7 @@ class Trainer:
         self.store.prune_states({round} | besides)
 
     def _save(self, slot: str) -> None:
-        plan = self.plan
-        facts = {"network": plan.network, "channels": str(plan.channels), "size": str(plan.size), "labels": plan.labels}
-        facts |= {"method": plan.method, "seed": str(plan.seed), "site": self.name}
-        if layers := plan.layers:
-            facts["layers"] = json.dumps(layers)
-        self.store.write(slot, self.network.state_dict(), classes=json.dumps(plan.classes), **facts)
+        self.store.write(slot, self.network.state_dict(), **self.plan.facts, site=self.name)
 
     def _validate(self) -> Scores:
         scores = mean_scores(self.network, self.validation)

@@ -1,8 +1,9 @@
 """Test-time training: a few parameters of a network, on images without labels; the epoch of the lowest loss is kept."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from feddp.errors import FedDPError
 from feddp.outside.losses import consistency, entropy, shape
 from feddp.outside.routing import MIXES
 from feddp.training.seeds import seed_of
-from feddp.training.settings import require_choice, require_not_negative, require_positive, setting
+from feddp.training.settings import defaults, from_settings, require_choice, require_not_negative, require_positive, setting
 
 NORMS = ("mean", "batch")
 Loss = Callable[[nn.Module, Tensor, torch.Generator], Tensor]  # (network, images (B,C,H,W), chance) -> scalar
@@ -38,6 +39,17 @@ class Settings:
         require_positive(self, "lr", "batch")
         require_choice(self, "mix", tuple(MIXES))
         require_choice(self, "norm", NORMS)
+
+
+def read_settings(values: Mapping[str, Any]) -> Settings:
+    """Settings by name, as `--set` and a job's JSON give them.
+
+    Raises:
+        FedDPError: a name is unknown, or a value cannot be read or is out of range.
+    """
+    if unknown := sorted(values.keys() - defaults(Settings).keys()):
+        raise FedDPError(f"unknown setting {unknown[0]!r}; known: {', '.join(defaults(Settings))}")
+    return from_settings(Settings, values)
 
 
 @dataclass(frozen=True)

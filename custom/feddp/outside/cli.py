@@ -1,4 +1,4 @@
-"""`feddp adapt`."""
+"""`feddp adapt`, and `feddp job-outside`, which exports the same as a FLARE job."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,16 +25,19 @@ def adapt(
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the site's masks.")] = False,
 ) -> None:
     """Adapt the models of a finished run to images without labels, and write a mask for every image."""
+    from feddp.outside import hospital
     from feddp.outside.adapt import Settings
-    from feddp.outside.hospital import adapt as run
+    from feddp.outside.models import read_models
+    from feddp.training.device import usable
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def report(epoch: int, loss: float) -> None:
         console.print(f"epoch {epoch}/{epochs}  unsupervised loss: {loss:.6f}")
 
-    settings = Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed)
-    done = run(models, images, out, how, settings, device, score, report)
+    request = hospital.Request(how, Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed), score)
+    where = usable(device, "--device", "say cpu, cuda or cuda:N")
+    done = hospital.adapt(read_models(models), str(models), images, out, request, where, report)
     kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"
     print(f"{done['images']} masks in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
     if done["empty_masks"] == done["images"]:
@@ -42,3 +45,23 @@ def adapt(
     if score:
         cells = [f"{metric} {value['mean']:.4f} ± {value['std']:.4f}" for metric, value in done["scores"].items()]
         print("; ".join(cells))
+
+
+def job_outside(
+    run: Annotated[Path, typer.Option(help="The finished run's folder: --out of `feddp run`, or what download_job brought.")],
+    newcomer: Annotated[str, typer.Option(help="The hospital that joins: its name in the federation.")],
+    out: Annotated[Path, typer.Option(help="The job folder to write; its name is the job's.")],
+    donors: Annotated[
+        str | None, typer.Option(help="Whose models it gets, comma-separated; default: all the run's sites.")
+    ] = None,
+    job_id: Annotated[str | None, typer.Option(help="The finished run's job id; default: what its results.json says.")] = None,
+    how: Annotated[str, typer.Option(help="routing, global, average, ensemble or tent.")] = "routing",
+    settings: Annotated[list[str], typer.Option("--set", help="key=value, of what `feddp adapt` has as options.")] = [],  # noqa: B006
+    score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the newcomer's masks.")] = False,
+    scope: Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")] = "feddp",
+) -> None:
+    """Export `feddp adapt` as a job: consenting sites of a finished run give their models to a hospital that has joined."""
+    from feddp.outside.job import export
+
+    names = None if donors is None else [name.strip() for name in donors.split(",") if name.strip()]
+    print(export(run, newcomer, names, out, how, settings, score, job_id, scope))

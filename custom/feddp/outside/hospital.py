@@ -1,4 +1,4 @@
-"""`feddp adapt`: a hospital's images, its masks out, and afterwards, if asked, how good they are."""
+"""A hospital's images in, its masks out, and afterwards, if asked, how good they are."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
 from feddp.errors import FedDPError
 from feddp.outside.adapt import Report, Settings
-from feddp.outside.models import Models, read_models
+from feddp.outside.models import Models
 from feddp.outside.ways import WAYS, predict, probabilities
 from feddp.predict import label_mask
 from feddp.training.metrics import THRESHOLD, measure, summarize
@@ -63,21 +63,36 @@ class Images:
         return inputs, shapes
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is wanted of the models: a way of WAYS, its settings, and whether masks are compared with the site's own afterwards.
+
+    Raises:
+        FedDPError: there is no such way.
+    """
+
+    how: str
+    settings: Settings
+    score: bool = False
+
+    def __post_init__(self):
+        if self.how not in WAYS:
+            raise FedDPError(f"--how {self.how}: there are {', '.join(WAYS)}")
+
+
 def adapt(
-    run: Path,
+    models: Models,
+    run: str,
     folder: Path,
     out: Path,
-    how: str,
-    settings: Settings,
-    device: str = "cpu",
-    score: bool = False,
+    request: Request,
+    device: torch.device,
     report: Report = lambda epoch, loss: None,
 ) -> dict[str, Any]:
-    """Adapts the models of the finished run `run` to the images of `folder`, and writes a mask for each of them to `out`.
+    """Adapts `models`, of the finished run named `run`, to the images of `folder`, and writes a mask for each of them to `out`.
 
     A mask has the image's name and size and a site's masks' values. Beside them: adapt.json, what was done; with `score`,
-    scores.json, the metrics of every image at the network's input size, and only then are masks of `folder` read. The
-    files of `run` are only read.
+    scores.json, the metrics of every image at the network's input size, and only then are masks of `folder` read.
 
     Returns:
         adapt.json's content: how, models, settings, the losses, the epoch that was kept, the numbers of images and of
@@ -85,32 +100,27 @@ def adapt(
         (`metrics.summarize`) too.
 
     Raises:
-        FedDPError: no finished run, no such way, no images, images or classes that do not fit the models, a device that
-            cannot be used, or `out` is not empty.
+        FedDPError: no images, images or classes that do not fit the models, or `out` is not empty.
     """
-    if how not in WAYS:
-        raise FedDPError(f"--how {how}: there are {', '.join(WAYS)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FedDPError(f"{out} is not empty; choose another --out, nothing is overwritten")
-    where = device_of(device)
-    found = Images.of(folder)
-    models = read_models(run)
-    _fits(found.site, models, score, folder)
+    found, settings = Images.of(folder), request.settings
+    _fits(found.site, models, request.score, folder)
     inputs, shapes = found.read(models.channels, models.size)
     started = time.monotonic()
-    adapted = WAYS[how](models, inputs, settings, where, report)
+    adapted = WAYS[request.how](models, inputs, settings, device, report)
     out.mkdir(parents=True, exist_ok=True)
     maps, empty = [], 0
-    predictions = predict(adapted.networks, inputs, settings.batch, where)
+    predictions = predict(adapted.networks, inputs, settings.batch, device)
     for file, shape, logits in zip(found.files, shapes, track(predictions, "Predicting", len(inputs)), strict=True):
         mask = label_mask(probabilities(logits, shape) > THRESHOLD, models.labels)
         write_png(out / file.name, mask)
         empty += not mask.any()
-        if score:
+        if request.score:
             maps.append(probabilities(logits, (models.size, models.size)))
     done = {
-        "how": how,
-        "run": str(run),
+        "how": request.how,
+        "run": run,
         "models": list(models.names),
         "settings": asdict(settings),
         "losses": adapted.fit.losses,
@@ -118,10 +128,10 @@ def adapt(
         "images": len(inputs),
         "empty_masks": int(empty),
         "seconds_per_image": (time.monotonic() - started) / len(inputs),
-        "device": device,
+        "device": str(device),
     }
     _write(out / "adapt.json", done)
-    return done | _scores(out, found.site, maps, models.size) if score else done
+    return done | _scores(out, found.site, maps, models.size) if request.score else done
 
 
 def _fits(site: SiteFolder | None, models: Models, score: bool, folder: Path) -> None:
@@ -145,15 +155,6 @@ def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> d
     images = {sample["stem"]: row for sample, row in zip(samples, rows, strict=True)}
     _write(out / "scores.json", {"summary": scores, "images": images})
     return {"scores": scores}
-
-
-def device_of(name: str) -> torch.device:
-    """A device that can be used. FedDPError where it cannot."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise FedDPError(f"--device {name} cannot be used ({str(error).splitlines()[0]}); say cpu, cuda or cuda:N") from None
-    return torch.device(name)
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:

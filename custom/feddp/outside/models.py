@@ -4,17 +4,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec, Tensors, average
+from feddp.methods.results import RESULTS, SHARED
 from feddp.networks import build
 from feddp.networks.weights import read_network
-from feddp.run.session import SHARED
 
-RESULTS, GLOBAL = "results.json", "global"
+GLOBAL = "global"
 FACTS = ("network", "channels", "classes", "labels", "size")
 
 
@@ -83,19 +84,13 @@ class Models:
 
 def network_files(run: Path) -> dict[str, Path]:
     """The file of each site's own network in a finished run's `--out` folder. FedDPError where the folder holds no such run."""
-    try:
-        sites = sorted(json.loads((run / RESULTS).read_text(encoding="utf-8"))["sites"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedDPError(f"{run} is no finished run ({type(error).__name__}); name the --out folder of a `feddp run`") from None
-    return {site: run / "sites" / site / "network.safetensors" for site in sites}
+    return {site: run / "sites" / site / "network.safetensors" for site in sorted(read_results(run)["sites"])}
 
 
 def read_models(run: Path) -> Models:
     """The models of a finished run, from its `--out` folder.
 
-    The personal models are the sites' final networks. The global model is what the server's last aggregate of the round that
-    stage 1 handed on says, and for tensors that the method keeps private (FedDP's queries), which the server never had, the
-    mean of the sites' final ones.
+    The personal models are the sites' final networks; the global one, `completed`.
 
     Raises:
         FedDPError: the folder holds no finished run of a federation, or one whose method gives each site layers of its own.
@@ -106,19 +101,47 @@ def read_models(run: Path) -> Models:
             f"{run} has no {SHARED}: it is no federation's run, or an older one; run `feddp run` again with a federated method"
         )
     read = {site: read_network(file) for site, file in files.items()}
-    facts = next(iter(read.values()))[1]
+    first = min(files)
+    facts = read[first][1]
+    refuse_layers(facts, run)
+    if lacking := [name for name in FACTS if name not in facts]:
+        raise FedDPError(f"{files[first]} does not say its {', '.join(lacking)}; it is no network that feddp run left")
+    shared = read_network(run / SHARED)[0]
+    personal = {site: state for site, (state, _) in read.items()}
+    return Models.of(personal, completed(shared, personal), facts)
+
+
+def read_results(run: Path) -> dict[str, Any]:
+    """results.json of a finished run.
+
+    Raises:
+        FedDPError: there is none, or it names no sites.
+    """
+    try:
+        results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+        sorted(results["sites"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedDPError(f"{run} is no finished run ({type(error).__name__}); name the --out folder of a `feddp run`") from None
+    return results
+
+
+def refuse_layers(facts: Mapping[str, str], run: Path) -> None:
+    """FedDPError where the networks that `facts` describe have layers for one site alone."""
     if "layers" in facts:
         raise FedDPError(
             f"{run}: {facts.get('method')} gives every site layers of its own, which nobody outside has; adapt another run"
         )
-    if lacking := [name for name in FACTS if name not in facts]:
-        raise FedDPError(
-            f"{next(iter(files.values()))} does not say its {', '.join(lacking)}; it is no network that feddp run left"
-        )
-    shared = read_network(run / SHARED)[0]
-    own = {site: {key: value for key, value in state.items() if key not in shared} for site, (state, _) in read.items()}
-    common = shared | average(own, dict.fromkeys(own, 1.0))
-    return Models.of({site: state for site, (state, _) in read.items()}, common, facts)
+
+
+def completed(shared: Tensors, personal: Mapping[str, Tensors]) -> Tensors:
+    """The global model: γ of the round that stage 1 handed on, and for tensors that the method keeps private (FedDP's
+    queries), which the server never had, the mean of the personal models'.
+
+    Raises:
+        FedDPError: there is no personal model, or the names of two differ.
+    """
+    own = {site: {key: value for key, value in state.items() if key not in shared} for site, state in personal.items()}
+    return shared | average(own, dict.fromkeys(own, 1.0))
 
 
 def _network(facts: Mapping[str, str]) -> nn.Module:

@@ -23,6 +23,14 @@ from feddp.run.simulator import simulator
 ENVIRONMENTS = {"sim": simulator, "poc": poc}
 
 
+def pairs(settings: Sequence[str]) -> dict[str, str]:
+    """What `--set` was given, by name. FedDPError for what is not key=value."""
+    for text in settings:
+        if "=" not in text:
+            raise FedDPError(f"--set {text}: write key=value")
+    return dict(text.split("=", 1) for text in settings)
+
+
 @dataclass(frozen=True)
 class Options:
     """A run, apart from its data.
@@ -51,12 +59,7 @@ class Options:
         Raises:
             FedDPError: an option is unknown, cannot be read or contradicts another.
         """
-        values: dict[str, Any] = {}
-        for text in self.settings:
-            name, equals, value = text.partition("=")
-            if not equals:
-                raise FedDPError(f"--set {text}: write key=value")
-            values[name] = value
+        values: dict[str, Any] = pairs(self.settings)
         if len(sites) == 1:
             values.setdefault("min_sites", 1)
         if self.method not in METHODS:

@@ -14,12 +14,11 @@ from feddp import jobs
 from feddp.errors import FedDPError
 from feddp.flare.persistor import BEST, LATEST
 from feddp.methods.plan import Plan
-from feddp.methods.site import SLOTS
+from feddp.methods.results import RESULTS, SHARED
+from feddp.methods.site import last_network
 from feddp.networks.weights import read_network
 from feddp.report import write_markdown
 from feddp.run.follow import Follower
-
-SHARED = "shared.safetensors"  # γ of the round that stage 1 handed on
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,14 @@ def run(request: Request, environment: Environment, name: str) -> dict:
     with environment(request, job) as running:
         Follower(request.plan, request.sites, running.progress).until(running.finished)
         succeeded, server = running.outcome()
-        results = server / "results.json"
+        results = server / RESULTS
         if not succeeded or not results.exists():
             raise FedDPError(f"the job failed: {_first_error(running, request.sites, server)}; log: {running.log}")
         for site in request.sites:
             bring_home(running.store(site), out / "sites" / site)
         shutil.copy(server / "progress.jsonl", out / "progress.jsonl")
         content = json.loads(results.read_text())
-        shutil.copy(_handed_on(server, content["start_round"]), out / SHARED)
+        shutil.copy(handed_on(server, content["start_round"]), out / SHARED)
     return finish(out, content)
 
 
@@ -92,23 +91,21 @@ def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
     (out / "results.md").write_text(write_markdown(results), encoding="utf-8")
     part = out / "results.part"
     part.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    part.replace(out / "results.json")
+    part.replace(out / RESULTS)
     return results
 
 
 def bring_home(store: Path, home: Path) -> None:
     """Copies what a person wants of a site's own files: its last network, its per-image metrics, its log."""
     home.mkdir(parents=True)
-    for slot in reversed(SLOTS):
-        if (store / f"{slot}.safetensors").exists():
-            shutil.copy(store / f"{slot}.safetensors", home / "network.safetensors")
-            break
+    if network := last_network(store):
+        shutil.copy(network, home / "network.safetensors")
     for name in ("images.csv", "record.jsonl"):
         if (store / name).exists():
             shutil.copy(store / name, home / name)
 
 
-def _handed_on(server: Path, round: int) -> Path:
+def handed_on(server: Path, round: int) -> Path:
     """The server's file with γ of the round that stage 1 handed on: its last or its best."""
     for file in (server / f"{name}.safetensors" for name in (LATEST, BEST)):
         if file.exists() and read_network(file)[1]["round"] == str(round):

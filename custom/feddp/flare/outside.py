@@ -1,0 +1,89 @@
+"""IOP-FL's "outside" (004, section III-C) as a workflow: consenting donors' models to a hospital that has joined.
+
+Everything travels by way of the server, which holds the models in memory while the job runs and writes none of them. The
+newcomer answers in numbers; its images and its masks stay where they are.
+"""
+
+import math
+from typing import Any
+
+from feddp.errors import FedDPError
+from feddp.flare import messages
+from feddp.flare.evaluation import is_whole
+from feddp.flare.stage import Answer, Stage
+from feddp.outside.models import GLOBAL
+
+NUMBERS = ("images", "empty_masks", "seconds")
+FIT = ("loss_before", "loss", "epoch")  # of the ways that train
+
+
+class Outside(Stage):
+    """Asks the newcomer whether it consents, the donors for their models, and hands these on.
+
+    Args:
+        newcomer: the hospital that adapts the models to its images.
+        donors: the sites that are asked for theirs.
+        job: the id of the finished job that left them.
+    """
+
+    def __init__(self, newcomer: str, donors: list[str], job: str):
+        super().__init__()
+        self.newcomer, self.donors, self.job = newcomer, donors, job
+
+    def run(self) -> None:
+        shared = self.persistor.brought(self.fl_ctx) or {}
+        self.persistor.shared_spec.check("the job", shared)
+        self._join()
+        personal, without = self._collect()
+        message = messages.pack(messages.together(personal | {GLOBAL: shared}))
+        answer = self.ask(messages.ADAPT, {self.newcomer: message}, NUMBERS, _check)[self.newcomer]
+        self.persistor.write_results(self.fl_ctx, self._results(answer, sorted(personal), without))
+        self.progress("done")
+
+    def _join(self) -> None:
+        """Nothing is asked of a donor, and nothing sent to the newcomer, before that consents."""
+        if self.newcomer not in self.sites():
+            raise FedDPError(f"the newcomer {self.newcomer} is not among the job's sites; start its client, and submit again")
+        answers = self.ask(messages.JOIN, {self.newcomer: messages.pack()}, ("consent",), _no_tensor)
+        if not answers[self.newcomer].scalars["consent"]:
+            raise FedDPError(
+                f"the newcomer {self.newcomer} does not consent: it was sent nothing;"
+                " its privacy.json must have 'outside' in `consent`"
+            )
+
+    def _collect(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """The models of the donors that gave theirs, and why the others did not."""
+
+        def check(site: str, answer: Answer) -> None:
+            if answer.scalars["consent"] or answer.tensors:
+                self.persistor.network_spec.check(site, answer.tensors)
+
+        here = [site for site in self.donors if site in self.sites()]
+        asked = {site: messages.pack() for site in here}
+        answers = self.ask(messages.GIVE_MODEL, asked, ("consent",), check) if here else {}
+        given = {site: answer.tensors for site, answer in answers.items() if answer.tensors}
+        without = dict.fromkeys(self.donors, "not among the job's sites")
+        without |= dict.fromkeys(here, "refused; progress.jsonl says why") | dict.fromkeys(answers, "does not consent")
+        without = {site: reason for site, reason in without.items() if site not in given}
+        if not given:
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in without.items())
+            raise FedDPError(f"no donor gave a model ({reasons}); a donor's privacy.json must have 'outside' in `consent`")
+        return given, without
+
+    def _results(self, answer: Answer, donors: list[str], without: dict[str, str]) -> dict[str, Any]:
+        said = {name: answer.scalars[name] for name in (*NUMBERS, *FIT, "scores") if name in answer.scalars}
+        return {"run": self.job, "newcomer": self.newcomer, "donors": donors, "without": without, **said}
+
+
+def _no_tensor(site: str, answer: Answer) -> None:
+    if answer.tensors:
+        raise FedDPError(f"site {site}: it sent {len(answer.tensors)} tensors where numbers were asked for")
+
+
+def _check(site: str, answer: Answer) -> None:
+    _no_tensor(site, answer)
+    fit = [answer.scalars[name] for name in FIT if name in answer.scalars]
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in fit):
+        raise FedDPError(f"site {site}: its losses or its epoch are not finite numbers")
+    if "scores" in answer.scalars and not is_whole(answer.scalars["scores"]):
+        raise FedDPError(f"site {site}: its scores lack a metric, or hold one that is not a finite number")

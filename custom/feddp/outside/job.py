@@ -1,0 +1,92 @@
+"""The FLARE job of a hospital that joins a consortium after a run: what `feddp job-outside` exports."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from feddp.errors import FedDPError
+from feddp.flare.site import require_job_id
+from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES, TASKS, client_config, server_config, write_job
+from feddp.methods.aggregation import Spec, Tensors
+from feddp.methods.plan import WEIGHTS, Plan
+from feddp.methods.results import SHARED
+from feddp.networks.weights import read_network
+from feddp.outside.adapt import Settings, read_settings
+from feddp.outside.hospital import Request
+from feddp.outside.models import GLOBAL, read_results, refuse_layers
+from feddp.run.options import pairs
+from feddp.run.session import handed_on
+
+
+def export(
+    run: Path,
+    newcomer: str,
+    donors: Sequence[str] | None,
+    folder: Path,
+    how: str,
+    settings: Sequence[str],
+    score: bool,
+    job: str | None = None,
+    scope: str = SCOPE,
+) -> Path:
+    """Writes a ready-to-submit job folder, replacing an earlier one of ours; returns it.
+
+    The server's app brings γ along; a site's brings nothing: what the newcomer gets, it gets after it has consented.
+
+    Args:
+        run: the folder of the finished run, with results.json and γ: in shared.safetensors, or as the server left it.
+        newcomer: the name of the hospital that joins.
+        donors: the sites of the run whose models it gets; None for all of them.
+        settings: of `feddp.outside.adapt.Settings`, as `key=value`.
+        score: whether the newcomer measures afterwards, against its own masks.
+        job: the finished run's id; what its results.json says if None.
+
+    Raises:
+        FedDPError: no finished federation's run, a donor that had no part in it, an option that cannot be, a method that
+            gives each site layers of its own, or the folder holds something else.
+    """
+    request = Request(how, read_settings(pairs(settings)), score)
+    results = read_results(run)
+    plan, shared = _plan(run, results)
+    donors = sorted(set(results["sites"]) - {newcomer} if donors is None else set(donors))
+    if unknown := [site for site in donors if site not in results["sites"]]:
+        raise FedDPError(f"--donors {unknown[0]}: no site of {run}; there are {', '.join(sorted(results['sites']))}")
+    if not donors or newcomer in donors or GLOBAL in (newcomer, *donors):
+        raise FedDPError(f"--newcomer {newcomer} --donors {','.join(donors)}: name a donor beside it, and none {GLOBAL!r}")
+    job = job or results.get("job")
+    if job is None:
+        raise FedDPError(f"{run} does not say its job's id (an older run); name it with --job-id")
+    require_job_id(job)
+    workflow = {"newcomer": newcomer, "donors": donors, "job": job}
+    task = {"job": job, "how": how, "settings": _changed(request.settings), "score": score}
+    return write_job(
+        folder,
+        scope,
+        [newcomer, *donors],
+        {"min_clients": 2, "mandatory_clients": [newcomer]},
+        server_config(plan, [{"id": "outside", "path": SERVER_CLASSES["outside"], "args": workflow}]),
+        client_config(
+            plan, [{"tasks": TASKS["outside"], "executor": {"path": SITE_CLASSES["outside"], "args": task}}], filters=[]
+        ),
+        {"app_server": shared},
+    )
+
+
+def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
+    """The run's plan as this job carries it, and γ."""
+    if not results.get("federated"):
+        raise FedDPError(f"{run} is no federation's run, so no site holds a model; name another")
+    known = {field.name for field in fields(Plan)} & results.keys()
+    plan = Plan.from_json({name: results[name] for name in known} | {"sites": sorted(results["sites"])})
+    refuse_layers(plan.facts, run)
+    file = run / SHARED if (run / SHARED).exists() else handed_on(run, results["start_round"])
+    shared = read_network(file)[0]
+    network = plan.build_network()
+    Spec.of(network.state_dict(), plan.partition(network).shared).check(str(file), shared)
+    # one donor is enough, and an adaptation may take longer than a round was given
+    return replace(plan, weights=WEIGHTS, settings=plan.settings | {"min_sites": 1, "task_timeout": 0}), shared
+
+
+def _changed(settings: Settings) -> dict[str, Any]:
+    return {name: value for name, value in asdict(settings).items() if value != getattr(Settings(), name)}

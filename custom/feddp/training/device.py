@@ -1,0 +1,22 @@
+"""Whether this machine has the device that somebody named."""
+
+import torch
+
+from feddp.errors import FedDPError
+
+
+def usable(name: str, called: str, remedy: str) -> torch.device:
+    """The device `name`: "cpu", "cuda" or "cuda:N".
+
+    Args:
+        called: what the error calls it, `site A: device` say.
+        remedy: what the error says to do.
+
+    Raises:
+        FedDPError: it is not there.
+    """
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise FedDPError(f"{called} {name} cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
+    return torch.device(name)

@@ -1,0 +1,448 @@
+"""The job for a hospital that joins after a run: what is exported, who must consent, what leaves, and what is refused."""
+
+import json
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from test_stage import SUMMARY, Run
+from typer.testing import CliRunner
+
+from feddp.cli import app
+from feddp.errors import FedDPError
+from feddp.flare import messages
+from feddp.flare.filters import PrivateTensorGuard
+from feddp.flare.outside import Outside
+from feddp.flare.outside_executor import OutsideExecutor
+from feddp.flare.site import SiteComponent
+from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
+from feddp.methods.plan import WEIGHTS, Plan
+from feddp.networks.weights import save_network
+from feddp.outside import hospital as outside_hospital
+
+JOB = "0af-1"
+PRIVATE = ("q.weight", "q.bias")
+DONORS, NEWCOMER = ["A", "B"], "N"
+
+
+def state_of(plan, seed):
+    """A whole network whose every tensor is its own: what a site's last stage left."""
+    chance = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.rand(value.shape, generator=chance) if value.is_floating_point() else value
+        for name, value in plan.build_network().state_dict().items()
+    }
+
+
+@pytest.fixture
+def plan(toy, plan_for):
+    return plan_for(network=toy, sites=("A", "B", "C"))
+
+
+@pytest.fixture
+def run(plan, tmp_path):
+    """The lead's folder of a finished FedDP run of three sites: results and γ, no network of a site."""
+    folder = tmp_path / "run"
+    shared = {name: value for name, value in state_of(plan, 0).items() if name not in PRIVATE}
+    save_network(folder / "shared.safetensors", shared, {"round": "2"})
+    results = plan.to_json() | {"sites": dict.fromkeys("ABC", {}), "federated": True, "start_round": 2, "job": JOB}
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+def export(run, out, *words):
+    arguments = ["job-outside", "--run", run, "--newcomer", NEWCOMER, "--out", out, *words]
+    done = CliRunner().invoke(app, [str(word) for word in arguments])
+    if isinstance(done.exception, FedDPError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def configs(job):
+    return [json.loads((job / f"app_{side}/config/config_fed_{side}.json").read_text()) for side in ("server", "client")]
+
+
+# --- export --------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_names_who_takes_part_and_only_the_server_brings_the_shared_tensors(run, tmp_path, plan):
+    """FLARE starts the job with the newcomer and any donor. γ waits at the server for the newcomer's consent."""
+    job = export(
+        run, tmp_path / "late", "--donors", "A,B", "--how", "tent", "--set", "epochs=3", "--set", "lr=0.001", "--score"
+    )
+    meta = json.loads((job / "meta.json").read_text())
+    assert meta["name"] == "late"
+    assert meta["scope"] == "feddp"
+    assert (meta["min_clients"], meta["mandatory_clients"]) == (2, [NEWCOMER])
+    assert meta["deploy_map"] == {"app_server": ["server"], "app_client": ["A", "B", "N"]}
+    server, client = configs(job)
+    (workflow,) = server["workflows"]
+    assert workflow["args"] == {"newcomer": NEWCOMER, "donors": DONORS, "job": JOB}
+    (executor,) = client["executors"]
+    assert executor["tasks"] == ["join", "give_model", "adapt"]
+    # 0.001 is the default
+    assert executor["executor"]["args"] == {"job": JOB, "how": "tent", "settings": {"epochs": 3}, "score": True}
+    carried = [Plan.from_json(config["components"][0]["args"]["plan"]) for config in (server, client)]
+    assert carried[0] == carried[1]
+    assert carried[0].facts == plan.facts
+    assert carried[0].federation.min_sites == 1
+    assert carried[0].initial(job / "app_server/config").keys() == state_of(plan, 0).keys() - set(PRIVATE)
+    assert [p.name for p in job.rglob("*.safetensors")] == [WEIGHTS]
+
+
+def test_the_folder_names_only_classes_that_participants_allow(run, tmp_path):
+    for config, allowed in zip(configs(export(run, tmp_path / "late")), (SERVER_CLASSES, SITE_CLASSES), strict=True):
+        paths = {part.split('"')[0] for part in json.dumps(config).split('"path": "')[1:]}
+        assert len(paths) == 2
+        assert paths <= set(allowed.values())
+
+
+def test_donors_are_all_the_runs_sites_unless_named_but_never_the_newcomer(run, tmp_path):
+    server, _ = configs(export(run, tmp_path / "a"))
+    assert server["workflows"][0]["args"]["donors"] == ["A", "B", "C"]
+    server, _ = configs(export(run, tmp_path / "b", "--newcomer", "C", "--job-id", "another"))
+    assert server["workflows"][0]["args"] == {"newcomer": "C", "donors": DONORS, "job": "another"}
+
+
+def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
+    """The server leaves its latest round and its best: the one that stage 1 handed on is taken, round 2."""
+    (run / "shared.safetensors").rename(run / "shared_best.safetensors")
+    save_network(run / "shared_latest.safetensors", {"other": torch.zeros(1)}, {"round": "3"})
+    job = export(run, tmp_path / "late")
+    carried = (job / "app_server/config" / WEIGHTS).read_bytes()
+    assert b"head.weight" in carried
+    assert b"other" not in carried
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--donors", "A,X"], "--donors X: no site of .*; there are A, B, C"),
+        (["--newcomer", "A", "--donors", "A"], "name a donor beside it"),
+        (["--donors", ","], "name a donor beside it"),
+        (["--newcomer", "global"], "none 'global'"),
+        (["--how", "magic"], "--how magic: there are routing, global"),
+        (["--set", "speed=1"], "unknown setting 'speed'; known: epochs, lr"),
+        (["--set", "epochs"], "--set epochs: write key=value"),
+        (["--set", "epochs=-1"], "epochs=-1"),
+        (["--job-id", "../other"], "'../other' is no job's id"),
+    ],
+)
+def test_a_wrong_job_is_refused_before_it_is_written(run, tmp_path, words, message):
+    with pytest.raises(FedDPError, match=message):
+        export(run, tmp_path / "x", *words)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"job": None}, "does not say its job's id .* --job-id"),
+        ({"federated": False}, "no federation's run"),
+        ({"method": "fedlc", "settings": {}, "stages": ["train"]}, "fedlc gives every site layers of its own"),
+        ({"method": "fedavg", "settings": {}, "stages": ["train"]}, "2 wrong tensor names: q.bias is missing"),
+    ],
+)
+def test_a_run_that_nobody_outside_can_use_is_refused(run, tmp_path, plan_for, change, message):
+    results = json.loads((run / "results.json").read_text()) | change
+    if change.get("method") == "fedlc":
+        results["network"] = plan_for().network  # the toy has no decoder to calibrate
+    (run / "results.json").write_text(json.dumps(results))
+    with pytest.raises(FedDPError, match=message):
+        export(run, tmp_path / "x")
+
+
+# --- a site --------------------------------------------------------------------------------------------------------
+
+
+class Hospital:
+    """A site's process: its executor, and the guard of its privacy.json behind it."""
+
+    def __init__(self, name, plan, root, consent, data="nowhere", private=(), **task):
+        self.name, self.root, self.component = name, root / name, SiteComponent(plan.to_json())
+        task = {"job": JOB, "how": "routing", "settings": {"epochs": 1}, "score": False} | task
+        self.executor = OutsideExecutor(**task)
+        self.fl_ctx = FLContext()
+        self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
+        self.fl_ctx.get_identity_name = lambda *a, **k: name
+        workspace = SimpleNamespace(get_root_dir=lambda: str(self.root))
+        properties = {"data": str(data), "consent": list(consent), "private": list(private)}
+        self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "late", private=False)
+        self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
+        self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
+
+    def left(self, state, slot="calibrated", **facts):
+        """What an earlier job left here."""
+        facts = self.component.plan.facts | facts
+        save_network(self.root / "feddp" / JOB / f"{slot}.safetensors", state, facts)
+        return self
+
+    def execute(self, task, tensors=None):
+        return self.executor.execute(task, messages.pack(tensors), self.fl_ctx, Signal())
+
+    def said(self):
+        return (self.root / "feddp/late/record.jsonl").read_text()
+
+    def guarded(self, task, message):
+        self.fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
+        return PrivateTensorGuard().process(message, self.fl_ctx)
+
+    def answer(self, task, tensors=None):
+        """As FLARE has it: what the guard will not let out is an error's code."""
+        try:
+            return self.guarded(task, self.execute(task, tensors))
+        except FedDPError:
+            reply = messages.pack()
+            reply.set_return_code(ReturnCode.TASK_RESULT_FILTER_ERROR)
+            return reply
+
+
+@pytest.fixture
+def hospital(plan, tmp_path):
+    return partial(Hospital, plan=plan, root=tmp_path)
+
+
+def test_a_consenting_donor_gives_the_network_of_its_last_stage(hospital, plan):
+    donor = hospital("A", consent=["outside"]).left(state_of(plan, 1), "start").left(state_of(plan, 2))
+    tensors, scalars = messages.unpack(donor.answer(messages.GIVE_MODEL))
+    assert scalars == {"consent": True}
+    expected = state_of(plan, 2)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("consent", [[], ["calibration"]])
+def test_a_donor_without_consent_gives_nothing(hospital, plan, consent):
+    """The word for the calibration exchange is another."""
+    donor = hospital("A", consent=consent).left(state_of(plan, 1))
+    assert messages.unpack(donor.execute(messages.GIVE_MODEL)) == ({}, {"consent": False})
+    assert messages.unpack(donor.execute(messages.JOIN)) == ({}, {"consent": False})
+
+
+def test_a_newcomer_without_consent_refuses_what_it_is_sent(hospital, plan, tiny_root):
+    newcomer = hospital(NEWCOMER, consent=["calibration"], data=tiny_root / "site-1")
+    sent = messages.together({"A": state_of(plan, 1), "global": state_of(plan, 2)})
+    assert newcomer.execute(messages.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert "site N does not consent" in newcomer.said()
+    assert not (newcomer.root / "feddp/late/masks").exists()
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"), [(None, "job 0af-1 left no network here"), ({"classes": '["polyp"]'}, 'classes=["polyp"], not')]
+)
+def test_a_donor_that_cannot_give_says_why_at_home_alone(hospital, plan, facts, message):
+    donor = hospital("A", consent=["outside"])
+    if facts:
+        donor.left(state_of(plan, 1), **facts)
+    assert donor.execute(messages.GIVE_MODEL).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert message in json.loads(donor.said())["message"]
+    assert bool(facts) == (donor.root / "feddp" / JOB).exists(), "asking made no folder"
+
+
+@pytest.mark.parametrize("wrong", [{"job": "../../elsewhere"}, {"how": "magic"}, {"settings": {"speed": 1}}])
+def test_a_job_edited_by_hand_is_refused_by_the_site(hospital, wrong):
+    with pytest.raises(FedDPError, match="elsewhere|magic|speed"):
+        hospital("A", consent=["outside"], **wrong)
+
+
+def _without(state, name):
+    return {key: value for key, value in state.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda state: state | {"pixels": torch.zeros(3)}, r"1 tensors that may not leave \(pixels"),
+        (lambda state: _without(state, "q.bias"), "q.bias is missing"),
+        (lambda state: state | {"q.bias": torch.zeros(5)}, r"q.bias is \(5,\)"),
+        (lambda state: state | {"q.bias": torch.full((4,), float("nan"))}, "not finite"),
+        (lambda state: state | {"q.bias": b"patient 17"}, "no tensor"),
+    ],
+)
+def test_the_guard_lets_exactly_a_network_out(hospital, plan, edit, message):
+    donor = hospital("A", consent=["outside"])
+    with pytest.raises(FedDPError, match=message):
+        donor.guarded(messages.GIVE_MODEL, messages.pack(edit(state_of(plan, 1)), consent=True))
+
+
+def test_the_guard_asks_for_this_consent_and_heeds_what_never_leaves(hospital, plan):
+    message = messages.pack(state_of(plan, 1), consent=True)
+    assert messages.unpack(hospital("A", consent=["outside"]).guarded(messages.GIVE_MODEL, message))[0]
+    with pytest.raises(FedDPError, match="does not consent to the outside exchange"):
+        hospital("A", consent=["calibration"]).guarded(messages.GIVE_MODEL, message)
+    with pytest.raises(FedDPError, match="2 tensors that may not leave"):
+        hospital("A", consent=["outside"], private=["query"]).guarded(messages.GIVE_MODEL, message)
+    with pytest.raises(FedDPError, match="does not consent to the calibration exchange"):
+        hospital("A", consent=["outside"]).guarded(messages.COLLECT, message)
+
+
+@pytest.mark.parametrize("task", [messages.JOIN, messages.ADAPT])
+def test_the_guard_lets_no_tensor_of_the_newcomer_out(hospital, task):
+    newcomer = hospital(NEWCOMER, consent=["outside", "calibration"])
+    with pytest.raises(FedDPError, match=f"task {task} tried to send 1 tensors"):
+        newcomer.guarded(task, messages.pack({"q.bias": torch.zeros(4)}, images=2))
+    with pytest.raises(FedDPError, match="'patient' among its scalars"):
+        newcomer.guarded(task, messages.pack(patient=17))
+
+
+# --- the server ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(run, tmp_path):
+    """Runs the workflow of the exported job against `answer(site, task, tensors, scalars)`."""
+
+    def start(answer, sites=("A", "B", "N")):
+        job = export(run, tmp_path / "late", "--donors", "A,B")
+        (workflow,) = configs(job)[0]["workflows"]
+        carried = Plan.from_json(configs(job)[0]["components"][0]["args"]["plan"])
+        folder = job / "app_server/config"
+        return Run(folder, carried, list(sites), answer).run(lambda: Outside(**workflow["args"]))
+
+    return start
+
+
+def good(plan, **changes):
+    """Everyone consents; `changes` are functions of the site's answer, by site and task."""
+
+    def answer(site, task, tensors, scalars):
+        if task == messages.JOIN:
+            reply = messages.pack(consent=True)
+        elif task == messages.GIVE_MODEL:
+            reply = messages.pack(state_of(plan, ord(site)), consent=True)
+        else:
+            reply = messages.pack(images=3, empty_masks=1, seconds=0.5, loss_before=0.7, loss=0.25, epoch=2)
+        change = changes.get(f"{site}_{task}")
+        return reply if change is None else change(*messages.unpack(reply))
+
+    return answer
+
+
+def no(tensors, scalars):
+    return messages.pack(consent=False)
+
+
+def test_the_newcomer_is_sent_the_donors_models_and_the_shared_tensors_and_answers_in_numbers(server, plan):
+    """C took part in the run and is no donor. Nothing of a donor's is in the server's folder afterwards."""
+    done = server(good(plan))
+    assert done.panics == []
+    sent = [(task, target) for task, targets, _ in done.sent for target in targets]
+    assert sent == [("join", "N"), ("give_model", "A"), ("give_model", "B"), ("adapt", "N")]
+    models = messages.by_site(messages.unpack(done.sent[-1][2])[0])
+    assert models.keys() == {"A", "B", "global"}
+    assert models["global"].keys() == state_of(plan, 0).keys() - set(PRIVATE)
+    for site in DONORS:
+        assert all(torch.equal(models[site][name], value) for name, value in state_of(plan, ord(site)).items())
+    assert all(not messages.unpack(data)[0] for task, _, data in done.sent if task != "adapt")
+    results = json.loads((done.folder / "results.json").read_text())
+    assert results == {
+        **{"job": "job", "run": JOB, "newcomer": "N", "donors": DONORS, "without": {}},
+        **{"images": 3, "empty_masks": 1, "seconds": 0.5, "loss_before": 0.7, "loss": 0.25, "epoch": 2},
+    }
+    files = [path.read_bytes() for path in done.folder.rglob("*") if path.is_file()]
+    assert any(state_of(plan, 0)["head.weight"].numpy().tobytes() in content for content in files), "the control"
+    for site in DONORS:
+        value = state_of(plan, ord(site))["head.weight"].numpy().tobytes()
+        assert not any(value in content for content in files)
+
+
+def test_without_the_newcomers_consent_no_donor_is_asked_and_nothing_is_sent(server, plan):
+    done = server(good(plan, N_join=no))
+    assert [task for task, _, _ in done.sent] == ["join"]
+    assert "the newcomer N does not consent: it was sent nothing" in done.panics[0]
+    assert not (done.folder / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (no, "does not consent"),
+        (lambda tensors, scalars: messages.pack(_without(tensors, "q.bias"), consent=True), "refused"),
+        (lambda tensors, scalars: messages.pack({}, consent=True), "refused"),
+        (lambda tensors, scalars: messages.pack(tensors | {"q.bias": torch.full((4,), torch.inf)}, consent=True), "refused"),
+        (lambda tensors, scalars: messages.pack(tensors | {"q.bias": torch.zeros(3)}, consent=False), "refused"),
+        (lambda tensors, scalars: None, "refused"),
+    ],
+)
+def test_a_donor_that_gives_nothing_or_the_wrong_thing_is_left_out(server, plan, change, reason):
+    done = server(good(plan, A_give_model=change))
+    assert done.panics == []
+    models = messages.by_site(messages.unpack(done.sent[-1][2])[0])
+    assert models.keys() == {"B", "global"}
+    results = json.loads((done.folder / "results.json").read_text())
+    assert results["donors"] == ["B"]
+    assert results["without"].keys() == {"A"}
+    assert results["without"]["A"].startswith(reason)
+    assert len(done.progress("refused")) == (reason == "refused")
+
+
+def test_without_a_donor_the_job_ends_with_one_error(server, plan):
+    """Nobody consents; nobody's network is whole; nobody came; and no newcomer came."""
+    done = server(good(plan, A_give_model=no, B_give_model=no))
+    assert len(done.panics) == 1
+    assert "no donor gave a model (A: does not consent; B: does not consent); a donor's privacy.json" in done.panics[0]
+    empty = {f"{site}_give_model": lambda *_: messages.pack(consent=True) for site in DONORS}
+    assert "give_model: 0 of 2 sites answered well" in server(good(plan, **empty)).panics[0]
+    done = server(good(plan), sites=["N"])
+    assert "A: not among the job's sites; B: not among the job's sites" in done.panics[0]
+    assert [task for task, _, _ in done.sent] == ["join"]
+    assert "the newcomer N is not among the job's sites" in server(good(plan), sites=DONORS).panics[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, scalars: messages.pack({"image": torch.zeros(3)}, **scalars),
+        lambda tensors, scalars: messages.pack(**scalars | {"images": "17"}),
+        lambda tensors, scalars: messages.pack(**scalars | {"loss": float("nan")}),
+        lambda tensors, scalars: messages.pack(**scalars, scores={"dice": {"mean": 0.5}}),
+    ],
+)
+def test_an_answer_of_the_newcomers_that_is_not_numbers_is_refused(server, plan, change):
+    done = server(good(plan, N_adapt=change))
+    assert "adapt: 0 of 1 sites answered well" in done.panics[0]
+    assert not (done.folder / "results.json").exists()
+
+
+def test_scores_are_in_the_results_where_they_were_asked_for(server, plan):
+    done = server(good(plan, N_adapt=lambda tensors, scalars: messages.pack(**scalars, scores=SUMMARY)))
+    assert json.loads((done.folder / "results.json").read_text())["scores"] == SUMMARY
+
+
+# --- all of them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("score", [False, True])
+def test_the_job_is_feddp_adapt_bit_for_bit(server, hospital, run, plan, tiny_root, tmp_path, score, monkeypatch):
+    """Executors behind their guards, in one process. The newcomer's masks are `feddp adapt`'s on the networks that the donors
+    took home, γ completed by the mean of these two; its own labels are read only when it is asked for scores."""
+    data = tiny_root / "site-1"
+    sites = {site: hospital(site, consent=["outside"]).left(state_of(plan, ord(site))) for site in DONORS}
+    sites[NEWCOMER] = hospital(NEWCOMER, consent=["outside"], data=data, score=score)
+    loaded = []
+    load = outside_hospital.load
+    monkeypatch.setattr(outside_hospital, "load", lambda *arguments: loaded.append(arguments) or load(*arguments))
+    done = server(lambda site, task, tensors, scalars: sites[site].answer(task, tensors))
+    assert done.panics == []
+    assert len(loaded) == score
+
+    for site in DONORS:
+        save_network(run / "sites" / site / "network.safetensors", state_of(plan, ord(site)), plan.facts)
+    (run / "results.json").write_text(json.dumps({"sites": dict.fromkeys(DONORS)}))
+    words = ["adapt", "--models", run, "--images", data, "--out", tmp_path / "masks", "--epochs", 1]
+    assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 0
+    masks = sites[NEWCOMER].root / "feddp/late/masks"
+    expected, found = ({p.name: p.read_bytes() for p in folder.glob("*.png")} for folder in (tmp_path / "masks", masks))
+    assert found == expected
+    assert len(found) == 2
+    here, there = (json.loads((folder / "adapt.json").read_text()) for folder in (tmp_path / "masks", masks))
+    assert here["losses"] == there["losses"]
+    assert there["models"] == ["A", "B", "global"]
+    results = json.loads((done.folder / "results.json").read_text())
+    assert results["loss"] == min(here["losses"])
+    assert ("scores" in results) == score
