@@ -99,12 +99,12 @@ def _check(request: Request) -> tuple[list[Variant], list[str]]:
 
 
 def _methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[Table]:
-    """Table I or II with the test of its best two, and the same for two more metrics."""
+    """Table I or II with the test of its best two, and the same for the other metrics."""
     rows = [((label,), result, FINAL) for label, result in named.items()]
     title = "Table I / II: the methods"
     first = scores_table("methods", title, ("Method",), rows, ("dice", "assd"), sites, seeds, per_site=True)
-    title = "The methods by IoU and HD95"
-    more = scores_table("methods_more", title, ("Method",), rows, ("iou", "hd95"), sites, seeds, per_site=True)
+    title = "The methods by IoU, HD95 and HD"
+    more = scores_table("methods_more", title, ("Method",), rows, ("iou", "hd95", "hd"), sites, seeds, per_site=True)
     test = sentence({label: scores(result, sites) for label, result in named.items() if result.folders and result.competes})
     start = "Methods without a stage at home hand on the best round on the selection split, the others the last (Algorithm 1)."
     return [replace(first, notes=(test, start, *first.notes)), more, spread_table(named, sites)]

@@ -15,6 +15,7 @@ SHOWN = {
     "iou": ("IoU (%)", 100, max),
     "assd": ("ASSD (pix.)", 1, min),
     "hd95": ("HD95 (pix.)", 1, min),
+    "hd": ("HD (pix.)", 1, min),
 }
 BLANK = "—"
 OPTIMISTIC = "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
