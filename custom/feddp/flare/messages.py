@@ -21,7 +21,7 @@ EVALUATE = "evaluate"
 # every number that an answer may hold, by name
 SCALARS = frozenset(METRICS) | {
     *("round", "phase", "loss", "samples", "seconds", "consent", "iou_before", "epoch"),
-    *("before_calibration", "final", "peers", "mean", "std", "n"),
+    *("before_calibration", "final", "volumes", "peers", "mean", "std", "n"),
 }
 
 
