@@ -39,6 +39,19 @@ def write_run(
     return folder
 
 
+def write_cases(folder: Path, dice) -> Path:
+    """Adds volumes to a run of `write_run`: {site: {slot: {case: Dice}}}."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    for site, slots in dice.items():
+        results["sites"][site]["volumes"] = {}
+        with open(folder / "sites" / site / "cases.csv", "w", newline="", encoding="utf-8") as handle:
+            writer = csv.writer(handle)
+            writer.writerow(["network", "case", "dice", "iou"])
+            writer.writerows((s, case, d, d / (2 - d)) for s, cases in slots.items() for case, d in cases.items())
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    return folder
+
+
 def federation(rounds: int, home: bool) -> list[dict]:
     """The events of a run: 100 bytes to and from each site a round, 2 s a round; at home 3 bytes each way and 5 s."""
     events, now = [], 0.0

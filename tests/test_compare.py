@@ -72,6 +72,9 @@ def test_methods_leave_tables_and_curves(compare, fake, tmp_path, strange, monke
     assert {key: float(row[f"Dice (%) {key}"]) for key in expected} == pytest.approx(expected)
     assert float(row["ASSD (pix.) Average"]) == pytest.approx(4.65)
     assert "Average" in (out / "table_methods_more.tex").read_text()
+    more = {r["Method"]: r for r in read(out / "table_methods_more.csv")}["feddp"]
+    assert [float(more[f"{metric} (pix.) Average"]) for metric in ("HD95", "HD")] == pytest.approx([4.65, 4.65])
+    assert not (out / "table_volumes.csv").exists()
 
     found = sections(out)
     head = next(iter(found.values()))

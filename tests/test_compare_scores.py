@@ -3,12 +3,13 @@
 import csv
 
 import pytest
-from compare_runs import SITES, federation, write_run
+from compare_runs import SITES, federation, write_cases, write_run
 
+from feddp.compare.comparison import _methods_tables
 from feddp.compare.efficiency import inference_ms
 from feddp.compare.progress import curves, home_seconds, mean_curve, read_events, traffic, train_seconds
 from feddp.compare.runs import Result
-from feddp.compare.scores import BEFORE, FINAL, scores
+from feddp.compare.scores import BEFORE, CASE, FINAL, scores
 from feddp.compare.statistics import best_two, compare_images, sentence
 from feddp.compare.tables import Table, Value, scores_table, spread_table
 from feddp.errors import FedDPError
@@ -154,6 +155,56 @@ def test_seeds_on_different_images_are_refused(result):
     other = {**ONE[1], "site-2": {"start": {"a": 0.6, "c": 0.7}}}
     with pytest.raises(FedDPError, match="site-2: the seeds were tested on different images"):
         scores(result("x", [ONE[0], other]), list(SITES))
+
+
+def with_cases(result, dice: list):
+    for folder, seed in zip(result.folders.values(), dice, strict=True):
+        write_cases(folder, seed)
+    return result
+
+
+def test_cases_take_the_images_place(result):
+    """`one` by case, over two seeds: site-1's case x is 0.4 and 0.6, mean 0.5, y 0.7: 0.6 ± 0.1; site-2's one case 0.8. Average
+    0.7 ± 0.1; by seed (0.55 + 0.8)/2 = 0.675 and (0.65 + 0.8)/2 = 0.725, ± 0.025. IoU, at site-2: 0.8/1.2 = 2/3. `old` was run
+    before there were volumes, `partly` has them at one site. Its images' Dice is what it was."""
+    seeds = [{"site-1": {"start": {"x": x, "y": 0.7}}, "site-2": {"start": {"z": 0.8}}} for x in (0.4, 0.6)]
+    one = with_cases(result("one", ONE), seeds)
+    old = result("old", OTHER)
+    partly = with_cases(result("partly", OTHER), [{"site-1": seed["site-1"]} for seed in seeds])
+    more = _methods_tables({"one": one, "old": old, "partly": partly}, list(SITES), 2)
+    table = more[-1]
+    assert table.name == "volumes"
+    assert table.heads[1:6] == (*(f"Dice (%) {c}" for c in (*SITES, "Average", "± seeds")), "IoU (%) site-1")
+    cells = [[str(cell) for cell in row] for row in table.rows]
+    assert cells[0][:5] == ["one", "60.00 ± 10.00", "80.00 ± 0.00", "70.00 ± 10.00", "2.50"]
+    assert cells[0][6] == "66.67 ± 0.00"
+    assert cells[1] == ["old", *["—"] * 8]
+    assert cells[2][:5] == ["partly", "60.00 ± 10.00", *["—"] * 3]
+    assert str(more[0].rows[0][1]) == "80.00 ± 10.00"
+    assert "one volume" in table.markdown()
+
+
+def test_runs_without_volumes_have_no_table_of_them(result):
+    tables = _methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), 2)
+    assert [table.name for table in tables] == ["methods", "methods_more", "spread"]
+
+
+def test_the_cases_of_the_network_before_and_after(result):
+    slots = {"tuned": {"a": 0.6}, "calibrated": {"a": 0.7}}
+    found = with_cases(
+        result("x", [dict.fromkeys(SITES, slots)]), [{"site-1": {"tuned": {"x": 0.1}, "calibrated": {"x": 0.2}}}]
+    )
+    means = [scores(found, ["site-1"], when, CASE).average["dice"]["mean"] for when in (BEFORE, FINAL)]
+    assert means == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("text", [None, "", "network,case\nstart,x\n"])
+def test_a_broken_table_of_cases_is_named(result, text):
+    made = with_cases(result("x", [ONE[0]]), [{"site-2": {"start": {"z": 0.8}}}])
+    path = made.folders[0] / "sites/site-2/cases.csv"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(FedDPError, match="site-2/cases.csv .* case"):
+        scores(made, list(SITES), kind=CASE)
 
 
 @pytest.mark.parametrize("text", [None, "", "network,image\nstart,a\n", "network,image,dice\n"])

@@ -65,6 +65,7 @@ PROBLEMS = {
     "no dataset.json": (lambda s: (s / "dataset.json").unlink(), "dataset.json", "is missing"),
     "bad json": (lambda s: (s / "dataset.json").write_text("{"), "dataset.json", "is not readable JSON"),
     "bad labels": (lambda s: facts(s, labels="other"), "dataset.json", 'labels is "other"'),
+    "bad volumes": (lambda s: facts(s, volumes=True), "dataset.json", "volumes is true"),
     "bad unseen": (lambda s: facts(s, unseen="yes"), "dataset.json", 'unseen is "yes"'),
 }
 

@@ -88,6 +88,8 @@ def test_wrong_pixels_are_not_written(tmp_path, image, mask, message):
         ("dataset.json", json.dumps(FACTS | {"channels": True}), "channels is true"),
         ("dataset.json", json.dumps(FACTS | {"classes": []}), "classes is"),
         ("dataset.json", json.dumps(FACTS | {"labels": "both"}), 'labels is "both"'),
+        ("dataset.json", json.dumps(FACTS | {"volumes": "case"}), 'volumes is "case". Make it "patient", or leave it out'),
+        ("dataset.json", json.dumps(FACTS | {"volumes": None}), "volumes is null"),
         ("split.csv", "image;patient;split\n", "header 'image;patient;split'"),
         ("split.csv", "image,patient,split\na,p,train\nb,p,test\n", "patient p is in train and test"),
         ("split.csv", "image,patient,split\na,p,trian\n", "split 'trian'"),
@@ -116,6 +118,12 @@ def test_a_spreadsheets_byte_order_mark_is_read(tmp_path):
     write_site(tmp_path / "A", FACTS, samples())
     (tmp_path / "A" / "split.csv").write_text("image,patient,split\r\ni0, p0, val\r\n", encoding="utf-8-sig")
     assert SiteFolder.open(tmp_path / "A").rows == (Row("i0", "p0", "val"),)
+
+
+def test_a_patients_images_are_a_volume_only_where_the_folder_says_so(tmp_path):
+    for name, said in (("pictures", {}), ("slices", {"volumes": "patient"})):
+        write_site(tmp_path / name, FACTS | said, samples())
+        assert SiteFolder.open(tmp_path / name).volumes is (name == "slices")
 
 
 def test_find_sites_takes_a_root_only(tmp_path):

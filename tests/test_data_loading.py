@@ -52,7 +52,7 @@ def test_at_native_size_pixels_are_normalised_and_classes_nested(tmp_path):
     """size 8 of 8: no resampling, so image = (x - mean) / std of each channel (population std); map c is mask >= c."""
     folder, rows = site(tmp_path / "A")
     samples = load(folder, "train", 8)
-    assert [sample["stem"] for sample in samples] == [row[0] for row in rows]
+    assert [(sample["stem"], sample["patient"]) for sample in samples] == [row[:2] for row in rows]
     for sample, (*_, image, mask) in zip(samples, rows, strict=True):
         x = image.astype(np.float64).transpose(2, 0, 1)
         expected = (x - x.mean((1, 2), keepdims=True)) / x.std((1, 2), keepdims=True)

@@ -148,6 +148,7 @@ def test_lgg_leaves_out_other_hospitals_and_says_so(tmp_path):
     notes = PREPARE["lgg"](lgg_tree(tmp_path / "in", ("CS", "DU", "EZ", "FG", "HT")), tmp_path / "out", None, 0)
     assert notes == ["Left out, not of this federation: EZ (3 images)"]
     assert [site.name for site in find_sites(tmp_path / "out")] == ["CS", "DU", "FG", "HT"]
+    assert all(SiteFolder.open(site).volumes for site in find_sites(tmp_path / "out"))
 
 
 def test_lgg_names_all_that_is_missing_at_once(tmp_path):
@@ -251,6 +252,7 @@ def test_clinicdb_sequences_stay_together_where_published(tmp_path):
     clinic = SiteFolder.open(tmp_path / "out/ClinicDB")
     assert {row.image: row.patient for row in clinic.rows}["3"] == "ClinicDB-sequence-0"
     assert [len(clinic.rows_of(split)) for split in ("train", "val", "test")] == [18, 6, 6]
+    assert not clinic.volumes  # a video's frames are no slices
     said = {s: json.loads((tmp_path / "out" / s / "dataset.json").read_text())["patients"] for s in ("ClinicDB", "ETIS")}
     assert said == {"ClinicDB": "video sequences of metadata.csv", "ETIS": "unknown: image level"}
     assert pixels(clinic, "1")[0].shape == (16, 16, 3)

@@ -104,6 +104,7 @@ def test_slices_with_prostate_are_written_as_grey_values_and_one_label(prepared)
 def test_a_case_is_in_one_split_and_can_be_put_together_again(prepared):
     """10 cases: 6, 2 and 2, of three slices each."""
     folder = SiteFolder.open(prepared[0] / "UCL")
+    assert folder.volumes
     assert [len(folder.rows_of(split)) for split in ("train", "val", "test")] == [18, 6, 6]
     with (folder.path / "split.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))

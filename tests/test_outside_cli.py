@@ -156,9 +156,8 @@ def test_a_site_without_masks_is_adapted_to_and_no_mask_is_read(feddp, run, site
     assert all((first[name] == second[name]).all() for name in first)
 
 
-def test_scores_are_of_the_masks_at_the_network_s_size(feddp, run, site, tmp_path):
-    """A head that says lesion everywhere; one mask is all lesion (Dice 1, ASSD 0), the other has 256 of 1024 pixels:
-    Dice 2 · 256/(1024 + 256) = 0.4. The mean is 0.7."""
+def everywhere(run, site) -> list[str]:
+    """Networks that say lesion everywhere; the test images, of which one is all lesion, the other a quarter."""
     for file in (run / "shared.safetensors", *run.glob("sites/*/network.safetensors")):
         state = load_file(file)
         state["head.weight"].zero_()
@@ -169,6 +168,13 @@ def test_scores_are_of_the_masks_at_the_network_s_size(feddp, run, site, tmp_pat
     quarter[:16, :16] = 1
     for stem, mask in zip(stems, (full, quarter), strict=True):
         Image.fromarray(mask).save(site / f"masks/{stem}.png")
+    return stems
+
+
+def test_scores_are_of_the_masks_at_the_network_s_size(feddp, run, site, tmp_path):
+    """A head that says lesion everywhere; one mask is all lesion (Dice 1, ASSD 0), the other has 256 of 1024 pixels:
+    Dice 2 · 256/(1024 + 256) = 0.4. The mean is 0.7."""
+    stems = everywhere(run, site)
     code, out, err = feddp("adapt", "--models", run, "--images", site, "--out", tmp_path / "out", "--how", "average", "--score")
     assert code == 0, err
     assert "dice 0.7000 ± 0.3000" in out
@@ -177,6 +183,23 @@ def test_scores_are_of_the_masks_at_the_network_s_size(feddp, run, site, tmp_pat
     assert [scores["images"][stem]["dice"] for stem in stems] == pytest.approx([1, 0.4])
     assert scores["images"][stems[0]]["assd"] == 0
     assert scores["summary"]["dice"] == {"mean": pytest.approx(0.7), "std": pytest.approx(0.3), "n": 2}
+
+
+@pytest.mark.parametrize("volumes", [True, False])
+def test_slices_are_scored_by_case_too(feddp, run, site, tmp_path, volumes):
+    """The two test images are of one patient: a head that says lesion everywhere, 2048 voxels, where they hold 1024 + 256:
+    Dice 2 · 1280/(2048 + 1280) = 10/13."""
+    everywhere(run, site)
+    if volumes:
+        facts = json.loads((site / "dataset.json").read_text())
+        (site / "dataset.json").write_text(json.dumps(facts | {"volumes": "patient"}))
+    code, _, err = feddp("adapt", "--models", run, "--images", site, "--out", tmp_path / "out", "--how", "average", "--score")
+    assert code == 0, err
+    scores = json.loads((tmp_path / "out/scores.json").read_text())
+    assert ("cases" in scores) == ("volumes" in scores) == volumes
+    if volumes:
+        assert [row["dice"] for row in scores["cases"].values()] == pytest.approx([10 / 13])
+        assert scores["volumes"]["dice"] == {"mean": pytest.approx(10 / 13), "std": 0, "n": 1}
 
 
 def test_masks_that_are_all_empty_are_said(feddp, run, pngs, tmp_path):

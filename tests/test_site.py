@@ -1,12 +1,15 @@
 """A site of a run, driven as FLARE's executors drive it, over two synthetic sites."""
 
 import csv
+import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from feddp.data.folder import SiteFolder
+from feddp.data.pixels import write_png
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
@@ -393,8 +396,8 @@ def test_a_site_that_missed_stage_1_says_so(plan_for, open_site, toy):
             action()
 
 
-def rows_of(site):
-    with open(site.store.folder / "images.csv", newline="") as handle:
+def rows_of(site, table="images.csv"):
+    with open(site.store.folder / table, newline="") as handle:
         return list(csv.DictReader(handle))
 
 
@@ -460,6 +463,59 @@ def test_peers_are_evaluated_and_then_forgotten(adopted):
     assert means["iou"] != found["final"]["iou"]["mean"]
     assert not one.store.has("peers")
     assert {row["network"] for row in rows_of(one)} == {"start", "calibrated"}
+
+
+@pytest.fixture
+def slices(plan_for, open_site, toy, tiny_root, tmp_path):
+    """A site tuned from "lesion everywhere" to "nothing". Its test images: a and b of patient P, a full and a quarter mask
+    (1024 and 256 pixels of 1024), and c of patient Q, half a mask; `said` is added to its dataset.json."""
+
+    def make(**said) -> Site:
+        data = shutil.copytree(tiny_root / "site-1", tmp_path / "data")
+        rows = [line.split(",") for line in (data / "split.csv").read_text().split()[1:]]
+        rows = [row for row in rows if row[2] == "test"] + [row for row in rows if row[2] != "test"]
+        for row, (patient, pixels) in zip(rows, (("P", 1024), ("P", 256), ("Q", 512)), strict=False):
+            mask = np.zeros(1024, np.uint8)
+            mask[:pixels] = 1
+            write_png(data / f"masks/{row[0]}.png", mask.reshape(32, 32))
+            row[1:] = [patient, "test"]
+        lines = [",".join(row) for row in (["image", "patient", "split"], rows[0], rows[2], rows[1], *rows[3:])]
+        (data / "split.csv").write_text("\n".join(lines) + "\n")
+        facts = json.loads((data / "dataset.json").read_text())
+        (data / "dataset.json").write_text(json.dumps(facts | said))
+        site = open_site(plan_for(network=toy, method="finetune"), data=data)
+        state = site.network.state_dict() | {"head.weight": torch.zeros(1, 4, 1, 1)}
+        for slot, bias in (("start", 50.0), ("tuned", -50.0)):
+            site.store.write(slot, state | {"head.bias": torch.full((1,), bias)})
+        return site
+
+    return make
+
+
+def test_slices_are_measured_by_case_too(slices):
+    """Lesion everywhere. P, of 2048 voxels 1280 in its mask: Dice 2560/3328 = 10/13, IoU 5/8; Q: 1024/1536 = 2/3 and 1/2;
+    mean Dice 28/39, half their difference 2/39 is the deviation; IoU 9/16 ± 1/16. The three images' Dice are 1, 2/5 and 2/3,
+    mean 31/45. Nothing anywhere: 0."""
+    site = slices(volumes="patient")
+    found = site.evaluate()
+    assert found["before_calibration"]["dice"]["mean"] == pytest.approx(31 / 45)
+    before = found["volumes"]["before_calibration"]
+    assert before == {
+        "dice": pytest.approx({"mean": 28 / 39, "std": 2 / 39, "n": 2}),
+        "iou": pytest.approx({"mean": 9 / 16, "std": 1 / 16, "n": 2}),
+    }
+    nothing = {"mean": 0.0, "std": 0.0, "n": 2}
+    assert found["volumes"]["final"] == {"dice": nothing, "iou": nothing}
+    rows = rows_of(site, "cases.csv")
+    assert [(row["network"], row["case"]) for row in rows] == [(s, case) for s in ("start", "tuned") for case in ("P", "Q")]
+    assert [float(row["dice"]) for row in rows] == pytest.approx([10 / 13, 2 / 3, 0, 0])
+    assert len(rows_of(site)) == 6
+
+
+def test_images_of_one_patient_are_no_volume_by_themselves(slices):
+    site = slices()
+    assert site.evaluate().keys() == {"before_calibration", "final", "peers"}
+    assert not (site.store.folder / "cases.csv").exists()
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------

@@ -430,6 +430,51 @@ def test_an_evaluation_that_lacks_a_number_is_refused_and_said(final, tmp_path, 
     assert "**B is missing**" in write_markdown(results)
 
 
+def evaluating(volumes):
+    """Sites that answer the evaluation with the volumes that `volumes` has for them."""
+
+    def answer(site, task, tensors, scalars):
+        if task == "evaluate":
+            more = {"volumes": volumes[site]} if site in volumes else {}
+            return messages.pack(before_calibration=SUMMARY, final=SUMMARY, peers={}, **more)
+        return good(site, task, tensors, scalars)
+
+    return answer
+
+
+def cases(dice, iou=0.5, n=2):
+    return {"dice": {"mean": dice, "std": 0.1, "n": n}, "iou": {"mean": iou, "std": 0.0, "n": n}}
+
+
+@pytest.mark.parametrize("some", [SITES, ["A", "B"]])
+def test_volumes_are_averaged_and_shown_where_every_site_has_them(some, tmp_path, plan_for):
+    """Case Dice 0.2, 0.4 and 0.9 at the end: average 0.5 ± 0.29439; two of three sites make no average and no table."""
+    values = {"A": 0.2, "B": 0.4, "C": 0.9}
+    volumes = {site: {"before_calibration": cases(0.1), "final": cases(values[site])} for site in some}
+    Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, evaluating(volumes)).run(PartialAggregation, Evaluation)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {site: found["volumes"] for site, found in results["sites"].items() if "volumes" in found} == volumes
+    assert ("volumes" in results["average"]) == (some == SITES)
+    text = write_markdown(results)
+    assert ("By case" in text) == (some == SITES)
+    if some == SITES:
+        assert results["average"]["volumes"]["final"]["dice"] == pytest.approx({"mean": 0.5, "std": 0.29439, "n": 3}, abs=1e-5)
+        table = text[text.index("By case") :].splitlines()
+        heads = [f"{metric} {column}" for metric in ("Dice (%)", "IoU (%)") for column in (*SITES, "Average")]
+        assert table[2] == "| | " + " | ".join(heads) + " |"
+        dice = ["20.00 ± 10.00", "40.00 ± 10.00", "90.00 ± 10.00", "50.00 ± 29.44"]
+        assert table[5] == "| final | " + " | ".join([*dice, *["50.00 ± 0.00"] * 4]) + " |"
+
+
+@pytest.mark.parametrize(
+    "volumes", [1.0, {}, {"final": cases(0.5)}, {"before_calibration": cases(0.5), "final": {"dice": cases(0.5)["dice"]}}]
+)
+def test_volumes_that_lack_a_number_are_refused(volumes, tmp_path, plan_for):
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, evaluating({"B": volumes}))
+    assert run.run(PartialAggregation, Evaluation).panics == []
+    assert json.loads((tmp_path / "results.json").read_text())["missing"] == {"B": "site B did not evaluate"}
+
+
 def test_the_control_collects_nothing(tmp_path, plan_for):
     """λ = 0 needs no peer, so no personal tensor is asked for."""
     received = {}

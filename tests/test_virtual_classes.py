@@ -13,6 +13,7 @@ from feddp.errors import FedDPError
 from feddp.methods.virtual_class import Hyper, VirtualClass
 from feddp.networks import build
 from feddp.networks.virtual_classes import AffinityAggregation, Similarities, SimilarityHead, foreground_logits
+from feddp.training.metrics import measure
 from feddp.training.virtual import real_loss, virtual_loss
 
 VIRTUAL = "segmentation_head.0.virtual"
@@ -88,6 +89,24 @@ def test_a_softmax_s_index_is_the_mask_again(labels):
     mask = tensor([[0, 1, 2], [3, 2, 0]])
     maps = class_maps(mask, 3, labels)[None]
     assert class_index(maps, labels).equal(mask[None])
+
+
+@pytest.mark.parametrize(
+    ("labels", "truth", "said", "wanted"),
+    [
+        ("nested", [1, 1, 1, 2, 2, 0], [1, 1, 1, 2, 0, 0], {"dice": (8 / 9 + 2 / 3) / 2, "iou": (4 / 5 + 1 / 2) / 2}),
+        ("exclusive", [1, 1, 1, 2, 0, 0], [1, 1, 2, 2, 0, 0], {"dice": (4 / 5 + 2 / 3) / 2, "iou": (2 / 3 + 1 / 2) / 2}),
+    ],
+)
+def test_sigmoid_and_softmax_are_measured_on_the_same_masks(labels, truth, said, wanted):
+    """One row of pixels, and what two networks say and are sure of: one as two sigmoid maps, one as a softmax over three, the
+    background's too, which is in no mean. Nested: class 1 (with 2 in it) is 4 of 5 pixels, Dice 8/9, IoU 4/5; class 2 is 1 of
+    2, 2/3 and 1/2. Exclusive: class 1 is 2 of 3, 4/5 and 2/3; class 2 is the one and one too many, 2/3 and 1/2."""
+    mask, maps = (class_maps(tensor([row]), 2, labels)[None] for row in (truth, said))
+    real = 40 * nn.functional.one_hot(class_index(maps, labels), 3).permute(0, 3, 1, 2).float()
+    for logits in (40 * maps - 20, foreground_logits(real, labels == "nested")):
+        row = measure(torch.sigmoid(logits), mask)[0]
+        assert {metric: row[metric] for metric in wanted} == pytest.approx(wanted)
 
 
 # --- the losses ------------------------------------------------------------------------------------------------------------

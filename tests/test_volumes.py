@@ -7,7 +7,7 @@ import torch
 
 from feddp.errors import FedDPError
 from feddp.training.metrics import measure, summarize
-from feddp.training.volumes import measure_volumes
+from feddp.training.volumes import VOLUME_METRICS, measure_volumes
 
 
 def bar(pixels, start=0):
@@ -28,6 +28,7 @@ def test_a_volume_is_not_the_mean_of_its_slices():
     masks = torch.stack([bar(8), bar(6), bar(1, start=5)])
     rows = measure_volumes(predicted, masks, ["A", "B", "A"])
     assert list(rows) == ["A", "B"]
+    assert tuple(rows["A"]) == VOLUME_METRICS
     assert rows["A"] == pytest.approx({"dice": 8 / 9, "iou": 4 / 5})
     assert rows["B"] == pytest.approx({"dice": 1 / 2, "iou": 1 / 3})
     assert [row["dice"] for row in measure(predicted, masks)] == pytest.approx([1, 1 / 2, 0])

@@ -161,6 +161,19 @@ def test_the_guard_lets_no_text_out_among_the_scalars(component, text):
         PrivateTensorGuard().process(messages.pack(**{"Jane Doe": 1.0}), context(component))
 
 
+def test_the_guard_lets_a_volumes_means_out_and_no_case(component):
+    """Beside the means of images, those of cases; a case by its name, or its name as a text, never."""
+    summary = {"dice": {"mean": 0.5, "std": 0.1, "n": 2}, "iou": {"mean": 0.4, "std": 0.1, "n": 2}}
+    volumes = {"before_calibration": summary, "final": summary}
+    sent = PrivateTensorGuard().process(messages.pack(volumes=volumes), context(component, "evaluate"))
+    assert messages.unpack(sent)[1] == {"volumes": volumes}
+    for leak in ({"Case07": 0.5}, {"final": {"Case07": summary["dice"]}}):
+        with pytest.raises(FedDPError, match="'Case07' among its scalars"):
+            PrivateTensorGuard().process(messages.pack(volumes=leak), context(component, "evaluate"))
+    with pytest.raises(FedDPError, match="a str among its scalars"):
+        PrivateTensorGuard().process(messages.pack(volumes="Case07"), context(component, "evaluate"))
+
+
 @pytest.mark.parametrize("kind", [StripPrivate, PrivateTensorGuard])
 def test_an_error_reply_carries_its_code_and_nothing_else(kind, component, state):
     """Were it passed on as it is, an executor could send anything by saying that it failed."""

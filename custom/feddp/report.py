@@ -6,6 +6,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from feddp.methods.results import VOLUMES, WHEN
+
 
 def write_markdown(results: Mapping[str, Any]) -> str:
     """results.json as a table in the layout of the paper's Table I: Dice in per cent and ASSD in pixels, mean ± std."""
@@ -16,14 +18,8 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         lines += ["All sites' images in one place, trained outside FLARE: an upper bound, no federation.", ""]
     if results["selection"] == "test":
         lines += ["**Optimistic**: the best round and epoch were chosen on the test images (`selection=test`).", ""]
-    heads = [f"{metric} {site}" for metric in ("Dice (%)", "ASSD (pix.)") for site in (*sites, "Average")]
-    lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for when, name in (("before_calibration", "before calibration"), ("final", "final")):
-        cells = []
-        for metric, scale in (("dice", 100), ("assd", 1)):
-            for part in [*(results["sites"][s][when] for s in sites), results["average"][when]]:
-                cells.append(_cell(part, metric, scale))
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    parts = {site: results["sites"][site] for site in sites} | {"Average": results["average"]}
+    lines += _before_and_final(parts, {"Dice (%)": ("dice", 100), "ASSD (pix.)": ("assd", 1)})
     lines += [
         "",
         "± is the standard deviation over a site's test images, and over the sites in Average. An image on which exactly one"
@@ -41,6 +37,10 @@ def write_markdown(results: Mapping[str, Any]) -> str:
                 how = "tuned without peers (λ = 0)"
             lines.append(f"{site}: {how}.")
     lines += [f"**{site} is missing**: {reason}" for site, reason in sorted(results["missing"].items())]
+    if VOLUMES in results["average"]:
+        lines += ["", "By case, all test slices of a patient as one volume (± over a site's test cases):", ""]
+        cases = {column: part[VOLUMES] for column, part in parts.items()}
+        lines += _before_and_final(cases, {"Dice (%)": ("dice", 100), "IoU (%)": ("iou", 100)})
     if results["matrix"]:
         lines += [
             "",
@@ -68,6 +68,16 @@ def table(results: Mapping[str, Any]) -> Table:
         cells = [_cell(part[when], *what) for what in (("dice", 100), ("assd", 1)) for when in ("before_calibration", "final")]
         view.add_row(site, *cells, str(part.get("calibration", {}).get("peers", "")), end_section=site == max(results["sites"]))
     return view
+
+
+def _before_and_final(parts: Mapping[str, Any], metrics: Mapping[str, tuple[str, float]]) -> list[str]:
+    """A table of two rows; `parts`: {column: summaries under WHEN}, `metrics`: {head: (metric, factor to its unit)}."""
+    heads = [f"{head} {column}" for head in metrics for column in parts]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for when in WHEN:
+        cells = [_cell(part[when], *what) for what in metrics.values() for part in parts.values()]
+        lines.append(f"| {when.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _cell(summary: Mapping[str, Any], metric: str, scale: float) -> str:

@@ -7,13 +7,18 @@ from pathlib import Path
 from feddp.compare.drawings import draw_methods, draw_study
 from feddp.compare.efficiency import efficiency_table
 from feddp.compare.runs import Campaign, Result, read_results
-from feddp.compare.scores import FINAL, scores
+from feddp.compare.scores import CASE, FINAL, has_cases, scores
 from feddp.compare.statistics import sentence
 from feddp.compare.studies import STUDIES
 from feddp.compare.tables import Table, scores_table, spread_table
 from feddp.compare.unseen import open_unseen, unseen_table
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
+from feddp.training.volumes import VOLUME_METRICS
+
+BY_CASE = (
+    "All test slices of a patient are one volume; ± is over a site's test cases. Sites whose images are no slices have none."
+)
 
 
 @dataclass(frozen=True)
@@ -98,15 +103,20 @@ def _check(request: Request) -> tuple[list[Variant], list[str]]:
 
 
 def _methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[Table]:
-    """Table I or II with the test of its best two, and the same for two more metrics."""
+    """Table I or II with the test of its best two, and the same for the other metrics."""
     rows = [((label,), result, FINAL) for label, result in named.items()]
     title = "Table I / II: the methods"
     first = scores_table("methods", title, ("Method",), rows, ("dice", "assd"), sites, seeds, per_site=True)
-    title = "The methods by IoU and HD95"
-    more = scores_table("methods_more", title, ("Method",), rows, ("iou", "hd95"), sites, seeds, per_site=True)
+    title = "The methods by IoU, HD95 and HD"
+    more = scores_table("methods_more", title, ("Method",), rows, ("iou", "hd95", "hd"), sites, seeds, per_site=True)
     test = sentence({label: scores(result, sites) for label, result in named.items() if result.folders and result.competes})
     start = "Methods without a stage at home hand on the best round on the selection split, the others the last (Algorithm 1)."
-    return [replace(first, notes=(test, start, *first.notes)), more, spread_table(named, sites)]
+    tables = [replace(first, notes=(test, start, *first.notes)), more, spread_table(named, sites)]
+    if any(has_cases(result) for result in named.values()):
+        title = "The methods by case"
+        cases = scores_table("volumes", title, ("Method",), rows, VOLUME_METRICS, sites, seeds, per_site=True, kind=CASE)
+        tables.append(replace(cases, notes=(BY_CASE, *cases.notes)))
+    return tables
 
 
 def _header(request: Request, campaign: Campaign) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddp.compare.runs import Result
-from feddp.compare.scores import FINAL, scores
+from feddp.compare.scores import FINAL, IMAGE, Kind, scores
 
 # a metric's head, the factor to its unit, and what is better
 SHOWN = {
@@ -122,6 +122,7 @@ def scores_table(
     sites: list[str],
     seeds: int,
     per_site: bool = False,
+    kind: Kind = IMAGE,
 ) -> Table:
     """Mean ± std of test metrics, a row for each of `entries`: (what stands below `heads`, its runs, before or final).
 
@@ -129,13 +130,14 @@ def scores_table(
         sites: the federation's; the Average is over them.
         seeds: how many were asked for; with several, a column says how the average differs between them.
         per_site: a column for every site, not the Average alone.
+        kind: of images, or of cases.
     """
     shown = [*(sites if per_site else []), "Average", *(["± seeds"] if seeds > 1 else [])]
     columns = [(metric, column) for metric in metrics for column in shown]
     rows = []
     for labels, result, when in entries:
         some = f" ({len(result.folders)} of {seeds} seeds)" if result.folders and result.failed else ""
-        cells = _values(result, when, columns, sites) if result.folders else failed(result, len(columns))
+        cells = _values(result, when, columns, sites, kind) if result.folders else failed(result, len(columns))
         rows.append((*labels[:-1], labels[-1] + some, *cells))
     optimistic = any("test" in result.selections for _, result, _ in entries)
     apart = frozenset(i for i, (_, result, _) in enumerate(entries) if not result.competes)
@@ -181,8 +183,8 @@ def value(summary: dict[str, dict[str, float]], metric: str) -> Value:
     return Value(factor * summary[metric]["mean"], factor * summary[metric]["std"])
 
 
-def _values(result: Result, when: str, columns: Sequence[tuple[str, str]], sites: list[str]) -> tuple[Cell, ...]:
-    found = scores(result, sites, when)
+def _values(result: Result, when: str, columns: Sequence[tuple[str, str]], sites: list[str], kind: Kind) -> tuple[Cell, ...]:
+    found = scores(result, sites, when, kind)
     cells: list[Cell] = []
     for metric, column in columns:
         if column == "± seeds":

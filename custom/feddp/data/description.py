@@ -3,6 +3,9 @@
 dataset.json   {"name": str, "channels": 1|3, "classes": [str, ...], "labels": "nested"|"exclusive", ...extra facts}
 split.csv      header `image,patient,split`; image is the stem of the file, split is train, val or test
 
+Among the extra facts, "volumes": "patient" says that the images of one patient are the slices of one volume, so that results
+are reported by case as well. Where it is left out, every image is a picture of its own, whoever it is of.
+
 Reading collects problems instead of raising at the first, so that opening a folder and checking one share every rule.
 """
 
@@ -17,6 +20,7 @@ from feddp.errors import FedDPError
 SPLITS = ("train", "val", "test")
 LABELS = ("nested", "exclusive")
 HEADER = ["image", "patient", "split"]
+VOLUMES = "patient"  # the column whose equal values make one volume
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ def read_dataset(file: Path) -> tuple[dict, list[Problem]]:
         "channels": (type(facts.get("channels")) is int and facts["channels"] in (1, 3), "1 or 3"),
         "classes": (good_classes and len(set(classes)) == len(classes), "a non-empty list of distinct names"),
         "labels": (facts.get("labels") in LABELS, '"nested" or "exclusive"'),
+        "volumes": (facts.get("volumes", VOLUMES) == VOLUMES, f'"{VOLUMES}", or leave it out'),
         "unseen": (isinstance(facts.get("unseen", False), bool), "true or false"),
     }
     return facts, [

@@ -35,6 +35,7 @@ class SiteFolder:
     classes: tuple[str, ...]
     labels: str
     rows: tuple[Row, ...]
+    volumes: bool = False  # whether a patient's images are the slices of one volume
 
     @classmethod
     def open(cls, path: Path) -> "SiteFolder":
@@ -56,6 +57,7 @@ class SiteFolder:
             classes=tuple(facts["classes"]),
             labels=facts["labels"],
             rows=rows,
+            volumes="volumes" in facts,
         )
 
     def image_path(self, stem: str) -> Path:

@@ -24,8 +24,8 @@ def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
     """Decode one split, in the order of split.csv, into plain tensors that stay in memory.
 
     Each sample is {"image": float32 (channels, size, size), zero mean and unit variance per image and channel (a
-    channel without contrast becomes 0), "mask": float32 (classes, size, size) of 0 and 1, "stem": str}. Images are
-    resized bilinearly, masks by nearest neighbour, aspect ratio not kept. An empty split gives an empty list.
+    channel without contrast becomes 0), "mask": float32 (classes, size, size) of 0 and 1, "stem": str, "patient": str}.
+    Images are resized bilinearly, masks by nearest neighbour, aspect ratio not kept. An empty split gives an empty list.
     FedDPError (naming the file) for an unreadable, wrongly shaped or out-of-range PNG, or an unknown split.
     """
     samples = []
@@ -37,7 +37,7 @@ def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
         # against their images.
         values = _plain(Resize((size, size), mode="nearest-exact"))(mask[None].astype(np.float32))[0]
         maps = class_maps(values, len(folder.classes), folder.labels)
-        samples.append({"image": network_input(image, size), "mask": maps, "stem": row.image})
+        samples.append({"image": network_input(image, size), "mask": maps, "stem": row.image, "patient": row.patient})
     return samples
 
 

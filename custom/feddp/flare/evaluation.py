@@ -7,8 +7,9 @@ from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.stage import Answer, Stage
 from feddp.methods.base import CALIBRATE, HEADS
-from feddp.methods.results import WHEN, gathered
+from feddp.methods.results import VOLUMES, WHEN, gathered
 from feddp.training.metrics import METRICS
+from feddp.training.volumes import VOLUME_METRICS
 
 
 class Evaluation(Stage):
@@ -27,7 +28,7 @@ class Evaluation(Stage):
         self.progress("done")
 
     def _site(self, site: str, answer: Answer) -> dict[str, Any]:
-        result = {when: answer.scalars[when] for when in WHEN}
+        result = {name: answer.scalars[name] for name in (*WHEN, VOLUMES) if name in answer.scalars}
         if {HEADS, CALIBRATE} & set(self.plan.stages):
             tuned, peers = site in self.persistor.peers, len(self.persistor.peers.get(site, []))
             # without a peer the stage was more epochs of L_seg alone; a site that failed it keeps what it had before
@@ -41,15 +42,19 @@ class Evaluation(Stage):
 
 def _check(site: str, answer: Answer) -> None:
     peers = answer.scalars.get("peers")
-    summaries = [answer.scalars.get(when) for when in WHEN]
-    summaries += list(peers.values()) if isinstance(peers, dict) else [None]
-    if not all(map(is_whole, summaries)):
+    whole = all(is_whole(answer.scalars.get(when), METRICS) for when in WHEN)
+    whole &= isinstance(peers, dict) and all(is_whole(summary, METRICS) for summary in peers.values())
+    if VOLUMES in answer.scalars:  # of a site whose images are slices
+        volumes = answer.scalars[VOLUMES]
+        whole &= isinstance(volumes, dict) and volumes.keys() == set(WHEN)
+        whole = whole and all(is_whole(summary, VOLUME_METRICS) for summary in volumes.values())
+    if not whole:
         raise FedDPError(f"site {site}: its evaluation lacks a metric, or holds one that is not a finite number")
 
 
-def is_whole(summary: Any) -> bool:
+def is_whole(summary: Any, metrics: tuple[str, ...]) -> bool:
     """Whether it has every metric's mean, std and n, as finite numbers (`metrics.summarize`)."""
-    cells = [summary.get(metric) for metric in METRICS] if isinstance(summary, dict) else [None]
+    cells = [summary.get(metric) for metric in metrics] if isinstance(summary, dict) else [None]
     return all(isinstance(cell, dict) and cell.keys() == {"mean", "std", "n"} for cell in cells) and all(
         isinstance(value, int | float) and math.isfinite(value) for cell in cells for value in cell.values()
     )

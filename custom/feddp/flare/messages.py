@@ -22,7 +22,7 @@ JOIN, GIVE_MODEL, ADAPT = "join", "give_model", "adapt"
 # every number that an answer may hold, by name
 SCALARS = frozenset(METRICS) | {
     *("round", "phase", "loss", "samples", "seconds", "consent", "iou_before", "epoch"),
-    *("before_calibration", "final", "peers", "mean", "std", "n"),
+    *("before_calibration", "final", "volumes", "peers", "mean", "std", "n"),
     *("images", "empty_masks", "loss_before", "scores"),
 }
 

@@ -12,6 +12,7 @@ from feddp.flare import messages
 from feddp.flare.evaluation import is_whole
 from feddp.flare.stage import Answer, Stage
 from feddp.outside.models import GLOBAL
+from feddp.training.metrics import METRICS
 
 NUMBERS = ("images", "empty_masks", "seconds")
 FIT = ("loss_before", "loss", "epoch")  # of the ways that train
@@ -85,5 +86,5 @@ def _check(site: str, answer: Answer) -> None:
     fit = [answer.scalars[name] for name in FIT if name in answer.scalars]
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in fit):
         raise FedDPError(f"site {site}: its losses or its epoch are not finite numbers")
-    if "scores" in answer.scalars and not is_whole(answer.scalars["scores"]):
+    if "scores" in answer.scalars and not is_whole(answer.scalars["scores"], METRICS):
         raise FedDPError(f"site {site}: its scores lack a metric, or hold one that is not a finite number")

@@ -1,15 +1,17 @@
 """What a run leaves as results.json, from whatever gathered it: the last workflow of a federation, or a pooled run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddp.methods import METHODS
 from feddp.methods.plan import Plan
 from feddp.training.metrics import METRICS, summarize
+from feddp.training.volumes import VOLUME_METRICS
 
 RESULTS = "results.json"
 SHARED = "shared.safetensors"  # beside it: γ of the round that stage 1 handed on
 WHEN = ("before_calibration", "final")
+VOLUMES = "volumes"  # beside WHEN, where images are slices: the same by case
 
 
 def gathered(
@@ -24,13 +26,16 @@ def gathered(
     """The results of a run.
 
     Args:
-        sites: each site's own: summaries (`metrics.summarize`) of its network under the names WHEN, and what else is known.
+        sites: each site's own: summaries (`metrics.summarize`) of its network under the names WHEN, and what else is known;
+            where every site has VOLUMES, the average has them.
         start_round, best_round: the round that stage 1 handed on, and the best by mean validation IoU.
         missing: sites without a result, and why.
         matrix: site -> {model: summary}, of those who exchanged with consent.
         nbytes: of one exchange of the shared and of the personal tensors.
     """
-    average = {when: summarize([{m: site[when][m]["mean"] for m in METRICS} for site in sites.values()]) for when in WHEN}
+    average: dict[str, Any] = _average(list(sites.values()), METRICS)
+    if all(VOLUMES in site for site in sites.values()):
+        average[VOLUMES] = _average([site[VOLUMES] for site in sites.values()], VOLUME_METRICS)
     return {
         **plan.to_json(),
         "seed": plan.seed,
@@ -46,3 +51,8 @@ def gathered(
         "matrix": dict(matrix or {}),
         "bytes": dict(nbytes or {}),
     }
+
+
+def _average(sites: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
+    """The summaries over the sites' means."""
+    return {when: summarize([{metric: site[when][metric]["mean"] for metric in metrics} for site in sites]) for when in WHEN}

@@ -12,15 +12,18 @@ from torch import Tensor
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
-from feddp.methods.trainer import START, Scores, Trainer
-from feddp.training.calibration import Tuned, calibration_loss, image_scores, tune, with_inconsistency
-from feddp.training.loop import Batch
-from feddp.training.metrics import summarize
+from feddp.methods.results import VOLUMES, WHEN
+from feddp.methods.trainer import START, Trainer
+from feddp.training.calibration import Tuned, calibration_loss, tune, with_inconsistency
+from feddp.training.loop import Batch, predict
+from feddp.training.metrics import Row, measure, summarize
 from feddp.training.store import State, Tensors
+from feddp.training.volumes import measure_volumes
 
 TUNED, HEADED, CALIBRATED, PEERS = "tuned", "heads", "calibrated", "peers"
 SLOT_OF = {TRAIN: START, TUNE: TUNED, HEADS: HEADED, CALIBRATE: CALIBRATED}  # each stage's network on disk, in their order
 SLOTS = tuple(SLOT_OF.values())
+Rows = dict[str, Row]  # by the name of an image, or of a case
 
 
 def last_network(folder: Path) -> Path | None:
@@ -157,24 +160,41 @@ class Site(Trainer):
     def evaluate(self) -> dict[str, Any]:
         """Test metrics of this site's network before and after its last stage at home, and of its peers' networks.
 
-        The values of single images go to `images.csv` here and nowhere else.
+        The values of single images go to `images.csv` here and nowhere else, those of single cases to `cases.csv`.
 
         Returns:
-            {"before_calibration": summary, "final": summary, "peers": {site: summary}}, a summary as `metrics.summarize`.
+            {"before_calibration": summary, "final": summary, "peers": {site: summary}}, a summary as `metrics.summarize`;
+            where the folder's images are slices of volumes, VOLUMES: {"before_calibration": summary, "final": summary}
+            over its cases too.
         """
         final = self._latest()
         before = (self._slots(before=SLOT_OF[self.plan.stages[-1]]) or [final])[-1]
-        rows = {slot: self._measure(self.store.read(slot)[0]) for slot in dict.fromkeys((before, final))}
-        with open(self.store.folder / "images.csv", "w", newline="", encoding="utf-8") as handle:
-            writer = csv.DictWriter(handle, ["network", "image", *rows[final][0]])
+        measured = {slot: self._measure(self.store.read(slot)[0]) for slot in dict.fromkeys((before, final))}
+        found = self._summaries("image", {slot: images for slot, (images, _) in measured.items()}, before, final)
+        if self.folder.volumes:
+            found[VOLUMES] = self._summaries("case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
+        found["peers"] = {site: _summary(self._measure(state)[0]) for site, state in self._peer_networks().items()}
+        self.store.remove(PEERS)
+        return found
+
+    def _summaries(self, what: str, rows: Mapping[str, Rows], before: str, final: str) -> dict[str, Any]:
+        """Writes the rows of each network to `<what>s.csv`; what may leave of them."""
+        with open(self.store.folder / f"{what}s.csv", "w", newline="", encoding="utf-8") as handle:
+            writer = csv.DictWriter(handle, ["network", what, *next(iter(rows[final].values()))])
             writer.writeheader()
             for slot, values in rows.items():
-                for sample, row in zip(self.test, values, strict=True):
-                    writer.writerow({"network": slot, "image": sample["stem"], **row})
-        peers = {site: summarize(self._measure(state)) for site, state in self._peer_networks().items()}
-        self.store.remove(PEERS)
-        return {"before_calibration": summarize(rows[before]), "final": summarize(rows[final]), "peers": peers}
+                writer.writerows({"network": slot, what: name, **row} for name, row in values.items())
+        return {when: _summary(rows[slot]) for when, slot in zip(WHEN, (before, final), strict=True)}
 
-    def _measure(self, state: Mapping[str, Tensor]) -> list[Scores]:
+    def _measure(self, state: Mapping[str, Tensor]) -> tuple[Rows, Rows]:
+        """The metrics of every test image by its stem, and those of every case, where images are slices of volumes."""
         self.network.load_state_dict(state)
-        return image_scores(self.network, self.test)
+        maps = torch.cat([part for part, _ in predict(self.network, self.test)])
+        masks = torch.stack([sample["mask"] for sample in self.test])
+        images = dict(zip((sample["stem"] for sample in self.test), measure(maps, masks), strict=True))
+        cases = [sample["patient"] for sample in self.test]
+        return images, measure_volumes(maps, masks, cases) if self.folder.volumes else {}
+
+
+def _summary(rows: Rows) -> dict[str, dict[str, float]]:
+    return summarize(list(rows.values()))

@@ -20,6 +20,7 @@ from feddp.outside.models import Models
 from feddp.outside.ways import WAYS, predict, probabilities
 from feddp.predict import label_mask
 from feddp.training.metrics import THRESHOLD, measure, summarize
+from feddp.training.volumes import measure_volumes
 
 SPLIT = "test"
 
@@ -150,10 +151,14 @@ def _fits(site: SiteFolder | None, models: Models, score: bool, folder: Path) ->
 def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> dict[str, Any]:
     """Reads the masks, for the first time, and writes scores.json."""
     samples = load(site, SPLIT, size)
-    rows = measure(torch.stack(list(maps)), torch.stack([sample["mask"] for sample in samples]))
+    predicted, masks = torch.stack(list(maps)), torch.stack([sample["mask"] for sample in samples])
+    rows = measure(predicted, masks)
     scores = summarize(rows)
-    images = {sample["stem"]: row for sample, row in zip(samples, rows, strict=True)}
-    _write(out / "scores.json", {"summary": scores, "images": images})
+    content = {"summary": scores, "images": {sample["stem"]: row for sample, row in zip(samples, rows, strict=True)}}
+    if site.volumes:
+        cases = measure_volumes(predicted, masks, [sample["patient"] for sample in samples])
+        content |= {"volumes": summarize(list(cases.values())), "cases": cases}
+    _write(out / "scores.json", content)
     return {"scores": scores}
 
 

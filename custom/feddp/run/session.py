@@ -96,11 +96,11 @@ def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def bring_home(store: Path, home: Path) -> None:
-    """Copies what a person wants of a site's own files: its last network, its per-image metrics, its log."""
+    """Copies what a person wants of a site's own files: its last network, its metrics by image and by case, its log."""
     home.mkdir(parents=True)
     if network := last_network(store):
         shutil.copy(network, home / "network.safetensors")
-    for name in ("images.csv", "record.jsonl"):
+    for name in ("images.csv", "cases.csv", "record.jsonl"):
         if (store / name).exists():
             shutil.copy(store / name, home / name)
 

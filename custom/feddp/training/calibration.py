@@ -86,14 +86,10 @@ def tune(
     return Tuned(losses, scores, best)
 
 
-def image_scores(network: nn.Module, samples: Sequence[Batch]) -> list[dict[str, float]]:
-    """Every metric of every sample, in the samples' order."""
-    return [row for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
-
-
 def mean_scores(network: nn.Module, samples: Sequence[Batch]) -> dict[str, float]:
     """Every metric's mean over `samples`."""
-    return {metric: summary["mean"] for metric, summary in summarize(image_scores(network, samples)).items()}
+    rows = [row for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
+    return {metric: summary["mean"] for metric, summary in summarize(rows).items()}
 
 
 def with_inconsistency(

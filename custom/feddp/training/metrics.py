@@ -3,6 +3,11 @@
 Empty masks, one rule: where prediction and mask are both empty, dice = iou = 1 and every distance is 0; where exactly
 one is, dice = iou = 0 and every distance is the image's diagonal sqrt(H² + W²), longer than any distance in the image.
 So every number is finite, and leaving an image empty never improves a mean.
+
+003 reports "mean Intersection over Union" and "Hausdorff distance" and defines neither. The second is `hd`, the maximum. The
+first is `iou`: its mean is over the foreground classes of an image, then over images, and counts no background, not even for
+methods with a softmax, as all are measured on one kind of mask. With the background, 003's 67 % at a polyp site (EndoPolyp B,
+FedDP) would be a polyp's IoU of about 40 %, at a maximal distance of 4.6 of 384 pixels, which fits none but a tiny polyp.
 """
 
 import math

@@ -1,4 +1,8 @@
-"""How good a case's segmentation is: Dice and IoU of all its slices as one volume, beside the slices' own metrics."""
+"""How good a case's segmentation is: Dice and IoU of all its slices as one volume, beside the slices' own metrics.
+
+No distance between surfaces is measured: it needs the distance between slices, which a site's folder does not hold, whose
+images are resized in the plane and may leave slices out (the prostate's without prostate).
+"""
 
 from collections.abc import Sequence
 
@@ -8,9 +12,11 @@ from torch import Tensor
 from feddp.errors import FedDPError
 from feddp.training.metrics import THRESHOLD, Row, foreground
 
+VOLUME_METRICS = ("dice", "iou")
+
 
 def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str]) -> dict[str, Row]:
-    """dice and iou of every case, each the mean over its classes, in the order in which the cases first come.
+    """VOLUME_METRICS of every case, each the mean over its classes, in the order in which the cases first come.
 
     probabilities and masks (N, C, H, W), N slices in any order; `cases` says whose each is (a row's `patient`). A class is
     measured over all the voxels of a case: slices weigh by what is in them, unlike in a mean over slices. Where prediction and
@@ -28,6 +34,6 @@ def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str]) 
     rows = {}
     for case, places in slices.items():
         pair = [maps[places].transpose(0, 1)[None].float() for maps in (predicted, truth)]  # (1, C, S, H, W)
-        scores = {"dice": compute_dice(*pair, ignore_empty=False)[0], "iou": compute_iou(*pair, ignore_empty=False)[0]}
-        rows[case] = {metric: float(classes.double().mean()) for metric, classes in scores.items()}
+        scores = (compute(*pair, ignore_empty=False)[0] for compute in (compute_dice, compute_iou))
+        rows[case] = {m: float(classes.double().mean()) for m, classes in zip(VOLUME_METRICS, scores, strict=True)}
     return rows

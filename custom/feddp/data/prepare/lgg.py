@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from feddp.data.description import VOLUMES
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_patients
@@ -53,6 +54,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
                 "labels": "nested",
                 "sequences": ["pre-contrast", "FLAIR", "post-contrast"],
                 "patients": "TCGA barcode",
+                "volumes": VOLUMES,
                 "licence": "CC BY-NC-SA 4.0",
                 "split_seed": seed,
             },

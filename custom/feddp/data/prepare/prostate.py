@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from feddp.data.description import VOLUMES
 from feddp.data.folder import Sample, refuse_occupied, write_site
 from feddp.data.prepare.nifti import read_axial
 from feddp.data.prepare.source import Source, resize
@@ -79,6 +80,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
             "sequences": ["T2"],
             "source": f"{ORIGINS.get(site, 'PROMISE12')}, by liuquande.github.io/SAML",
             "patients": "cases",
+            "volumes": VOLUMES,
             "slices": "axial, with prostate only, numbered in the volume from the feet upwards",
             "intensities": "the volume's least to its 99th percentile",
             "split_seed": seed,
