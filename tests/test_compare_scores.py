@@ -7,8 +7,8 @@ from compare_runs import SITES, federation, write_run
 
 from feddp.compare.efficiency import inference_ms
 from feddp.compare.progress import curves, home_seconds, mean_curve, read_events, traffic, train_seconds
-from feddp.compare.runs import Result
-from feddp.compare.scores import BEFORE, FINAL, scores
+from feddp.compare.results import BEFORE, FINAL, Result
+from feddp.compare.scores import scores
 from feddp.compare.statistics import best_two, compare_images, sentence
 from feddp.compare.tables import Table, Value, scores_table, spread_table
 from feddp.errors import FedDPError
