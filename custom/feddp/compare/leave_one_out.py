@@ -111,7 +111,7 @@ class LeaveOneOut:
 
     def _adapt(self, adaptations: Sequence[Adaptation], device: str) -> dict[Path, str]:
         """Does what is not finished; the reasons of those that failed, by folder."""
-        console = Console(stderr=True)
+        console = Console(stderr=True, soft_wrap=True)
         reasons: dict[Path, str] = {}
         for number, made in enumerate(adaptations, 1):
             done = made.is_finished()
