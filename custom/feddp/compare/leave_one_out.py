@@ -13,7 +13,7 @@ from rich.console import Console
 
 from feddp.compare.adaptation import Adaptation
 from feddp.compare.outside_studies import Entry, Study
-from feddp.compare.results import Images, Result, read_results
+from feddp.compare.results import Images, Result
 from feddp.compare.runs import Campaign
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
@@ -42,8 +42,8 @@ class Outside:
 
     @property
     def selections(self) -> set[str]:
-        """The splits whose IoU chose the inside sites' rounds."""
-        return {read_results(made.run)["selection"] for sites in self.folders.values() for made in sites.values()}
+        """None: whatever split chose the rounds inside, no image outside has chosen anything."""
+        return set()
 
     def images(self, when: str) -> list[dict[str, Images]]:
         """{site outside: {image: METRICS}} under every seed; there is one network, whatever `when` says."""
