@@ -261,7 +261,7 @@ def test_the_sites_inside_are_the_first_others():
     assert Entry(("x",), Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
 
 
-def test_it_goes_with_methods(compare, runs, adapted, tmp_path, monkeypatch):
+def test_it_needs_no_methods(compare, runs, adapted, tmp_path, monkeypatch):
     monkeypatch.setattr("feddp.compare.comparison.efficiency_table", lambda *_: pytest.fail("no method, no Table V"))
     assert compare("--leave-one-out").exit_code == 0
     text = (tmp_path / "out/tables.md").read_text()
