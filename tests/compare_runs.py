@@ -93,7 +93,7 @@ class FakeRuns:
         self.broken: set[str] = set()
         self.error = FedDPError
 
-    def __call__(self, data, out, options, env="sim", device="cpu", threads=None, without_consent=()):
+    def __call__(self, data, out, options, env="sim", device="cpu", threads=None, without_consent=(), sites=SITES):
         assert not out.exists(), "feddp run refuses a folder that holds anything"
         self.calls.append((f"{out.parent.name}/{out.name}", options))
         self.places.append((device, threads))
@@ -106,12 +106,13 @@ class FakeRuns:
         slots = {"start": start} | ({"calibrated": start + 0.1} if calibrated else {})
         dice = {
             site: {slot: {"a": value - 0.1 * i, "b": value - 0.2} for slot, value in slots.items()}
-            for i, site in enumerate(SITES)
+            for i, site in enumerate(sites)
         }
         write_run(out, dice, events=federation(options.rounds, calibrated))
         (out / "workspace").mkdir()
         network = build(options.network, 3, 1, seed=options.seed)
         facts = {"network": options.network, "channels": "3", "classes": '["lesion"]', "size": "32", "labels": "nested"}
-        for site in SITES:
+        save_network(out / "shared.safetensors", network.state_dict(), {"round": str(options.rounds)})
+        for site in sites:
             save_network(out / "sites" / site / "network.safetensors", network.state_dict(), facts)
         return {}

@@ -136,6 +136,26 @@ def test_what_is_unknown_is_refused_before_anything_runs(campaign, fake, variant
     assert not fake.calls
 
 
+def test_a_rule_is_checked_in_every_network_that_settings_make(campaign, fake):
+    """Without the affinity of `paa` the network has no such layers, whatever another variant's has."""
+    private = "private=affinity_query|affinity_matrix"
+    with pytest.raises(FedDPError, match="paa=false.*affinity_query"):
+        campaign(f"virtual_class@{private}@network=unet", f"virtual_class@{private}@paa=false@network=unet")
+    assert not fake.calls
+
+
+def test_a_campaign_of_some_sites_hands_them_to_its_runs(tiny_root, tmp_path, toy, monkeypatch):
+    asked = []
+    monkeypatch.setattr(run_options, "run_here", lambda *_, sites, **__: asked.append(sites))
+    common = Common(2, None, toy, 32)
+    made = Campaign([Variant.parse("fedavg")], common, (0,), tiny_root, tmp_path / "out", ("site-2",), "alone")
+    made.execute()
+    assert asked == [["site-2"]]
+    assert made.runs[0].name == "alone: fedavg, seed 0"
+    assert made.runs[0].wanted["plan"]["sites"] == ["site-2"]
+    assert made.runs[0].wanted["data"].keys() == {"site-2"}
+
+
 def test_the_studies_compare_what_the_paper_compares():
     """001's Table III and Figs. 6, 8, 9, 10: 3, 12, 5, 5 and 6 runs; 004's Figs. 5 and 6: 5 and 6; 002's Table 4: 2 · 5;
     003's Tables II and III: 4 and 4, its Fig. 8: 3, 5 and 4."""

@@ -8,8 +8,8 @@ from compare_runs import SITES, federation, write_cases, write_run
 from feddp.compare.comparison import _methods_tables
 from feddp.compare.efficiency import inference_ms
 from feddp.compare.progress import curves, home_seconds, mean_curve, read_events, traffic, train_seconds
-from feddp.compare.runs import Result
-from feddp.compare.scores import BEFORE, CASE, FINAL, scores
+from feddp.compare.results import BEFORE, CASE, FINAL, Result
+from feddp.compare.scores import scores
 from feddp.compare.statistics import best_two, compare_images, sentence
 from feddp.compare.tables import Table, Value, scores_table, spread_table
 from feddp.errors import FedDPError

@@ -5,7 +5,7 @@ from compare_runs import row, write_run
 from PIL import Image
 
 from feddp.compare.drawings import draw_study
-from feddp.compare.runs import Result
+from feddp.compare.results import Result
 from feddp.compare.scores import average
 from feddp.compare.studies import STUDIES
 from feddp.compare.tables import SHOWN, value

@@ -153,13 +153,16 @@ def _pretty(value: Any, indent: str = "") -> str:
     return f"{brackets[0]}\n" + ",\n".join(inner + part for part in parts) + f"\n{indent}{brackets[1]}"
 
 
-def federation_of(root: Path) -> tuple[list[str], dict[str, Any]]:
-    """The sites below `root` and what their data sets have in common: channels, classes, labels.
+def federation_of(root: Path, only: Sequence[str] | None = None) -> tuple[list[str], dict[str, Any]]:
+    """The sites below `root`, or `only` some of them, and what their data have in common: channels, classes, labels.
 
     Raises:
-        FedDPError: there is no site, or two differ; names them.
+        FedDPError: there is no site, one of `only` is not there, or two differ; names them.
     """
-    folders = [SiteFolder.open(path) for path in find_sites(root)]
+    found = {path.name: path for path in find_sites(root)}
+    if unknown := sorted(set(only or ()) - found.keys()):
+        raise FedDPError(f"{', '.join(unknown)}: no site below {root}; there are {', '.join(found)}")
+    folders = [SiteFolder.open(path) for name, path in found.items() if only is None or name in only]
     first = folders[0]
     for other in folders[1:]:
         if (other.channels, other.classes, other.labels) != (first.channels, first.classes, first.labels):

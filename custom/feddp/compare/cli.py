@@ -26,6 +26,13 @@ def compare(
             " vc_private, vc_number, vc_lambda; comma-separated."
         ),
     ] = "",
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Every site in turn outside the federation (IOP-FL's Table II).")
+    ] = False,
+    outside_studies: Annotated[
+        str, typer.Option(help="The same for inside_sites, losses, tau, time (IOP-FL's Figs. 6 to 8); comma-separated.")
+    ] = "",
+    folds: Annotated[int, typer.Option(help="Deal every site's patients into so many parts, each once the test split.")] = 0,
     unseen: Annotated[Path | None, typer.Option(help="A site's folder outside DATA, to test --methods on.")] = None,
     seeds: Annotated[str, typer.Option(help="Every run is repeated under each, comma-separated.")] = "0",
     rounds: Annotated[int, typer.Option(help="Communication rounds (the paper: 200).")] = 20,
@@ -40,14 +47,17 @@ def compare(
     threads: Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")] = None,
 ) -> None:
     """Run methods and studies over all sites below DATA, and leave the paper's tables and figures in OUT."""
-    from feddp.compare.comparison import Request
     from feddp.compare.comparison import compare as run
+    from feddp.compare.outside_studies import TABLE_II
+    from feddp.compare.request import Request
     from feddp.compare.variants import Common
 
     common = Common(rounds, calibration_epochs, network, size, tuple(settings), weights)
     command = shlex.join(["feddp", *sys.argv[1:]])
-    request = Request(_words(methods), data, out, common, _whole(seeds), _words(studies), unseen, device, threads, command)
-    done = run(request)
+    outside = tuple(dict.fromkeys([*([TABLE_II] if leave_one_out else []), *_words(outside_studies)]))
+    studied = tuple(dict.fromkeys(_words(studies)))
+    asked = (_words(methods), data, out, common, _whole(seeds), studied, unseen, device, threads, command, outside, folds)
+    done = run(Request(*asked))
     Console().print(Markdown(done.summary))
     print(f"Tables and figures: {out}")
     if done.failed:

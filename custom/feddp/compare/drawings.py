@@ -5,7 +5,7 @@ from pathlib import Path
 
 from feddp.compare.figures import Curve, draw_bars, draw_curves, draw_spread
 from feddp.compare.progress import curves, mean_curve, read_events
-from feddp.compare.runs import Result
+from feddp.compare.results import Result
 from feddp.compare.scores import scores
 from feddp.compare.studies import STUDIES, Entry
 from feddp.compare.tables import SHOWN, value

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from feddp.compare.progress import home_seconds, read_events, traffic, train_seconds
-from feddp.compare.runs import Result, read_results
+from feddp.compare.results import Result, read_results
 from feddp.compare.tables import BLANK, Cell, Table, Value, failed
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load

@@ -63,3 +63,16 @@ def draw_spread(path: Path, groups: Mapping[str, Sequence[float]], xlabel: str, 
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.grid(axis="y", alpha=0.3)
     figure.savefig(path, dpi=150)
+
+
+def draw_points(path: Path, points: Mapping[str, tuple[float, float, float]], xlabel: str, ylabel: str) -> None:
+    """IOP-FL's Fig. 7b: a point for each of {label: (x, y, std of y)}."""
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axis = figure.subplots()
+    for i, (label, (x, y, std)) in enumerate(points.items()):
+        axis.errorbar([x], [y], [std], fmt="os^Dv"[i // 10 % 5], color=f"C{i % 10}", capsize=2, linewidth=0.8, label=label)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.grid(alpha=0.3)
+    if points:
+        figure.legend(loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=150)

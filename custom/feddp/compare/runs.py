@@ -19,6 +19,7 @@ from urllib.parse import quote
 import torch
 from rich.console import Console
 
+from feddp.compare.results import Result
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
 from feddp.jobs import federation_of
@@ -36,10 +37,11 @@ class Run:
     options: run_options.Options
     wanted: dict[str, Any]  # the plan and the sites' data: what must be equal for a finished run to count
     folder: Path
+    label: str = ""  # of its campaign, where a comparison has several
 
     @property
     def name(self) -> str:
-        return f"{self.variant}, seed {self.options.seed}"
+        return f"{self.label and f'{self.label}: '}{self.variant}, seed {self.options.seed}"
 
     @property
     def record(self) -> Path:
@@ -72,24 +74,6 @@ class Run:
         return json.loads(self.record.read_text(encoding="utf-8"))["machine"]
 
 
-@dataclass(frozen=True)
-class Result:
-    """A variant's runs by seed: the folders of those that finished, the reasons of those that failed."""
-
-    folders: dict[int, Path]
-    failed: dict[int, str]
-
-    @property
-    def competes(self) -> bool:
-        """For the best value and the test: a federation's, under every seed."""
-        return not self.failed and all(read_results(folder)["federated"] for folder in self.folders.values())
-
-    @cached_property
-    def selections(self) -> set[str]:
-        """The splits whose IoU chose rounds and epochs: val or test."""
-        return {read_results(folder)["selection"] for folder in self.folders.values()}
-
-
 class Campaign:
     """All runs that a comparison needs. Nothing is written before `execute`.
 
@@ -99,6 +83,8 @@ class Campaign:
         seeds: each variant runs under each of them.
         data: the root of the sites' folders.
         out: the comparison's folder.
+        sites: those below `data` that take part; all of them if None.
+        label: goes before the runs' names.
 
     Attributes:
         failed: the runs that failed in `execute`, by name, with the reason.
@@ -108,9 +94,18 @@ class Campaign:
             of another plan; says which.
     """
 
-    def __init__(self, variants: Sequence[Variant], common: Common, seeds: Sequence[int], data: Path, out: Path):
-        self.data, self.out, self.common = data, out, common
-        self.sites, self.facts = federation_of(data)
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        common: Common,
+        seeds: Sequence[int],
+        data: Path,
+        out: Path,
+        sites: Sequence[str] | None = None,
+        label: str = "",
+    ):
+        self.data, self.out, self.common, self.label = data, out, common, label
+        self.sites, self.facts = federation_of(data, sites)
         self.failed: dict[str, str] = {}
         self._slugs: dict[Variant, str] = {}
         self._runs: dict[str, list[Run]] = {}
@@ -130,6 +125,13 @@ class Campaign:
     def same(self, one: Variant, other: Variant) -> bool:
         """Whether two variants are the same run, as `feddp` and `feddp@lambda=1` are."""
         return self._slugs[one] == self._slugs[other]
+
+    def refuse_equal(self, variants: Sequence[Variant]) -> None:
+        """FedDPError where two of `variants` are the same run."""
+        for i, one in enumerate(variants):
+            for other in variants[:i]:
+                if self.same(one, other):
+                    raise FedDPError(f"--methods: {other} and {one} are the same run; name one of them")
 
     def execute(self, device: str = "cpu", threads: int | None = None) -> dict[Variant, Result]:
         """Runs what is not finished, and says on stderr which run is under way; a run that fails stops no other."""
@@ -158,7 +160,8 @@ class Campaign:
 
     def _add(self, variant: Variant, seeds: Sequence[int]) -> None:
         plan = self._plan(variant, seeds[0])
-        rule = (plan.network, plan.method, plan.federation.private)
+        layers = json.dumps(plan.layers, sort_keys=True)  # what a setting adds to the network, a rule may select
+        rule = (plan.network, plan.federation.private or METHODS[plan.method].rule(plan), layers)
         if rule not in self._rules:
             plan.partition(plan.build_network())  # a rule that finds nothing would else fail in the middle of the night
             self._rules.add(rule)
@@ -188,14 +191,15 @@ class Campaign:
     def _run(self, variant: Variant, slug: str, seed: int) -> Run:
         plan = self._plan(variant, seed).to_json()
         wanted = {"plan": json.loads(json.dumps(plan)), "data": self._data}
-        return Run(variant, variant.options(self.common, seed), wanted, self.out / "runs" / slug / f"seed-{seed}")
+        folder = self.out / "runs" / slug / f"seed-{seed}"
+        return Run(variant, variant.options(self.common, seed), wanted, folder, self.label)
 
     def _execute(self, run: Run, device: str, threads: int | None) -> None:
         shutil.rmtree(run.folder, ignore_errors=True)  # of an interrupted or failed attempt
         machine = f"{platform.platform()}, {os.cpu_count()} CPUs, device {device}, torch {torch.__version__}"
         run.note(False, machine)
-        federated = METHODS[run.options.method].federated
-        run_options.run_here(self.data, run.folder, run.options, device=device, threads=threads if federated else None)
+        threads = threads if METHODS[run.options.method].federated else None
+        run_options.run_here(self.data, run.folder, run.options, device=device, threads=threads, sites=self.sites)
         # hundreds of MB a run: every site's states and FLARE's copies of the job
         shutil.rmtree(run.folder / "workspace", ignore_errors=True)
         run.note(True, machine)
@@ -204,8 +208,3 @@ class Campaign:
 def _result(runs: Sequence[Run], reasons: Mapping[Path, str]) -> Result:
     folders = {run.options.seed: run.folder for run in runs if run.folder not in reasons}
     return Result(folders, {run.options.seed: reasons[run.folder] for run in runs if run.folder in reasons})
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """A finished run's results.json."""
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from feddp.compare.scores import BEFORE, FINAL
+from feddp.compare.results import BEFORE, FINAL
 from feddp.compare.variants import Variant
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddp.compare.runs import Result
-from feddp.compare.scores import FINAL, IMAGE, Kind, scores
+from feddp.compare.results import FINAL, IMAGE, Kind, Result
+from feddp.compare.scores import scores
 
 # a metric's head, the factor to its unit, and what is better
 SHOWN = {
@@ -136,7 +136,7 @@ def scores_table(
     columns = [(metric, column) for metric in metrics for column in shown]
     rows = []
     for labels, result, when in entries:
-        some = f" ({len(result.folders)} of {seeds} seeds)" if result.folders and result.failed else ""
+        some = f" ({seeds - len(result.failed)} of {seeds} seeds)" if result.folders and result.failed else ""
         cells = _values(result, when, columns, sites, kind) if result.folders else failed(result, len(columns))
         rows.append((*labels[:-1], labels[-1] + some, *cells))
     optimistic = any("test" in result.selections for _, result, _ in entries)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddp.compare.runs import Result
+from feddp.compare.results import Result
 from feddp.compare.scores import over_seeds
 from feddp.compare.tables import BLANK, OPTIMISTIC, SHOWN, Cell, Table, failed, value
 from feddp.data.folder import SiteFolder

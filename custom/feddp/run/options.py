@@ -113,19 +113,21 @@ def run_here(
     device: str = "cpu",
     threads: int | None = None,
     without_consent: Sequence[str] = (),
+    sites: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Runs over all sites below `data` on this machine; leaves tables and networks in `out`, returns the results.
+    """Runs over sites below `data` on this machine; leaves tables and networks in `out`, returns the results.
 
     Args:
         env: "sim", FLARE's simulator, or "poc".
         device: each site's.
         threads: sites at once in the simulator; all of them if None.
         without_consent: sites that refuse the calibration exchange.
+        sites: those that take part; all of them if None.
 
     Raises:
         FedDPError: an option is wrong, `out` is taken, or the run failed; says which, and where its log is.
     """
-    sites, facts = federation_of(data)
+    sites, facts = federation_of(data, sites)
     plan = options.plan(facts, sites)
     if threads is not None and env == "poc":
         raise FedDPError("--threads is the simulator's; in POC mode every site has a process of its own")

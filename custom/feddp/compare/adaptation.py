@@ -1,0 +1,78 @@
+"""One adaptation of a finished run to a site outside, kept inside the run's folder: a run made anew loses it too.
+
+<run>/outside/<site>/<way and what is changed of it>/    what `feddp adapt --score` leaves
+"""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from feddp.compare.results import Images
+from feddp.data.folder import SiteFolder
+from feddp.errors import FedDPError
+from feddp.outside import hospital
+from feddp.outside.adapt import Settings
+from feddp.outside.models import read_models
+from feddp.training.device import usable
+from feddp.training.metrics import METRICS
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Of the finished run `run` to the test images of the site's folder `site`, in a way of `outside.ways.WAYS`."""
+
+    run: Path
+    site: Path
+    how: str
+    settings: Settings
+
+    def __str__(self) -> str:
+        variant, _, campaign = list(self.run.parents)[:3]
+        return f"{campaign.name}: {variant.name}, seed {self.settings.seed}, {self.name} to {self.site.name}"
+
+    @property
+    def name(self) -> str:
+        """The way, with what differs from the defaults; the seed is the run's."""
+        default = asdict(Settings(seed=self.settings.seed))
+        changed = {key: value for key, value in asdict(self.settings).items() if value != default[key]}
+        return "".join([self.how, *(f"@{key}={value}" for key, value in changed.items())])
+
+    @property
+    def folder(self) -> Path:
+        return self.run / "outside" / self.site.name / self.name
+
+    def is_finished(self) -> bool:
+        """Whether it was done in the same way, on the images that the site's split names."""
+        try:
+            done, images = self._read("adapt.json"), self._read("scores.json")["images"]
+        except (OSError, ValueError):  # not there, or half written
+            return False
+        stems = {row.image for row in SiteFolder.open(self.site).rows_of(hospital.SPLIT)}
+        return (done["how"], done["settings"], images.keys()) == (self.how, asdict(self.settings), stems)
+
+    def execute(self, device: str) -> None:
+        """FedDPError where the models or the images do not let it."""
+        shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
+        request = hospital.Request(self.how, self.settings, score=True)
+        where = usable(device, "--device", "say cpu, cuda or cuda:N")
+        hospital.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, where)
+
+    @cached_property
+    def images(self) -> Images:
+        """The metrics of every image."""
+        try:
+            images = self._read("scores.json")["images"]
+            return {stem: {metric: float(row[metric]) for metric in METRICS} for stem, row in images.items()}
+        except (OSError, ValueError, KeyError) as error:
+            raise FedDPError(f"{self.folder} holds no scores ({error!r}); remove it, it will be made again") from None
+
+    @property
+    def seconds(self) -> float:
+        """A sample's, of adaptation, prediction and writing."""
+        return float(self._read("adapt.json")["seconds_per_image"])
+
+    def _read(self, name: str) -> dict[str, Any]:
+        return json.loads((self.folder / name).read_text(encoding="utf-8"))
