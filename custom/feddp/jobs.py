@@ -12,6 +12,7 @@ from feddp.data.folder import SiteFolder, find_sites
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.methods import METHODS
+from feddp.methods.base import SPECTRA
 from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import save_network
 
@@ -20,18 +21,21 @@ SCOPE = "feddp"
 # every class a job of ours names, one by one: a participant allows these and nothing broader
 SERVER_CLASSES = {
     "persistor": "feddp.flare.persistor.SharedTensorPersistor",
+    "spectra": "feddp.flare.spectra.Spectra",
     "aggregation": "feddp.flare.partial_aggregation.PartialAggregation",
     "calibration": "feddp.flare.calibration.Calibration",
     "evaluation": "feddp.flare.evaluation.Evaluation",
 }
 SITE_CLASSES = {
     "site": "feddp.flare.site.SiteComponent",
+    "spectra": "feddp.flare.executors.SpectraExecutor",
     "train": "feddp.flare.executors.TrainExecutor",
     "calibrate": "feddp.flare.executors.CalibrationExecutor",
     "evaluate": "feddp.flare.executors.EvaluationExecutor",
     "strip": "feddp.flare.filters.StripPrivate",
 }
 TASKS = {
+    "spectra": [messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA],
     "train": [messages.TRAIN, messages.SCORE, messages.ADOPT],
     "calibrate": [
         *(messages.TUNE, messages.COLLECT, messages.CALIBRATE),
@@ -89,7 +93,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _server(plan: Plan) -> dict[str, Any]:
-    stages = ["aggregation", *(["calibration"] if len(plan.stages) > 1 else []), "evaluation"]
+    stages = _around(plan, "spectra", "aggregation", "calibration", "evaluation")
     return {
         "format_version": 2,
         "server": {"task_request_interval": 0.05},
@@ -100,7 +104,7 @@ def _server(plan: Plan) -> dict[str, Any]:
 
 
 def _client(plan: Plan) -> dict[str, Any]:
-    executors = ["train", *(["calibrate"] if len(plan.stages) > 1 else []), "evaluate"]
+    executors = _around(plan, "spectra", "train", "calibrate", "evaluate")
     return {
         "format_version": 2,
         CHUNK: CHUNK_SIZE,
@@ -108,6 +112,11 @@ def _client(plan: Plan) -> dict[str, Any]:
         "task_result_filters": [{"tasks": ["train"], "filters": [{"path": SITE_CLASSES["strip"]}]}],
         "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": {"plan": plan.to_json()}}],
     }
+
+
+def _around(plan: Plan, before: str, rounds: str, home: str, last: str) -> list[str]:
+    """What of these the plan needs: `before` the rounds and `home` after them only where it has stages there."""
+    return [*([before] if SPECTRA in plan.stages else []), rounds, *([home] if plan.home else []), last]
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

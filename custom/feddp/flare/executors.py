@@ -10,7 +10,9 @@ from nvflare.apis.signal import Signal
 
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
+from feddp.flare.policy import CALIBRATION, SPECTRA
 from feddp.flare.site import SiteComponent, site_component
+from feddp.methods import spectra
 from feddp.methods.site import Site
 from feddp.training.store import Tensors
 
@@ -44,6 +46,19 @@ class SiteExecutor(Executor):
         raise FedDPError(f"{type(self).__name__} does not answer {task}")
 
 
+class SpectraExecutor(SiteExecutor):
+    """Before stage 1: amplitude spectra are given and taken only by a site whose policy consents."""
+
+    def answer(self, task, site, component, tensors, scalars, fl_ctx):
+        consents = SPECTRA in component.policy(fl_ctx).consent
+        if task == messages.COLLECT_SPECTRA:
+            return messages.pack(spectra.given(site) if consents else {}, consent=consents)
+        if tensors and not consents:
+            raise FedDPError(f"site {site.name} does not consent to the exchange of spectra, yet it was sent tensors")
+        spectra.keep(site, by_site(tensors))
+        return messages.pack(consent=consents)
+
+
 class TrainExecutor(SiteExecutor):
     """Stage 1: a round of training, and the adoption of the round that the stage hands on."""
 
@@ -60,7 +75,7 @@ class CalibrationExecutor(SiteExecutor):
     """The stages at home. Personal tensors are given and taken only by a site whose policy consents."""
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
-        consents = component.policy(fl_ctx).calibrates
+        consents = CALIBRATION in component.policy(fl_ctx).consent
         if task == messages.COLLECT:
             return messages.pack(site.personal() if consents else {}, consent=consents)
         if task == messages.COLLECT_HEADS:

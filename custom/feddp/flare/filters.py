@@ -10,8 +10,13 @@ from torch import Tensor
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
+from feddp.flare.policy import CALIBRATION, SPECTRA
 from feddp.flare.site import site_component
+from feddp.methods import base, spectra
 from feddp.partition import select
+
+# the exchanges, by the consent that they need
+CONSENT = {messages.COLLECT_SPECTRA: SPECTRA, messages.COLLECT: CALIBRATION, messages.COLLECT_HEADS: CALIBRATION}
 
 
 class StripPrivate(Filter):
@@ -36,9 +41,9 @@ class StripPrivate(Filter):
 class PrivateTensorGuard(Filter):
     """For a site's privacy.json: whatever the job, what leaves is the tensors that its task may send, and known numbers.
 
-    A training result may hold shared tensors, a collection the ones that are exchanged (FedLC's: the head), and only with
-    consent; a role that the site's policy names in `private` leaves in neither. The message is written anew, so nothing
-    rides along with it.
+    A training result may hold shared tensors, a collection the ones that are exchanged (FedLC's: the head; FedDG's: the centres
+    of amplitude spectra, nothing larger), and only with consent; a role that the site's policy names in `private` leaves in
+    neither. The message is written anew, so nothing rides along with it.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -49,8 +54,8 @@ class PrivateTensorGuard(Filter):
         site, task = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
         tensors, scalars = messages.unpack(shareable)
         policy, partition = component.policy(fl_ctx), component.partition
-        if task in (messages.COLLECT, messages.COLLECT_HEADS) and tensors and not policy.calibrates:
-            raise FedDPError(f"site {site}: its policy does not consent to the calibration exchange; nothing was sent")
+        if tensors and CONSENT.get(task) not in (None, *policy.consent):
+            raise FedDPError(f"site {site}: its policy does not consent to the {CONSENT[task]} exchange; nothing was sent")
         allowed: tuple[str, ...] = ()
         if task == messages.TRAIN:
             allowed = partition.shared
@@ -58,6 +63,8 @@ class PrivateTensorGuard(Filter):
             allowed = component.plan.exchanged(partition)
         elif task == messages.COLLECT_HEADS:
             allowed = component.plan.heads(component.network)
+        elif task == messages.COLLECT_SPECTRA and base.SPECTRA in component.plan.stages:
+            allowed = (spectra.AMPLITUDE,)
         never = set().union(*(select(component.network, role) for role in policy.private))
         if wrong := sorted(tensors.keys() - (set(allowed) - never)):
             raise FedDPError(
@@ -66,6 +73,8 @@ class PrivateTensorGuard(Filter):
             )
         if wrong := [name for name, value in tensors.items() if not isinstance(value, Tensor)]:
             raise FedDPError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
+        if task == messages.COLLECT_SPECTRA and tensors:
+            spectra.check(component.plan, site, tensors)
         _only_known_numbers(site, task, scalars)
         return messages.pack(tensors, **scalars)
 

@@ -10,7 +10,8 @@ from typing import Any
 from feddp.errors import FedDPError
 from feddp.partition import ROLES
 
-CALIBRATION = "calibration"
+CALIBRATION, SPECTRA = "calibration", "spectra"
+CONSENTS = (CALIBRATION, SPECTRA)
 SIMULATED = "FEDDP_SIMULATED"
 KEYS = {"data", "device", "consent", "private", "threads"}
 
@@ -19,7 +20,8 @@ KEYS = {"data", "device", "consent", "private", "threads"}
 class SitePolicy:
     """Where a site's data lie, which device it gives, what it consents to.
 
-    `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs.
+    `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs, and
+    "spectra" if it does so with the centres of some training images' amplitude spectra (FedDG).
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     """
 
@@ -53,8 +55,8 @@ class SitePolicy:
         if "data" not in properties:
             raise FedDPError(f"site {site}: privacy.json does not say where the data lie; add the property `data`")
         consent = properties.get("consent", [])
-        if not isinstance(consent, list) or not set(consent) <= {CALIBRATION}:
-            raise FedDPError(f"site {site}: privacy.json's consent is {consent!r}; write [] or [{CALIBRATION!r}]")
+        if not isinstance(consent, list) or not set(consent) <= set(CONSENTS):
+            raise FedDPError(f"site {site}: privacy.json's consent is {consent!r}; write a list of {', '.join(CONSENTS)}")
         private = properties.get("private", [])
         if not isinstance(private, list) or not set(private) <= set(ROLES):
             raise FedDPError(f"site {site}: privacy.json's private is {private!r}; write a list of {', '.join(ROLES)}")
@@ -63,7 +65,3 @@ class SitePolicy:
             raise FedDPError(f"site {site}: privacy.json's threads is {threads!r}; write a number of CPU threads")
         device = str(properties.get("device", "cpu"))
         return cls(Path(properties["data"]), device, tuple(consent), tuple(private), threads)
-
-    @property
-    def calibrates(self) -> bool:
-        return CALIBRATION in self.consent

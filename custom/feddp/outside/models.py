@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ class Models:
     Attributes:
         names: the M names, in the order of the stacks' first dimension.
         stacks: every tensor of the network by name, (M, ...): the only copy of the weights. Nobody writes to them.
-        facts: of the networks' files: network, channels, classes (JSON), labels, size.
+        facts: of the networks' files: network, channels, classes (JSON), labels, size; and layers (JSON), if there are any.
     """
 
     names: tuple[str, ...]
@@ -82,7 +83,7 @@ class Models:
 
 
 def read_models(run: Path) -> Models:
-    """The models of a finished run, from its `--out` folder.
+    """The models of a finished run, from its `--out` folder. Layers that its method adds for all alike are part of them.
 
     The personal models are the sites' final networks. The global model is what the server's last aggregate of the round that
     stage 1 handed on says, and for tensors that the method keeps private (FedDP's queries), which the server never had, the
@@ -91,29 +92,42 @@ def read_models(run: Path) -> Models:
     Raises:
         FedDPError: the folder holds no finished run of a federation, or one whose method gives each site layers of its own.
     """
+    results, shared = read_run(run)
+    files = {site: run / "sites" / site / "network.safetensors" for site in sorted(results["sites"])}
+    read = {site: read_network(file) for site, file in files.items()}
+    first, (state, facts) = next(iter(read.items()))
+    if lacking := [name for name in FACTS if name not in facts]:
+        raise FedDPError(f"{files[first]} does not say its {', '.join(lacking)}; it is no network that feddp run left")
+    plain = _network({name: facts[name] for name in FACTS}).state_dict()
+    if own := [name for name in state if name not in plain and name not in shared]:
+        raise FedDPError(
+            f"{run}: {facts.get('method')} gives every site layers of its own ({own[0]}, ...), which nobody outside has;"
+            " adapt a run whose added layers, if any, are shared"
+        )
+    own = {site: {key: value for key, value in state.items() if key not in shared} for site, (state, _) in read.items()}
+    common = shared | average(own, dict.fromkeys(own, 1.0))
+    return Models.of({site: state for site, (state, _) in read.items()}, common, facts)
+
+
+def read_run(run: Path) -> tuple[dict[str, Any], Tensors]:
+    """results.json and the shared tensors of a finished run, from its `--out` folder.
+
+    Raises:
+        FedDPError: the folder holds no finished run of a federation.
+    """
     try:
-        sites = sorted(json.loads((run / RESULTS).read_text(encoding="utf-8"))["sites"])
+        results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+        sorted(results["sites"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedDPError(f"{run} is no finished run ({type(error).__name__}); name the --out folder of a `feddp run`") from None
     if not (run / SHARED).exists():
         raise FedDPError(
             f"{run} has no {SHARED}: it is no federation's run, or an older one; run `feddp run` again with a federated method"
         )
-    files = {site: run / "sites" / site / "network.safetensors" for site in sites}
-    read = {site: read_network(file) for site, file in files.items()}
-    facts = read[sites[0]][1]
-    if "layers" in facts:
-        raise FedDPError(
-            f"{run}: {facts.get('method')} gives every site layers of its own, which nobody outside has; adapt another run"
-        )
-    if lacking := [name for name in FACTS if name not in facts]:
-        raise FedDPError(f"{files[sites[0]]} does not say its {', '.join(lacking)}; it is no network that feddp run left")
-    shared = read_network(run / SHARED)[0]
-    own = {site: {key: value for key, value in state.items() if key not in shared} for site, (state, _) in read.items()}
-    common = shared | average(own, dict.fromkeys(own, 1.0))
-    return Models.of({site: state for site, (state, _) in read.items()}, common, facts)
+    return results, read_network(run / SHARED)[0]
 
 
 def _network(facts: Mapping[str, str]) -> nn.Module:
     # a seed leaves the caller's random numbers alone
-    return build(facts["network"], int(facts["channels"]), len(json.loads(facts["classes"])), seed=0)
+    layers = json.loads(facts.get("layers", "{}"))
+    return build(facts["network"], int(facts["channels"]), len(json.loads(facts["classes"])), seed=0, layers=layers)
