@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.utils import fobs
@@ -213,7 +213,7 @@ def asked(plan_for, tiny_root, tmp_path):
         messages.register_tensors()
         component = SiteComponent(plan_for(method="feddg").to_json())
         fl_ctx = executor_context(component, "site-1", tmp_path, task)
-        fl_ctx.set_prop("scope_properties", {"data": str(tiny_root / "site-1"), "consent": list(consent)})
+        fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(tiny_root / "site-1"), "consent": list(consent)})
         answer = SpectraExecutor().execute(task, messages.pack(tensors), fl_ctx, Signal())
         return answer, component.open(fl_ctx, Signal())
 

@@ -98,7 +98,7 @@ def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
 
 def bring_home(store: Path, home: Path) -> None:
     """Copies what a person wants of a site's own files: its last network, its per-image metrics, its log."""
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     for slot in reversed(SLOTS):
         if (store / f"{slot}.safetensors").exists():
             shutil.copy(store / f"{slot}.safetensors", home / "network.safetensors")

@@ -21,7 +21,8 @@ def windows(images: Tensor) -> Tensor:
 
     In torch's unnormalised transform: the middle is |H · W · mean|.
     """
-    return _centre(fftshift(fft2(images), dim=(-2, -1)).abs(), radius(*images.shape[-2:]))
+    centre = _centre(fftshift(fft2(images), dim=(-2, -1)).abs(), radius(*images.shape[-2:]))
+    return centre.contiguous()  # a strided view neither travels nor is written
 
 
 def interpolated(images: Tensor, peers: Tensor, weights: Tensor) -> Tensor:
