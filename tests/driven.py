@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from feddp.data.folder import SiteFolder
+from feddp.methods import spectra
 from feddp.methods.aggregation import average
-from feddp.methods.base import CALIBRATE, HEADS, TUNE
+from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, TUNE
 from feddp.methods.plan import Plan
 from feddp.methods.site import Site
 from feddp.training.store import Store
@@ -14,6 +15,10 @@ def drive(plan: Plan, root: Path, folder: Path, names: tuple[str, ...] = ("site-
     """All stages of `plan`, whose start must be the last round; the sites as they are before their evaluation."""
     assert plan.start == "last"
     sites = {name: Site(name, SiteFolder.open(root / name), plan, Store(folder / name)) for name in names}
+    if SPECTRA in plan.stages:
+        given = {name: spectra.given(site) for name, site in sites.items()}
+        for name, site in sites.items():
+            spectra.keep(site, {peer: tensors for peer, tensors in given.items() if peer != name})
     first = sites[names[0]]
     method, shared = plan.build_method(), first.partition.split(first.copy())[0]
     for t in range(plan.rounds):

@@ -9,6 +9,7 @@ import pytest
 from compare_runs import FakeRuns, row, write_run
 from driven import drive
 from PIL import Image
+from torch import nn
 from typer.testing import CliRunner
 
 from feddp.cli import app
@@ -21,15 +22,27 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.jobs import federation_of
 from feddp.methods.trainer import START
+from feddp.networks import NETWORKS
 from feddp.networks.weights import save_network
 from feddp.outside import hospital
 from feddp.outside.adapt import Settings
+from feddp.partition import ENCODER, HEAD
 from feddp.run import options as run_options
 from feddp.training.metrics import summarize
 
 SITES = ("site-1", "site-2", "site-3")
-DICE = {"global": 0.5, "average": 0.4, "ensemble": 0.45, "tent": 0.55, "routing": 0.6}
-WAYS = len(DICE)
+DICE = {"global": 0.5, "average": 0.4, "ensemble": 0.45, "tent": 0.55, "ttt": 0.35, "routing": 0.6}
+# Table II's rows: the run each takes its models from, and the way
+ROWS = {
+    "FedAvg": ("fedavg", "global"),
+    "Average of the models": ("iop_fl", "average"),
+    "Ensemble of the models": ("iop_fl", "ensemble"),
+    "Tent": ("fedavg", "tent"),
+    "TTT": ("ttt", "ttt"),
+    "FedDG": ("feddg", "global"),
+    "IOP-FL, routing": ("iop_fl", "routing"),
+}
+RUNS = len({run for run, _ in ROWS.values()})  # at each site outside
 
 
 class FakeAdaptations:
@@ -63,6 +76,38 @@ class FakeAdaptations:
         stems = [r.image for r in SiteFolder.open(folder).rows_of("test")]
         images = {stem: row(dice + 0.05 * (-1) ** i) for i, stem in enumerate(stems)}
         (out / "scores.json").write_text(json.dumps({"summary": summarize(list(images.values())), "images": images}))
+
+
+class Encoder(nn.Module):
+    """x (B, C, H, W) -> [x, features (B, 4, H, W)]."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.out_channels = (channels, 4)
+        self.layers = nn.Sequential(nn.Conv2d(channels, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+
+    def forward(self, x):
+        return [x, self.layers(x)]
+
+
+class Toy(nn.Module):
+    """Per pixel, with an encoder, as TTT's rotation head needs one."""
+
+    roles = {ENCODER: ("encoder",), HEAD: ("head",)}
+
+    def __init__(self, channels: int, classes: int, pretrained: bool = False):
+        super().__init__()
+        self.encoder, self.head = Encoder(channels), nn.Conv2d(4, classes, 1)
+
+    def forward(self, x):
+        return self.head(self.encoder(x)[-1])
+
+
+@pytest.fixture
+def toy(monkeypatch) -> str:
+    """The name of a toy network, known to plans while the test runs."""
+    monkeypatch.setitem(NETWORKS, "toy", Toy)
+    return "toy"
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +150,8 @@ def read(path) -> list[dict[str, str]]:
 
 
 def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, tmp_path):
-    """3 sites × {FedAvg, IOP-FL} runs, of the 2 others each; 3 × 5 adaptations. FedAvg, over two seeds: 0.51, 0.41 and 0.31
-    outside: 41 ± √(2/3) · 10, ± 1 over the seeds; at one site ± 5 over its two images. ASSD is 10 (1 − Dice)."""
+    """3 sites × {FedAvg, IOP-FL, TTT, FedDG} runs, of the 2 others each; 3 × 7 adaptations. FedAvg, over two seeds: 0.51,
+    0.41 and 0.31 outside: 41 ± √(2/3) · 10, ± 1 over the seeds; at one site ± 5 over its two images. ASSD is 10 (1 − Dice)."""
     done = compare("--leave-one-out", "--seeds", "0,1")
     assert done.exit_code == 0, done.output
     out = tmp_path / "out"
@@ -115,17 +160,15 @@ def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, 
     }
     assert inside == {f"without-{site}": [s for s in SITES if s != site] for site in SITES}
     assert sorted(folder for folder, _ in runs.calls) == sorted(
-        ["fedavg/seed-0", "fedavg/seed-1", "iop_fl/seed-0", "iop_fl/seed-1"] * 3
+        [f"{method}/seed-{seed}" for method in ("fedavg", "iop_fl", "ttt", "feddg") for seed in (0, 1)] * 3
     )
-    assert len(adapted.calls) == len(set(adapted.calls)) == 2 * 3 * WAYS
+    assert len(adapted.calls) == len(set(adapted.calls)) == 2 * 3 * len(ROWS)
     assert all(run.startswith(f"without-{site}/") for run, site, _ in adapted.calls), "no site adapts what it trained"
-    models = {how: run.split("/")[2] for run, _, how in adapted.calls}
-    assert models == {"global": "fedavg", "tent": "fedavg", "average": "iop_fl", "ensemble": "iop_fl", "routing": "iop_fl"}
+    assert {(run.split("/")[2], how) for run, _, how in adapted.calls} == set(ROWS.values())
     assert {s.seed for s in adapted.settings} == {0, 1}
 
     rows = read(out / "table_leave_one_out.csv")
-    labels = ["FedAvg", "Average of the models", "Ensemble of the models", "Tent", "IOP-FL, routing"]
-    assert [r["Method"] for r in rows] == labels
+    assert [r["Method"] for r in rows] == list(ROWS)
     expected = {"site-1": 51, "site-1 ±": 5, "site-2": 41, "site-3": 31, "Average": 41, "Average ±": 10 * (2 / 3) ** 0.5}
     expected |= {"± seeds": 1}
     assert {key: float(rows[0][f"Dice (%) {key}"]) for key in expected} == pytest.approx(expected)
@@ -134,7 +177,7 @@ def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, 
     text = (out / "tables.md").read_text()
     assert "**51.00 ± 8.16**" in text, "routing's 60, 50, 40 and 1 more of the seeds is best"
     assert "IOP-FL's Table II" in text
-    assert "adaptation 30 of 30: without-site-3: iop_fl, seed 1, routing to site-3" in " ".join(done.stderr.split())
+    assert "adaptation 42 of 42: without-site-3: iop_fl, seed 1, routing to site-3" in " ".join(done.stderr.split())
 
 
 def test_what_is_finished_is_not_made_again(compare, runs, adapted, tmp_path):
@@ -142,7 +185,7 @@ def test_what_is_finished_is_not_made_again(compare, runs, adapted, tmp_path):
     before = len(runs.calls), len(adapted.calls)
     done = compare("--leave-one-out")
     assert (len(runs.calls), len(adapted.calls)) == before
-    assert " ".join(done.stderr.split()).count("(finished before)") == 6 + 3 * WAYS
+    assert " ".join(done.stderr.split()).count("(finished before)") == 3 * RUNS + 3 * len(ROWS)
     kept = tmp_path / "out/without-site-2/runs/iop_fl/seed-0/outside/site-2/routing"
     for spoil in (
         lambda: (kept / "scores.json").unlink(),
@@ -168,14 +211,8 @@ def test_other_test_images_outside_are_adapted_to_anew(compare, runs, adapted, t
     calls = len(adapted.calls)
     assert compare("--leave-one-out", data=data).exit_code == 0
     made = adapted.calls[calls:]
-    assert [how for run, site, how in made if run.startswith("without-site-2/")] == [
-        "global",
-        "average",
-        "ensemble",
-        "tent",
-        "routing",
-    ]
-    assert len(made) == 2 * WAYS
+    assert [how for run, _, how in made if run.startswith("without-site-2/")] == [how for _, how in ROWS.values()]
+    assert len(made) == 2 * len(ROWS)
 
 
 def test_a_run_made_anew_takes_its_adaptations_with_it(compare, runs, adapted, tmp_path):
@@ -193,7 +230,7 @@ def test_an_adaptation_that_fails_is_told_and_stops_nothing(compare, runs, adapt
     assert "1 runs failed, the same command tries them again: without-site-2: fedavg, seed 0, tent to site-2" in str(
         done.exception
     )
-    assert len(adapted.calls) == 3 * WAYS
+    assert len(adapted.calls) == 3 * len(ROWS)
     tent = next(r for r in read(tmp_path / "out/table_leave_one_out.csv") if r["Method"].startswith("Tent"))
     assert tent["Method"] == "Tent (0 of 1 seeds)"
     assert float(tent["Dice (%) site-1"]) == pytest.approx(55)
@@ -215,17 +252,17 @@ def test_a_run_that_fails_is_told_and_its_rows_too(compare, runs, adapted, tmp_p
 
 
 def test_the_studies_of_the_outside_share_runs_and_adaptations(compare, runs, adapted, tmp_path):
-    """Runs, of K = 3 sites: Table II's 6; of one site inside: {site-2} without site-1, {site-1} without the others, so 2 × 2
-    methods; τ: 5 more of IOP-FL for each site outside (0.9 is the default). Adaptations at each site outside: Table II's 5;
-    inside: 2 more; losses: 3 more; τ: 5 more; time: epochs 1, 2, 5 more (0 is the losses' last): 18."""
+    """Runs, of K = 3 sites: Table II's 12; of one site inside: {site-2} without site-1, {site-1} without the others, so 2 × 2
+    methods; τ: 5 more of IOP-FL for each site outside (0.9 is the default). Adaptations at each site outside: Table II's 7;
+    inside: 2 more; losses: 3 more; τ: 5 more; time: epochs 1, 2, 5 more (0 is the losses' last): 20."""
     done = compare("--leave-one-out", "--outside-studies", "inside_sites,losses,tau,time")
     assert done.exit_code == 0, done.output
     out = tmp_path / "out"
-    assert len(runs.calls) == 6 + 4 + 15
+    assert len(runs.calls) == 12 + 4 + 15
     assert len(adapted.calls) == len(
         {(c, s.epochs, s.noise, s.beta) for c, s in zip(adapted.calls, adapted.settings, strict=True)}
     )
-    assert len(adapted.calls) == 3 * (5 + 2 + 3 + 5 + 3)
+    assert len(adapted.calls) == 3 * (7 + 2 + 3 + 5 + 3)
     assert {path.name for path in out.iterdir() if path.is_dir()} == {
         *(f"without-{site}" for site in SITES),
         *("only-site-1", "only-site-2"),
@@ -239,7 +276,7 @@ def test_the_studies_of_the_outside_share_runs_and_adaptations(compare, runs, ad
     assert [r["τ"] for r in read(out / "table_outside_tau.csv")] == ["0.1", "0.3", "0.5", "0.7", "0.9", "1"]
     seconds = {r["Method"]: float(r["Seconds a sample"]) for r in read(out / "table_outside_time.csv")}
     assert seconds["routing, 2 epochs"] == 2
-    assert len(seconds) == 4 + 5
+    assert len(seconds) == 6 + 5  # Table II without routing, and routing at five numbers of epochs
     for name in ("inside_sites", "losses", "tau", "time"):
         with Image.open(out / f"outside_{name}.png") as picture:
             assert len(picture.convert("L").getcolors()) > 10, "an empty canvas"

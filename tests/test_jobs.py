@@ -158,4 +158,6 @@ def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):
     assert exported("a", "--method", "fedavg", "--then", "igc") == (["train", "calibrate"], all_three)
     assert exported("b", "--method", "finetune", "--then", "igc") == (["train", "tune", "calibrate"], all_three)
     assert exported("c", "--method", "feddp", "--then", "igc") == (["train", "calibrate"], all_three)
+    assert exported("e", "--method", "feddg") == (["spectra", "train"], ["spectra", "aggregation", "evaluation"])
+    assert exported("f", "--method", "feddg", "--then", "igc") == (["spectra", "train", "calibrate"], ["spectra", *all_three])
     assert exported("d", "--method", "feddp", "--calibration-epochs", "0") == (["train"], ["aggregation", "evaluation"])

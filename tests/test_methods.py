@@ -15,7 +15,7 @@ from nvflare.fuel.utils import fobs
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executors import CalibrationExecutor, EvaluationExecutor, TrainExecutor
+from feddp.flare.executors import CalibrationExecutor, EvaluationExecutor, SpectraExecutor, TrainExecutor
 from feddp.flare.site import SiteComponent
 from feddp.methods import GROUP, METHODS, OWN, Methods
 from feddp.methods.aggregation import average
@@ -65,6 +65,7 @@ PRIVATE = {
     "fedavg": lambda state: set(),
     "fedbabu": lambda state: HEAD,
     "fedbn": lambda state: NORMS,
+    "feddg": lambda state: set(),
     "feddp": lambda state: QUERIES,
     "fedgkd": lambda state: set(),
     "fedlc": lambda state: HEAD | CALIBRATOR,
@@ -76,6 +77,7 @@ PRIVATE = {
     "local": set,
     "pfedme": lambda state: set(),
     "pflfe": pflfe,
+    "ttt": lambda state: set(),
     "virtual_class": lambda state: AFFINITY,
 }
 
@@ -185,7 +187,9 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
     home = {"tune": [(messages.TUNE, {})], "calibrate": [(messages.COLLECT, {}), (messages.CALIBRATE, {})]}
     home["heads"] = [(messages.COLLECT_HEADS, {"epoch": 1}), (messages.CALIBRATE_HEADS, {"epoch": 1})]
     tasks = [(TrainExecutor, messages.SCORE, {"round": 1}), (TrainExecutor, messages.ADOPT, {"round": 1})]
-    tasks += [(CalibrationExecutor, *task) for stage in stages[1:] for task in home[stage]]
+    tasks += [(CalibrationExecutor, *task) for stage in plan.home for task in home[stage]]
+    if "spectra" in stages:
+        tasks += [(SpectraExecutor, task, {}) for task in (messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA)]
     tasks += [(EvaluationExecutor, messages.EVALUATE, {})]
     for executor, task, scalars in tasks:
         message = messages.pack(shared if executor is TrainExecutor else {}, **scalars)
@@ -267,7 +271,7 @@ def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
 def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method):
     """What a site gives, joined with the start of its peer, is its own network to the bit; and the calibration runs with it.
 
-    Where every site ends with the same network (FedAvg, FedGKD) there is nothing to give, and no peer.
+    Where every site ends with the same network (FedAvg, FedDG, FedGKD, TTT) there is nothing to give, and no peer.
     """
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
     plan = plan_for(method=method, stages=stages, rounds=1, tune_epochs=1, calibration_epochs=1)
@@ -278,7 +282,7 @@ def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method):
     assert rebuilt.keys() == own.keys()
     assert all(rebuilt[name].equal(own[name]) for name in own)
     assert one.store.has("calibrated")
-    assert bool(given) == one.store.has("peers") == (method not in ("fedavg", "fedgkd"))
+    assert bool(given) == one.store.has("peers") == (method not in ("fedavg", "feddg", "fedgkd", "ttt"))
 
 
 # --- methods of other packages --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from feddp.run.simulator import simulator
 README = Path(__file__).parent.parent / "README.md"
 SITES = ("site-1", "site-2")
 # more than one stage or phase: one thread for two sites, so that FLARE starts a new process for every task
-SEVERAL = ("ditto", "fedbabu", "fedlc", "fedrep", "finetune", "pflfe")
+SEVERAL = ("ditto", "fedbabu", "feddg", "fedlc", "fedrep", "finetune", "pflfe")
 # run elsewhere: feddp in test_simulator.py, fedavg in test_jobs.py; centralized has no job
 ELSEWHERE = ("centralized", "feddp", "fedavg")
 
@@ -31,12 +31,12 @@ def _algorithms():
 
 
 def request_for(root, out, plan, threads=None):
-    policies = {site: {"data": str(root / site), "consent": ["calibration"]} for site in SITES}
+    policies = {site: {"data": str(root / site), "consent": ["calibration", "spectra"]} for site in SITES}
     return Request(plan, policies, out, threads)
 
 
 def test_every_method_is_run_somewhere():
-    others = {"fc_pflfe", "fedbn", "fedgkd", "iop_fl", "fedper", "lg_fedavg", "local", "pfedme", "virtual_class"}
+    others = {"fc_pflfe", "fedbn", "fedgkd", "iop_fl", "fedper", "lg_fedavg", "local", "pfedme", "ttt", "virtual_class"}
     assert {*SEVERAL, *ELSEWHERE, *others} == set(METHODS)
 
 
@@ -57,6 +57,7 @@ def test_an_exported_job_runs_to_the_same_bits_as_the_plain_loop(tiny_root, plan
         assert own.keys() == slot.keys()
         assert all(torch.equal(own[key], slot[key]) for key in own)
         assert results["sites"][name]["final"] == site.evaluate()["final"]
+        assert results["sites"][name].get("spectra") == ({"peers": 1} if method == "feddg" else None)
         calibration = results["sites"][name].get("calibration")
         assert calibration == ({"calibrated": True, "peers": 1, "tuned": True} if method in ("fedlc", "ditto") else None)
 

@@ -82,7 +82,7 @@ def bytes_of(folder):
     return {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", [how for how in WAYS if how != "ttt"])  # test_ttt.py
 def test_it_writes_a_mask_for_every_png_and_changes_no_file_of_the_run(feddp, run, pngs, tmp_path, how):
     before = bytes_of(run)
     code, out, err = feddp("adapt", "--models", run, "--images", pngs, "--out", tmp_path / "out", "--how", how, "--epochs", 2)
@@ -240,7 +240,8 @@ def _no_shared(folder):
 
 def _with_layers(folder):
     for file in folder.glob("sites/*/network.safetensors"):
-        save_network(file, load_file(file), FACTS | {"method": "fedlc", "layers": '{"local_calibration": {"sites": 2}}'})
+        own = {"calibrator.out.weight": torch.zeros(1)}
+        save_network(file, load_file(file) | own, FACTS | {"method": "fedlc", "layers": '{"local_calibration": {"sites": 2}}'})
 
 
 def _broken(folder):
@@ -252,7 +253,7 @@ def _broken(folder):
     [
         (_no_run, "run", "is no finished run"),
         (_no_shared, "run", "has no shared.safetensors"),
-        (_with_layers, "run", "fedlc gives every site layers of its own"),
+        (_with_layers, "run", r"fedlc gives every site layers of its own \(calibrator.out.weight, "),
         (_broken, "run", "cannot be read as tensors"),
         (_empty, "pngs", "holds no PNG"),
         (_gray, "pngs", r"b.png: has 1 channel\(s\)"),

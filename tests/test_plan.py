@@ -141,6 +141,9 @@ def test_every_setting_is_reached_by_its_name(plan_for, method, name):
         ({"stages": ("train", "train")}, "stages train, train"),
         ({"stages": ("tune",)}, "stages tune"),
         ({"stages": ("train", "prune")}, "stages train, prune"),
+        ({"method": "feddg", "stages": ("train", "spectra")}, "stages train, spectra: expected"),
+        ({"method": "fedavg", "stages": ("spectra", "train")}, "fedavg has no use for spectra"),
+        ({"method": "feddg", "spectra": 0}, "spectra=0"),
     ],
 )
 def test_a_bad_value_is_named(plan_for, changes, message):
@@ -192,6 +195,8 @@ def test_a_method_brings_its_stages(plan_for, method, stages):
         ({"method": "feddp", "start": "best"}, "best"),
         ({"method": "fedavg", "start": "last"}, "last"),
         ({"method": "fedavg", "start": "auto"}, "best"),
+        ({"method": "feddg"}, "best"),  # what comes before the rounds is no later stage
+        ({"method": "feddg", "stages": ("spectra", "train", "calibrate")}, "last"),
     ],
 )
 def test_stage_1_hands_on_the_last_round_to_a_stage_and_else_the_best(plan_for, changes, start):

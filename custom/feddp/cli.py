@@ -14,7 +14,7 @@ from feddp.errors import FedDPError
 from feddp.features.cli import features
 from feddp.methods import METHODS
 from feddp.networks import DEFAULT as NETWORK
-from feddp.outside.cli import adapt, job_outside
+from feddp.outside.cli import adapt, job_outside, join
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(data_app, name="data")
@@ -22,6 +22,7 @@ app.command()(compare)
 app.command()(adapt)
 app.command()(features)
 app.command()(job_outside)
+app.command()(join)
 
 
 class Env(str, Enum):
@@ -60,7 +61,7 @@ def run(
     env: Annotated[Env, typer.Option(help="FLARE's simulator, or POC mode: real certificates, one process a site.")] = Env.sim,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")] = None,
-    without_consent: Annotated[str, typer.Option(help="Sites that refuse the calibration exchange, comma-separated.")] = "",
+    without_consent: Annotated[str, typer.Option(help="Sites that refuse every exchange among sites, comma-separated.")] = "",
 ) -> None:
     """Run a method over all sites below DATA on this machine, and leave tables and every site's own network in OUT."""
     from feddp.report import table

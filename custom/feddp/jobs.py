@@ -12,6 +12,7 @@ from feddp.data.folder import SiteFolder, find_sites
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.methods import METHODS
+from feddp.methods.base import SPECTRA
 from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import save_network
 
@@ -20,6 +21,7 @@ SCOPE = "feddp"
 # every class a job of ours names, one by one: a participant allows these and nothing broader
 SERVER_CLASSES = {
     "persistor": "feddp.flare.persistor.SharedTensorPersistor",
+    "spectra": "feddp.flare.spectra.Spectra",
     "aggregation": "feddp.flare.partial_aggregation.PartialAggregation",
     "calibration": "feddp.flare.calibration.Calibration",
     "evaluation": "feddp.flare.evaluation.Evaluation",
@@ -27,6 +29,7 @@ SERVER_CLASSES = {
 }
 SITE_CLASSES = {
     "site": "feddp.flare.site.SiteComponent",
+    "spectra": "feddp.flare.executors.SpectraExecutor",
     "train": "feddp.flare.executors.TrainExecutor",
     "calibrate": "feddp.flare.executors.CalibrationExecutor",
     "evaluate": "feddp.flare.executors.EvaluationExecutor",
@@ -34,6 +37,7 @@ SITE_CLASSES = {
     "outside": "feddp.flare.outside_executor.OutsideExecutor",
 }
 TASKS = {
+    "spectra": [messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA],
     "train": [messages.TRAIN, messages.SCORE, messages.ADOPT],
     "calibrate": [
         *(messages.TUNE, messages.COLLECT, messages.CALIBRATE),
@@ -67,8 +71,8 @@ def export(
     plan.partition(plan.build_network())  # a rule that selects nothing is refused here, not at the hospitals
     if len(set(sites)) < plan.federation.min_sites:
         raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
-    stages = ["aggregation", *(["calibration"] if len(plan.stages) > 1 else []), "evaluation"]
-    executors = ["train", *(["calibrate"] if len(plan.stages) > 1 else []), "evaluate"]
+    stages = _around(plan, "spectra", "aggregation", "calibration", "evaluation")
+    executors = _around(plan, "spectra", "train", "calibrate", "evaluate")
     filters = [{"tasks": ["train"], "filters": [{"path": SITE_CLASSES["strip"]}]}]
     server = server_config(plan, [{"id": stage, "path": SERVER_CLASSES[stage]} for stage in stages])
     client = client_config(plan, [{"tasks": TASKS[n], "executor": {"path": SITE_CLASSES[n]}} for n in executors], filters)
@@ -133,6 +137,11 @@ def client_config(plan: Plan, executors: list[dict[str, Any]], filters: list[dic
         "task_result_filters": filters,
         "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": {"plan": plan.to_json()}}],
     }
+
+
+def _around(plan: Plan, before: str, rounds: str, home: str, last: str) -> list[str]:
+    """What of these the plan needs: `before` the rounds and `home` after them only where it has stages there."""
+    return [*([before] if SPECTRA in plan.stages else []), rounds, *([home] if plan.home else []), last]
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -27,6 +27,10 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         f"Stage 1 handed on round {results['start_round']} (best by mean validation IoU: {results['best_round']}).",
     ]
     for site in sites:
+        styles = results["sites"][site].get("spectra")
+        if styles is not None:
+            how = f"with the spectra of {styles['peers']} peers" if styles["peers"] else "without others' spectra, as in FedAvg"
+            lines.append(f"{site}: trained {how}.")
         calibration = results["sites"][site].get("calibration")
         if calibration:
             if not calibration["tuned"]:

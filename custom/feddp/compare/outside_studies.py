@@ -46,6 +46,8 @@ _WAYS = (
     _entry("Average of the models", PERSONAL, "average"),
     _entry("Ensemble of the models", PERSONAL, "ensemble"),
     _entry("Tent", PLAIN, "tent"),
+    _entry("TTT", "ttt", "ttt"),
+    _entry("FedDG", "feddg", "global"),
     _entry("IOP-FL, routing", PERSONAL, "routing"),
 )
 _LOSSES = (("both", {}), ("shape alone", {"noise": 0.0}), ("consistency alone", {"beta": 0.0}), ("none", {"epochs": 0}))

@@ -6,10 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from feddp.flare.messages import ADOPT, EVALUATE, SCORE, TRAIN
+from feddp.flare.messages import ADOPT, COLLECT_SPECTRA, EVALUATE, SCORE, TAKE_SPECTRA, TRAIN
 
 Event = dict[str, Any]
-_JOINT = (TRAIN, SCORE, ADOPT)  # stage 1; any other task but the evaluation belongs to a stage at home
+_JOINT = (
+    COLLECT_SPECTRA,
+    TAKE_SPECTRA,
+    TRAIN,
+    SCORE,
+    ADOPT,
+)  # stage 1 and before; any other task but the evaluation belongs to a stage at home
 
 
 def read_events(folder: Path) -> list[Event]:

@@ -1,16 +1,15 @@
 """The stages at home (001, Algorithm 1, lines 13-16): personal tensors travel once, FedLC's heads at every epoch."""
 
-from nvflare.apis.shareable import Shareable
-
 from feddp.flare import messages
-from feddp.flare.stage import Answer, Stage
+from feddp.flare.exchange import Exchange
+from feddp.flare.stage import Answer
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, HEADS, TUNE
 
 TUNED = ("loss", "iou_before", "iou", "epoch")  # what a site says of its epochs at home
 
 
-class Calibration(Stage):
+class Calibration(Exchange):
     """A tuning without peers where the method has one; then the exchange among consenting sites and the calibration by it."""
 
     def run(self) -> None:
@@ -28,22 +27,10 @@ class Calibration(Stage):
 
     def _collect(self, task: str, spec: Spec, **facts: int) -> dict[str, Answer]:
         """The consenting sites' personal tensors; a method with none has nothing to disagree with."""
-
-        def check(site: str, answer: Answer) -> None:
-            if answer.scalars["consent"] or answer.tensors:
-                spec.check(site, answer.tensors)
-
-        answers = self.ask(task, messages.pack(**facts), ("consent",), check, **facts)
-        return {site: answer for site, answer in answers.items() if answer.tensors}
+        return self.collect(task, lambda site, answer: spec.check(site, answer.tensors), **facts)
 
     def _calibrate(self, task: str, personal: dict[str, Answer], **facts: int) -> None:
-        """Every site tunes at home with what its peers gave; a site that gave nothing receives nothing."""
-        peers = {site: sorted(personal.keys() - {site}) if site in personal else [] for site in self.sites()}
-        answers = self.ask(task, {site: _message(peers[site], personal, facts) for site in peers}, TUNED, **facts)
-        for site in answers:  # of any stage and epoch that the site took part in
-            self.persistor.peers[site] = sorted({*self.persistor.peers.get(site, []), *peers[site]})
-
-
-def _message(peers: list[str], personal: dict[str, Answer], facts: dict[str, int]) -> Shareable:
-    """What one site receives: its peers' personal tensors, named `<peer>/<tensor>`."""
-    return messages.pack(messages.together({peer: personal[peer].tensors for peer in peers}), **facts)
+        """Every site tunes at home with what its peers gave."""
+        for site, peers in self.hand_out(task, personal, TUNED, **facts).items():
+            # of any stage and epoch that the site took part in
+            self.persistor.peers[site] = sorted({*self.persistor.peers.get(site, []), *peers})

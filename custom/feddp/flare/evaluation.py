@@ -6,7 +6,7 @@ from typing import Any
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.stage import Answer, Stage
-from feddp.methods.base import CALIBRATE, HEADS
+from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
 from feddp.methods.results import VOLUMES, WHEN, gathered
 from feddp.training.metrics import METRICS
 from feddp.training.volumes import VOLUME_METRICS
@@ -29,6 +29,8 @@ class Evaluation(Stage):
 
     def _site(self, site: str, answer: Answer) -> dict[str, Any]:
         result = {name: answer.scalars[name] for name in (*WHEN, VOLUMES) if name in answer.scalars}
+        if SPECTRA in self.plan.stages:
+            result["spectra"] = {"peers": len(self.persistor.styles.get(site, []))}
         if {HEADS, CALIBRATE} & set(self.plan.stages):
             tuned, peers = site in self.persistor.peers, len(self.persistor.peers.get(site, []))
             # without a peer the stage was more epochs of L_seg alone; a site that failed it keeps what it had before

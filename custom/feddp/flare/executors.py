@@ -10,8 +10,9 @@ from nvflare.apis.signal import Signal
 
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
-from feddp.flare.policy import CALIBRATION
+from feddp.flare.policy import CALIBRATION, SPECTRA
 from feddp.flare.site import SiteComponent, site_component
+from feddp.methods import spectra
 from feddp.methods.site import Site
 from feddp.training.store import Tensors
 
@@ -61,6 +62,19 @@ class SiteExecutor(TaskExecutor):
         fl_ctx: FLContext,
     ) -> Shareable:
         raise FedDPError(f"{type(self).__name__} does not answer {task}")
+
+
+class SpectraExecutor(SiteExecutor):
+    """Before stage 1: amplitude spectra are given and taken only by a site whose policy consents."""
+
+    def answer(self, task, site, component, tensors, scalars, fl_ctx):
+        consents = component.policy(fl_ctx).consents(SPECTRA)
+        if task == messages.COLLECT_SPECTRA:
+            return messages.pack(spectra.given(site) if consents else {}, consent=consents)
+        if tensors and not consents:
+            raise FedDPError(f"site {site.name} does not consent to the exchange of spectra, yet it was sent tensors")
+        spectra.keep(site, messages.by_site(tensors))
+        return messages.pack(consent=consents)
 
 
 class TrainExecutor(SiteExecutor):

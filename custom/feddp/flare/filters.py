@@ -10,13 +10,19 @@ from torch import Tensor
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.policy import CALIBRATION, OUTSIDE
+from feddp.flare.policy import CALIBRATION, OUTSIDE, SPECTRA
 from feddp.flare.site import site_component
+from feddp.methods import base, spectra
 from feddp.methods.aggregation import Spec
 from feddp.partition import select
 
 # the consent without which no tensor leaves in a task
-NEEDS = {messages.COLLECT: CALIBRATION, messages.COLLECT_HEADS: CALIBRATION, messages.GIVE_MODEL: OUTSIDE}
+NEEDS = {
+    messages.COLLECT_SPECTRA: SPECTRA,
+    messages.COLLECT: CALIBRATION,
+    messages.COLLECT_HEADS: CALIBRATION,
+    messages.GIVE_MODEL: OUTSIDE,
+}
 
 
 class StripPrivate(Filter):
@@ -41,9 +47,10 @@ class StripPrivate(Filter):
 class PrivateTensorGuard(Filter):
     """For a site's privacy.json: whatever the job, what leaves is the tensors that its task may send, and known numbers.
 
-    A training result may hold shared tensors, a collection the ones that are exchanged (FedLC's: the head), and only with
-    consent; what is given to a hospital outside is exactly a whole network, with consent to that. A role that the site's
-    policy names in `private` leaves in none of them. The message is written anew, so nothing rides along with it.
+    A training result may hold shared tensors, a collection the ones that are exchanged (FedLC's: the head; FedDG's: the centres
+    of amplitude spectra, nothing larger), and only with consent; what is given to a hospital outside is exactly a whole
+    network, with consent to that. A role that the site's policy names in `private` leaves in none of them. The message is
+    written anew, so nothing rides along with it.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -66,6 +73,8 @@ class PrivateTensorGuard(Filter):
             allowed = component.plan.heads(component.network)
         elif task == messages.GIVE_MODEL:
             allowed = partition.shared + partition.private
+        elif task == messages.COLLECT_SPECTRA and base.SPECTRA in component.plan.stages:
+            allowed = (spectra.AMPLITUDE,)
         never = set().union(*(select(component.network, role) for role in policy.private))
         if wrong := sorted(tensors.keys() - (set(allowed) - never)):
             raise FedDPError(
@@ -76,6 +85,8 @@ class PrivateTensorGuard(Filter):
             raise FedDPError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
         if task == messages.GIVE_MODEL and tensors:
             Spec.of(component.network.state_dict(), allowed).check(site, tensors)
+        if task == messages.COLLECT_SPECTRA and tensors:
+            spectra.check(component.plan, site, tensors)
         _only_known_numbers(site, task, scalars)
         return messages.pack(tensors, **scalars)
 

@@ -13,6 +13,7 @@ from feddp.errors import FedDPError
 from feddp.training.metrics import METRICS
 
 # the tasks, by the executor that answers them
+COLLECT_SPECTRA, TAKE_SPECTRA = "collect_spectra", "take_spectra"
 TRAIN, SCORE, ADOPT = "train", "score", "adopt"
 COLLECT, TUNE, CALIBRATE = "collect", "tune", "calibrate"
 COLLECT_HEADS, CALIBRATE_HEADS = "collect_heads", "calibrate_heads"

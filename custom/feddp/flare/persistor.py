@@ -36,6 +36,7 @@ class SharedTensorPersistor(FLComponent):
         self.start_round: int | None = None  # the round that stage 1 handed on
         self.best_round: int | None = None
         self.peers: dict[str, list[str]] = {}  # whose personal tensors each site was calibrated with
+        self.styles: dict[str, list[str]] = {}  # whose amplitude spectra each site trains with (FedDG)
         self.lost: dict[str, str] = {}  # sites that vanished, and when
         register_tensors()
 

@@ -10,7 +10,7 @@ from typing import Any
 from feddp.errors import FedDPError
 from feddp.partition import ROLES
 
-CALIBRATION, OUTSIDE = CONSENTS = ("calibration", "outside")
+CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 SIMULATED = "FEDDP_SIMULATED"
 KEYS = {"data", "device", "consent", "private", "threads"}
 
@@ -20,6 +20,7 @@ class SitePolicy:
     """Where a site's data lie, which device it gives, what it consents to.
 
     `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs, and
+    "spectra" if it does so with the centres of some training images' amplitude spectra (FedDG), and
     "outside" if it gives its finished network to a hospital that joins later, and takes those of others when it is the one.
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     """

@@ -15,6 +15,7 @@ from feddp.methods.ditto import Ditto
 from feddp.methods.fedavg import FedAvg
 from feddp.methods.fedbabu import FedBABU
 from feddp.methods.fedbn import FedBN
+from feddp.methods.feddg import FedDG
 from feddp.methods.feddp import FedDP
 from feddp.methods.fedgkd import FedGKD
 from feddp.methods.fedlc import FedLC
@@ -26,6 +27,7 @@ from feddp.methods.lg_fedavg import LGFedAvg
 from feddp.methods.local import Local
 from feddp.methods.pfedme import PFedMe
 from feddp.methods.pflfe import FCPFLFE, PFLFE
+from feddp.methods.ttt import TTT
 from feddp.methods.virtual_class import VirtualClass
 
 GROUP = "feddp.methods"
@@ -36,6 +38,7 @@ OWN: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedbabu": FedBABU,
     "fedbn": FedBN,
+    "feddg": FedDG,
     "feddp": FedDP,
     "fedgkd": FedGKD,
     "fedlc": FedLC,
@@ -47,6 +50,7 @@ OWN: dict[str, type[Method]] = {
     "local": Local,
     "pfedme": PFedMe,
     "pflfe": PFLFE,
+    "ttt": TTT,
     "virtual_class": VirtualClass,
 }
 

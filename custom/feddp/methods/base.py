@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from feddp.methods.plan import Plan
     from feddp.methods.site import Site
 
-TRAIN, TUNE, HEADS, CALIBRATE = "train", "tune", "heads", "calibrate"
-STAGES = (TRAIN, TUNE, HEADS, CALIBRATE)  # in the order they run
+SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "calibrate"
+STAGES = (SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE)  # in the order they run
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from feddp.errors import FedDPError
 from feddp.methods import METHODS
-from feddp.methods.base import HEADS, STAGES, TRAIN, TUNE, Method
+from feddp.methods.base import HEADS, SPECTRA, STAGES, TRAIN, TUNE, Method
 from feddp.networks import NETWORKS, build
 from feddp.networks.weights import read_network
 from feddp.partition import HEAD, Partition, chosen, resolve
@@ -82,9 +82,12 @@ class Plan:
         method = METHODS[self.method]
         stages = tuple(self.stages) or method.stages
         if list(stages) != [s for s in STAGES if s in stages] or TRAIN not in stages:
-            raise FedDPError(f"stages {', '.join(stages)}: expected {TRAIN}, then those wanted of {', '.join(STAGES[1:])}")
-        if HEADS in stages and HEADS not in method.stages:
-            raise FedDPError(f"stages {', '.join(stages)}: {self.method} has no layers for {HEADS}; leave it out")
+            raise FedDPError(
+                f"stages {', '.join(stages)}: expected {TRAIN} and those wanted of {', '.join(STAGES)}, in this order"
+            )
+        for stage in (SPECTRA, HEADS):
+            if stage in stages and stage not in method.stages:
+                raise FedDPError(f"stages {', '.join(stages)}: {self.method} has no use for {stage}; leave it out")
         if not method.federated and len(stages) > 1:
             raise FedDPError(f"stages {', '.join(stages)}: {self.method} has no sites, so no stage can follow")
         known = self.known_settings(self.method)
@@ -223,10 +226,15 @@ class Plan:
         return tuple(name for name in network.state_dict() if name in head)
 
     @property
+    def home(self) -> tuple[str, ...]:
+        """The stages at home, after the rounds."""
+        return self.stages[self.stages.index(TRAIN) + 1 :]
+
+    @property
     def start(self) -> str:
         """The round that stage 1 hands on. Unless set: the last to a later stage (001, Algorithm 1), else the best (IV-B)."""
         chosen = self.federation.start
-        return chosen if chosen != "auto" else ("last" if len(self.stages) > 1 else "best")
+        return chosen if chosen != "auto" else ("last" if self.home else "best")
 
 
 def _groups(method: str) -> tuple[type, ...]:

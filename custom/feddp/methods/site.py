@@ -1,7 +1,7 @@
 """A hospital's stages at home, after the federation: tuning, calibration, evaluation. FLARE's executors call it."""
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
 from feddp.methods.results import VOLUMES, WHEN
 from feddp.methods.trainer import START, Trainer
-from feddp.training.calibration import Tuned, calibration_loss, tune, with_inconsistency
-from feddp.training.loop import Batch, predict
+from feddp.partition import Rule
+from feddp.training.calibration import Report, Tuned, calibration_loss, tune, with_inconsistency
+from feddp.training.loop import Batch, BatchLoss, predict
 from feddp.training.metrics import Row, measure, summarize
 from feddp.training.store import State, Tensors
 from feddp.training.volumes import measure_volumes
@@ -42,11 +43,12 @@ class Site(Trainer):
         state, _ = self.store.read(self._latest(before=CALIBRATED))
         return {name: state[name] for name in self.plan.exchanged(self.partition)}
 
-    def tune(self) -> Tuned:
-        """Local epochs at a reduced rate, without peers."""
+    def tune(self, train: Rule = (), report: Report = lambda epoch, loss, score: None) -> Tuned:
+        """Local epochs at a reduced rate, without peers; of the roles `train` only, if any are given."""
         settings = self.plan.tuning
         self._restore(self._latest(before=TUNED))
-        return self._tune(TUNED, settings.tune_epochs, settings.tune_lr, self._batch_loss, self.samples)
+        with self._only(train):
+            return self._tune(TUNED, settings.tune_epochs, settings.tune_lr, self._batch_loss, self.samples, report)
 
     def calibrate(self, peers: Mapping[str, Tensors]) -> Tuned:
         """Inconsistency-guided calibration among `peers`, the personal tensors of other sites; λ = 0 without any.
@@ -120,9 +122,18 @@ class Site(Trainer):
         self.network.load_state_dict(start | state.private)
         return state
 
-    def _tune(self, slot: str, epochs: int, lr: float, loss: Callable[[Tensor, Batch], Tensor], samples: list[Batch]) -> Tuned:
+    def _tune(
+        self,
+        slot: str,
+        epochs: int,
+        lr: float,
+        loss: BatchLoss,
+        samples: list[Batch],
+        also: Report = lambda epoch, loss, score: None,
+    ) -> Tuned:
         def report(epoch: int, loss: float, score: float) -> None:
             self.store.record(slot, epoch=epoch, of=epochs, loss=loss, iou=score)
+            also(epoch, loss, score)
 
         seed = (self.plan.seed, self.name, slot)
         training = self.plan.training

@@ -6,7 +6,7 @@ before it is returned, so any process can take the next step.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -154,11 +154,8 @@ class Trainer:
         Raises:
             FedDPError: a role is unknown or finds no tensor, or the loss is not finite.
         """
-        still = chosen(self.network, freeze) if freeze else set()
-        if train:
-            still |= self.network.state_dict().keys() - chosen(self.network, train)
         mean = float("nan")
-        with frozen(self.network, still) if still else nullcontext():
+        with self._only(train, freeze):
             for _ in range(epochs):
                 # counted over the whole round, so that a method's second call draws other samples than its first
                 seed = seed_of(self.plan.seed, self.name, self._round, self._epochs)
@@ -169,6 +166,13 @@ class Trainer:
                 )
                 self._epochs += 1
         return mean
+
+    def _only(self, train: Rule, freeze: Rule = ()) -> AbstractContextManager[None]:
+        """Inside, nothing of the network changes but the roles `train`, if there are any, without the roles `freeze`."""
+        still = chosen(self.network, freeze) if freeze else set()
+        if train:
+            still |= self.network.state_dict().keys() - chosen(self.network, train)
+        return frozen(self.network, still) if still else nullcontext()
 
     def copy(self) -> Tensors:
         """The network's whole state, as it is now."""

@@ -17,6 +17,7 @@ from feddp.networks.attention import split_kv
 from feddp.networks.levels import with_levels
 from feddp.networks.local_calibration import LocalCalibration
 from feddp.networks.projector import with_projector
+from feddp.networks.rotation import with_rotation_head
 from feddp.networks.unet import unet
 from feddp.networks.virtual_classes import with_virtual_classes
 from feddp.partition import DECODER, ENCODER, HEAD
@@ -96,4 +97,9 @@ NETWORKS = {
     "resunet": partial(_smp, smp.Unet, "resnet18"),
 }
 # what a method adds to a network, by name: (network, classes, options) -> network
-LAYERS = {"local_calibration": LocalCalibration, "projector": with_projector, "virtual_classes": with_virtual_classes}
+LAYERS = {
+    "local_calibration": LocalCalibration,
+    "projector": with_projector,
+    "rotation": with_rotation_head,
+    "virtual_classes": with_virtual_classes,
+}

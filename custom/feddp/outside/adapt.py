@@ -12,6 +12,7 @@ from feddp.data.progress import track
 from feddp.errors import FedDPError
 from feddp.outside.losses import consistency, entropy, shape
 from feddp.outside.routing import MIXES
+from feddp.training.rotation import every_turn
 from feddp.training.seeds import seed_of
 from feddp.training.settings import defaults, from_settings, require_choice, require_not_negative, require_positive, setting
 
@@ -132,3 +133,8 @@ def routing_loss(settings: Settings) -> Loss:
 def entropy_loss(network: nn.Module, images: Tensor, chance: torch.Generator) -> Tensor:
     """Tent's: the mean entropy of the prediction."""
     return entropy(network(images))
+
+
+def turning_loss(network: nn.Module, images: Tensor, chance: torch.Generator) -> Tensor:
+    """TTT's: what the rotation head says of every image in all four turns."""
+    return every_turn(network, images)

@@ -1,4 +1,4 @@
-"""`feddp adapt`, and `feddp job-outside`, which exports the same as a FLARE job."""
+"""`feddp adapt`, `feddp job-outside`, which exports the same as a FLARE job, and `feddp join`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +11,9 @@ def adapt(
     models: Annotated[Path, typer.Option(help="The --out folder of a finished `feddp run`.")],
     images: Annotated[Path, typer.Option(help="A site's folder (its images of split test), or a folder of PNGs.")],
     out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names; a new folder.")],
-    how: Annotated[str, typer.Option(help="routing, global, average, ensemble or tent.")] = "routing",
-    epochs: Annotated[int, typer.Option(help="Passes over the images (routing, tent); 0: the start as it is.")] = 10,
-    lr: Annotated[float, typer.Option(help="Adam's learning rate (routing, tent).")] = 1e-3,
+    how: Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")] = "routing",
+    epochs: Annotated[int, typer.Option(help="Passes over the images (routing, tent, ttt); 0: the start as it is.")] = 10,
+    lr: Annotated[float, typer.Option(help="Adam's learning rate (routing, tent, ttt).")] = 1e-3,
     beta: Annotated[float, typer.Option(help="Weight of the shape loss (routing); 0 leaves it out.")] = 0.01,
     noise: Annotated[float, typer.Option(help="Deviation of the consistency loss's noise (routing); 0 leaves it out.")] = 0.5,
     neighbourhood: Annotated[int, typer.Option(help="Pixels on either side that the shape loss looks at (routing).")] = 10,
@@ -65,3 +65,25 @@ def job_outside(
 
     names = None if donors is None else [name.strip() for name in donors.split(",") if name.strip()]
     print(export(run, newcomer, names, out, how, settings, score, job_id, scope))
+
+
+def join(
+    models: Annotated[Path, typer.Option(help="The --out folder of a finished `feddp run`.")],
+    data: Annotated[Path, typer.Option(help="The new site's folder, with masks.")],
+    out: Annotated[Path, typer.Option(help="A new folder for its network and its results.")],
+    train: Annotated[str, typer.Option(help="The roles that are tuned, comma-separated; all else is frozen.")] = "decoder,head",
+    epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 20,
+    lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 1e-4,
+    seed: Annotated[int, typer.Option(help="The tuning's random draws come from it.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+) -> None:
+    """Tune the federation's network at a hospital that was not in it but has masks, its encoder as it is."""
+    from feddp.outside.join import join as run
+    from feddp.report import table
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def report(epoch: int, loss: float, score: float) -> None:
+        console.print(f"epoch {epoch}/{epochs}  loss: {loss:.4f}  validation IoU: {score:.4f}")
+
+    Console().print(table(run(models, data, out, tuple(train.split(",")), epochs, lr, seed, device, report)))

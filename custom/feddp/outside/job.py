@@ -1,7 +1,7 @@
 """The FLARE job of a hospital that joins a consortium after a run: what `feddp job-outside` exports."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from feddp.methods.results import SHARED
 from feddp.networks.weights import read_network
 from feddp.outside.adapt import Settings, read_settings
 from feddp.outside.hospital import Request
-from feddp.outside.models import GLOBAL, read_results, refuse_layers
+from feddp.outside.models import GLOBAL, plan_of, read_results, refuse_layers
 from feddp.run.options import pairs
 from feddp.run.session import handed_on
 
@@ -77,12 +77,10 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     """The run's plan as this job carries it, and γ."""
     if not results.get("federated"):
         raise FedDPError(f"{run} is no federation's run, so no site holds a model; name another")
-    known = {field.name for field in fields(Plan)} & results.keys()
-    plan = Plan.from_json({name: results[name] for name in known} | {"sites": sorted(results["sites"])})
-    refuse_layers(plan.facts, run)
+    plan = plan_of(results)
     file = run / SHARED if (run / SHARED).exists() else handed_on(run, results["start_round"])
-    shared = read_network(file)[0]
-    network = plan.build_network()
+    shared, network = read_network(file)[0], plan.build_network()
+    refuse_layers(plan.facts, network.state_dict(), shared, run)
     Spec.of(network.state_dict(), plan.partition(network).shared).check(str(file), shared)
     # one donor is enough, and an adaptation may take longer than a round was given
     return replace(plan, weights=WEIGHTS, settings=plan.settings | {"min_sites": 1, "task_timeout": 0}), shared

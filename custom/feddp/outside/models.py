@@ -1,8 +1,8 @@
 """What a finished run leaves to a hospital outside: K personal models and the global one, each weight held once."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec, Tensors, average
+from feddp.methods.plan import Plan
 from feddp.methods.results import RESULTS, SHARED
 from feddp.networks import build
 from feddp.networks.weights import read_network
@@ -26,7 +27,7 @@ class Models:
     Attributes:
         names: the M names, in the order of the stacks' first dimension.
         stacks: every tensor of the network by name, (M, ...): the only copy of the weights. Nobody writes to them.
-        facts: of the networks' files: network, channels, classes (JSON), labels, size.
+        facts: of the networks' files: network, channels, classes (JSON), labels, size; and layers (JSON), if there are any.
     """
 
     names: tuple[str, ...]
@@ -88,7 +89,7 @@ def network_files(run: Path) -> dict[str, Path]:
 
 
 def read_models(run: Path) -> Models:
-    """The models of a finished run, from its `--out` folder.
+    """The models of a finished run, from its `--out` folder. Layers that its method adds for all alike are part of them.
 
     The personal models are the sites' final networks; the global one, `completed`.
 
@@ -96,17 +97,13 @@ def read_models(run: Path) -> Models:
         FedDPError: the folder holds no finished run of a federation, or one whose method gives each site layers of its own.
     """
     files = network_files(run)
-    if not (run / SHARED).exists():
-        raise FedDPError(
-            f"{run} has no {SHARED}: it is no federation's run, or an older one; run `feddp run` again with a federated method"
-        )
+    shared = read_shared(run)
     read = {site: read_network(file) for site, file in files.items()}
     first = min(files)
-    facts = read[first][1]
-    refuse_layers(facts, run)
+    state, facts = read[first]
     if lacking := [name for name in FACTS if name not in facts]:
         raise FedDPError(f"{files[first]} does not say its {', '.join(lacking)}; it is no network that feddp run left")
-    shared = read_network(run / SHARED)[0]
+    refuse_layers(facts, state, shared, run)
     personal = {site: state for site, (state, _) in read.items()}
     return Models.of(personal, completed(shared, personal), facts)
 
@@ -125,11 +122,29 @@ def read_results(run: Path) -> dict[str, Any]:
     return results
 
 
-def refuse_layers(facts: Mapping[str, str], run: Path) -> None:
-    """FedDPError where the networks that `facts` describe have layers for one site alone."""
-    if "layers" in facts:
+def read_shared(run: Path) -> Tensors:
+    """γ of the round that stage 1 of a finished run handed on. FedDPError where the run has none."""
+    if not (run / SHARED).exists():
         raise FedDPError(
-            f"{run}: {facts.get('method')} gives every site layers of its own, which nobody outside has; adapt another run"
+            f"{run} has no {SHARED}: it is no federation's run, or an older one; run `feddp run` again with a federated method"
+        )
+    return read_network(run / SHARED)[0]
+
+
+def plan_of(results: Mapping[str, Any]) -> Plan:
+    """The plan of a finished run, from its results.json. FedDPError where it says none."""
+    names = {field.name for field in fields(Plan)} & results.keys()
+    sites = sorted({*results["sites"], *results.get("missing", ())})
+    return Plan.from_json({name: results[name] for name in names} | {"sites": sites})
+
+
+def refuse_layers(facts: Mapping[str, str], state: Collection[str], shared: Collection[str], run: Path) -> None:
+    """FedDPError where a network of `facts` with the tensors `state` has added layers that are not `shared`."""
+    plain = _network({name: facts[name] for name in FACTS}).state_dict()
+    if own := [name for name in state if name not in plain and name not in shared]:
+        raise FedDPError(
+            f"{run}: {facts.get('method')} gives every site layers of its own ({own[0]}, ...), which nobody outside has;"
+            " adapt a run whose added layers, if any, are shared"
         )
 
 
@@ -146,4 +161,5 @@ def completed(shared: Tensors, personal: Mapping[str, Tensors]) -> Tensors:
 
 def _network(facts: Mapping[str, str]) -> nn.Module:
     # a seed leaves the caller's random numbers alone
-    return build(facts["network"], int(facts["channels"]), len(json.loads(facts["classes"])), seed=0)
+    layers = json.loads(facts.get("layers", "{}"))
+    return build(facts["network"], int(facts["channels"]), len(json.loads(facts["classes"])), seed=0, layers=layers)

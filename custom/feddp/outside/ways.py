@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddp.errors import FedDPError
-from feddp.outside.adapt import Fit, Report, Settings, entropy_loss, fit, routing_loss
+from feddp.outside.adapt import Fit, Report, Settings, entropy_loss, fit, routing_loss, turning_loss
 from feddp.outside.models import GLOBAL, Models
 from feddp.outside.routing import route
-from feddp.partition import NORMALISATIONS
+from feddp.partition import ENCODER, NORMALISATIONS, chosen
 from feddp.training.seeds import seeded
 
 
@@ -65,6 +65,23 @@ def tent(models: Models, images: Sequence[Tensor], settings: Settings, device: t
     return Adapted([network], fit(network, images, entropy_loss, settings, report))
 
 
+def ttt(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+    """TTT (Sun et al., ICML 2020) from the global model of a run of the method `ttt`: the rotation loss over the encoder.
+
+    Decoder, segmentation head and rotation head stay. Deviations: one encoder for all images and `epochs` passes over them,
+    where the original starts anew for each image; every image in all four turns, where it draws one; batch normalisation by
+    its running statistics.
+    """
+    network = models.network(models.state(GLOBAL)).requires_grad_(False).to(device)
+    if not hasattr(network, "rotation_head"):
+        method = models.facts.get("method", "its method")
+        raise FedDPError(f"--how ttt: {method} trains no rotation head; name a run of `feddp run --method ttt`")
+    encoder = chosen(network, (ENCODER,))
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in encoder)
+    return Adapted([network], fit(network, images, turning_loss, settings, report))
+
+
 def alone(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
     """The global model as it is."""
     return Adapted([models.network(models.state(GLOBAL)).to(device)])
@@ -81,7 +98,7 @@ def ensemble(models: Models, images: Sequence[Tensor], settings: Settings, devic
 
 
 DEFAULT = "routing"
-WAYS: dict[str, Way] = {DEFAULT: routing, GLOBAL: alone, "average": average, "ensemble": ensemble, "tent": tent}
+WAYS: dict[str, Way] = {DEFAULT: routing, GLOBAL: alone, "average": average, "ensemble": ensemble, "tent": tent, "ttt": ttt}
 
 
 @torch.no_grad()

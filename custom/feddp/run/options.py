@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from feddp.errors import FedDPError
-from feddp.flare.policy import CALIBRATION
+from feddp.flare.policy import CONSENTS
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS
@@ -121,7 +121,7 @@ def run_here(
         env: "sim", FLARE's simulator, or "poc".
         device: each site's.
         threads: sites at once in the simulator; all of them if None.
-        without_consent: sites that refuse the calibration exchange.
+        without_consent: sites that refuse every exchange among sites.
         sites: those that take part; all of them if None.
 
     Raises:
@@ -137,7 +137,7 @@ def run_here(
         site: {
             "data": str((data / site).resolve()),
             "device": device,
-            "consent": [] if site in without_consent else [CALIBRATION],
+            "consent": [] if site in without_consent else list(CONSENTS),
         }
         for site in sites
     }

@@ -97,7 +97,7 @@ def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
 
 def bring_home(store: Path, home: Path) -> None:
     """Copies what a person wants of a site's own files: its last network, its metrics by image and by case, its log."""
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     if network := last_network(store):
         shutil.copy(network, home / "network.safetensors")
     for name in ("images.csv", "cases.csv", "record.jsonl"):

@@ -20,6 +20,8 @@ from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seed_of
 from feddp.training.settings import Training, require_choice, require_not_negative, require_positive, setting
 
+Report = Callable[[int, float, float], None]  # (epoch, its mean loss, its mean validation IoU)
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -67,7 +69,7 @@ def tune(
     lr: float,
     seed: tuple[int | str, ...],
     stopped: Callable[[], bool],
-    report: Callable[[int, float, float], None],
+    report: Report,
 ) -> Tuned:
     """Trains `network` in place for `epochs` at `lr` with a fresh AdamW and leaves it at its best mean validation IoU.
 

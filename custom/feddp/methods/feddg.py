@@ -1,0 +1,56 @@
+"""FedDG (Liu et al., CVPR 2021), as 004 compares with it: FedAvg, and images in the other sites' styles.
+
+Before the first round the consenting sites exchange the low-frequency centre of the amplitude spectra of some training images.
+In training each image keeps its phase while that centre is interpolated with a peer's (Eq. 2, 3), λ ~ U(0, 1) a sample; the
+loss is the mean over the batch and the interpolated batch. A site without consent, or without a peer, trains as FedAvg.
+
+Deviations: the original's episodic meta-learning (interpolated images as meta-test) and its boundary contrast are left out, as
+004's card asks for the interpolation alone. It takes the released code's L of 1 % of the image's size, at least 1 pixel. The
+released code has the amplitudes of all images in one place; ours are of at most `spectra` images a site, and a peer's is drawn
+among all of them. They are of the network's input, which has mean 0, so the mean brightness is not exchanged; the result is not
+normalised again. Batch normalisation sees the batch and the interpolated batch one after the other.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feddp.methods.base import SPECTRA, TRAIN
+from feddp.methods.fedavg import FedAvg
+from feddp.methods.spectra import received
+from feddp.training.settings import require_positive, setting
+from feddp.training.spectra import interpolated
+
+
+@dataclass(frozen=True)
+class Hyper:
+    spectra: int = setting(16, "FedDG: training images of a site, at most, the centre of whose amplitude its peers receive")
+
+    def __post_init__(self):
+        require_positive(self, "spectra")
+
+
+class FedDG(FedAvg):
+    stages = (SPECTRA, TRAIN)
+    Hyper = Hyper
+
+    def round(self, site):
+        peers = received(site)
+        if peers is None:
+            return super().round(site)
+        peers = peers.to(site.device)
+
+        def both(images):
+            return torch.stack([site.network(images), site.network(in_another_style(images, peers))])
+
+        def mean(logits, batch):
+            return sum(self.loss(site, part, batch) for part in logits) / len(logits)
+
+        return site.fit(epochs=site.plan.training.local_epochs, loss=mean, forward=both)
+
+
+def in_another_style(images: Tensor, peers: Tensor) -> Tensor:
+    """Each image (B, C, H, W) towards one of `peers` (M, C, 2b+1, 2b+1). Chance comes from torch's generator of the CPU."""
+    chosen = torch.randint(len(peers), (len(images),))
+    return interpolated(images, peers[chosen.to(peers.device)], torch.rand(len(images)).to(images))

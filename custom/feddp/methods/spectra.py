@@ -1,0 +1,58 @@
+"""FedDG's exchange before the first round: what a site gives, what anyone accepts of it, what a site keeps.
+
+Images stay. What travels is the centre of the amplitude spectra of at most `spectra` training images a site, as the network
+would be given them, without their phase and without their names.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from feddp.methods.aggregation import Spec, Tensors
+from feddp.training.seeds import seed_of
+from feddp.training.spectra import radius, windows
+
+if TYPE_CHECKING:
+    from feddp.methods.plan import Plan
+    from feddp.methods.trainer import Trainer
+
+AMPLITUDE, SLOT = "amplitude", "spectra"
+
+
+def given(site: "Trainer") -> Tensors:
+    """AMPLITUDE: (N, channels, 2b+1, 2b+1) of N training images that the seed draws. To be given with consent only."""
+    chance = torch.Generator().manual_seed(seed_of(site.plan.seed, site.name, SLOT))
+    drawn = torch.randperm(len(site.samples), generator=chance)[: site.plan.hyper.spectra].tolist()
+    return {AMPLITUDE: windows(torch.stack([site.samples[i]["image"] for i in drawn]))}
+
+
+def check(plan: "Plan", site: str, tensors: Mapping[str, Tensor]) -> None:
+    """Refuses anything but the amplitudes of 1 to `spectra` images. FedDPError names the site and what is wrong."""
+    value = tensors.get(AMPLITUDE)
+    count = len(value) if isinstance(value, Tensor) and value.ndim else 1
+    side = 2 * radius(plan.size, plan.size) + 1
+    shape = torch.Size((min(max(count, 1), plan.hyper.spectra), plan.channels, side, side))
+    Spec({AMPLITUDE: (shape, torch.float32)}).check(site, tensors)
+
+
+def keep(site: "Trainer", peers: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Puts the peers' amplitudes among the site's files, for all rounds of the job; none where there is no peer.
+
+    Raises:
+        FedDPError: a peer's tensors are not exactly amplitudes; nothing is kept.
+    """
+    for peer, tensors in peers.items():
+        check(site.plan, peer, tensors)
+    site.store.remove(SLOT)
+    if peers:
+        site.store.write(SLOT, {peer: tensors[AMPLITUDE] for peer, tensors in peers.items()})
+
+
+def received(site: "Trainer") -> Tensor | None:
+    """All that the peers gave, (M, channels, 2b+1, 2b+1), in the order of their names; None where nobody gave anything."""
+    if not site.store.has(SLOT):
+        return None
+    peers, _ = site.store.read(SLOT)
+    return torch.cat([peers[name] for name in sorted(peers)])

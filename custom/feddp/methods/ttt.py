@@ -1,0 +1,41 @@
+"""TTT (Sun et al., ICML 2020), as 004 compares with it: FedAvg with a rotation head beside the task.
+
+L = L_seg + weight · CE: each image of the batch by a random number of quarter turns, which a linear head on the encoder's
+pooled deepest features has to name. The head is shared and averaged like all else. At a hospital outside, `feddp adapt
+--how ttt` minimises the rotation loss over the encoder.
+
+Deviations: a federation, where the original has one data set. The original turns the batch that the task sees; ours turns the
+batch's images as they are in the data, since the loop's augmentation, which is quarter turns and flips too, would leave nothing
+to be told. The weight is 1 as in the original. The branching is after the last of the encoder's stages.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from feddp.methods.fedavg import FedAvg
+from feddp.networks.rotation import TURNS
+from feddp.training.rotation import rotation_loss
+from feddp.training.settings import require_not_negative, setting
+
+
+@dataclass(frozen=True)
+class Hyper:
+    rotation: float = setting(1.0, "TTT: weight of the rotation head's cross-entropy")
+
+    def __post_init__(self):
+        require_not_negative(self, "rotation")
+
+
+class TTT(FedAvg):
+    Hyper = Hyper
+
+    @staticmethod
+    def layers(plan):
+        return {"rotation": {}}
+
+    def loss(self, site, logits, batch):
+        images = {sample["stem"]: sample["image"] for sample in site.samples}
+        upright = torch.stack([images[stem] for stem in batch["stem"]]).to(logits.device)
+        turns = torch.randint(TURNS, (len(upright),))  # from the CPU's generator: the same on every device
+        return super().loss(site, logits, batch) + self.hyper.rotation * rotation_loss(site.network, upright, turns)

@@ -1,0 +1,80 @@
+"""`feddp join`: a hospital that was not in the federation, but has labels (002, Table 7), starts from what it shared.
+
+The start is the shared tensors that stage 1 handed on; what the method keeps private, which no server ever had, starts as every
+site's did, from the run's seed (or the job's own initial tensors). Decoder and head are tuned at home, the encoder stays.
+
+Deviations: the paper does not say for how long, nor at which rate: 20 epochs at 1e-4, as our other tunings, the best validation
+IoU kept. A frozen batch normalisation normalises by the batch's statistics while tuning, records nothing, and predicts by
+the federation's.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddp.data.folder import SiteFolder
+from feddp.errors import FedDPError
+from feddp.methods import METHODS
+from feddp.methods.base import TRAIN, TUNE
+from feddp.methods.plan import Plan
+from feddp.methods.results import gathered
+from feddp.methods.site import Site
+from feddp.outside.models import plan_of, read_results, read_shared
+from feddp.partition import Rule, chosen
+from feddp.run.session import bring_home, finish, fresh
+from feddp.training.calibration import Report
+from feddp.training.store import Store, Tensors
+
+
+def join(
+    run: Path,
+    folder: Path,
+    out: Path,
+    train: Rule = ("decoder", "head"),
+    epochs: int = 20,
+    lr: float = 1e-4,
+    seed: int = 0,
+    device: str = "cpu",
+    report: Report = lambda epoch, loss, score: None,
+) -> dict[str, Any]:
+    """Tunes the roles `train` of the finished run's network on the site's folder; returns what results.json holds.
+
+    In `out`: network.safetensors, as a site of a run has it, images.csv, record.jsonl, results.json and results.md, whose
+    `before_calibration` is the start and `final` the network that was kept.
+
+    Raises:
+        FedDPError: no finished run, a method that shares nothing or gives every site layers of its own, a role that the
+            network does not have, data that do not fit the run, or `out` is not empty.
+    """
+    results, shared = read_results(run), read_shared(run)
+    if not shared:
+        raise FedDPError(f"{run}: its method shares nothing, so there is nothing to start from; join another run")
+    plan = plan_of(results)
+    if METHODS[plan.method].own:
+        raise FedDPError(f"{run}: {plan.method} gives every site of the federation layers of its own; join another run")
+    first = first_of(run, plan)
+    tuning = {"tune_epochs": epochs, "tune_lr": lr}
+    home = replace(plan, stages=(TRAIN, TUNE), seed=seed, weights="", settings=plan.settings | tuning)
+    opened = SiteFolder.open(folder)
+    chosen(plan.build_network(), train)  # an unknown role is refused before anything is written
+    fresh(out)
+    torch.set_num_threads(1)  # as a site: the same bits on every machine
+    site = Site(opened.site, opened, home, Store(out / "workspace"), device, first)
+    site.adopt(shared, results["start_round"])
+    site.tune(train, report)
+    summary = {when: value for when, value in site.evaluate().items() if when != "peers"}
+    bring_home(site.store.folder, out)
+    done = gathered(home, {site.name: summary}, results["start_round"], results["best_round"])
+    return finish(out, done | {"joined": {"run": str(run), "train": list(train)}})
+
+
+def first_of(run: Path, plan: Plan) -> Tensors:
+    """The whole network that every site of the run started from. FedDPError where the job that brought it along is gone."""
+    if not plan.weights:
+        return plan.build_network().state_dict()
+    configs = sorted(run.glob("job/*/app_server/config"))
+    if not configs:
+        raise FedDPError(f"{run} began with initial tensors, and its job/ that holds them is gone; join another run")
+    return plan.initial(configs[0])
