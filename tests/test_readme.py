@@ -1,0 +1,64 @@
+"""The README names what there is: methods, networks, studies, ways, commands, dependencies."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from feddp.cli import app
+from feddp.compare.outside_studies import OUTSIDE, TABLE_II
+from feddp.compare.studies import STUDIES
+from feddp.flare.policy import CONSENTS
+from feddp.methods import METHODS
+from feddp.networks import NETWORKS
+from feddp.outside.ways import WAYS
+from feddp.partition import NONE, ROLES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROWS = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", README, re.MULTILINE))
+
+
+def test_every_method_has_one_row_and_no_row_is_of_another():
+    assert sorted(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == sorted(METHODS)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].federated])
+def test_a_row_says_nothing_is_private_where_nothing_is(name):
+    """`virtual_class` decides by its plan: its row is about the default, where two of the affinity's layers are private."""
+    private = METHODS[name].private != (NONE,) or name == "virtual_class"
+    assert ROWS[name].startswith("nothing") != private
+
+
+@pytest.mark.parametrize("name", [*STUDIES, *(name for name in OUTSIDE if name != TABLE_II), *WAYS, *CONSENTS])
+def test_what_an_option_takes_is_named(name):
+    assert re.search(rf"[`,|\" ]{name}[`,|\" ]", README), name
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_is_named(name):
+    family, size = re.fullmatch(r"(.*?)(\d+|_b\d)?(?:-fpn)?", name).groups()
+    section = README.split("\nNetworks: ")[1].split("\n\n")[0]
+    assert name in section or (family.split("_")[0] in section and (size or "").lstrip("_") in section), name
+
+
+def test_every_command_is_named():
+    commands = typer.main.get_command(app).commands
+    assert "job-outside" in commands
+    assert [name for name in commands if f"feddp {name}" not in README] == []
+
+
+def test_every_role_that_a_policy_may_keep_is_named():
+    levels = {role for role in ROLES if re.fullmatch(r"decoder\.\d", role)}
+    section = README.split("- `private`: roles")[1].split("\n- ")[0]
+    assert {"decoder.1", "decoder.5"} <= levels
+    assert [role for role in set(ROLES) - levels if role not in section] == []
+
+
+def test_every_requirement_is_explained():
+    """Its row in the dependency table, by the name that pip knows it by."""
+    pinned = {re.split(r"[=;]", line)[0] for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line}
+    table = README.split("## What each dependency is for")[1]
+    named = {name.strip() for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for name in row.split(",")}
+    assert pinned == named - {"package", "---"}
