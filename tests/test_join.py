@@ -223,7 +223,9 @@ def test_what_is_wrong_is_said(finished, hospital, tmp_path, method, changes, sp
         (lambda data: shutil.rmtree(data / "masks"), "masks/.*: is missing"),
     ],
 )
-def test_wrong_data_leave_nothing_and_the_same_command_works_once_they_are_mended(finished, hospital, ious, tmp_path, spoil, message):
+def test_wrong_data_leave_nothing_and_the_same_command_works_once_they_are_mended(
+    finished, hospital, ious, tmp_path, spoil, message
+):
     """Said before the first epoch, of the test images too, which are needed only after the last."""
     run, _, _ = finished("fedavg")
     whole = shutil.copytree(hospital, tmp_path / "whole")
