@@ -41,6 +41,21 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("option", "message"), [("--device", "--device cuda:99 cannot be used"), ("--out", "is not empty")])
+def test_a_run_that_cannot_be_is_refused_before_it_starts(tmp_path, option, message):
+    """A device that is not there would else fail at every site, once FLARE is up; a file is no folder for results."""
+    synthesize(tmp_path / "data", sites=2, images=6, size=32)
+    (tmp_path / "file").write_text("mine")
+    arguments = {"--data": tmp_path / "data", "--out": tmp_path / "out", "--size": 32}
+    arguments[option] = {"--device": "cuda:99", "--out": tmp_path / "file"}[option]
+    done = feddp("run", *(word for pair in arguments.items() for word in pair))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_failed_run_ends_with_the_first_real_error_and_the_log(tmp_path):
     """A site whose image is broken refuses its first task; two sites are the minimum, so the job fails. What is said is the
     site's own error, which stays on its machine: in the simulator that is this one."""

@@ -193,6 +193,8 @@ def test_everything_failed(compare, fake, tmp_path):
         ("--studies lambda --unseen {strange}", "--unseen measures the networks of --methods"),
         ("--methods local --unseen {root}/site-1", "is a site of the federation"),
         ("--methods local --unseen {root}/nowhere", "there is no such folder"),
+        ("--methods local --device cuda:99", "--device cuda:99 cannot be used"),
+        ("--leave-one-out --device cuda:99", "--device cuda:99 cannot be used"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(compare, fake, tmp_path, tiny_root, strange, arguments, message):
@@ -201,6 +203,14 @@ def test_what_cannot_be_is_refused_before_anything_runs(compare, fake, tmp_path,
     assert message in str(done.exception)
     assert not fake.calls
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_place_for_a_comparison(compare, fake, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    done = compare("--methods", "local")
+    assert "is a file; name a folder" in str(done.exception)
+    assert not fake.calls
+    assert (tmp_path / "out").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

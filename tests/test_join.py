@@ -122,6 +122,7 @@ def test_the_command_leaves_a_network_that_predicts_and_its_results(finished, ho
     run, plan, _ = finished("fedavg")
     out = tmp_path / "out"
     arguments = ["join", "--models", run, "--data", hospital, "--out", out, "--epochs", 2, "--lr", 0.01, "--seed", 5]
+    arguments += ["--train", "decoder, head"]
     monkeypatch.setattr(sys, "argv", ["feddp", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -210,6 +211,40 @@ def test_what_is_wrong_is_said(finished, hospital, tmp_path, method, changes, sp
     with pytest.raises(FedDPError, match=message):
         join(run, hospital, tmp_path / "out", **changes)
     assert not (tmp_path / "out/results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda data: _other_classes(data), "submit a job for this data set"),
+        (lambda data: _without(data, "train"), "no image in split train"),
+        (lambda data: _without(data, "val"), "no image in split val"),
+        (lambda data: _without(data, "test"), "no image in split test"),
+        (lambda data: shutil.rmtree(data / "masks"), "masks/.*: is missing"),
+    ],
+)
+def test_wrong_data_leave_nothing_and_the_same_command_works_once_they_are_mended(
+    finished, hospital, ious, tmp_path, spoil, message
+):
+    """Said before the first epoch, of the test images too, which are needed only after the last."""
+    run, _, _ = finished("fedavg")
+    whole = shutil.copytree(hospital, tmp_path / "whole")
+    spoil(hospital)
+    epochs = []
+    with pytest.raises(FedDPError, match=message):
+        join(run, hospital, tmp_path / "out", epochs=1, report=lambda *epoch: epochs.append(epoch))
+    assert not epochs
+    assert not (tmp_path / "out").exists()
+    shutil.rmtree(hospital)
+    whole.rename(hospital)
+    ious(0.1, 0.2)
+    join(run, hospital, tmp_path / "out", epochs=1)
+    assert (tmp_path / "out/results.json").exists()
+
+
+def _without(data, split):
+    lines = (data / "split.csv").read_text().splitlines(keepends=True)
+    (data / "split.csv").write_text("".join(line for line in lines if not line.strip().endswith(f",{split}")))
 
 
 def _other_classes(data):

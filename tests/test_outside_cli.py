@@ -208,7 +208,7 @@ def test_masks_that_are_all_empty_are_said(feddp, run, pngs, tmp_path):
     save_network(run / "shared.safetensors", shared | head, {"round": "2"})
     code, _, err = feddp("adapt", "--models", run, "--images", pngs, "--out", tmp_path / "out", "--how", "global")
     assert code == 0
-    assert "every mask is empty" in err
+    assert "every mask is empty; the models found nothing" in err
     assert json.loads((tmp_path / "out/adapt.json").read_text())["empty_masks"] == 3
 
 
@@ -287,6 +287,15 @@ def test_what_is_asked_and_cannot_be_done_is_said(feddp, run, pngs, tmp_path, op
     assert code == 2
     assert message in err
     assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_masks_that_are_to_be_scored_are_missed_before_anything_is_adapted(feddp, run, site, tmp_path):
+    shutil.rmtree(site / "masks")
+    code, _, err = feddp("adapt", "--models", run, "--images", site, "--out", tmp_path / "out", "--score")
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert "is missing; add it, or leave --score out" in err
     assert not (tmp_path / "out").exists()
 
 

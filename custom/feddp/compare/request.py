@@ -8,6 +8,7 @@ from feddp.compare.outside_studies import OUTSIDE
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Common
 from feddp.errors import FedDPError
+from feddp.training.device import usable
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Request:
         folds: into how many parts each site's patients are dealt, each part the test split once; 0: the sites' own split.
 
     Raises:
-        FedDPError: nothing is asked for, something unknown, or what does not go together.
+        FedDPError: nothing is asked for, something unknown, what does not go together, or a device that is not there.
     """
 
     methods: Sequence[str]
@@ -55,3 +56,7 @@ class Request:
             raise FedDPError("--folds compares --methods; give --studies, --unseen and what is outside a command of their own")
         if self.folds < 0 or self.folds == 1:
             raise FedDPError(f"--folds {self.folds}: at least 2 are needed; the paper's are 5")
+        if self.out.exists() and not self.out.is_dir():
+            raise FedDPError(f"--out {self.out} is a file; name a folder")
+        # every run would fail on it, one after the other
+        usable(self.device, "--device", "say cpu, cuda or cuda:N")

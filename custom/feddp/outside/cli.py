@@ -41,7 +41,11 @@ def adapt(
     kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"
     print(f"{done['images']} masks in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
     if done["empty_masks"] == done["images"]:
-        console.print("every mask is empty, which these losses may like best: compare --mix softmax, or --how average")
+        why = (
+            "the unsupervised loss may like that best: compare --how average" if done["losses"] else "the models found nothing"
+        )
+        mixed = ", or --mix softmax" if how == "routing" and mix != "softmax" else ""
+        console.print(f"every mask is empty; {why}{mixed}")
     if score:
         cells = [f"{metric} {value['mean']:.4f} ± {value['std']:.4f}" for metric, value in done["scores"].items()]
         print("; ".join(cells))
@@ -55,7 +59,7 @@ def job_outside(
         str | None, typer.Option(help="Whose models it gets, comma-separated; default: all the run's sites.")
     ] = None,
     job_id: Annotated[str | None, typer.Option(help="The finished run's job id; default: what its results.json says.")] = None,
-    how: Annotated[str, typer.Option(help="routing, global, average, ensemble or tent.")] = "routing",
+    how: Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")] = "routing",
     settings: Annotated[list[str], typer.Option("--set", help="key=value, of what `feddp adapt` has as options.")] = [],  # noqa: B006
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the newcomer's masks.")] = False,
     scope: Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")] = "feddp",
@@ -83,7 +87,9 @@ def join(
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
+    roles = tuple(role.strip() for role in train.split(","))
+
     def report(epoch: int, loss: float, score: float) -> None:
         console.print(f"epoch {epoch}/{epochs}  loss: {loss:.4f}  validation IoU: {score:.4f}")
 
-    Console().print(table(run(models, data, out, tuple(train.split(",")), epochs, lr, seed, device, report)))
+    Console().print(table(run(models, data, out, roles, epochs, lr, seed, device, report)))

@@ -146,6 +146,10 @@ def _fits(site: SiteFolder | None, models: Models, score: bool, folder: Path) ->
     if found != wanted:
         names = "(channels, classes, labels)" if score else "channels"
         raise FedDPError(f"{folder / 'dataset.json'} says {names} = {found}, the models {wanted}; prepare it like their sites")
+    if score:  # hours before they are read
+        missing = [file for row in site.rows_of(SPLIT) if not (file := site.mask_path(row.image)).exists()]
+        if missing:
+            raise FedDPError(f"--score needs masks, and {missing[0]} is missing; add it, or leave --score out")
 
 
 def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> dict[str, Any]:

@@ -52,8 +52,12 @@ def export(
     donors = sorted(set(results["sites"]) - {newcomer} if donors is None else set(donors))
     if unknown := [site for site in donors if site not in results["sites"]]:
         raise FedDPError(f"--donors {unknown[0]}: no site of {run}; there are {', '.join(sorted(results['sites']))}")
-    if not donors or newcomer in donors or GLOBAL in (newcomer, *donors):
-        raise FedDPError(f"--newcomer {newcomer} --donors {','.join(donors)}: name a donor beside it, and none {GLOBAL!r}")
+    if not newcomer.strip() or "/" in newcomer:
+        raise FedDPError(f"--newcomer {newcomer!r} is no site's name; say what the federation calls it")
+    if GLOBAL in (newcomer, *donors):
+        raise FedDPError(f"a site called {GLOBAL!r} cannot take part: that is the global model's name; give it another")
+    if not donors or newcomer in donors:
+        raise FedDPError(f"--newcomer {newcomer} --donors {','.join(donors)}: name a donor beside it, or leave --donors out")
     job = job or results.get("job")
     if job is None:
         raise FedDPError(f"{run} does not say its job's id (an older run); name it with --job-id")

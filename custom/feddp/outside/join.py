@@ -8,6 +8,7 @@ IoU kept. A frozen batch normalisation normalises by the batch's statistics whil
 the federation's.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from feddp.outside.models import plan_of, read_results, read_shared
 from feddp.partition import Rule, chosen
 from feddp.run.session import bring_home, finish, fresh
 from feddp.training.calibration import Report
+from feddp.training.device import usable
 from feddp.training.store import Store, Tensors
 
 
@@ -46,7 +48,7 @@ def join(
 
     Raises:
         FedDPError: no finished run, a method that shares nothing or gives every site layers of its own, a role that the
-            network does not have, data that do not fit the run, or `out` is not empty.
+            network does not have, data that do not fit the run or lack a split, or `out` is not empty. Nothing is left then.
     """
     results, shared = read_results(run), read_shared(run)
     if not shared:
@@ -58,16 +60,28 @@ def join(
     tuning = {"tune_epochs": epochs, "tune_lr": lr}
     home = replace(plan, stages=(TRAIN, TUNE), seed=seed, weights="", settings=plan.settings | tuning)
     opened = SiteFolder.open(folder)
+    usable(device, "--device", "say cpu, cuda or cuda:N")
     chosen(plan.build_network(), train)  # an unknown role is refused before anything is written
     fresh(out)
     torch.set_num_threads(1)  # as a site: the same bits on every machine
-    site = Site(opened.site, opened, home, Store(out / "workspace"), device, first)
+    site = _opened(opened, home, out, device, first)
     site.adopt(shared, results["start_round"])
     site.tune(train, report)
     summary = {when: value for when, value in site.evaluate().items() if when != "peers"}
     bring_home(site.store.folder, out)
     done = gathered(home, {site.name: summary}, results["start_round"], results["best_round"])
     return finish(out, done | {"joined": {"run": str(run), "train": list(train)}})
+
+
+def _opened(folder: SiteFolder, plan: Plan, out: Path, device: str, first: Tensors) -> Site:
+    """The site with all its splits read: what is wrong with them is said before hours of tuning, and `out` is gone again."""
+    try:
+        site = Site(folder.site, folder, plan, Store(out / "workspace"), device, first)
+        _ = site.samples, site.validation, site.test
+    except FedDPError:
+        shutil.rmtree(out)  # it was made, or empty, a moment ago: the command can be given again
+        raise
+    return site
 
 
 def first_of(run: Path, plan: Plan) -> Tensors:

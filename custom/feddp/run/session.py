@@ -81,7 +81,7 @@ def run(request: Request, environment: Environment, name: str) -> dict:
 
 def fresh(out: Path) -> None:
     """Makes the folder of a run. FedDPError where it is not empty."""
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FedDPError(f"{out} is not empty; choose another --out, or remove it")
     out.mkdir(parents=True, exist_ok=True)
 
