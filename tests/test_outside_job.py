@@ -145,6 +145,7 @@ def test_a_wrong_job_is_refused_before_it_is_written(run, tmp_path, words, messa
     ("change", "message"),
     [
         ({"job": None}, "does not say its job's id .* --job-id"),
+        ({"job": "simulate_job"}, "was the simulator's, whose sites are no hospitals; .* --job-id"),
         ({"federated": False}, "no federation's run"),
         ({"method": "fedlc", "settings": {}, "stages": ["train"]}, "fedlc gives every site layers of its own"),
         ({"method": "fedavg", "settings": {}, "stages": ["train"]}, "2 wrong tensor names: q.bias is missing"),

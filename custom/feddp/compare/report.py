@@ -8,6 +8,11 @@ from feddp.compare.results import read_results
 from feddp.compare.runs import Campaign
 from feddp.compare.tables import Table
 
+SPREAD = (
+    "; ± is the population standard deviation over a site's test images, over the sites' means in Average, and over the"
+    " seeds' Averages in ± seeds."
+)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -48,8 +53,8 @@ def _header(request: Request, campaigns: Sequence[Campaign]) -> str:
             *(f"{machine}." for machine in machines),
             f"Seeds {', '.join(map(str, request.seeds))}; {common.rounds} rounds; epochs at home: {epochs};"
             f" {common.size} px; {common.network}{'; ' + ' '.join(common.settings) if common.settings else ''}.",
-            "Values are means over the seeds, image by image; ± is the population standard deviation over a site's test images,"
-            " over the sites' means in Average, and over the seeds' Averages in ± seeds.",
+            "Values are means over the seeds, image by image"
+            + (", then over the folds; ± is the population standard deviation over the folds." if request.folds else SPREAD),
             "",
         ]
     )

@@ -17,6 +17,7 @@ from feddp.outside.hospital import Request
 from feddp.outside.models import GLOBAL, plan_of, read_results, refuse_layers
 from feddp.run.options import pairs
 from feddp.run.session import handed_on
+from feddp.run.simulator import JOB as SIMULATED
 
 
 def export(
@@ -59,8 +60,9 @@ def export(
     if not donors or newcomer in donors:
         raise FedDPError(f"--newcomer {newcomer} --donors {','.join(donors)}: name a donor beside it, or leave --donors out")
     job = job or results.get("job")
-    if job is None:
-        raise FedDPError(f"{run} does not say its job's id (an older run); name it with --job-id")
+    if job in (None, SIMULATED):
+        why = "was the simulator's, whose sites are no hospitals" if job else "does not say its job's id (an older run)"
+        raise FedDPError(f"{run} {why}; name the id of the job whose networks the donors hold with --job-id")
     require_job_id(job)
     workflow = {"newcomer": newcomer, "donors": donors, "job": job}
     task = {"job": job, "how": how, "settings": _changed(request.settings), "score": score}

@@ -15,6 +15,8 @@ from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
 from feddp.provision import restrict
 from feddp.run.session import Request
 
+JOB = "simulate_job"  # the id of every job that the simulator runs
+
 
 class Simulation:
     """A simulator's process and its workspace."""
@@ -25,7 +27,7 @@ class Simulation:
 
     @property
     def _server(self) -> Path:
-        return self.workspace / "server" / "simulate_job"
+        return self.workspace / "server" / JOB
 
     def finished(self) -> bool:
         return self.process.poll() is not None
@@ -34,7 +36,7 @@ class Simulation:
         return self.process.returncode == 0, self._server
 
     def store(self, site: str) -> Path:
-        return self.workspace / site / "feddp" / "simulate_job"
+        return self.workspace / site / "feddp" / JOB
 
 
 @contextmanager
