@@ -26,13 +26,6 @@ NETWORKS = {"fedavg": "resnet18-fpn", "pflfe": "unet"}  # batch normalisation in
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.fixture
 def finished(plan_for, tmp_path):
     """Makes the folder of a finished run of site-1 and site-2, whose shared tensors no seed gives."""
