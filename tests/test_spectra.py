@@ -132,6 +132,17 @@ def test_a_new_process_goes_on_with_what_was_received(open_site):
     assert same(open_site(method="feddg").train(mean, 1)[0], wanted)
 
 
+def test_what_was_received_is_not_kept_after_the_evaluation(open_site):
+    """Like the peers' tensors of the calibration: another hospital's spectra serve the rounds, and are gone with them."""
+    site = open_site(method="feddg")
+    spectra.keep(site, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
+    site.adopt(gamma(site), 0)
+    assert spectra.received(site) is not None
+    site.evaluate()
+    assert spectra.received(site) is None
+    assert not list(site.store.folder.glob("*spectra*"))
+
+
 def test_the_loss_is_the_mean_of_both_batches(open_site, monkeypatch):
     """`fit` is given the logits of the images and of the interpolated images; each half counts alike."""
     site = open_site(method="feddg")

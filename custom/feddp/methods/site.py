@@ -13,6 +13,7 @@ from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
 from feddp.methods.results import VOLUMES, WHEN
+from feddp.methods.spectra import SLOT as SPECTRA
 from feddp.methods.trainer import START, Trainer
 from feddp.partition import Rule
 from feddp.training.calibration import Report, Tuned, calibration_loss, tune, with_inconsistency
@@ -185,7 +186,8 @@ class Site(Trainer):
         if self.folder.volumes:
             found[VOLUMES] = self._summaries("case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
         found["peers"] = {site: _summary(self._measure(state)[0]) for site, state in self._peer_networks().items()}
-        self.store.remove(PEERS)
+        for received in (PEERS, SPECTRA):  # of other sites: nothing here needs them any more
+            self.store.remove(received)
         return found
 
     def _summaries(self, what: str, rows: Mapping[str, Rows], before: str, final: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 state_00007.safetensors   after 7 rounds: private tensors, a whole personal model, the optimiser, what the method remembers
 start.safetensors         the whole network that stage 1 handed on; later stages add tuned, heads, calibrated
-spectra.safetensors       amplitude spectra of other sites, received with consent before the first round (FedDG)
+spectra.safetensors       amplitude spectra of other sites, received with consent (FedDG), removed after the evaluation
 peers.safetensors         other sites' personal tensors, received with consent, removed after the evaluation
 images.csv, cases.csv     metrics of single images, and of single volumes where images are slices: they never leave
 record.jsonl              the log of rounds: it never leaves
