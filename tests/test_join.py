@@ -191,7 +191,7 @@ def _fill(out):
         ("fedlc", {}, None, "fedlc gives every site of the federation layers of its own"),
         ("fedavg", {}, lambda run, data, out: (run / "results.json").unlink(), "is no finished run"),
         ("fedavg", {}, lambda run, data, out: (run / "shared.safetensors").unlink(), "has no shared.safetensors"),
-        ("fedavg", {}, lambda run, data, out: _fill(out), "is not empty"),
+        ("fedavg", {}, lambda run, data, out: _fill(out), "not empty"),
         ("fedavg", {}, lambda run, data, out: shutil.rmtree(data), "there is no such folder"),
         ("fedavg", {}, lambda run, data, out: _other_classes(data), "submit a job for this data set"),
     ],

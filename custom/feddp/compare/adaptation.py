@@ -16,7 +16,7 @@ from feddp.errors import FedDPError
 from feddp.outside import hospital
 from feddp.outside.adapt import Settings
 from feddp.outside.models import read_models
-from feddp.training.device import usable
+from feddp.training.device import asked_for
 from feddp.training.metrics import METRICS
 
 
@@ -57,7 +57,7 @@ class Adaptation:
         """FedDPError where the models or the images do not let it."""
         shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
         request = hospital.Request(self.how, self.settings, score=True)
-        where = usable(device, "--device", "say cpu, cuda or cuda:N")
+        where = asked_for(device)
         hospital.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, where)
 
     @cached_property

@@ -19,6 +19,7 @@ from feddp.compare.studies import STUDIES
 from feddp.compare.tables import Table, scores_table, spread_table
 from feddp.compare.unseen import open_unseen, unseen_table
 from feddp.compare.variants import Variant
+from feddp.training.device import asked_for
 from feddp.training.volumes import VOLUME_METRICS
 
 BY_CASE = (
@@ -32,6 +33,7 @@ def compare(request: Request) -> Comparison:
     Raises:
         FedDPError: anything asked for is unknown or does not fit; nothing has been run then.
     """
+    asked_for(request.device)  # networks of runs that are finished are measured on it too
     methods = [Variant.parse(text) for text in request.methods]
     studies = {name: STUDIES[name] for name in request.studies}
     variants = [*methods, *(entry.variant for study in studies.values() for entry in study.entries)]

@@ -28,7 +28,7 @@ def adapt(
     from feddp.outside import hospital
     from feddp.outside.adapt import Settings
     from feddp.outside.models import read_models
-    from feddp.training.device import usable
+    from feddp.training.device import asked_for
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -36,7 +36,7 @@ def adapt(
         console.print(f"epoch {epoch}/{epochs}  unsupervised loss: {loss:.6f}")
 
     request = hospital.Request(how, Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed), score)
-    where = usable(device, "--device", "say cpu, cuda or cuda:N")
+    where = asked_for(device)
     done = hospital.adapt(read_models(models), str(models), images, out, request, where, report)
     kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"
     print(f"{done['images']} masks in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
@@ -55,7 +55,7 @@ def job_outside(
         str | None, typer.Option(help="Whose models it gets, comma-separated; default: all the run's sites.")
     ] = None,
     job_id: Annotated[str | None, typer.Option(help="The finished run's job id; default: what its results.json says.")] = None,
-    how: Annotated[str, typer.Option(help="routing, global, average, ensemble or tent.")] = "routing",
+    how: Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")] = "routing",
     settings: Annotated[list[str], typer.Option("--set", help="key=value, of what `feddp adapt` has as options.")] = [],  # noqa: B006
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the newcomer's masks.")] = False,
     scope: Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")] = "feddp",
