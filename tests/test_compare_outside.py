@@ -191,6 +191,7 @@ def test_what_is_finished_is_not_made_again(compare, runs, adapted, tmp_path):
         lambda: (kept / "scores.json").unlink(),
         lambda: (kept / "scores.json").write_text('{"ima'),
         lambda: (kept / "adapt.json").write_text((kept / "adapt.json").read_text().replace('"epochs": 10', '"epochs": 9')),
+        lambda: (kept / "adapt.json").write_text("{}"),
     ):
         spoil()
         calls = len(adapted.calls)

@@ -48,10 +48,11 @@ class Adaptation:
         """Whether it was done in the same way, on the images that the site's split names."""
         try:
             done, images = self._read("adapt.json"), self._read("scores.json")["images"]
-        except (OSError, ValueError):  # not there, or half written
+            way = done["how"], done["settings"]
+        except (OSError, ValueError, KeyError):  # not there, half written, or of another version
             return False
         stems = {row.image for row in SiteFolder.open(self.site).rows_of(hospital.SPLIT)}
-        return (done["how"], done["settings"], images.keys()) == (self.how, asdict(self.settings), stems)
+        return (*way, images.keys()) == (self.how, asdict(self.settings), stems)
 
     def execute(self, device: str) -> None:
         """FedDPError where the models or the images do not let it."""

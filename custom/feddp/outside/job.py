@@ -10,11 +10,11 @@ from feddp.flare.site import require_job_id
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES, TASKS, client_config, server_config, write_job
 from feddp.methods.aggregation import Spec, Tensors
 from feddp.methods.plan import WEIGHTS, Plan
-from feddp.methods.results import SHARED
+from feddp.methods.results import SHARED, read_results
 from feddp.networks.weights import read_network
 from feddp.outside.adapt import Settings, read_settings
 from feddp.outside.hospital import Request
-from feddp.outside.models import GLOBAL, plan_of, read_results, refuse_layers
+from feddp.outside.models import GLOBAL, plan_of, refuse_layers
 from feddp.run.options import pairs
 from feddp.run.session import handed_on
 

@@ -19,9 +19,9 @@ from feddp.errors import FedDPError
 from feddp.methods import METHODS
 from feddp.methods.base import TRAIN, TUNE
 from feddp.methods.plan import Plan
-from feddp.methods.results import gathered
+from feddp.methods.results import gathered, read_results
 from feddp.methods.site import Site
-from feddp.outside.models import plan_of, read_results, read_shared
+from feddp.outside.models import plan_of, read_shared
 from feddp.partition import Rule, chosen
 from feddp.run.session import bring_home, finish, fresh
 from feddp.training.calibration import Report
