@@ -127,6 +127,7 @@ def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
         (["--donors", ","], "name a donor beside it"),
         (["--newcomer", "global"], "none 'global'"),
         (["--how", "magic"], "--how magic: there are routing, global"),
+        (["--how", "ttt"], "--how ttt: feddp trains no rotation head"),
         (["--set", "speed=1"], "unknown setting 'speed'; known: epochs, lr"),
         (["--set", "epochs"], "--set epochs: write key=value"),
         (["--set", "epochs=-1"], "epochs=-1"),
