@@ -99,6 +99,20 @@ class Store:
             handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
 
 
+def together(tensors: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
+    """{site: {tensor: value}} -> `<site>/<tensor>`, for a file or a message."""
+    return {f"{site}/{name}": value for site, own in tensors.items() for name, value in own.items()}
+
+
+def by_site(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    """The inverse of `together`."""
+    sites: dict[str, Tensors] = {}
+    for key, value in tensors.items():
+        site, _, name = key.partition("/")
+        sites.setdefault(site, {})[name] = value
+    return sites
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer, network: nn.Module) -> Tensors:
     """An optimiser's state by parameter name: `<parameter name>/<slot>`."""
     names = {parameter: name for name, parameter in network.named_parameters()}
