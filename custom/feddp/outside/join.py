@@ -41,8 +41,8 @@ def join(
 ) -> dict[str, Any]:
     """Tunes the roles `train` of the finished run's network on the site's folder; returns what results.json holds.
 
-    In `out`: network.safetensors, as a site of a run has it, images.csv (and cases.csv), record.jsonl, results.json and results.md,
-    whose `before_calibration` is the start and `final` the network that was kept.
+    In `out`: network.safetensors, as a site of a run has it, images.csv, cases.csv of volumes, record.jsonl, results.json and
+    results.md, whose `before_calibration` is the start and `final` the network that was kept.
 
     Raises:
         FedDPError: no finished run, a method that shares nothing or gives every site layers of its own, a role that the
