@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
 from feddp.methods.plan import Plan
+from feddp.methods.site import Site
 from feddp.networks import NETWORKS
 from feddp.partition import HEAD, QUERY
+from feddp.training.store import Store
 
 PLAN = {
     "method": "feddp",
@@ -33,6 +36,13 @@ def _apart(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True)
+def _algorithms():
+    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory):
     """site-1 and site-2, each of 12 images of 32 x 32: 8 to train on, 2 to validate, 2 to test. Read it, do not write."""
@@ -52,6 +62,16 @@ def plan_for():
         return Plan(**(PLAN | given), settings=settings)
 
     return make
+
+
+@pytest.fixture
+def open_site(plan_for, tiny_root, tmp_path):
+    """Opens a site of `tiny_root` as a new process would; `at` is where its store lies, what else is given is the plan's."""
+
+    def open(name="site-1", at=None, **plan) -> Site:
+        return Site(name, SiteFolder.open(tiny_root / name), plan_for(**plan), Store(tmp_path / (at or name)))
+
+    return open
 
 
 class Toy(nn.Module):

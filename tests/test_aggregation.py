@@ -55,6 +55,15 @@ def test_the_inputs_stay_as_they_are(dtype, sites):
         assert given[site]["w"].equal(before[site])
 
 
+@pytest.mark.parametrize("sites", [2, 3, 7])
+def test_equal_tensors_average_to_themselves(sites):
+    """As virtual classes' frozen kernels must: w/3 three times is w to about 1e-16 in float64, and float32 has 1e-7."""
+    kernels = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    given = {f"site-{i}": {"virtual": kernels.clone()} for i in range(sites)}
+    for weights in (dict.fromkeys(given, 1.0), {site: 5.0 + 7 * i for i, site in enumerate(given)}):
+        assert average(given, weights)["virtual"].equal(kernels)
+
+
 def test_half_precision_is_summed_in_full():
     """256 + 1 + 1 + ... (eight ones) = 264, /9 = 29.33, in bfloat16 29.375; summed in bfloat16, 256 + 1 stays 256."""
     sites = "abcdefghi"

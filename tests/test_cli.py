@@ -20,7 +20,10 @@ def feddp(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.parametrize("command", ["run", "job", "predict", "methods", "data prepare", "data synthesize", "data check"])
+COMMANDS = ("run", "job", "predict", "methods", "compare", "adapt", "job-outside", "join", "features")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "data prepare", "data synthesize", "data check"])
 def test_every_command_has_a_help(command):
     from typer.testing import CliRunner
 
@@ -41,7 +44,7 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("option", "message"), [("--device", "--device cuda:99 cannot be used"), ("--out", "is not empty")])
+@pytest.mark.parametrize(("option", "message"), [("--device", "--device cuda:99 cannot be used"), ("--out", "not empty")])
 def test_a_run_that_cannot_be_is_refused_before_it_starts(tmp_path, option, message):
     """A device that is not there would else fail at every site, once FLARE is up; a file is no folder for results."""
     synthesize(tmp_path / "data", sites=2, images=6, size=32)
@@ -96,6 +99,11 @@ def test_a_personal_network_runs_at_home(tmp_path):
         with Image.open(tmp_path / f"masks/{name}.png") as mask:
             assert mask.size == size
             assert (np.asarray(mask) == 1).all()
+    for wrong, said in ((["--device", "cuda:99"], "--device cuda:99 cannot be used"), ([], "network.safetensors: not empty")):
+        done = feddp(*arguments, "--out", tmp_path / ("gpu" if wrong else "network.safetensors"), *wrong)
+        assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+        assert said in done.stderr
+    assert not (tmp_path / "gpu").exists()
     (tmp_path / "empty").mkdir()
     assert "holds no PNG" in feddp(*arguments[:3], "--images", tmp_path / "empty", "--out", tmp_path / "x").stderr
 

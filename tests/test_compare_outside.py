@@ -191,6 +191,7 @@ def test_what_is_finished_is_not_made_again(compare, runs, adapted, tmp_path):
         lambda: (kept / "scores.json").unlink(),
         lambda: (kept / "scores.json").write_text('{"ima'),
         lambda: (kept / "adapt.json").write_text((kept / "adapt.json").read_text().replace('"epochs": 10', '"epochs": 9')),
+        lambda: (kept / "adapt.json").write_text("{}"),
     ):
         spoil()
         calls = len(adapted.calls)
@@ -315,6 +316,7 @@ def test_it_needs_no_methods(compare, runs, adapted, tmp_path, monkeypatch):
         (["--outside-studies", "pony"], "--outside-studies pony: unknown; there are leave_one_out, inside_sites"),
         (["--leave-one-out", "--set", "pony=1"], "unknown setting 'pony'"),
         (["--leave-one-out", "--methods", "fedpony"], "unknown method 'fedpony'"),
+        (["--leave-one-out", "--device", "cuda:99"], "--device cuda:99 cannot be used"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(compare, runs, tmp_path, arguments, message):

@@ -6,18 +6,8 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.data.folder import SiteFolder
-from feddp.methods.site import Site
 from feddp.networks.projector import project
 from feddp.training.enhancement import Enhancement, distance, views
-from feddp.training.store import Store
-
-
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def test_the_distance_is_two_minus_twice_the_cosine():
@@ -83,17 +73,6 @@ def test_views_differ_and_come_again_with_the_seed():
     assert images.equal(before)
 
 
-@pytest.fixture
-def open_site(plan_for, tiny_root, tmp_path):
-    """A pFLFE site on the default network, as a new process would open it."""
-
-    def open(method="pflfe", at="run", **changes) -> Site:
-        plan = plan_for(method=method, **changes)
-        return Site("site-1", SiteFolder.open(tiny_root / "site-1"), plan, Store(tmp_path / at))
-
-    return open
-
-
 def changed(before, after, prefix):
     names = [name for name in before if name.startswith(prefix)]
     return {before[name].equal(after[name]) for name in names} != {True}
@@ -104,7 +83,7 @@ def test_each_phase_trains_its_own_part_and_no_label_reaches_the_first(open_site
 
     The same bits from a new process for each phase; the phase is one state on disk.
     """
-    one, labels = open_site(), [sample["mask"] for sample in open_site().samples]
+    one, labels = open_site(method="pflfe"), [sample["mask"] for sample in open_site(method="pflfe").samples]
     start = one.copy()
     gamma = one.partition.split(start)[0]
     for sample in one.samples:
@@ -122,9 +101,9 @@ def test_each_phase_trains_its_own_part_and_no_label_reaches_the_first(open_site
     assert [changed(first, second, part) for part in ("encoder", "projector", "decoder", "segmentation_head")] == [
         *(True, False, True, True)
     ]
-    fresh, _ = open_site(at="fresh").train(gamma, 0, phase=0)
+    fresh, _ = open_site(method="pflfe", at="fresh").train(gamma, 0, phase=0)
     assert all(fresh[name].equal(sent[name]) for name in sent)
-    fresh, _ = open_site(at="fresh").train(fresh, 0, phase=1)
+    fresh, _ = open_site(method="pflfe", at="fresh").train(fresh, 0, phase=1)
     assert all(fresh[name].equal(again[name]) for name in again)
     events = [json.loads(line) for line in (one.store.folder / "record.jsonl").read_text().splitlines()]
     assert [(e["event"], e.get("phase")) for e in events] == [("enhancement", None), ("train", 0), ("train", 1)]
@@ -133,24 +112,24 @@ def test_each_phase_trains_its_own_part_and_no_label_reaches_the_first(open_site
 
 def test_without_enhancement_it_is_supervised_training_alone(open_site):
     """Table 4: FC-pFLFE without it is, to the bit, one epoch of the whole."""
-    site = open_site("fc_pflfe", enhance="false")
+    site = open_site(method="fc_pflfe", enhance="false")
     gamma = site.partition.split(site.copy())[0]
     sent, _ = site.train(gamma, 0)
-    plain = open_site("fedavg", at="plain", private="decoder,head")
+    plain = open_site(method="fedavg", at="plain", private="decoder,head")
     wanted, _ = plain.train(plain.partition.split(plain.copy())[0], 0)
     assert all(sent[name].equal(wanted[name]) for name in wanted)
 
 
 def test_a_collapse_is_warned_of(open_site, monkeypatch, caplog):
     monkeypatch.setattr("feddp.methods.pflfe.COLLAPSED", 10.0)
-    site = open_site("fc_pflfe")
+    site = open_site(method="fc_pflfe")
     site.train(site.partition.split(site.copy())[0], 0)
     assert "site-1: pFLFE's outputs have collapsed" in caplog.text
 
 
 def test_the_projector_looks_at_the_deepest_features(open_site):
     """128 numbers an image: of the average over the last feature map, by the two layers, here once more by hand."""
-    site = open_site()
+    site = open_site(method="pflfe")
     network, images = site.network.eval(), torch.rand(2, 3, 32, 32)
     pooled = network.encoder(images)[-1].mean(dim=(2, 3))
     hidden = torch.relu(network.projector[2](pooled))

@@ -19,13 +19,6 @@ EVEN = {"site-1": 1.0, "site-2": 1.0}
 HEAD = {"segmentation_head.0.weight", "segmentation_head.0.bias"}
 
 
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def plan_of(plan_for, **changes):
     return plan_for(method="fedlc", **({"rounds": 1, "calibration_epochs": 3, "heads_lr": 0.01} | changes))
 

@@ -32,13 +32,6 @@ OWN = {"pfedme": {"lr": 1e-4}}  # at 1e-3 its 20 steps magnify rounding a thousa
 TOLERANCES = {"dice": {"abs": 0.02}, "iou": {"abs": 0.02}, "assd": {"rel": 0.02, "abs": 0.1}}
 
 
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def results_of(method: str, data: Path, folder: Path) -> dict[str, dict]:
     """A run of all of the method's stages, every site consenting; per site what came of it.
 

@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.data.folder import SiteFolder
 from feddp.methods.aggregation import average
 from feddp.methods.site import Site
 from feddp.networks import NETWORKS
 from feddp.partition import ENCODER, HEAD
 from feddp.training.calibration import mean_scores
 from feddp.training.losses import LOSSES, bernoulli_kl
-from feddp.training.store import Store
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
 PFEDME = {"pfedme_lambda": 2, "pfedme_eta": 0.25, "inner_steps": 2}
@@ -45,23 +43,6 @@ class Product(nn.Module):
 
     def forward(self, x):
         return (self.head.weight * self.body.weight).view(1, 1, 1, 1).expand(len(x), 1, *x.shape[2:])
-
-
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def open_site(plan_for, tiny_root, tmp_path):
-    """Opens a site as a new process would; `at` is where its store lies."""
-
-    def open(name="site-1", at=None, **plan) -> Site:
-        return Site(name, SiteFolder.open(tiny_root / name), plan_for(**plan), Store(tmp_path / (at or name)))
-
-    return open
 
 
 @pytest.fixture

@@ -82,13 +82,6 @@ PRIVATE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_which_tensors_are_private_as_exact_keys(plan_for, method):
     """On the default network. FedDP: PVTv2-b0 has two blocks at each width d = 32, 64, 160, 256, a query is d² weights and

@@ -23,13 +23,6 @@ SEVERAL = ("ditto", "fedbabu", "feddg", "fedlc", "fedrep", "finetune", "pflfe")
 ELSEWHERE = ("centralized", "feddp", "fedavg")
 
 
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def request_for(root, out, plan, threads=None):
     policies = {site: {"data": str(root / site), "consent": ["calibration", "spectra"]} for site in SITES}
     return Request(plan, policies, out, threads)

@@ -110,8 +110,9 @@ def test_the_options_reach_the_settings(feddp, run, pngs, tmp_path):
     assert json.loads((tmp_path / "out/adapt.json").read_text())["settings"] == options
 
 
-def test_the_help_names_every_way(feddp):
-    code, out, _ = feddp("adapt", "--help")
+@pytest.mark.parametrize("command", ["adapt", "job-outside"])
+def test_the_help_names_every_way(feddp, command):
+    code, out, _ = feddp(command, "--help")
     assert code == 0
     assert all(how in out for how in WAYS)
 
@@ -303,7 +304,7 @@ def test_nothing_is_overwritten(feddp, run, pngs, tmp_path):
     before = bytes_of(pngs)
     code, _, err = feddp("adapt", "--models", run, "--images", pngs, "--out", pngs)
     assert code == 2
-    assert "is not empty" in err
+    assert "not empty" in err
     assert bytes_of(pngs) == before
 
 

@@ -23,6 +23,7 @@ from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
 from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import save_network
 from feddp.outside import hospital as outside_hospital
+from feddp.training.store import by_site, together
 
 JOB = "0af-1"
 PRIVATE = ("q.weight", "q.bias")
@@ -129,6 +130,7 @@ def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
         (["--newcomer", " "], "' ' is no site's name"),
         (["--newcomer", "../N"], "'../N' is no site's name"),
         (["--how", "magic"], "--how magic: there are routing, global"),
+        (["--how", "ttt"], "--how ttt: feddp trains no rotation head"),
         (["--set", "speed=1"], "unknown setting 'speed'; known: epochs, lr"),
         (["--set", "epochs"], "--set epochs: write key=value"),
         (["--set", "epochs=-1"], "epochs=-1"),
@@ -229,7 +231,7 @@ def test_a_donor_without_consent_gives_nothing(hospital, plan, consent):
 
 def test_a_newcomer_without_consent_refuses_what_it_is_sent(hospital, plan, tiny_root):
     newcomer = hospital(NEWCOMER, consent=["calibration"], data=tiny_root / "site-1")
-    sent = messages.together({"A": state_of(plan, 1), "global": state_of(plan, 2)})
+    sent = together({"A": state_of(plan, 1), "global": state_of(plan, 2)})
     assert newcomer.execute(messages.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "site N does not consent" in newcomer.said()
     assert not (newcomer.root / "feddp/late/masks").exists()
@@ -336,7 +338,7 @@ def test_the_newcomer_is_sent_the_donors_models_and_the_shared_tensors_and_answe
     assert done.panics == []
     sent = [(task, target) for task, targets, _ in done.sent for target in targets]
     assert sent == [("join", "N"), ("give_model", "A"), ("give_model", "B"), ("adapt", "N")]
-    models = messages.by_site(messages.unpack(done.sent[-1][2])[0])
+    models = by_site(messages.unpack(done.sent[-1][2])[0])
     assert models.keys() == {"A", "B", "global"}
     assert models["global"].keys() == state_of(plan, 0).keys() - set(PRIVATE)
     for site in DONORS:
@@ -375,7 +377,7 @@ def test_without_the_newcomers_consent_no_donor_is_asked_and_nothing_is_sent(ser
 def test_a_donor_that_gives_nothing_or_the_wrong_thing_is_left_out(server, plan, change, reason):
     done = server(good(plan, A_give_model=change))
     assert done.panics == []
-    models = messages.by_site(messages.unpack(done.sent[-1][2])[0])
+    models = by_site(messages.unpack(done.sent[-1][2])[0])
     assert models.keys() == {"B", "global"}
     results = json.loads((done.folder / "results.json").read_text())
     assert results["donors"] == ["B"]

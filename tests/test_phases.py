@@ -1,31 +1,12 @@
 """The phases of a round: what `fit` trains of a network, and what FedRep and FedBABU do with it."""
 
 import pytest
-import torch
 
-from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
-from feddp.methods.site import Site
-from feddp.training.store import Store
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def open_site(plan_for, tiny_root, tmp_path):
-    def open(name="site-1", **plan) -> Site:
-        return Site(name, SiteFolder.open(tiny_root / name), plan_for(**plan), Store(tmp_path / name))
-
-    return open
 
 
 def same(one, other):

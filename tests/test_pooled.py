@@ -20,13 +20,6 @@ OPTIONS = Options("centralized", rounds=2, size=32, settings=("batch=4", "start=
 SITES = ("site-1", "site-2")
 
 
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.fixture(scope="module")
 def run(tiny_root, tmp_path_factory):
     out = tmp_path_factory.mktemp("pooled") / "run"

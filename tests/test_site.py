@@ -21,13 +21,6 @@ EVEN = {"site-1": 1.0, "site-2": 1.0}
 STARVED = "no image in split val"
 
 
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.fixture
 def open_site(tiny_root, tmp_path):
     """Opens a site as a new process would; `at` is where its store lies."""

@@ -13,7 +13,6 @@ from test_methods import context as executor_context
 from test_stage import SITES, Run, good
 from test_walls import context
 
-from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.evaluation import Evaluation
@@ -22,17 +21,8 @@ from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.site import SiteComponent
 from feddp.flare.spectra import Spectra
 from feddp.methods import feddg, spectra
-from feddp.methods.site import Site
 from feddp.report import write_markdown
 from feddp.training.spectra import interpolated, radius, windows
-from feddp.training.store import Store
-
-
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def noise(*shape, seed=0):
@@ -101,10 +91,6 @@ def test_every_phase_stays():
 # --- a site -----------------------------------------------------------------------------------------------------------------
 
 
-def open_site(plan, root, folder, name="site-1"):
-    return Site(name, SiteFolder.open(root / name), plan, Store(folder / name))
-
-
 def gamma(site):
     return site.partition.split(site.plan.build_network().state_dict())[0]
 
@@ -114,42 +100,52 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(("wish", "count"), [(16, 8), (3, 3)])
-def test_a_site_gives_the_amplitudes_of_some_training_images(plan_for, tiny_root, tmp_path, wish, count):
+def test_a_site_gives_the_amplitudes_of_some_training_images(open_site, wish, count):
     """Of all 8, or of 3 different ones; each is the centre of a training image's spectrum."""
-    site = open_site(plan_for(method="feddg", spectra=wish), tiny_root, tmp_path)
+    site = open_site(method="feddg", spectra=wish)
     given = spectra.given(site)
     assert given.keys() == {"amplitude"}
     assert given["amplitude"].shape == (count, 3, 3, 3)
     own = windows(torch.stack([sample["image"] for sample in site.samples]))
     found = [[torch.allclose(one, other, atol=1e-3) for other in own].index(True) for one in given["amplitude"]]
     assert len(set(found)) == count
-    assert same(given, spectra.given(open_site(site.plan, tiny_root, tmp_path / "again")))
+    assert same(given, spectra.given(open_site(method="feddg", spectra=wish, at="again")))
 
 
-def test_a_round_without_spectra_is_fedavg_s_to_the_bit_and_with_them_it_is_not(plan_for, tiny_root, tmp_path):
-    plain = open_site(plan_for(method="fedavg"), tiny_root, tmp_path / "fedavg")
-    alone = open_site(plan_for(method="feddg"), tiny_root, tmp_path / "alone")
+def test_a_round_without_spectra_is_fedavg_s_to_the_bit_and_with_them_it_is_not(open_site):
+    plain = open_site(method="fedavg", at="fedavg")
+    alone = open_site(method="feddg", at="alone")
     spectra.keep(alone, {})
     wanted = plain.train(gamma(plain), 0)[0]
     assert same(alone.train(gamma(alone), 0)[0], wanted)
-    spectra.keep(alone, {"site-2": spectra.given(open_site(alone.plan, tiny_root, tmp_path, "site-2"))})
+    spectra.keep(alone, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
     assert not same(alone.train(gamma(alone), 0)[0], wanted)
 
 
-def test_a_new_process_goes_on_with_what_was_received(plan_for, tiny_root, tmp_path):
+def test_a_new_process_goes_on_with_what_was_received(open_site):
     """The second round of the process that received, and of one that only finds its files: the same bits."""
-    plan = plan_for(method="feddg")
-    one = open_site(plan, tiny_root, tmp_path)
-    spectra.keep(one, {"site-2": spectra.given(open_site(plan, tiny_root, tmp_path / "other", "site-2"))})
+    one = open_site(method="feddg")
+    spectra.keep(one, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
     mean = one.train(gamma(one), 0)[0]
     wanted = one.train(mean, 1)[0]
     torch.manual_seed(99)
-    assert same(open_site(plan, tiny_root, tmp_path).train(mean, 1)[0], wanted)
+    assert same(open_site(method="feddg").train(mean, 1)[0], wanted)
 
 
-def test_the_loss_is_the_mean_of_both_batches(plan_for, tiny_root, tmp_path, monkeypatch):
+def test_what_was_received_is_not_kept_after_the_evaluation(open_site):
+    """Like the peers' tensors of the calibration: another hospital's spectra serve the rounds, and are gone with them."""
+    site = open_site(method="feddg")
+    spectra.keep(site, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
+    site.adopt(gamma(site), 0)
+    assert spectra.received(site) is not None
+    site.evaluate()
+    assert spectra.received(site) is None
+    assert not list(site.store.folder.glob("*spectra*"))
+
+
+def test_the_loss_is_the_mean_of_both_batches(open_site, monkeypatch):
     """`fit` is given the logits of the images and of the interpolated images; each half counts alike."""
-    site = open_site(plan_for(method="feddg"), tiny_root, tmp_path)
+    site = open_site(method="feddg")
     peer = torch.full((1, 3, 3, 3), 50.0)
     spectra.keep(site, {"site-2": {"amplitude": peer}})
     seen = {}
@@ -194,8 +190,8 @@ def test_each_image_draws_its_own_peer_and_weight(monkeypatch):
         ({"amplitude": [1.0]}, "a list, not a tensor"),
     ],
 )
-def test_what_is_not_exactly_amplitudes_is_refused_by_name(plan_for, tiny_root, tmp_path, tensors, message):
-    site = open_site(plan_for(method="feddg", spectra=4), tiny_root, tmp_path)
+def test_what_is_not_exactly_amplitudes_is_refused_by_name(open_site, tensors, message):
+    site = open_site(method="feddg", spectra=4)
     with pytest.raises(FedDPError, match=f"site site-2: .*{message}"):
         spectra.keep(site, {"site-2": tensors})
     assert spectra.received(site) is None

@@ -10,10 +10,8 @@ import torch
 from torch import nn, tensor
 
 from feddp.cli import main
-from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.methods import ttt
-from feddp.methods.site import Site
 from feddp.networks import build
 from feddp.networks.rotation import rotation_logits
 from feddp.networks.weights import load_personal, save_network
@@ -21,17 +19,9 @@ from feddp.outside.adapt import Settings
 from feddp.outside.models import GLOBAL, Models, read_models
 from feddp.outside.ways import WAYS, predict
 from feddp.training.rotation import every_turn, rotation_loss, turned
-from feddp.training.store import Store
 
 CPU = torch.device("cpu")
 HEAD = {"rotation_head.2.weight", "rotation_head.2.bias"}
-
-
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def silent(epoch, loss):
@@ -97,19 +87,15 @@ def test_a_network_without_an_encoder_is_refused():
 # --- in the federation ------------------------------------------------------------------------------------------------------
 
 
-def open_site(plan, root, folder):
-    return Site("site-1", SiteFolder.open(root / "site-1"), plan, Store(folder))
-
-
 def gamma(site):
     return site.partition.split(site.plan.build_network().state_dict())[0]
 
 
-def test_the_head_is_shared_and_trained_and_the_loss_is_in_the_encoder(plan_for, tiny_root, tmp_path):
+def test_the_head_is_shared_and_trained_and_the_loss_is_in_the_encoder(open_site):
     """With weight 0 the head stays, but for weight decay, and the encoder goes another way."""
     sent = {}
     for weight in (1.0, 0.0):
-        site = open_site(plan_for(method="ttt", rotation=weight, weight_decay=0), tiny_root, tmp_path / str(weight))
+        site = open_site(at=str(weight), method="ttt", rotation=weight, weight_decay=0)
         assert set(site.partition.shared) > HEAD
         start = gamma(site)
         sent[weight] = site.train(start, 0)[0]
@@ -119,10 +105,10 @@ def test_the_head_is_shared_and_trained_and_the_loss_is_in_the_encoder(plan_for,
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.5])
-def test_the_loss_by_hand_and_on_upright_images(plan_for, tiny_root, tmp_path, monkeypatch, weight):
+def test_the_loss_by_hand_and_on_upright_images(open_site, monkeypatch, weight):
     """A head of zeros is at ln 4 whatever the turn: L = L_seg + weight · ln 4. What it sees are the batch's images as the data
     have them, by their names, though the batch itself is augmented: turned at random, it would hold no answer."""
-    site = open_site(plan_for(method="ttt", rotation=weight), tiny_root, tmp_path)
+    site = open_site(method="ttt", rotation=weight)
     nn.init.zeros_(site.network.rotation_head[2].weight)
     nn.init.zeros_(site.network.rotation_head[2].bias)
     seen = []

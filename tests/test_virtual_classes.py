@@ -20,13 +20,6 @@ VIRTUAL = "segmentation_head.0.virtual"
 OPTIONS = {"virtual": 4, "temperature": 0.1, "nested": True, "paa": True}
 
 
-@pytest.fixture(autouse=True)
-def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 # --- the head --------------------------------------------------------------------------------------------------------------
 
 

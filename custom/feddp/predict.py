@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from feddp.data.folder import refuse_occupied
 from feddp.data.loading import network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
 from feddp.errors import FedDPError
 from feddp.networks.weights import load_personal, read_network
+from feddp.training.device import asked_for
 from feddp.training.metrics import THRESHOLD
 
 
@@ -19,14 +21,14 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
     The image is resized to what the network was trained at, the map back to the image's own size. Returns how many.
 
     Raises:
-        FedDPError: there is no PNG, an image has other channels than the network, or the file is no network of ours.
+        FedDPError: there is no PNG, an image has other channels than the network, the file is no network of ours, `out` is not
+            empty, or the device is not there.
     """
     files = sorted(images.glob("*.png"))
     if not files:
         raise FedDPError(f"{images} holds no PNG; name a folder of images, such as a site's images/")
-    if out.exists() and any(out.iterdir()):
-        raise FedDPError(f"{out} is not empty; choose another folder, nothing is overwritten")
-    model = load_personal(network).to(device)
+    refuse_occupied([out])
+    model = load_personal(network).to(asked_for(device))
     facts = read_network(network)[1]
     out.mkdir(parents=True, exist_ok=True)
     for file in track(files, f"Predicting {len(files)} images"):

@@ -16,7 +16,7 @@ from feddp.errors import FedDPError
 from feddp.outside import hospital
 from feddp.outside.adapt import Settings
 from feddp.outside.models import read_models
-from feddp.training.device import usable
+from feddp.training.device import asked_for
 from feddp.training.metrics import METRICS
 
 
@@ -48,16 +48,17 @@ class Adaptation:
         """Whether it was done in the same way, on the images that the site's split names."""
         try:
             done, images = self._read("adapt.json"), self._read("scores.json")["images"]
-        except (OSError, ValueError):  # not there, or half written
+            way = done["how"], done["settings"]
+        except (OSError, ValueError, KeyError):  # not there, half written, or of another version
             return False
         stems = {row.image for row in SiteFolder.open(self.site).rows_of(hospital.SPLIT)}
-        return (done["how"], done["settings"], images.keys()) == (self.how, asdict(self.settings), stems)
+        return (*way, images.keys()) == (self.how, asdict(self.settings), stems)
 
     def execute(self, device: str) -> None:
         """FedDPError where the models or the images do not let it."""
         shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
         request = hospital.Request(self.how, self.settings, score=True)
-        where = usable(device, "--device", "say cpu, cuda or cuda:N")
+        where = asked_for(device)
         hospital.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, where)
 
     @cached_property

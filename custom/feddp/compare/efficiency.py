@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from feddp.compare.progress import home_seconds, read_events, traffic, train_seconds
-from feddp.compare.results import Result, read_results
+from feddp.compare.results import Result
 from feddp.compare.tables import BLANK, Cell, Table, Value, failed
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
+from feddp.methods.results import read_results
 from feddp.networks.weights import load_personal
 
 _HEADS = ("Train time (s)", "Time at home (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")

@@ -9,13 +9,8 @@ import numpy as np
 from feddp.flare.messages import ADOPT, COLLECT_SPECTRA, EVALUATE, SCORE, TAKE_SPECTRA, TRAIN
 
 Event = dict[str, Any]
-_JOINT = (
-    COLLECT_SPECTRA,
-    TAKE_SPECTRA,
-    TRAIN,
-    SCORE,
-    ADOPT,
-)  # stage 1 and before; any other task but the evaluation belongs to a stage at home
+# stage 1 and before; any other task but the evaluation belongs to a stage at home
+_JOINT = (COLLECT_SPECTRA, TAKE_SPECTRA, TRAIN, SCORE, ADOPT)
 
 
 def read_events(folder: Path) -> list[Event]:

@@ -8,7 +8,7 @@ from feddp.compare.outside_studies import OUTSIDE
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Common
 from feddp.errors import FedDPError
-from feddp.training.device import usable
+from feddp.training.device import asked_for
 
 
 @dataclass(frozen=True)
@@ -59,4 +59,4 @@ class Request:
         if self.out.exists() and not self.out.is_dir():
             raise FedDPError(f"--out {self.out} is a file; name a folder")
         # every run would fail on it, one after the other
-        usable(self.device, "--device", "say cpu, cuda or cuda:N")
+        asked_for(self.device)

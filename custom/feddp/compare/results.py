@@ -1,14 +1,12 @@
 """What the finished runs of a variant left: where it lies, and the values of every test image."""
 
 import csv
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from feddp.errors import FedDPError
-from feddp.methods.results import VOLUMES
+from feddp.methods.results import VOLUMES, read_results
 from feddp.methods.site import SLOT_OF
 from feddp.training.metrics import METRICS, Row
 from feddp.training.volumes import VOLUME_METRICS
@@ -48,11 +46,6 @@ class Result:
     def rows(self, when: str, kind: Kind) -> list[dict[str, Images]]:
         """{site: {image, or case: metrics}} under every finished seed, as `read_rows`."""
         return [read_rows(folder, when, kind) for folder in self.folders.values()]
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """A finished run's results.json."""
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 def has_cases(result: Result) -> bool:

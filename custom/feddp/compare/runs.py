@@ -26,6 +26,7 @@ from feddp.jobs import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE
 from feddp.methods.plan import Plan
+from feddp.methods.results import RESULTS
 from feddp.run import options as run_options
 
 
@@ -56,7 +57,7 @@ class Run:
         stored = json.loads(self.record.read_text(encoding="utf-8"))
         stored.pop("machine")  # whatever it was made on counts
         # not by results.json alone: it does not say which data were read
-        finished = stored.pop("finished") and (self.folder / "results.json").exists()
+        finished = stored.pop("finished") and (self.folder / RESULTS).exists()
         if finished and stored != self.wanted:
             raise FedDPError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
         return finished

@@ -87,7 +87,7 @@ def find_sites(root: Path) -> list[Path]:
 
 
 def refuse_occupied(paths: Iterable[Path]) -> None:
-    """FedDPError naming every path that exists and is not an empty folder: prepared data are never overwritten."""
+    """FedDPError naming every path that exists and is not an empty folder: nothing is ever overwritten."""
     occupied = [path for path in paths if path.exists() and not (path.is_dir() and not any(path.iterdir()))]
     if occupied:
         listed = ", ".join(map(str, occupied))

@@ -17,7 +17,7 @@ from feddp.features.extract import LAYERS, Pixels, sample_pixels
 from feddp.features.tsne import Panel, draw, embed
 from feddp.networks.weights import load_personal, read_network
 from feddp.outside.models import network_files
-from feddp.training.device import usable
+from feddp.training.device import asked_for
 from feddp.training.seeds import seed_of
 
 SPLIT = "test"
@@ -58,7 +58,7 @@ def features(request: Request) -> Table:
     if request.layer not in LAYERS:
         raise FedDPError(f"--layer {request.layer}: there are {', '.join(LAYERS)}")
     refuse_occupied([request.out])
-    usable(request.device, "--device", "say cpu, cuda or cuda:N")
+    asked_for(request.device)
     files = {title: _chosen(run, request.sites) for title, run in _titles(request.models).items()}
     sites = sorted({site for of_run in files.values() for site in of_run})
     folders = {site: SiteFolder.open(request.data / site) for site in sites}

@@ -6,6 +6,7 @@ from nvflare.apis.shareable import Shareable
 
 from feddp.flare import messages
 from feddp.flare.stage import Answer, Stage
+from feddp.training.store import together
 
 
 class Exchange(Stage):
@@ -34,4 +35,4 @@ class Exchange(Stage):
 
 def _message(peers: list[str], given: dict[str, Answer], facts: dict[str, int]) -> Shareable:
     """What one site receives: its peers' tensors, named `<peer>/<tensor>`."""
-    return messages.pack(messages.together({peer: given[peer].tensors for peer in peers}), **facts)
+    return messages.pack(together({peer: given[peer].tensors for peer in peers}), **facts)

@@ -14,7 +14,7 @@ from feddp.flare.policy import CALIBRATION, SPECTRA
 from feddp.flare.site import SiteComponent, site_component
 from feddp.methods import spectra
 from feddp.methods.site import Site
-from feddp.training.store import Tensors
+from feddp.training.store import Tensors, by_site
 
 
 class TaskExecutor(Executor):
@@ -73,7 +73,7 @@ class SpectraExecutor(SiteExecutor):
             return messages.pack(spectra.given(site) if consents else {}, consent=consents)
         if tensors and not consents:
             raise FedDPError(f"site {site.name} does not consent to the exchange of spectra, yet it was sent tensors")
-        spectra.keep(site, messages.by_site(tensors))
+        spectra.keep(site, by_site(tensors))
         return messages.pack(consent=consents)
 
 
@@ -103,9 +103,9 @@ class CalibrationExecutor(SiteExecutor):
         if task == messages.TUNE:
             tuned = site.tune()
         elif task == messages.CALIBRATE:
-            tuned = site.calibrate(messages.by_site(tensors))
+            tuned = site.calibrate(by_site(tensors))
         elif task == messages.CALIBRATE_HEADS:
-            tuned = site.calibrate_heads(messages.by_site(tensors), scalars["epoch"])
+            tuned = site.calibrate_heads(by_site(tensors), scalars["epoch"])
         else:
             return super().answer(task, site, component, tensors, scalars, fl_ctx)
         return messages.pack(loss=tuned.losses[-1], iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)

@@ -51,17 +51,3 @@ def unpack(message: Shareable) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
         raise FedDPError(f"a message of kind {dxo.data_kind} is not one of ours")
     return dxo.data, dict(dxo.meta or {})
-
-
-def together(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """{site: {tensor: value}} -> `<site>/<tensor>`."""
-    return {f"{site}/{name}": value for site, own in tensors.items() for name, value in own.items()}
-
-
-def by_site(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The inverse of `together`."""
-    sites: dict[str, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        site, _, name = key.partition("/")
-        sites.setdefault(site, {})[name] = value
-    return sites

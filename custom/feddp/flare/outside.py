@@ -13,6 +13,7 @@ from feddp.flare.evaluation import is_whole
 from feddp.flare.stage import Answer, Stage
 from feddp.outside.models import GLOBAL
 from feddp.training.metrics import METRICS
+from feddp.training.store import together
 
 NUMBERS = ("images", "empty_masks", "seconds")
 FIT = ("loss_before", "loss", "epoch")  # of the ways that train
@@ -36,7 +37,7 @@ class Outside(Stage):
         self.persistor.shared_spec.check("the job", shared)
         self._join()
         personal, without = self._collect()
-        message = messages.pack(messages.together(personal | {GLOBAL: shared}))
+        message = messages.pack(together(personal | {GLOBAL: shared}))
         answer = self.ask(messages.ADAPT, {self.newcomer: message}, NUMBERS, _check)[self.newcomer]
         self.persistor.write_results(self.fl_ctx, self._results(answer, sorted(personal), without))
         self.progress("done")

@@ -17,7 +17,7 @@ from feddp.outside.adapt import read_settings
 from feddp.outside.hospital import Request, adapt
 from feddp.outside.models import FACTS, GLOBAL, Models, completed
 from feddp.training.device import usable
-from feddp.training.store import Tensors
+from feddp.training.store import Tensors, by_site
 
 MASKS = "masks"
 
@@ -69,7 +69,7 @@ class OutsideExecutor(TaskExecutor):
         policy, store = component.policy(fl_ctx), component.store(fl_ctx)
         torch.set_num_threads(policy.threads)
         where = usable(policy.device, f"site {fl_ctx.get_identity_name()}: device", "correct it in the site's policy")
-        personal = messages.by_site(tensors)
+        personal = by_site(tensors)
         shared = personal.pop(GLOBAL, {})
         models = Models.of(personal, completed(shared, personal), component.plan.facts)
 

@@ -21,7 +21,8 @@ class SitePolicy:
 
     `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs, and
     "spectra" if it does so with the centres of some training images' amplitude spectra (FedDG), and
-    "outside" if it gives its finished network to a hospital that joins later, and takes those of others when it is the one.
+    "outside" if it gives its finished network to a hospital that joins later, and takes those of others when it is the one; the
+    job may then ask it for the mean metrics of its masks (`job-outside --score`).
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     """
 

@@ -1,8 +1,11 @@
-"""What a run leaves as results.json, from whatever gathered it: the last workflow of a federation, or a pooled run."""
+"""results.json: what a run leaves, gathered by the last workflow of a federation or by a pooled run, and reading it."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from feddp.errors import FedDPError
 from feddp.methods import METHODS
 from feddp.methods.plan import Plan
 from feddp.training.metrics import METRICS, summarize
@@ -12,6 +15,20 @@ RESULTS = "results.json"
 SHARED = "shared.safetensors"  # beside it: γ of the round that stage 1 handed on
 WHEN = ("before_calibration", "final")
 VOLUMES = "volumes"  # beside WHEN, where images are slices: the same by case
+
+
+def read_results(run: Path) -> dict[str, Any]:
+    """results.json of a finished run.
+
+    Raises:
+        FedDPError: there is none, or it names no sites.
+    """
+    try:
+        results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+        sorted(results["sites"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedDPError(f"{run} is no finished run ({type(error).__name__}); name the --out folder of a `feddp run`") from None
+    return results
 
 
 def gathered(

@@ -13,12 +13,13 @@ from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
 from feddp.methods.results import VOLUMES, WHEN
+from feddp.methods.spectra import SLOT as SPECTRA
 from feddp.methods.trainer import START, Trainer
 from feddp.partition import Rule
 from feddp.training.calibration import Report, Tuned, calibration_loss, tune, with_inconsistency
 from feddp.training.loop import Batch, BatchLoss, predict
 from feddp.training.metrics import Row, measure, summarize
-from feddp.training.store import State, Tensors
+from feddp.training.store import State, Tensors, by_site, together
 from feddp.training.volumes import measure_volumes
 
 TUNED, HEADED, CALIBRATED, PEERS = "tuned", "heads", "calibrated", "peers"
@@ -64,7 +65,7 @@ class Site(Trainer):
             spec = Spec.of(own, self.plan.exchanged(self.partition))
             for site, tensors in peers.items():
                 spec.check(site, tensors)
-            self.store.write(PEERS, {f"{site}/{name}": v for site, part in peers.items() for name, v in part.items()})
+            self.store.write(PEERS, together(peers))
             samples = with_inconsistency(self.network, self._peer_networks(), samples, settings.delta)
             loss = calibration_loss(loss, settings.lambda_, settings.delta)
         return self._tune(CALIBRATED, settings.calibration_epochs, settings.calibration_lr, loss, samples)
@@ -146,11 +147,7 @@ class Site(Trainer):
         if not self.store.has(PEERS):
             return {}
         start, _ = self.store.read(START)
-        networks: dict[str, Tensors] = {}
-        for key, value in self.store.read(PEERS)[0].items():
-            site, name = key.split("/", 1)
-            networks.setdefault(site, dict(start))[name] = value
-        return networks
+        return {site: start | given for site, given in by_site(self.store.read(PEERS)[0]).items()}
 
     # --- networks and evaluation -----------------------------------------------------------------------------------
 
@@ -185,7 +182,8 @@ class Site(Trainer):
         if self.folder.volumes:
             found[VOLUMES] = self._summaries("case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
         found["peers"] = {site: _summary(self._measure(state)[0]) for site, state in self._peer_networks().items()}
-        self.store.remove(PEERS)
+        for received in (PEERS, SPECTRA):  # of other sites: nothing here needs them any more
+            self.store.remove(received)
         return found
 
     def _summaries(self, what: str, rows: Mapping[str, Rows], before: str, final: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def check(plan: "Plan", site: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def keep(site: "Trainer", peers: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Puts the peers' amplitudes among the site's files, for all rounds of the job; none where there is no peer.
+    """Puts the peers' amplitudes among the site's files until its evaluation; none where there is no peer.
 
     Raises:
         FedDPError: a peer's tensors are not exactly amplitudes; nothing is kept.

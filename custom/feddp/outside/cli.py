@@ -28,7 +28,7 @@ def adapt(
     from feddp.outside import hospital
     from feddp.outside.adapt import Settings
     from feddp.outside.models import read_models
-    from feddp.training.device import usable
+    from feddp.training.device import asked_for
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -36,7 +36,7 @@ def adapt(
         console.print(f"epoch {epoch}/{epochs}  unsupervised loss: {loss:.6f}")
 
     request = hospital.Request(how, Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed), score)
-    where = usable(device, "--device", "say cpu, cuda or cuda:N")
+    where = asked_for(device)
     done = hospital.adapt(read_models(models), str(models), images, out, request, where, report)
     kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"
     print(f"{done['images']} masks in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")

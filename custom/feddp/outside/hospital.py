@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddp.data.folder import SiteFolder
+from feddp.data.folder import SiteFolder, refuse_occupied
 from feddp.data.loading import load, network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
@@ -103,8 +103,7 @@ def adapt(
     Raises:
         FedDPError: no images, images or classes that do not fit the models, or `out` is not empty.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FedDPError(f"{out} is not empty; choose another --out, nothing is overwritten")
+    refuse_occupied([out])
     found, settings = Images.of(folder), request.settings
     _fits(found.site, models, request.score, folder)
     inputs, shapes = found.read(models.channels, models.size)

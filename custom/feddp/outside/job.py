@@ -5,16 +5,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from feddp.errors import FedDPError
 from feddp.flare.site import require_job_id
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES, TASKS, client_config, server_config, write_job
 from feddp.methods.aggregation import Spec, Tensors
 from feddp.methods.plan import WEIGHTS, Plan
-from feddp.methods.results import SHARED
+from feddp.methods.results import SHARED, read_results
 from feddp.networks.weights import read_network
 from feddp.outside.adapt import Settings, read_settings
 from feddp.outside.hospital import Request
-from feddp.outside.models import GLOBAL, plan_of, read_results, refuse_layers
+from feddp.outside.models import GLOBAL, Models, plan_of, refuse_layers
+from feddp.outside.ways import WAYS
 from feddp.run.options import pairs
 from feddp.run.session import handed_on
 from feddp.run.simulator import JOB as SIMULATED
@@ -45,7 +48,7 @@ def export(
 
     Raises:
         FedDPError: no finished federation's run, a donor that had no part in it, an option that cannot be, a method that
-            gives each site layers of its own, or the folder holds something else.
+            gives each site layers of its own, a network that cannot go this way, or the folder holds something else.
     """
     request = Request(how, read_settings(pairs(settings)), score)
     results = read_results(run)
@@ -64,6 +67,7 @@ def export(
         why = "was the simulator's, whose sites are no hospitals" if job else "does not say its job's id (an older run)"
         raise FedDPError(f"{run} {why}; name the id of the job whose networks the donors hold with --job-id")
     require_job_id(job)
+    _rehearse(plan, request)
     workflow = {"newcomer": newcomer, "donors": donors, "job": job}
     task = {"job": job, "how": how, "settings": _changed(request.settings), "score": score}
     return write_job(
@@ -90,6 +94,14 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     Spec.of(network.state_dict(), plan.partition(network).shared).check(str(file), shared)
     # one donor is enough, and an adaptation may take longer than a round was given
     return replace(plan, weights=WEIGHTS, settings=plan.settings | {"min_sites": 1, "task_timeout": 0}), shared
+
+
+def _rehearse(plan: Plan, request: Request) -> None:
+    """FedDPError for a way that this network cannot go (TTT without its head): said here, before any model travels for it."""
+    state = plan.build_network().state_dict()
+    models, blank = Models.of({"donor": state}, state, plan.facts), torch.zeros(2, plan.channels, 64, 64)
+    once = replace(request.settings, epochs=0)
+    WAYS[request.how](models, list(blank), once, torch.device("cpu"), lambda epoch, loss: None)
 
 
 def _changed(settings: Settings) -> dict[str, Any]:

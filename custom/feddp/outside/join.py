@@ -20,13 +20,13 @@ from feddp.errors import FedDPError
 from feddp.methods import METHODS
 from feddp.methods.base import TRAIN, TUNE
 from feddp.methods.plan import Plan
-from feddp.methods.results import gathered
+from feddp.methods.results import gathered, read_results
 from feddp.methods.site import Site
-from feddp.outside.models import plan_of, read_results, read_shared
+from feddp.outside.models import plan_of, read_shared
 from feddp.partition import Rule, chosen
 from feddp.run.session import bring_home, finish, fresh
 from feddp.training.calibration import Report
-from feddp.training.device import usable
+from feddp.training.device import asked_for
 from feddp.training.store import Store, Tensors
 
 
@@ -43,8 +43,8 @@ def join(
 ) -> dict[str, Any]:
     """Tunes the roles `train` of the finished run's network on the site's folder; returns what results.json holds.
 
-    In `out`: network.safetensors, as a site of a run has it, images.csv, record.jsonl, results.json and results.md, whose
-    `before_calibration` is the start and `final` the network that was kept.
+    In `out`: network.safetensors, as a site of a run has it, images.csv, cases.csv of volumes, record.jsonl, results.json and
+    results.md, whose `before_calibration` is the start and `final` the network that was kept.
 
     Raises:
         FedDPError: no finished run, a method that shares nothing or gives every site layers of its own, a role that the
@@ -60,7 +60,7 @@ def join(
     tuning = {"tune_epochs": epochs, "tune_lr": lr}
     home = replace(plan, stages=(TRAIN, TUNE), seed=seed, weights="", settings=plan.settings | tuning)
     opened = SiteFolder.open(folder)
-    usable(device, "--device", "say cpu, cuda or cuda:N")
+    asked_for(device)
     chosen(plan.build_network(), train)  # an unknown role is refused before anything is written
     fresh(out)
     torch.set_num_threads(1)  # as a site: the same bits on every machine

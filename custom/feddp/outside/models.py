@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec, Tensors, average
 from feddp.methods.plan import Plan
-from feddp.methods.results import RESULTS, SHARED
+from feddp.methods.results import SHARED, read_results
 from feddp.networks import build
 from feddp.networks.weights import read_network
 
@@ -106,20 +106,6 @@ def read_models(run: Path) -> Models:
     refuse_layers(facts, state, shared, run)
     personal = {site: state for site, (state, _) in read.items()}
     return Models.of(personal, completed(shared, personal), facts)
-
-
-def read_results(run: Path) -> dict[str, Any]:
-    """results.json of a finished run.
-
-    Raises:
-        FedDPError: there is none, or it names no sites.
-    """
-    try:
-        results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
-        sorted(results["sites"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedDPError(f"{run} is no finished run ({type(error).__name__}); name the --out folder of a `feddp run`") from None
-    return results
 
 
 def read_shared(run: Path) -> Tensors:

@@ -19,7 +19,7 @@ from feddp.run import pooled, session
 from feddp.run.poc import poc
 from feddp.run.session import Request
 from feddp.run.simulator import simulator
-from feddp.training.device import usable
+from feddp.training.device import asked_for
 
 ENVIRONMENTS = {"sim": simulator, "poc": poc}
 
@@ -134,7 +134,7 @@ def run_here(
         raise FedDPError("--threads is the simulator's; in POC mode every site has a process of its own")
     if unknown := sorted(set(without_consent) - set(sites)):
         raise FedDPError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
-    usable(device, "--device", "say cpu, cuda or cuda:N")  # here, not at every site of a federation that has started
+    asked_for(device)  # here, not at every site of a federation that has started
     policies = {
         site: {
             "data": str((data / site).resolve()),

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from feddp import jobs
+from feddp.data.folder import refuse_occupied
 from feddp.errors import FedDPError
 from feddp.flare.persistor import BEST, LATEST
 from feddp.methods.plan import Plan
@@ -81,8 +82,7 @@ def run(request: Request, environment: Environment, name: str) -> dict:
 
 def fresh(out: Path) -> None:
     """Makes the folder of a run. FedDPError where it is not empty."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FedDPError(f"{out} is not empty; choose another --out, or remove it")
+    refuse_occupied([out])
     out.mkdir(parents=True, exist_ok=True)
 
 

@@ -20,3 +20,8 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise FedDPError(f"{called} {name} cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
     return torch.device(name)
+
+
+def asked_for(name: str) -> torch.device:
+    """The device of a command's --device. FedDPError where it is not there."""
+    return usable(name, "--device", "say cpu, cuda or cuda:N")

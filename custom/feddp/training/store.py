@@ -2,7 +2,7 @@
 
 state_00007.safetensors   after 7 rounds: private tensors, a whole personal model, the optimiser, what the method remembers
 start.safetensors         the whole network that stage 1 handed on; later stages add tuned, heads, calibrated
-spectra.safetensors       amplitude spectra of other sites, received with consent before the first round (FedDG)
+spectra.safetensors       amplitude spectra of other sites, received with consent (FedDG), removed after the evaluation
 peers.safetensors         other sites' personal tensors, received with consent, removed after the evaluation
 images.csv, cases.csv     metrics of single images, and of single volumes where images are slices: they never leave
 record.jsonl              the log of rounds: it never leaves
@@ -97,6 +97,20 @@ class Store:
         """Appends a line to this site's own log, with the time."""
         with open(self.folder / "record.jsonl", "a", encoding="utf-8") as handle:
             handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+
+
+def together(tensors: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
+    """{site: {tensor: value}} -> `<site>/<tensor>`, for a file or a message."""
+    return {f"{site}/{name}": value for site, own in tensors.items() for name, value in own.items()}
+
+
+def by_site(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    """The inverse of `together`."""
+    sites: dict[str, Tensors] = {}
+    for key, value in tensors.items():
+        site, _, name = key.partition("/")
+        sites.setdefault(site, {})[name] = value
+    return sites
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, network: nn.Module) -> Tensors:
