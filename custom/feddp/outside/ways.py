@@ -40,7 +40,7 @@ def routing(models: Models, images: Sequence[Tensor], settings: Settings, device
     with seeded(torch.device("cpu"), settings.seed, "routers"):
         network = route(models.network(models.mean()), models.stacks, settings.mix).to(device)
     if settings.norm == "batch":
-        if not _by_batch(network):
+        if not _by_batch(network, images, settings.batch):
             raise FedDPError("--norm batch: this network has no batch normalisation; leave it out")
         for layer in network.modules():
             if isinstance(layer, _BatchNorm):
@@ -56,7 +56,7 @@ def tent(models: Models, images: Sequence[Tensor], settings: Settings, device: t
     of which the one of lowest entropy is kept.
     """
     network = models.network(models.state(GLOBAL)).requires_grad_(False).to(device)
-    _by_batch(network)
+    _by_batch(network, images, settings.batch)
     layers = [m for m in network.modules() if isinstance(m, NORMALISATIONS)]
     if not any(True for layer in layers for _ in layer.parameters()):
         raise FedDPError("--how tent: this network's normalisations have no affine parameters; choose another --how")
@@ -114,9 +114,22 @@ def probabilities(logits: Tensor, shape: tuple[int, int]) -> Tensor:
     return F.interpolate(logits, shape, mode="bilinear").sigmoid().mean(dim=0)
 
 
-def _by_batch(network: nn.Module) -> bool:
-    """Lets batch normalisation use the batch's own statistics, in eval mode too; whether there is any."""
+def _by_batch(network: nn.Module, images: Sequence[Tensor], batch: int) -> bool:
+    """Lets batch normalisation use the batch's own statistics, in eval mode too; whether there is any.
+
+    Raises:
+        FedDPError: the last batch would be one image, of which the deepest layer makes one value a channel.
+    """
     layers = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     for layer in layers:
         layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+    if layers and (batch == 1 or len(images) % batch == 1):
+        try:
+            with torch.no_grad():
+                network(images[-1][None].to(next(network.parameters()).device))
+        except ValueError as error:  # torch's word for statistics of a single value
+            raise FedDPError(
+                f"{len(images)} images in batches of {batch} leave one alone, too small for a batch's statistics ({error});"
+                " choose another --batch"
+            ) from None
     return bool(layers)
