@@ -239,6 +239,10 @@ def _no_shared(folder):
     (folder / "shared.safetensors").unlink()
 
 
+def _of_local(folder):
+    save_network(folder / "shared.safetensors", {}, {"round": "1"})
+
+
 def _with_layers(folder):
     for file in folder.glob("sites/*/network.safetensors"):
         own = {"calibrator.out.weight": torch.zeros(1)}
@@ -254,6 +258,7 @@ def _broken(folder):
     [
         (_no_run, "run", "is no finished run"),
         (_no_shared, "run", "has no shared.safetensors"),
+        (_of_local, "run", "its method shares nothing"),
         (_with_layers, "run", r"fedlc gives every site layers of its own \(calibrator.out.weight, "),
         (_broken, "run", "cannot be read as tensors"),
         (_empty, "pngs", "holds no PNG"),

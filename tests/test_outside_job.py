@@ -162,6 +162,13 @@ def test_a_run_that_nobody_outside_can_use_is_refused(run, tmp_path, plan_for, c
         export(run, tmp_path / "x")
 
 
+def test_a_run_that_shared_nothing_is_refused(run, tmp_path):
+    """Local Train's: the mean of the sites' networks would be a network that nobody trained."""
+    save_network(run / "shared.safetensors", {}, {"round": "2"})
+    with pytest.raises(FedDPError, match="its method shares nothing"):
+        export(run, tmp_path / "x")
+
+
 # --- a site --------------------------------------------------------------------------------------------------------
 
 

@@ -198,11 +198,16 @@ class Site(Trainer):
     def _measure(self, state: Mapping[str, Tensor]) -> tuple[Rows, Rows]:
         """The metrics of every test image by its stem, and those of every case, where images are slices of volumes."""
         self.network.load_state_dict(state)
-        maps = torch.cat([part for part, _ in predict(self.network, self.test)])
-        masks = torch.stack([sample["mask"] for sample in self.test])
-        images = dict(zip((sample["stem"] for sample in self.test), measure(maps, masks), strict=True))
-        cases = [sample["patient"] for sample in self.test]
-        return images, measure_volumes(maps, masks, cases) if self.folder.volumes else {}
+        rows, maps = [], []
+        for part, batch in predict(self.network, self.test):
+            rows += measure(part, batch["mask"])
+            if self.folder.volumes:
+                maps.append(part)
+        images = dict(zip((sample["stem"] for sample in self.test), rows, strict=True))
+        if not maps:
+            return images, {}
+        masks, cases = torch.stack([s["mask"] for s in self.test]), [s["patient"] for s in self.test]
+        return images, measure_volumes(torch.cat(maps), masks, cases)
 
 
 def _summary(rows: Rows) -> dict[str, dict[str, float]]:

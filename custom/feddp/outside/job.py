@@ -16,7 +16,7 @@ from feddp.methods.results import SHARED, read_results
 from feddp.networks.weights import read_network
 from feddp.outside.adapt import Settings, read_settings
 from feddp.outside.hospital import Request
-from feddp.outside.models import GLOBAL, Models, plan_of, refuse_layers
+from feddp.outside.models import GLOBAL, Models, plan_of, refuse_layers, some
 from feddp.outside.ways import WAYS
 from feddp.run.options import pairs
 from feddp.run.session import handed_on
@@ -89,7 +89,7 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
         raise FedDPError(f"{run} is no federation's run, so no site holds a model; name another")
     plan = plan_of(results)
     file = run / SHARED if (run / SHARED).exists() else handed_on(run, results["start_round"])
-    shared, network = read_network(file)[0], plan.build_network()
+    shared, network = some(read_network(file)[0], run), plan.build_network()
     refuse_layers(plan.facts, network.state_dict(), shared, run)
     Spec.of(network.state_dict(), plan.partition(network).shared).check(str(file), shared)
     # one donor is enough, and an adaptation may take longer than a round was given

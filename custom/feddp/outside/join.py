@@ -51,8 +51,6 @@ def join(
             network does not have, data that do not fit the run or lack a split, or `out` is not empty. Nothing is left then.
     """
     results, shared = read_results(run), read_shared(run)
-    if not shared:
-        raise FedDPError(f"{run}: its method shares nothing, so there is nothing to start from; join another run")
     plan = plan_of(results)
     if METHODS[plan.method].own:
         raise FedDPError(f"{run}: {plan.method} gives every site of the federation layers of its own; join another run")

@@ -109,12 +109,19 @@ def read_models(run: Path) -> Models:
 
 
 def read_shared(run: Path) -> Tensors:
-    """γ of the round that stage 1 of a finished run handed on. FedDPError where the run has none."""
+    """γ of the round that stage 1 of a finished run handed on. FedDPError where the run has none, or none that is shared."""
     if not (run / SHARED).exists():
         raise FedDPError(
             f"{run} has no {SHARED}: it is no federation's run, or an older one; run `feddp run` again with a federated method"
         )
-    return read_network(run / SHARED)[0]
+    return some(read_network(run / SHARED)[0], run)
+
+
+def some(shared: Tensors, run: Path) -> Tensors:
+    """`shared` itself. FedDPError where it is empty: what the sites have in common would be a network that nobody trained."""
+    if not shared:
+        raise FedDPError(f"{run}: its method shares nothing, so there is no global model to start from; name another run")
+    return shared
 
 
 def plan_of(results: Mapping[str, Any]) -> Plan:
