@@ -5,6 +5,9 @@ import json
 import shutil
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.methods.site import SLOT_OF
 from feddp.networks import build
@@ -116,3 +119,19 @@ class FakeRuns:
         for site in sites:
             save_network(out / "sites" / site / "network.safetensors", network.state_dict(), facts)
         return {}
+
+
+def compare_in(out: Path, network: str, root: Path):
+    """Runs `feddp compare` at 32 px for two rounds, on `root` unless told, always into `out`; gives typer's result."""
+
+    def run(*arguments, data=root):
+        common = ["--data", data, "--out", out, "--network", network, "--size", 32, "--rounds", 2]
+        return CliRunner().invoke(app, ["compare", *map(str, [*common, *arguments])])
+
+    return run
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """A CSV's rows."""
+    with open(path, newline="", encoding="utf-8") as handle:
+        return list(csv.DictReader(handle))

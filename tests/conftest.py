@@ -1,11 +1,13 @@
 """What several tests need: two synthetic sites, a plan for them, and a network small enough to train in milliseconds."""
 
+import sys
 from dataclasses import fields
 
 import pytest
 import torch
 from torch import nn
 
+from feddp.cli import main
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
 from feddp.methods.plan import Plan
@@ -95,3 +97,17 @@ def toy(monkeypatch) -> str:
     """The name of a toy network, known to plans while the test runs."""
     monkeypatch.setitem(NETWORKS, "toy", Toy)
     return "toy"
+
+
+@pytest.fixture
+def feddp(monkeypatch, capsys):
+    """Runs a command in this process; returns its exit code, stdout and stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["feddp", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        said = capsys.readouterr()
+        return exit.value.code or 0, said.out, said.err
+
+    return call

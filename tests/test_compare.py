@@ -1,6 +1,5 @@
 """`feddp compare` as people type it: what it writes, where it goes on, what it refuses, how it ends."""
 
-import csv
 import json
 import shlex
 import subprocess
@@ -8,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from compare_runs import FakeRuns
+from compare_runs import FakeRuns, read
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -46,11 +45,6 @@ def compare(tiny_root, tmp_path, toy):
         return CliRunner().invoke(app, ["compare", *map(str, [*common, *arguments])])
 
     return run
-
-
-def read(path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as handle:
-        return list(csv.DictReader(handle))
 
 
 def sections(out) -> dict[str, str]:

@@ -4,10 +4,8 @@ import csv
 import json
 
 import pytest
-from compare_runs import FakeRuns, row
-from typer.testing import CliRunner
+from compare_runs import FakeRuns, compare_in, read, row
 
-from feddp.cli import app
 from feddp.compare.folds import over_folds
 from feddp.compare.tables import BLANK, Table, Value
 from feddp.data.folder import SiteFolder
@@ -42,18 +40,7 @@ def fake(monkeypatch) -> FoldRuns:
 
 @pytest.fixture
 def compare(tiny_root, tmp_path, toy):
-    """Runs the command in one folder."""
-
-    def run(*arguments, data=tiny_root):
-        common = ["--data", data, "--out", tmp_path / "out", "--network", toy, "--size", 32, "--rounds", 2]
-        return CliRunner().invoke(app, ["compare", *map(str, [*common, *arguments])])
-
-    return run
-
-
-def read(path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as handle:
-        return list(csv.DictReader(handle))
+    return compare_in(tmp_path / "out", toy, tiny_root)
 
 
 def test_every_patient_is_tested_once_and_in_one_split_of_a_fold():

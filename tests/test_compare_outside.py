@@ -1,18 +1,15 @@
 """Every site in turn outside the federation: which runs and adaptations are made, once, and the numbers of their tables."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_runs import FakeRuns, row, write_run
+from compare_runs import FakeRuns, compare_in, read, row, write_run
 from driven import drive
 from PIL import Image
 from torch import nn
-from typer.testing import CliRunner
 
-from feddp.cli import app
 from feddp.compare import adaptation
 from feddp.compare.leave_one_out import LeaveOneOut
 from feddp.compare.outside_studies import OUTSIDE, TABLE_II, Entry
@@ -135,18 +132,7 @@ def adapted(monkeypatch) -> FakeAdaptations:
 
 @pytest.fixture
 def compare(root, tmp_path, toy):
-    """Runs the command in one folder."""
-
-    def run(*arguments, data=root):
-        common = ["--data", data, "--out", tmp_path / "out", "--network", toy, "--size", 32, "--rounds", 2]
-        return CliRunner().invoke(app, ["compare", *map(str, [*common, *arguments])])
-
-    return run
-
-
-def read(path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as handle:
-        return list(csv.DictReader(handle))
+    return compare_in(tmp_path / "out", toy, root)
 
 
 def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, tmp_path):

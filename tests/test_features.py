@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import sys
 import warnings
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from feddp.cli import main
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.features.divergence import FLOOR, divergence, gaussian_kl
@@ -180,20 +178,6 @@ def test_the_embedding_is_the_seed_s():
 
 
 # --- the command -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def feddp(monkeypatch, capsys):
-    """Runs a command in this process; returns its exit code, stdout and stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["feddp", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        said = capsys.readouterr()
-        return exit.value.code or 0, said.out, said.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import sys
 from contextlib import nullcontext
 
 import numpy as np
@@ -13,7 +12,6 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import tensor
 
-from feddp.cli import main
 from feddp.errors import FedDPError
 from feddp.methods.results import gathered
 from feddp.networks import build
@@ -29,20 +27,6 @@ from feddp.training.metrics import METRICS, summarize
 LN3 = math.log(3)
 FACTS = {"network": "toy", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32", "method": "feddp"}
 PRIVATE = ("q.weight", "q.bias")
-
-
-@pytest.fixture
-def feddp(monkeypatch, capsys):
-    """Runs a command in this process; returns its exit code, stdout and stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["feddp", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        said = capsys.readouterr()
-        return exit.value.code or 0, said.out, said.err
-
-    return call
 
 
 @pytest.fixture
