@@ -19,7 +19,7 @@ from feddp.features.report import kl_table
 from feddp.features.tsne import embed
 from feddp.methods.plan import Plan
 from feddp.networks import build
-from feddp.networks.weights import save_network
+from feddp.networks.weights import read_network, save_network
 
 # --- the divergence --------------------------------------------------------------------------------------------------------
 
@@ -281,3 +281,13 @@ def test_a_mistake_is_one_line_and_leaves_nothing(feddp, run, data, tmp_path, ch
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_network_without_its_facts_is_named(feddp, run, data, tmp_path):
+    folder = run("fedavg")
+    file = folder / "sites/site-2/network.safetensors"
+    state, facts = read_network(file)
+    save_network(file, state, {name: value for name, value in facts.items() if name != "size"})
+    code, _, err = feddp("features", "--models", folder, "--data", data, "--out", tmp_path / "out")
+    assert code == 2
+    assert f"{file} does not say its size" in " ".join(err.split())

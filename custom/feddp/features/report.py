@@ -16,7 +16,7 @@ from feddp.features.divergence import divergence
 from feddp.features.extract import LAYERS, Pixels, sample_pixels
 from feddp.features.tsne import Panel, draw, embed
 from feddp.networks.weights import load_personal, read_network
-from feddp.outside.models import network_files
+from feddp.outside.models import network_files, require_facts
 from feddp.training.device import asked_for
 from feddp.training.seeds import seed_of
 
@@ -99,6 +99,7 @@ def _divergence(pixels: Pixels | None) -> float | None:
 def _pixels(request: Request, file: Path, folder: SiteFolder) -> Pixels:
     """FedDPError where `folder` is of other data than the network's, or has no test image."""
     network, facts = load_personal(file), read_network(file)[1]
+    require_facts(file, facts)
     wanted = int(facts["channels"]), tuple(json.loads(facts["classes"])), facts["labels"]
     if (folder.channels, folder.classes, folder.labels) != wanted:
         raise FedDPError(

@@ -101,8 +101,7 @@ def read_models(run: Path) -> Models:
     read = {site: read_network(file) for site, file in files.items()}
     first = min(files)
     state, facts = read[first]
-    if lacking := [name for name in FACTS if name not in facts]:
-        raise FedDPError(f"{files[first]} does not say its {', '.join(lacking)}; it is no network that feddp run left")
+    require_facts(files[first], facts)
     refuse_layers(facts, state, shared, run)
     personal = {site: state for site, (state, _) in read.items()}
     return Models.of(personal, completed(shared, personal), facts)
@@ -129,6 +128,12 @@ def plan_of(results: Mapping[str, Any]) -> Plan:
     names = {field.name for field in fields(Plan)} & results.keys()
     sites = sorted({*results["sites"], *results.get("missing", ())})
     return Plan.from_json({name: results[name] for name in names} | {"sites": sites})
+
+
+def require_facts(file: Path, facts: Mapping[str, str]) -> None:
+    """FedDPError where a network's file does not say all of FACTS."""
+    if lacking := [name for name in FACTS if name not in facts]:
+        raise FedDPError(f"{file} does not say its {', '.join(lacking)}; it is no network that feddp run left")
 
 
 def refuse_layers(facts: Mapping[str, str], state: Collection[str], shared: Collection[str], run: Path) -> None:
