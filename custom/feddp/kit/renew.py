@@ -1,4 +1,4 @@
-"""Renewal with FLARE's central provisioning, which keeps every certificate it has issued and has no command to issue it anew."""
+"""Renewal with FLARE's central provisioning, which keeps every certificate it has issued and has no command to renew one."""
 
 import json
 import os
