@@ -1,4 +1,4 @@
-"""provisioning/: every command of its README runs, the kits hold exactly our policy, and `feddp kit check` finds each deviation."""
+"""provisioning/: every command of its README runs, kits hold exactly our policy, and `feddp kit check` finds each deviation."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def made(tmp_path_factory, tiny_root):
     for path in folder.glob("*.yml"):
         path.write_text(path.read_text().replace("/data/site", str(tiny_root / "site-1")))
     commands = re.findall(r"^    (\S.*)$", (FOLDER / "README.md").read_text(), re.MULTILINE)
-    assert len(commands) == 18
+    assert len(commands) == 19
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "\n".join(["set -eu", *commands])
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
