@@ -12,12 +12,14 @@ from feddp.compare.cli import compare
 from feddp.data.cli import app as data_app
 from feddp.errors import FedDPError
 from feddp.features.cli import features
+from feddp.kit.cli import app as kit_app
 from feddp.methods import METHODS
 from feddp.networks import DEFAULT as NETWORK
 from feddp.outside.cli import adapt, job_outside, join
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(data_app, name="data")
+app.add_typer(kit_app, name="kit")
 app.command()(compare)
 app.command()(adapt)
 app.command()(features)

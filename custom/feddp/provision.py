@@ -1,16 +1,40 @@
-"""What every participant's kit needs from us: the allow-list, and each site's own policy."""
+"""What every participant's kit needs from us: the allow-list, who may do what, and each site's own policy.
+
+The consortium's minimum is written down here once: `SitePolicyBuilder` puts it into new kits, `feddp.kit` holds a kit in use
+against it.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from nvflare.lighter.entity import Project
+from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.errors import FedDPError
+from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
+LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
+CODE_RIGHTS = ("byoc", "server-predeployed-flwr")  # a right to run code that nobody reviewed
+POLICY = "policy"  # the key of a hospital's properties in the project file
+
+# FLARE's rights: a category or a command, and who has it. `o:site`: whoever's organisation is the site's own, `n:submitter`:
+# whose job it is. What is not named is denied. A hospital's files and processes are its own org_admin's, nobody else's.
+_NO_CODE = dict.fromkeys(CODE_RIGHTS, "none")
+_OWN_SITE = {"operate": "o:site", "shell_commands": "o:site"}
+_ANY_JOB = dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job"), "any")
+_OWN_JOB = {"submit_job": "any"} | dict.fromkeys(("clone_job", "manage_job", "download_job"), "n:submitter")
+AUTHORIZATION = {
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": {**_ANY_JOB, "view": "any", **_OWN_SITE, **_NO_CODE},
+        "lead": {**_OWN_JOB, "view": "any", "operate": "none", "shell_commands": "none", **_NO_CODE},
+        "org_admin": {"submit_job": "none", "manage_job": "o:submitter", "view": "any", **_OWN_SITE, **_NO_CODE},
+        "member": {"view": "any"},
+    },
+}
 
 
 def privacy(properties: dict[str, Any]) -> dict[str, Any]:
@@ -28,37 +52,40 @@ def privacy(properties: dict[str, Any]) -> dict[str, Any]:
 
 def restrict(resources: dict[str, Any], classes: list[str]) -> dict[str, Any]:
     """A participant's resources.json with `classes` as its whole allow-list, and no log streamed to anyone."""
-    kept = [c for c in resources.get("components", []) if c["id"] not in ("site_log_streamer", "log_receiver")]
     return resources | {
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": classes,
         "allow_log_streaming": False,
-        "components": kept,
+        "components": [c for c in resources.get("components", []) if not c["path"].startswith(LOGGING)],
     }
 
 
 class SitePolicyBuilder(Builder):
-    """A FLARE provisioning builder: our allow-list in every kit, and a privacy.json in every site's.
+    """A FLARE provisioning builder, named after FLARE's own StaticFileBuilder in a project file: our allow-list and our
+    authorization in the server's and every site's kit, a privacy.json in every site's.
 
-    Args:
-        sites: each site's properties, by name: where its data lie on its own machine, its device, its consent.
+    A client of the project file says under `policy` what `flare.policy.SitePolicy` holds: where its data lie on its own
+    machine, its device, its consent. Resources and authorization are written as FLARE's `.default` files, which are in force
+    until the hospital puts files of its own beside them.
     """
 
-    def __init__(self, sites: dict[str, dict[str, Any]]):
-        super().__init__()
-        self.sites = sites
-
     def build(self, project: Project, ctx: ProvisionContext) -> None:
-        self._restrict(Path(ctx.get_local_dir(project.get_server())), sorted(SERVER_CLASSES.values()))
+        self._restrict(project.get_server(), SERVER_CLASSES, ctx)
         for client in project.get_clients():
-            if client.name not in self.sites:
-                raise FedDPError(f"site {client.name} has no entry in SitePolicyBuilder's `sites`; add its properties")
-            local = Path(ctx.get_local_dir(client))
-            self._restrict(local, sorted(SITE_CLASSES.values()))
-            policy = privacy(self.sites[client.name])
-            (local / "privacy.json").write_text(json.dumps(policy, indent=2) + "\n", encoding="utf-8")
+            properties = client.get_prop(POLICY)
+            if not properties:
+                raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
+            SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
+            self._restrict(client, SITE_CLASSES, ctx)
+            _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
     @staticmethod
-    def _restrict(local: Path, classes: list[str]) -> None:
-        path = local / "resources.json.default"
-        path.write_text(json.dumps(restrict(json.loads(path.read_text()), classes), indent=2) + "\n", encoding="utf-8")
+    def _restrict(participant: Participant, classes: dict[str, str], ctx: ProvisionContext) -> None:
+        local = Path(ctx.get_local_dir(participant))
+        resources = local / "resources.json.default"
+        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), sorted(classes.values())))
+        _write(local / "authorization.json.default", AUTHORIZATION)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

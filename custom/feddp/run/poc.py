@@ -13,6 +13,7 @@ import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from feddp.errors import FedDPError
+from feddp.provision import POLICY
 from feddp.run.session import Request
 from feddp.run.simulator import stop
 
@@ -63,14 +64,17 @@ def project(request: Request, ports: tuple[int, int]) -> dict:
         "description": "FedDP on one machine",
         "participants": [
             {"name": SERVER, "type": "server", "org": "consortium", "fed_learn_port": ports[0], "admin_port": ports[1]},
-            *({"name": site, "type": "client", "org": "hospital"} for site in request.sites),
+            *(
+                {"name": site, "type": "client", "org": "hospital", POLICY: dict(request.policies[site])}
+                for site in request.sites
+            ),
             {"name": LEAD, "type": "admin", "org": "consortium", "role": "project_admin"},
         ],
         "builders": [
             {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},
             {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
             {"path": "nvflare.lighter.impl.cert.CertBuilder"},
-            {"path": "feddp.provision.SitePolicyBuilder", "args": {"sites": dict(request.policies)}},
+            {"path": "feddp.provision.SitePolicyBuilder"},
         ],
     }
 

@@ -1,0 +1,88 @@
+"""Whether a kit's certificate is this participant's, of this project, in date, and the key its own."""
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import NameOID
+
+from feddp.data.description import Problem
+from feddp.kit.kit import AGAIN, Kit
+
+RENEW = "Have it renewed (provisioning/README.md, 'Renewal')"
+
+
+def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Problem]:
+    """Everything wrong with certificate, key and root; nothing where all is well.
+
+    Args:
+        fingerprint: of the consortium's root certificate, SHA-256 as FLARE and OpenSSL print it, learnt by another way than
+            the kit came. Without it a kit whose every file is another consortium's of the same name passes.
+    """
+    problems: list[Problem] = []
+    certificate = _read(kit.certificate, x509.load_pem_x509_certificate, problems)
+    root = _read(kit.root, x509.load_pem_x509_certificate, problems)
+    key = _read(kit.key, lambda pem: load_pem_private_key(pem, password=None), problems)
+    if root is not None:
+        problems += _of_the_root(kit, root, fingerprint)
+    if certificate is not None:
+        if (name := _name(certificate)) != kit.name:
+            problems.append(Problem(kit.certificate, f"is {name}'s, and the kit is {kit.name}'s", AGAIN))
+        problems += _dates(kit.certificate, certificate)
+        if root is not None and not _issued(certificate, root):
+            problems.append(Problem(kit.certificate, f"was not issued by {kit.root.name}", AGAIN))
+        if key is not None and key.public_key() != certificate.public_key():
+            problems.append(Problem(kit.key, f"is not the key of {kit.certificate.name}", "Put back the key it was issued for"))
+    return problems
+
+
+def _of_the_root(kit: Kit, root: x509.Certificate, fingerprint: str | None) -> list[Problem]:
+    problems = _dates(kit.root, root)
+    if (name := _name(root)) != kit.project:
+        problems.append(Problem(kit.root, f"is the root of project {name}, and the kit is of {kit.project}", AGAIN))
+    own = root.fingerprint(SHA256()).hex()
+    if fingerprint is not None and _plain(fingerprint) != own:
+        shown = ":".join(own[i : i + 2] for i in range(0, len(own), 2)).upper()
+        problems.append(Problem(kit.root, f"is another root than the consortium's: its fingerprint is SHA256:{shown}", AGAIN))
+    return problems
+
+
+def _read(path: Path, parse, problems: list[Problem]):
+    """The file, parsed; None and a problem more where that fails."""
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        problems.append(Problem(path, "is missing", AGAIN))
+    except (OSError, ValueError, TypeError) as error:  # TypeError: a key behind a password, which FLARE could not open either
+        problems.append(Problem(path, f"cannot be read ({error})", AGAIN))
+    return None
+
+
+def _name(certificate: x509.Certificate) -> str:
+    return " ".join(str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
+
+
+def _issued(certificate: x509.Certificate, root: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _dates(path: Path, certificate: x509.Certificate) -> list[Problem]:
+    now = datetime.now(timezone.utc)
+    if now < certificate.not_valid_before_utc:
+        since = f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        return [Problem(path, since, "Set this machine's clock, or wait")]
+    if now > certificate.not_valid_after_utc:
+        return [Problem(path, f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC", RENEW)]
+    return []
+
+
+def _plain(fingerprint: str) -> str:
+    """Hexadecimal digits alone, from `SHA256:AA:BB...` or OpenSSL's `sha256 Fingerprint=AA:BB...`."""
+    return fingerprint.rsplit("=", 1)[-1].strip().lower().removeprefix("sha256").replace(":", "")

@@ -1,0 +1,93 @@
+"""What a startup kit says of itself: whose it is, of which project, and where the server listens."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddp.data.description import BadFile, Problem
+from feddp.errors import FedDPError
+
+SERVER, CLIENT, ADMIN = KINDS = ("server", "client", "admin")
+AGAIN = "Ask the consortium for the kit anew"
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A folder with `startup/` and `local/`, as `nvflare provision` and `nvflare package` write it.
+
+    `kind` is server, client or admin; `name` the participant's; `server` the host and port it connects to.
+    """
+
+    folder: Path
+    kind: str
+    name: str
+    project: str
+    server: tuple[str, int]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Kit":
+        """Reads the kit's own configuration.
+
+        Raises:
+            FedDPError: the folder holds no kit, or its configuration cannot be read.
+        """
+        found = [kind for kind in KINDS if (folder / "startup" / f"fed_{kind}.json").exists()]
+        if len(found) != 1:
+            raise FedDPError(f"{folder} holds no startup kit; name a participant's folder below prod_00")
+        path = folder / "startup" / f"fed_{found[0]}.json"
+        said = read_json(path)
+        try:
+            return cls(folder, found[0], *_identity(found[0], said))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise BadFile(Problem(path, f"is not what FLARE wrote ({type(error).__name__}: {error})", AGAIN)) from error
+
+    @property
+    def configuration(self) -> Path:
+        return self.folder / "startup" / f"fed_{self.kind}.json"
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "startup" / "rootCA.pem"
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "startup" / ("server.crt" if self.kind == SERVER else "client.crt")
+
+    @property
+    def key(self) -> Path:
+        return self.certificate.with_suffix(".key")
+
+    def effective(self, name: str) -> Path:
+        """The file of `local/` that FLARE obeys: `name` where the hospital has written one, else what was provisioned."""
+        own = self.folder / "local" / name
+        return own if own.exists() else own.with_name(f"{name}.default")
+
+
+def _identity(kind: str, said: dict[str, Any]) -> tuple[str, str, tuple[str, int]]:
+    """Name, project, server."""
+    if kind == ADMIN:
+        admin = said["admin"]
+        return admin["username"], admin["project_name"], (admin["host"], int(admin["port"]))
+    first = said["servers"][0]
+    host, port = first["service"]["target"].rsplit(":", 1)
+    # a client behind relays is called after them: relay.site
+    name = first["admin_server"] if kind == SERVER else said["client"]["fqsn"].rsplit(".", 1)[-1]
+    return name, first["name"], (host, int(port))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object.
+
+    Raises:
+        BadFile: it is not there, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadFile(Problem(path, "is missing", AGAIN)) from None
+    except (OSError, ValueError) as error:
+        raise BadFile(Problem(path, f"cannot be read ({error})", AGAIN)) from error
+    if not isinstance(content, dict):
+        raise BadFile(Problem(path, "holds no JSON object", AGAIN))
+    return content

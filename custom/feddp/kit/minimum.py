@@ -1,0 +1,119 @@
+"""A kit's effective policy against the consortium's minimum. A hospital may edit its own files, and only ask for more."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from feddp.data.check import check as data_problems
+from feddp.data.description import BadFile, Problem
+from feddp.errors import FedDPError
+from feddp.flare.policy import SitePolicy
+from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
+from feddp.kit.kit import CLIENT, SERVER, Kit, read_json
+from feddp.provision import CODE_RIGHTS, GUARD, LOGGING
+
+REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_CLASSES.values())}
+
+
+def policy_problems(kit: Kit) -> list[Problem]:
+    """Every deviation of the server's or a site's kit from the minimum; a site's data folder is checked as well."""
+    problems: list[Problem] = []
+    for rule in (_resources, _streamers, _authorization, *([_privacy] if kit.kind == CLIENT else [])):
+        try:
+            problems += rule(kit)
+        except BadFile as bad:
+            problems.append(bad.problem)
+    return list(dict.fromkeys(problems))  # a file that cannot be read is said once
+
+
+def _resources(kit: Kit) -> list[Problem]:
+    """The allow-list is enforced, names reviewed classes alone, and no log is streamed."""
+    path = kit.effective("resources.json")
+    said = read_json(path)
+    problems = []
+    if (mode := said.get("class_list_enforcement_mode")) != "enforce":
+        remedy = 'Write "class_list_enforcement_mode": "enforce"'
+        problems.append(Problem(path, f"does not enforce the allow-list (class_list_enforcement_mode is {mode!r})", remedy))
+    listed = said.get("class_allow_list")
+    if not isinstance(listed, list):
+        problems.append(Problem(path, "has no class_allow_list, so FLARE's own wide one applies", "Put back the kit's list"))
+    else:
+        for strange in sorted({str(name) for name in listed} - REVIEWED[kit.kind]):
+            problems.append(Problem(path, f"allows {strange}, which is not a reviewed class", "Take it off class_allow_list"))
+    if said.get("allow_log_streaming") is not False:
+        problems.append(Problem(path, "lets jobs stream the site's log", 'Write "allow_log_streaming": false'))
+    return problems
+
+
+def _streamers(kit: Kit) -> list[Problem]:
+    """No component of FLARE's that carries logs, in any of the files that FLARE reads components from."""
+    extra = [p for part in ("startup", "local") for p in sorted((kit.folder / part).glob("*_resources.json"))]
+    problems = []
+    for path in (kit.effective("resources.json"), *extra):
+        for component in read_json(path).get("components", []):
+            if isinstance(component, Mapping) and str(component.get("path", "")).startswith(LOGGING):
+                what = f"has the component {component.get('id')}, which carries logs past every filter"
+                problems.append(Problem(path, what, "Remove it from components"))
+    return problems
+
+
+def _authorization(kit: Kit) -> list[Problem]:
+    """Nobody brings code of his own. As FLARE reads it: a role's rule for everything stands for each right."""
+    path = kit.effective("authorization.json")
+    roles = read_json(path).get("permissions")
+    if not isinstance(roles, Mapping) or not roles:
+        return [Problem(path, "has no permissions", "Put back the kit's file")]
+    problems = []
+    for role, rights in roles.items():
+        for right in CODE_RIGHTS:
+            rule = rights
+            if isinstance(rights, Mapping):
+                rule = {str(name).strip().lower(): value for name, value in rights.items()}.get(right, "none")
+            if not _nobody(rule):
+                remedy = f'Write "{right}": "none" for {role}, among rights that are named one by one'
+                problems.append(Problem(path, f"lets {role} bring code of their own ({right}: {rule!r})", remedy))
+    return problems
+
+
+def _nobody(rule: Any) -> bool:
+    """Whether every condition is FLARE's "none"; a rule of exceptions alone ("not ...") lets all others in."""
+    conditions = rule if isinstance(rule, list) else [rule]
+    return bool(conditions) and all(str(condition).strip().lower() in ("none", "no") for condition in conditions)
+
+
+def _privacy(kit: Kit) -> list[Problem]:
+    """The guard stands in every scope, our jobs' scope is there, and its properties and data are sound."""
+    path = kit.folder / "local" / "privacy.json"
+    if not path.exists():
+        what = "is missing: FLARE would accept every scope, with no filter"
+        return [Problem(path, what, "Put back the kit's file (the README, 'A hospital's policy')")]
+    scopes = read_json(path).get("scopes")
+    scopes = [scope for scope in scopes if isinstance(scope, Mapping)] if isinstance(scopes, list) else []
+    problems = []
+    if SCOPE not in [scope.get("name") for scope in scopes]:
+        problems.append(Problem(path, f"has no scope {SCOPE}, under which our jobs run", f"Add a scope of the name {SCOPE}"))
+    for scope in scopes:
+        filters = scope.get("task_result_filters")
+        if not any(_guards(entry) for entry in (filters if isinstance(filters, list) else [])):
+            what = f"scope {scope.get('name')} does not put the guard on what leaves"
+            problems.append(Problem(path, what, f'Add {{"path": "{GUARD}"}} to its task_result_filters'))
+        problems += _site(kit, path, scope)
+    return problems
+
+
+def _guards(entry: Any) -> bool:
+    """A filter of ours on outgoing results, which is where FLARE puts one that names no direction."""
+    if not isinstance(entry, Mapping) or entry.get("path") != GUARD:
+        return False
+    return str(entry.get("direction") or "out").lower() in ("out", "inout")
+
+
+def _site(kit: Kit, path: Path, scope: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with a scope's properties, or with the data that they name."""
+    try:
+        policy = SitePolicy.of(kit.name, scope.get("properties"), simulated=False)
+    except FedDPError as error:
+        return [Problem(path, f"scope {scope.get('name')}: {error}", "See the README, 'A hospital's policy'")]
+    if not (policy.data / "dataset.json").exists():
+        return [Problem(policy.data, "is not a site's folder: it has no dataset.json", f"Name the folder as `data` in {path}")]
+    return data_problems(policy.data)

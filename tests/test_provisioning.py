@@ -1,0 +1,339 @@
+"""provisioning/: every command of its README runs, kits hold exactly our policy, and `feddp kit check` finds each deviation."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import NameOID
+from typer.testing import CliRunner
+
+from feddp.cli import app
+from feddp.data.check import check as data_check
+from feddp.errors import FedDPError
+from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
+from feddp.kit.check import check
+from feddp.kit.renew import forget
+
+FOLDER = Path(__file__).parents[1] / "provisioning"
+PEOPLE = {"admin@consortium.org", "lead@consortium.org", "member@consortium.org"}
+PEOPLE |= {f"admin@hospital-{letter}.org" for letter in "abcd"}
+HOSPITALS = {f"hospital-{letter}" for letter in "abcd"}
+SERVER = "server.example.org"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny_root):
+    """What the README's commands leave, run one after the other as they stand there; /data/site is a real site's folder."""
+    folder = tmp_path_factory.mktemp("consortium") / "provisioning"
+    shutil.copytree(FOLDER, folder)
+    for path in folder.glob("*.yml"):
+        path.write_text(path.read_text().replace("/data/site", str(tiny_root / "site-1")))
+    commands = re.findall(r"^    (\S.*)$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    assert len(commands) == 19
+    env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    script = "\n".join(["set -eu", *commands])
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture
+def kit(made, tmp_path):
+    """A copy of hospital-a's kit, to be spoilt."""
+    return Path(shutil.copytree(made / "kits/feddp/prod_00/hospital-a", tmp_path / "kit"))
+
+
+def said(kit: Path, *options: str) -> list[str]:
+    """What `feddp kit check` prints; its exit code is 2 just where something is wrong."""
+    done = CliRunner().invoke(app, ["kit", "check", "--offline", *options, str(kit)])
+    lines = done.output.splitlines()
+    assert done.exit_code == (0 if lines[0].endswith("may start") else 2), done.output
+    return lines
+
+
+def edit(kit: Path, name: str, change) -> None:
+    """The hospital's own file, made from the one in force."""
+    own = kit / "local" / name
+    content = json.loads((own if own.exists() else own.with_name(f"{name}.default")).read_text())
+    own.write_text(json.dumps(change(content) or content))
+
+
+def local(kit: Path, name: str) -> dict:
+    return json.loads((kit / "local" / name).read_text())
+
+
+def pem(path: Path):
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+# what is provisioned
+
+
+def test_there_is_a_kit_for_everyone(made):
+    first, third = made / "kits/feddp/prod_00", made / "kits/feddp/prod_02"
+    assert {path.name for path in first.iterdir()} == {SERVER} | HOSPITALS | PEOPLE
+    assert {path.name for path in third.iterdir()} == {SERVER, "hospital-e"} | HOSPITALS | PEOPLE
+
+
+def test_the_roles_are_in_the_certificates(made):
+    def role(name):
+        subject = pem(made / "kits/feddp/prod_00" / name / "startup/client.crt").subject
+        return subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)[0].value
+
+    assert role("admin@consortium.org") == "project_admin"
+    assert role("lead@consortium.org") == "lead"
+    assert role("member@consortium.org") == "member"
+    assert {role(f"admin@{hospital}.org") for hospital in HOSPITALS} == {"org_admin"}
+
+
+@pytest.mark.parametrize("where", ["kits/feddp/prod_00", "own/feddp/prod_00"])
+def test_local_holds_our_policy_and_nothing_wider(made, tiny_root, where):
+    """The allow-list is our jobs' classes to the letter; both ways of provisioning write the same."""
+    for name, classes in ((SERVER, SERVER_CLASSES), ("hospital-a", SITE_CLASSES)):
+        resources = local(made / where / name, "resources.json.default")
+        assert resources["class_allow_list"] == sorted(classes.values())
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert resources["allow_log_streaming"] is False
+        assert not [c for c in resources["components"] if "logging" in c["path"]]
+        rights = local(made / where / name, "authorization.json.default")["permissions"]
+        assert {role: r.get("submit_job", "none") for role, r in rights.items()} == {
+            "project_admin": "any",
+            "lead": "any",
+            "org_admin": "none",
+            "member": "none",
+        }
+        assert {role: r.get("byoc", "none") for role, r in rights.items()} == dict.fromkeys(rights, "none")
+        assert {role: r.get("operate", "none") for role, r in rights.items()} == {
+            "project_admin": "o:site",
+            "lead": "none",
+            "org_admin": "o:site",
+            "member": "none",
+        }
+    assert local(made / where / "hospital-a", "privacy.json") == {
+        "scopes": [
+            {
+                "name": "feddp",
+                "properties": {"data": str(tiny_root / "site-1"), "device": "cuda:0", "consent": ["calibration"]},
+                "task_result_filters": [{"path": "feddp.flare.filters.PrivateTensorGuard", "args": {}}],
+            }
+        ]
+    }
+
+
+def test_gpus_and_their_memory_come_from_the_project_file(made):
+    def manager(name):
+        components = local(made / "kits/feddp/prod_00" / name, "resources.json.default")["components"]
+        args = next(c["args"] for c in components if c["id"] == "resource_manager")
+        return args["num_of_gpus"], args["mem_per_gpu_in_GiB"]
+
+    assert (manager("hospital-a"), manager("hospital-c"), manager("hospital-d")) == ((1, 16), (1, 40), (0, 0))
+
+
+def test_renewal_makes_one_new_certificate_and_keeps_the_others(made):
+    old, new = (made / "kits/feddp" / prod for prod in ("prod_00", "prod_01"))
+    assert pem(old / "hospital-a/startup/client.crt") != pem(new / "hospital-a/startup/client.crt")
+    for name in (HOSPITALS | PEOPLE) - {"hospital-a"}:
+        assert pem(old / name / "startup/client.crt") == pem(new / name / "startup/client.crt")
+    assert pem(old / "hospital-a/startup/rootCA.pem") == pem(new / "hospital-a/startup/rootCA.pem")
+
+
+def test_no_key_leaves_the_hospital(made):
+    """Nothing that travels (request and signed zip) holds the key that the kit holds; nor has the office it."""
+    key = (made / "requests/hospital-a/hospital-a.key").read_bytes()
+    secret = b"".join(key.splitlines()[1:-1])[:200]
+    for travelling in (made / "requests/hospital-a/hospital-a.request.zip", made / "hospital-a.signed.zip"):
+        shutil.unpack_archive(travelling, made / "unpacked" / travelling.stem, "zip")
+    files = [path for folder in ("unpacked", "ca") for path in (made / folder).rglob("*") if path.is_file()]
+    assert len(files) >= 8
+    assert not [path for path in files if secret in path.read_bytes().replace(b"\n", b"")]
+    assert secret in key.replace(b"\n", b""), "the control"
+
+
+def test_a_participant_that_nobody_knows_is_not_renewed(made):
+    with pytest.raises(FedDPError, match="no certificate of hospital-x; there are .*hospital-a"):
+        forget(made / "kits/feddp/state/cert.json", "hospital-x")
+
+
+# the check
+
+
+@pytest.mark.parametrize("name", [SERVER, "hospital-a", "lead@consortium.org"])
+def test_a_kit_as_provisioned_may_start(made, name):
+    assert said(made / "kits/feddp/prod_00" / name)[0].endswith(f"{name} of project feddp may start")
+
+
+def self_signed(name: str):
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    return key, signed(name, name, key, key)
+
+
+def signed(name: str, issuer: str, key, by, days: tuple[int, int] = (-1, 1)):
+    """A certificate for `key`, valid between two numbers of days from now."""
+    now = datetime.now(timezone.utc)
+    subject, of = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (name, issuer))
+    builder = x509.CertificateBuilder(of, subject, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now + timedelta(days[0])).not_valid_after(now + timedelta(days[1]))
+    return builder.sign(by, hashes.SHA256())
+
+
+def put(path: Path, certificate=None, key=None) -> None:
+    if certificate is not None:
+        path.write_bytes(certificate.public_bytes(Encoding.PEM))
+    else:
+        path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
+
+
+@pytest.mark.parametrize(("days", "words"), [((-9, -2), "expired on"), ((2, 9), "is not valid before")])
+def test_a_certificate_out_of_its_time(made, kit, days, words):
+    """From the project's own root and for the kit's own key: nothing else is wrong with it."""
+    root = json.loads((made / "kits/feddp/state/cert.json").read_text())["root_pri_key"]
+    own = load_pem_private_key((kit / "startup/client.key").read_bytes(), None)
+    root = load_pem_private_key(root.encode(), None)
+    put(kit / "startup/client.crt", signed("hospital-a", "feddp", own, root, days))
+    (line,) = said(kit)
+    assert line.startswith(f"{kit}/startup/client.crt: {words} ")
+
+
+def test_anothers_key(made, kit):
+    shutil.copy(made / "kits/feddp/prod_00/hospital-b/startup/client.key", kit / "startup/client.key")
+    assert said(kit) == [f"{kit}/startup/client.key: is not the key of client.crt. Put back the key it was issued for."]
+
+
+def test_anothers_certificate_and_key(made, kit):
+    for name in ("client.key", "client.crt"):
+        shutil.copy(made / "kits/feddp/prod_00/hospital-b/startup" / name, kit / "startup" / name)
+    (line,) = said(kit)
+    assert "is hospital-b's, and the kit is hospital-a's" in line
+
+
+def test_another_root_of_the_same_name(kit):
+    put(kit / "startup/rootCA.pem", self_signed("feddp")[1])
+    (line,) = said(kit)
+    assert "client.crt: was not issued by rootCA.pem" in line
+
+
+def test_another_projects_certificate(kit):
+    """Its name and its key are right; the root that signed it is another's."""
+    by, _ = self_signed("other")
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    put(kit / "startup/client.crt", signed("hospital-a", "other", key, by))
+    put(kit / "startup/client.key", key=key)
+    (line,) = said(kit)
+    assert "client.crt: was not issued by rootCA.pem" in line
+
+
+def test_another_projects_certificate_key_and_root(made, kit):
+    """All three fit each other: the root's name gives it away, and where that is the same, the fingerprint."""
+    fingerprint = "SHA256:" + pem(kit / "startup/rootCA.pem").fingerprint(hashes.SHA256()).hex(":").upper()
+    assert said(kit, "--fingerprint", fingerprint)[0].endswith("may start")
+    for project, options, words in (
+        ("other", [], "is the root of project other, and the kit is of feddp"),
+        ("feddp", ["--fingerprint", fingerprint], "is another root than the consortium's"),
+    ):
+        by, root = self_signed(project)
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        put(kit / "startup/client.crt", signed("hospital-a", project, key, by))
+        put(kit / "startup/client.key", key=key)
+        put(kit / "startup/rootCA.pem", root)
+        (line,) = said(kit, *options)
+        assert words in line
+
+
+def _second_scope(privacy):
+    privacy["scopes"].append({**privacy["scopes"][0], "name": "research", "task_result_filters": []})
+
+
+def _inwards(privacy):
+    privacy["scopes"][0]["task_result_filters"][0]["direction"] = "in"
+
+
+STREAMER = {"id": "x", "path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer", "args": {}}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("privacy.json", lambda p: p["scopes"][0].pop("task_result_filters") and None, "scope feddp does not put the guard"),
+        ("privacy.json", _inwards, "scope feddp does not put the guard"),
+        ("privacy.json", _second_scope, "scope research does not put the guard"),
+        ("privacy.json", lambda p: p.update(scopes=[]), "has no scope feddp"),
+        ("privacy.json", lambda p: p["scopes"][0]["properties"].update(consent="all"), "privacy.json's consent is 'all'"),
+        ("privacy.json", lambda p: p["scopes"][0]["properties"].update(data="/nowhere"), "/nowhere: is not a site's folder"),
+        ("authorization.json", lambda a: a["permissions"]["lead"].update(byoc="any"), "lets lead bring code"),
+        ("authorization.json", lambda a: a["permissions"]["lead"].update(byoc=["not n:eve@x.org"]), "lets lead bring code"),
+        ("authorization.json", lambda a: a["permissions"]["lead"].update({"server-predeployed-flwr": "any"}), "lets lead"),
+        ("authorization.json", lambda a: a.pop("permissions") and None, "has no permissions"),
+        ("resources.json", lambda r: r["class_allow_list"].append("nvflare."), "allows nvflare., which is not a reviewed"),
+        ("resources.json", lambda r: r["class_allow_list"].append("*"), "allows *, which is not a reviewed class"),
+        ("resources.json", lambda r: r.pop("class_allow_list") and None, "FLARE's own wide one applies"),
+        ("resources.json", lambda r: r.update(class_list_enforcement_mode="warn"), "does not enforce the allow-list"),
+        ("resources.json", lambda r: r.update(allow_log_streaming=True), "lets jobs stream the site's log"),
+        ("resources.json", lambda r: r["components"].append(STREAMER), "which carries logs past every filter"),
+    ],
+)
+def test_a_policy_below_the_minimum_is_one_line(kit, name, change, words):
+    """The hospital's own file counts, beside the untouched default."""
+    edit(kit, name, change)
+    (line,) = said(kit)
+    assert words in line
+    assert line.endswith(".")
+
+
+def test_a_role_for_which_all_is_allowed_may_bring_code_too(kit):
+    """FLARE's own default for project_admin is "any": both rights follow from it."""
+    edit(kit, "authorization.json", lambda a: a["permissions"].update(project_admin="any"))
+    assert [re.search(r"\((.*?):", line)[1] for line in said(kit)] == ["byoc", "server-predeployed-flwr"]
+
+
+def test_a_streamer_in_a_file_of_its_own_is_found(kit):
+    (kit / "local/x__j_resources.json").write_text(json.dumps({"components": [STREAMER]}))
+    (line,) = said(kit)
+    assert line.startswith(f"{kit}/local/x__j_resources.json: has the component x")
+
+
+@pytest.mark.parametrize("name", ["privacy.json", "resources.json.default", "authorization.json.default"])
+def test_a_missing_policy(kit, name):
+    (kit / "local" / name).unlink()
+    (line,) = said(kit)
+    assert line.startswith(f"{kit}/local/{name}: is missing")
+
+
+def test_every_deviation_is_said_at_once(kit):
+    edit(kit, "resources.json", lambda r: r.update(allow_log_streaming=True, class_list_enforcement_mode="warn"))
+    (kit / "local/privacy.json").unlink()
+    (kit / "startup/client.key").unlink()
+    assert len(said(kit)) == 4
+
+
+def test_the_data_are_checked(kit, tiny_root, tmp_path):
+    data = Path(shutil.copytree(tiny_root / "site-1", tmp_path / "data"))
+    next((data / "images").iterdir()).unlink()
+    edit(kit, "privacy.json", lambda p: p["scopes"][0]["properties"].update(data=str(data)))
+    assert said(kit) == [str(problem) for problem in data_check(data)] != []
+
+
+def test_the_server_is_reached_or_not(kit):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        path = kit / "startup/fed_client.json"
+        path.write_text(path.read_text().replace(f"{SERVER}:8002", f"127.0.0.1:{port}"))
+        assert check(kit)[1] == []
+    (problem,) = check(kit)[1]
+    assert f"the server 127.0.0.1:{port} does not answer" in str(problem)
+    assert check(kit, offline=True)[1] == []
+
+
+def test_a_folder_that_is_no_kit(tmp_path):
+    with pytest.raises(FedDPError, match="holds no startup kit"):
+        check(tmp_path)
