@@ -1,4 +1,4 @@
-"""Every method's exported job in FLARE's simulator: the same bits as the plain loop, also when no process remembers."""
+"""Every method's exported job in FLARE's simulator: the plain loop's bits. Several stages: test_methods_by_process."""
 
 import json
 import os
@@ -7,25 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from driven import drive
+from in_flare import SEVERAL, SITES, check_same_bits, request_for
 from safetensors.torch import load_file
 
 from feddp.methods import METHODS
 from feddp.run import session
-from feddp.run.session import Request
 from feddp.run.simulator import simulator
 
 README = Path(__file__).parent.parent / "README.md"
-SITES = ("site-1", "site-2")
-# more than one stage or phase: one thread for two sites, so that FLARE starts a new process for every task
-SEVERAL = ("ditto", "fedbabu", "feddg", "fedlc", "fedrep", "finetune", "pflfe")
 # run elsewhere: feddp in test_simulator.py, fedavg in test_jobs.py; centralized has no job
 ELSEWHERE = ("centralized", "feddp", "fedavg")
-
-
-def request_for(root, out, plan, threads=None):
-    policies = {site: {"data": str(root / site), "consent": ["calibration", "spectra"]} for site in SITES}
-    return Request(plan, policies, out, threads)
 
 
 def test_every_method_is_run_somewhere():
@@ -33,26 +24,9 @@ def test_every_method_is_run_somewhere():
     assert {*SEVERAL, *ELSEWHERE, *others} == set(METHODS)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ELSEWHERE])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in (*ELSEWHERE, *SEVERAL)])
 def test_an_exported_job_runs_to_the_same_bits_as_the_plain_loop(tiny_root, plan_for, tmp_path, method):
-    """One round, one epoch in each stage at home: every tensor of both sites' final networks, and every metric of the test.
-
-    Ditto takes two rounds, so that its personal model goes from process to process, and IGC after them, which exchanges it.
-    """
-    more = {"rounds": 2, "stages": ("train", "calibrate")} if method == "ditto" else {"rounds": 1}
-    plan = plan_for(method=method, start="last", tune_epochs=1, **more)
-    results = session.run(
-        request_for(tiny_root, tmp_path / "run", plan, threads=1 if method in SEVERAL else None), simulator, method
-    )
-    for name, site in drive(plan, tiny_root, tmp_path / "plain").items():
-        own = load_file(tmp_path / "run/sites" / name / "network.safetensors")
-        slot = site.store.read(site._latest())[0]
-        assert own.keys() == slot.keys()
-        assert all(torch.equal(own[key], slot[key]) for key in own)
-        assert results["sites"][name]["final"] == site.evaluate()["final"]
-        assert results["sites"][name].get("spectra") == ({"peers": 1} if method == "feddg" else None)
-        calibration = results["sites"][name].get("calibration")
-        assert calibration == ({"calibrated": True, "peers": 1, "tuned": True} if method in ("fedlc", "ditto") else None)
+    check_same_bits(method, tiny_root, plan_for, tmp_path)
 
 
 def readme_package() -> tuple[str, str]:

@@ -1,0 +1,37 @@
+"""A method's exported job in FLARE's simulator, against the plain loop."""
+
+import torch
+from driven import drive
+from safetensors.torch import load_file
+
+from feddp.run import session
+from feddp.run.session import Request
+from feddp.run.simulator import simulator
+
+SITES = ("site-1", "site-2")
+# more than one stage or phase: one thread for two sites, so that FLARE starts a new process for every task
+SEVERAL = ("ditto", "fedbabu", "feddg", "fedlc", "fedrep", "finetune", "pflfe")
+
+
+def request_for(root, out, plan, threads=None):
+    policies = {site: {"data": str(root / site), "consent": ["calibration", "spectra"]} for site in SITES}
+    return Request(plan, policies, out, threads)
+
+
+def check_same_bits(method, root, plan_for, folder, threads=None):
+    """One round, one epoch in each stage at home: every tensor of both sites' final networks, and every metric of the test.
+
+    Ditto takes two rounds, so that its personal model goes from process to process, and IGC after them, which exchanges it.
+    """
+    more = {"rounds": 2, "stages": ("train", "calibrate")} if method == "ditto" else {"rounds": 1}
+    plan = plan_for(method=method, start="last", tune_epochs=1, **more)
+    results = session.run(request_for(root, folder / "run", plan, threads), simulator, method)
+    for name, site in drive(plan, root, folder / "plain").items():
+        own = load_file(folder / "run/sites" / name / "network.safetensors")
+        slot = site.store.read(site._latest())[0]
+        assert own.keys() == slot.keys()
+        assert all(torch.equal(own[key], slot[key]) for key in own)
+        assert results["sites"][name]["final"] == site.evaluate()["final"]
+        assert results["sites"][name].get("spectra") == ({"peers": 1} if method == "feddg" else None)
+        calibration = results["sites"][name].get("calibration")
+        assert calibration == ({"calibrated": True, "peers": 1, "tuned": True} if method in ("fedlc", "ditto") else None)
