@@ -36,11 +36,16 @@ SERVER = "server.example.org"
 def made(tmp_path_factory, tiny_root):
     """What the README's commands leave, run one after the other as they stand there; /data/site is a real site's folder."""
     folder = tmp_path_factory.mktemp("consortium") / "provisioning"
+    (folder.parent / "kept").mkdir()
+
+    def at_home(text):
+        return text.replace("/data/site", str(tiny_root / "site-1")).replace(": /data/kept", f": {folder.parent / 'kept'}")
+
     shutil.copytree(FOLDER, folder)
-    for path in folder.glob("*.yml"):
-        path.write_text(path.read_text().replace("/data/site", str(tiny_root / "site-1")))
-    commands = re.findall(r"^    (\S.*)$", (FOLDER / "README.md").read_text(), re.MULTILINE)
-    assert len(commands) == 19
+    for path in folder.rglob("*.yml"):
+        path.write_text(at_home(path.read_text()))
+    commands = re.findall(r"^    (\S.*)$", at_home((FOLDER / "README.md").read_text()), re.MULTILINE)
+    assert len(commands) == 33
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "\n".join(["set -eu", *commands])
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False)

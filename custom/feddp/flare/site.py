@@ -1,5 +1,6 @@
 """The site component: one `Site` shared by a job's executors, its filters, and nobody else."""
 
+import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from torch import nn
@@ -64,11 +65,14 @@ class SiteComponent(FLComponent):
     def files(fl_ctx: FLContext, job: str) -> Path:
         """Where this site's own files of a job lie: under its workspace, which the server does not read.
 
+        In a container the workspace ends with the job; there the site says where, by FLARE's own NVFL_RESULT_ROOT.
+
         Raises:
             FedDPError: the id would lead elsewhere.
         """
         require_job_id(job)
-        return Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()) / "feddp" / job
+        root = os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT)
+        return Path(root or fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()) / "feddp" / job
 
     def open(self, fl_ctx: FLContext, abort_signal: Signal) -> Site:
         """The site, opened once a process; `abort_signal` stops whatever it does."""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from feddp.data.description import Problem
 from feddp.kit.certificates import certificate_problems
-from feddp.kit.kit import ADMIN, SERVER, Kit
+from feddp.kit.containers import KUBERNETES, runtime
+from feddp.kit.kit import ADMIN, CLIENT, SERVER, Kit
 from feddp.kit.minimum import policy_problems
 
 PATIENCE = 5  # seconds for the server to take a connection
@@ -28,6 +29,12 @@ def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -
     if kit.kind != SERVER and not offline:
         problems += _reach(kit)
     return kit, problems
+
+
+def unseen(kit: Kit) -> str:
+    """What the check could not see of a kit that it found nothing wrong with."""
+    in_the_cluster = kit.kind == CLIENT and runtime(kit) == KUBERNETES
+    return "; its data, in a volume of the cluster, were not looked at" if in_the_cluster else ""
 
 
 def _reach(kit: Kit) -> list[Problem]:

@@ -18,13 +18,14 @@ def check(
 ) -> None:
     """Say everything that is wrong with certificate, policy, data and connection, one line each; exit 2 if anything is."""
     from feddp.kit.check import check as find_problems
+    from feddp.kit.check import unseen
 
     opened, problems = find_problems(kit, offline, fingerprint)
     for problem in problems:
         typer.echo(problem)
     if problems:
         raise typer.Exit(2)
-    typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start")
+    typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from feddp.data.description import BadFile, Problem
 from feddp.errors import FedDPError
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
+from feddp.kit.containers import Containers
 from feddp.kit.kit import CLIENT, SERVER, Kit, read_json
 from feddp.provision import CODE_RIGHTS, GUARD, LOGGING
 
@@ -18,7 +19,7 @@ REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_C
 def policy_problems(kit: Kit) -> list[Problem]:
     """Every deviation of the server's or a site's kit from the minimum; a site's data folder is checked as well."""
     problems: list[Problem] = []
-    for rule in (_resources, _streamers, _authorization, *([_privacy] if kit.kind == CLIENT else [])):
+    for rule in (_resources, _streamers, _authorization, _containers, *([_privacy] if kit.kind == CLIENT else [])):
         try:
             problems += rule(kit)
         except BadFile as bad:
@@ -81,6 +82,12 @@ def _nobody(rule: Any) -> bool:
     return bool(conditions) and all(str(condition).strip().lower() in ("none", "no") for condition in conditions)
 
 
+def _containers(kit: Kit) -> list[Problem]:
+    """Where jobs run in containers, each gets an image, and what a site keeps outlives it."""
+    containers = Containers.of(kit)
+    return containers.problems(kit.kind) if containers else []
+
+
 def _privacy(kit: Kit) -> list[Problem]:
     """The guard stands in every scope, our jobs' scope is there, and its properties and data are sound."""
     path = kit.folder / "local" / "privacy.json"
@@ -114,6 +121,14 @@ def _site(kit: Kit, path: Path, scope: Mapping[str, Any]) -> list[Problem]:
         policy = SitePolicy.of(kit.name, scope.get("properties"), simulated=False)
     except FedDPError as error:
         return [Problem(path, f"scope {scope.get('name')}: {error}", "See the README, 'A hospital's policy'")]
-    if not (policy.data / "dataset.json").exists():
-        return [Problem(policy.data, "is not a site's folder: it has no dataset.json", f"Name the folder as `data` in {path}")]
-    return data_problems(policy.data)
+    containers = Containers.of(kit)
+    try:
+        data = containers.here(policy.data) if containers else policy.data
+    except BadFile as bad:
+        return [bad.problem]
+    if data is None:  # in the cluster; `feddp kit check` says that nobody looked
+        return []
+    if not (data / "dataset.json").exists():
+        named = f"`data` in {path}" if containers is None else f"a dataset's `source` in {containers.file}"
+        return [Problem(data, "is not a site's folder: it has no dataset.json", f"Name the folder as {named}")]
+    return data_problems(data)

@@ -1,0 +1,82 @@
+"""A kit prepared for containers (`nvflare deploy prepare`): what a job's container is given must fit the site's policy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvflare.apis.fl_constant import WorkspaceConstants
+from nvflare.apis.job_def import DEFAULT_STUDY
+from nvflare.app_opt.job_launcher.study_data import StudyDatasetMount
+from nvflare.app_opt.job_launcher.study_runtime import StudyRuntime, load_study_runtime_file
+
+from feddp.data.description import BadFile, Problem
+from feddp.kit.kit import CLIENT, Kit, read_json
+
+DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
+LAUNCHERS = {f"nvflare.app_opt.job_launcher.{runtime}_launcher.": runtime for runtime in (DOCKER, KUBERNETES)}
+RESULTS = WorkspaceConstants.ENV_VAR_RESULT_ROOT
+SEE = "See provisioning/README.md, 'Site images'"
+
+
+def runtime(kit: Kit) -> str | None:
+    """What the kit's jobs run in: `DOCKER`, `KUBERNETES`, or None for processes beside the parent's."""
+    components = read_json(kit.effective("resources.json")).get("components", [])
+    paths = [str(component.get("path", "")) for component in components if isinstance(component, Mapping)]
+    return next((name for prefix, name in LAUNCHERS.items() if any(path.startswith(prefix) for path in paths)), None)
+
+
+@dataclass(frozen=True)
+class Containers:
+    """What the site gives the container of every job of ours: `file` says it, `given` is it."""
+
+    runtime: str
+    file: Path
+    given: StudyRuntime
+
+    @classmethod
+    def of(cls, kit: Kit) -> "Containers | None":
+        """None where the kit was not prepared for containers.
+
+        Raises:
+            BadFile: FLARE would refuse its local/study_runtime.yaml.
+        """
+        if (found := runtime(kit)) is None:
+            return None
+        file = kit.folder / "local" / "study_runtime.yaml"
+        try:
+            studies = load_study_runtime_file(str(file), launcher_mode=found)
+        except ValueError as error:
+            raise BadFile(Problem(file, f"is refused by FLARE ({error})", SEE)) from error
+        return cls(found, file, studies.get(DEFAULT_STUDY) or StudyRuntime(DEFAULT_STUDY))
+
+    def problems(self, kind: str) -> list[Problem]:
+        """No image to start a job in; at a site, what it keeps of a job lost with the job's container."""
+        problems = []
+        if not self.given.container_image:
+            remedy = f"Name it as studies.{DEFAULT_STUDY}.container.image; a job that brings its own is refused"
+            problems.append(Problem(self.file, "gives jobs no image", remedy))
+        if kind == CLIENT:
+            kept = self.given.env.get(RESULTS)
+            mount = self._mount(Path(kept)) if kept else None
+            if mount is None or mount.read_only:
+                what = f"keeps nothing of a job: {RESULTS} is {kept!r}, which is no dataset mounted for writing"
+                problems.append(Problem(self.file, what, SEE))
+            elif self.runtime == DOCKER and not Path(mount.source).is_dir():
+                problems.append(Problem(Path(mount.source), "is no folder, and jobs are to write there", "Make it"))
+        return problems
+
+    def here(self, data: Path) -> Path | None:
+        """Where the folder that jobs see as `data` lies on this machine; None: in a volume of the cluster.
+
+        Raises:
+            BadFile: no container sees it.
+        """
+        mount = self._mount(data)
+        if mount is None:
+            where = ", ".join(dataset.mount_path for dataset in self.given.datasets) or "none"
+            what = f"mounts no {data}, which privacy.json names as `data` (jobs see: {where})"
+            raise BadFile(Problem(self.file, what, SEE))
+        return Path(mount.source) / data.relative_to(mount.mount_path) if self.runtime == DOCKER else None
+
+    def _mount(self, path: Path) -> StudyDatasetMount | None:
+        return next((dataset for dataset in self.given.datasets if path.is_relative_to(dataset.mount_path)), None)
