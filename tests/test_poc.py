@@ -28,8 +28,9 @@ def poc(tmp_path_factory, plan_for):
     and takes others' models as the newcomer."""
     root = tmp_path_factory.mktemp("poc")
     synthesize(root / "data", sites=3, images=12, size=32)
-    policies = {site: {"data": str(root / "data" / site), "consent": ["calibration", "outside"]} for site in SITES[:2]}
-    policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], "private": ["query"]}
+    few = {"min_images": 1}  # two test images a site
+    policies = {site: {"data": str(root / "data" / site), "consent": ["calibration", "outside"], **few} for site in SITES[:2]}
+    policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], "private": ["query"], **few}
     with federation(Request(plan_for(), policies, root / "run")) as (kits, session):
 
         def run(name, plan, scope=jobs.SCOPE, edit=lambda folder: None, limit=240):
