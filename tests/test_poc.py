@@ -156,7 +156,10 @@ def test_a_sites_policy_stops_a_job_that_tries_and_the_others_go_on(poc, plan_fo
     refused = [e for e in events if e["event"] == "refused" and e["task"] == "train"]
     assert [e["site"] for e in refused] == ["site-3"]
     assert "TASK_RESULT_FILTER_ERROR" in refused[0]["reason"]
-    assert "tried to send 16 tensors that may not leave" in (kits / "site-3" / job.id / "log.txt").read_text()
+    for file in ("log.txt", "audit.log"):
+        said = (kits / "site-3" / job.id / file).read_text()
+        assert "egress guard stopped: site site-3: task train tried to send 16 tensors that may not leave" in said, file
+        assert "egress guard stopped" not in (kits / "site-1" / job.id / file).read_text(), file
     assert {e["site"] for e in events if e["event"] == "answer" and e["task"] == "train"} == {"site-1", "site-2"}
 
 
