@@ -175,7 +175,7 @@ def test_a_run_that_shared_nothing_is_refused(run, tmp_path):
 class Hospital:
     """A site's process: its executor, and the guard of its privacy.json behind it."""
 
-    def __init__(self, name, plan, root, consent, data="nowhere", private=(), **task):
+    def __init__(self, name, plan, root, consent, data="nowhere", private=(), min_images=1, **task):
         self.name, self.root, self.component = name, root / name, SiteComponent(plan.to_json())
         task = {"job": JOB, "how": "routing", "settings": {"epochs": 1}, "score": False} | task
         self.executor = OutsideExecutor(**task)
@@ -183,7 +183,8 @@ class Hospital:
         self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
         self.fl_ctx.get_identity_name = lambda *a, **k: name
         workspace = SimpleNamespace(get_root_dir=lambda: str(self.root))
-        properties = {"data": str(data), "consent": list(consent), "private": list(private)}
+        policy = {"private": list(private), "min_images": min_images}  # two test images
+        properties = {"data": str(data), "consent": list(consent), **policy}
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "late", private=False)
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
         self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)

@@ -28,8 +28,9 @@ def poc(tmp_path_factory, plan_for):
     and takes others' models as the newcomer."""
     root = tmp_path_factory.mktemp("poc")
     synthesize(root / "data", sites=3, images=12, size=32)
-    policies = {site: {"data": str(root / "data" / site), "consent": ["calibration", "outside"]} for site in SITES[:2]}
-    policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], "private": ["query"]}
+    few = {"min_images": 1}  # two test images a site
+    policies = {site: {"data": str(root / "data" / site), "consent": ["calibration", "outside"], **few} for site in SITES[:2]}
+    policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], "private": ["query"], **few}
     with federation(Request(plan_for(), policies, root / "run")) as (kits, session):
 
         def run(name, plan, scope=jobs.SCOPE, edit=lambda folder: None, limit=240):
@@ -155,7 +156,10 @@ def test_a_sites_policy_stops_a_job_that_tries_and_the_others_go_on(poc, plan_fo
     refused = [e for e in events if e["event"] == "refused" and e["task"] == "train"]
     assert [e["site"] for e in refused] == ["site-3"]
     assert "TASK_RESULT_FILTER_ERROR" in refused[0]["reason"]
-    assert "tried to send 16 tensors that may not leave" in (kits / "site-3" / job.id / "log.txt").read_text()
+    for file in ("log.txt", "audit.log"):
+        said = (kits / "site-3" / job.id / file).read_text()
+        assert "egress guard stopped: site site-3: task train tried to send 16 tensors that may not leave" in said, file
+        assert "egress guard stopped" not in (kits / "site-1" / job.id / file).read_text(), file
     assert {e["site"] for e in events if e["event"] == "answer" and e["task"] == "train"} == {"site-1", "site-2"}
 
 

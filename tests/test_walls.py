@@ -26,12 +26,12 @@ class Engine:
         return self.component if name == "site" else None
 
 
-def context(component, task="train", consent=(), private=()):
+def context(component, task="train", consent=(), private=(), **policy):
     fl_ctx = FLContext()
     fl_ctx.get_engine = lambda *a, **k: Engine(component)
     fl_ctx.get_identity_name = lambda *a, **k: "hospital"
     fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
-    properties = {"data": "nowhere", "consent": list(consent), "private": list(private)}
+    properties = {"data": "nowhere", "consent": list(consent), "private": list(private), **policy}
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
     return fl_ctx
 
@@ -49,7 +49,7 @@ def state(component):
 
 
 def leak(state, **scalars):
-    return messages.pack(state, round=0, loss=1.0, **scalars)
+    return messages.pack(state, round=0, samples=8.0, **scalars)
 
 
 def bytes_of(message):
@@ -72,7 +72,7 @@ def test_the_jobs_filter_strips_what_an_executor_leaks(component, state):
         assert state[name].numpy().tobytes()[:64] in filtered
     kept, scalars = messages.unpack(message)
     assert kept.keys() == state.keys()
-    assert scalars == {"round": 0, "loss": 1.0}
+    assert scalars == {"round": 0, "samples": 8.0}
 
 
 def test_the_jobs_filter_leaves_a_clean_result_alone(component, state):
@@ -91,7 +91,7 @@ def test_the_guard_lets_a_clean_result_pass(component, state):
     tensors, scalars = messages.unpack(PrivateTensorGuard().process(leak(shared), context(component)))
     assert tensors.keys() == shared.keys()
     assert all(torch.equal(tensors[name], shared[name]) for name in shared)
-    assert scalars == {"round": 0, "loss": 1.0}
+    assert scalars == {"round": 0, "samples": 8.0}
 
 
 def _riding(state, component, **extra):
@@ -161,11 +161,12 @@ def test_the_guard_lets_no_text_out_among_the_scalars(component, text):
         PrivateTensorGuard().process(messages.pack(**{"Jane Doe": 1.0}), context(component))
 
 
-def test_the_guard_lets_a_volumes_means_out_and_no_case(component):
+def test_the_guard_lets_a_volumes_means_out_and_no_case(component, tiny_root):
     """Beside the means of images, those of cases; a case by its name, or its name as a text, never."""
     summary = {"dice": {"mean": 0.5, "std": 0.1, "n": 2}, "iou": {"mean": 0.4, "std": 0.1, "n": 2}}
     volumes = {"before_calibration": summary, "final": summary}
-    sent = PrivateTensorGuard().process(messages.pack(volumes=volumes), context(component, "evaluate"))
+    policy = {"data": str(tiny_root / "site-1"), "min_images": 1}  # one case, of two slices
+    sent = PrivateTensorGuard().process(messages.pack(volumes=volumes), context(component, "evaluate", **policy))
     assert messages.unpack(sent)[1] == {"volumes": volumes}
     for leak in ({"Case07": 0.5}, {"final": {"Case07": summary["dice"]}}):
         with pytest.raises(FedDPError, match="'Case07' among its scalars"):
@@ -202,6 +203,13 @@ def test_without_a_policy_a_site_refuses(component):
         ({"data": "x", "consent": ["everything"]}, "everything"),
         ({"data": "x", "private": "head"}, "private is 'head'"),
         ({"data": "x", "threads": "many"}, "threads is 'many'"),
+        ({"data": "x", "threads": True}, "threads is True"),
+        ({"data": "x", "min_images": 0}, "min_images is 0; write a number of images, at least 1"),
+        ({"data": "x", "min_images": "5"}, "min_images is '5'"),
+        ({"data": "x", "spectra": -1}, "spectra is -1; write a number of training images, at least 0"),
+        ({"data": "x", "methods": ["feddp", "magic"]}, r"methods is \['feddp', 'magic'\]; write a list of centralized, ditto"),
+        ({"data": "x", "methods": "feddp"}, "methods is 'feddp'"),
+        ({"data": "x", "consent": [["calibration"]]}, "consent is"),
     ],
 )
 def test_a_wrong_policy_is_refused_by_name(component, properties, message):

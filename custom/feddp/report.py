@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from feddp.methods.results import VOLUMES, WHEN
+from feddp.methods.results import VOLUMES, WHEN, WITHHELD
 
 
 def write_markdown(results: Mapping[str, Any]) -> str:
@@ -26,6 +26,7 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         " of mask and prediction is empty counts with the image's diagonal as its distance.",
         f"Stage 1 handed on round {results['start_round']} (best by mean validation IoU: {results['best_round']}).",
     ]
+    lines += _withheld(results)
     for site in sites:
         styles = results["sites"][site].get("spectra")
         if styles is not None:
@@ -43,7 +44,7 @@ def write_markdown(results: Mapping[str, Any]) -> str:
     lines += [f"**{site} is missing**: {reason}" for site, reason in sorted(results["missing"].items())]
     if VOLUMES in results["average"]:
         lines += ["", "By case, all test slices of a patient as one volume (± over a site's test cases):", ""]
-        cases = {column: part[VOLUMES] for column, part in parts.items()}
+        cases = {column: part.get(VOLUMES, {}) for column, part in parts.items()}
         lines += _before_and_final(cases, {"Dice (%)": ("dice", 100), "IoU (%)": ("iou", 100)})
     if results["matrix"]:
         lines += [
@@ -64,14 +65,22 @@ def table(results: Mapping[str, Any]) -> Table:
     title = f"{results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
     if results["selection"] == "test":
         title += " (optimistic: chosen on the test images)"
-    view = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1))
+    caption = "\n".join(_withheld(results)) or None
+    view = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1))
     for head in ("site", "Dice (%)\nbefore", "\nfinal", "ASSD (pix.)\nbefore", "\nfinal", "peers"):
         view.add_column(head, justify="left" if head == "site" else "right", no_wrap=True)
     for site in (*sorted(results["sites"]), "Average"):
         part = results["average"] if site == "Average" else results["sites"][site]
-        cells = [_cell(part[when], *what) for what in (("dice", 100), ("assd", 1)) for when in ("before_calibration", "final")]
+        cells = [_cell(part.get(when), *what) for what in (("dice", 100), ("assd", 1)) for when in WHEN]
         view.add_row(site, *cells, str(part.get("calibration", {}).get("peers", "")), end_section=site == max(results["sites"]))
     return view
+
+
+def _withheld(results: Mapping[str, Any]) -> list[str]:
+    """Why a site has no numbers."""
+    least = {site: found[WITHHELD] for site, found in sorted(results["sites"].items()) if WITHHELD in found}
+    why = "its policy withholds what is measured over fewer than"
+    return [f"{site}: {why} {number} test images or cases." for site, number in least.items()]
 
 
 def _before_and_final(parts: Mapping[str, Any], metrics: Mapping[str, tuple[str, float]]) -> list[str]:
@@ -79,10 +88,12 @@ def _before_and_final(parts: Mapping[str, Any], metrics: Mapping[str, tuple[str,
     heads = [f"{head} {column}" for head in metrics for column in parts]
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for when in WHEN:
-        cells = [_cell(part[when], *what) for what in metrics.values() for part in parts.values()]
+        cells = [_cell(part.get(when), *what) for what in metrics.values() for part in parts.values()]
         lines.append(f"| {when.replace('_', ' ')} | " + " | ".join(cells) + " |")
     return lines
 
 
-def _cell(summary: Mapping[str, Any], metric: str, scale: float) -> str:
+def _cell(summary: Mapping[str, Any] | None, metric: str, scale: float) -> str:
+    if summary is None:
+        return WITHHELD
     return f"{scale * summary[metric]['mean']:.2f} ± {scale * summary[metric]['std']:.2f}"

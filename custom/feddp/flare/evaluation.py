@@ -7,7 +7,7 @@ from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.stage import Answer, Stage
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
-from feddp.methods.results import VOLUMES, WHEN, gathered
+from feddp.methods.results import VOLUMES, WHEN, WITHHELD, gathered
 from feddp.training.metrics import METRICS
 from feddp.training.volumes import VOLUME_METRICS
 
@@ -21,14 +21,14 @@ class Evaluation(Stage):
         persistor = self.persistor
         sites = {site: self._site(site, answer) for site, answer in answers.items()}
         missing = {s: persistor.lost.get(s, f"site {s} did not evaluate") for s in sorted(everyone - sites.keys())}
-        matrix = {site: self._row(site, answer) for site, answer in answers.items() if answer.scalars["peers"]}
+        matrix = {site: self._row(site, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
         nbytes = {"shared": persistor.shared_spec.nbytes, "personal": persistor.personal_spec.nbytes}
         results = gathered(self.plan, sites, persistor.start_round, persistor.best_round, missing, matrix, nbytes)
         persistor.write_results(self.fl_ctx, results)
         self.progress("done")
 
     def _site(self, site: str, answer: Answer) -> dict[str, Any]:
-        result = {name: answer.scalars[name] for name in (*WHEN, VOLUMES) if name in answer.scalars}
+        result = {name: answer.scalars[name] for name in (*WHEN, VOLUMES, WITHHELD) if name in answer.scalars}
         if SPECTRA in self.plan.stages:
             result["spectra"] = {"peers": len(self.persistor.styles.get(site, []))}
         if {HEADS, CALIBRATE} & set(self.plan.stages):
@@ -43,9 +43,10 @@ class Evaluation(Stage):
 
 
 def _check(site: str, answer: Answer) -> None:
-    peers = answer.scalars.get("peers")
-    whole = all(is_whole(answer.scalars.get(when), METRICS) for when in WHEN)
-    whole &= isinstance(peers, dict) and all(is_whole(summary, METRICS) for summary in peers.values())
+    peers, whole = answer.scalars.get("peers"), True
+    if WITHHELD not in answer.scalars or {*WHEN, "peers"} & answer.scalars.keys():  # the tables of images come together
+        whole = all(is_whole(answer.scalars.get(when), METRICS) for when in WHEN)
+        whole &= isinstance(peers, dict) and all(is_whole(summary, METRICS) for summary in peers.values())
     if VOLUMES in answer.scalars:  # of a site whose images are slices
         volumes = answer.scalars[VOLUMES]
         whole &= isinstance(volumes, dict) and volumes.keys() == set(WHEN)

@@ -10,6 +10,7 @@ from nvflare.apis.signal import Signal
 
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
+from feddp.flare.audit import audit
 from feddp.flare.policy import CALIBRATION, SPECTRA
 from feddp.flare.site import SiteComponent, site_component
 from feddp.methods import spectra
@@ -30,6 +31,7 @@ class TaskExecutor(Executor):
         except Exception as error:  # whatever it is, its text may hold paths and names: the server sees a return code
             message = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
             component.store(fl_ctx).record("error", task=task_name, message=message)
+            audit(fl_ctx, f"task failed: {message if isinstance(error, FedDPError) else type(error).__name__}")
             self.log_exception(fl_ctx, f"task {task_name}: {message}", fire_event=False)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 

@@ -1,7 +1,9 @@
 """Two filters over one rule: the job's strips private tensors from what is sent, the site's lets pass what may leave."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -9,11 +11,13 @@ from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
 from feddp.errors import FedDPError
-from feddp.flare import messages
-from feddp.flare.policy import CALIBRATION, OUTSIDE, SPECTRA
-from feddp.flare.site import site_component
+from feddp.flare import messages, numbers
+from feddp.flare.audit import audit
+from feddp.flare.policy import CALIBRATION, OUTSIDE, SPECTRA, SitePolicy
+from feddp.flare.site import SiteComponent, site_component
 from feddp.methods import base, spectra
 from feddp.methods.aggregation import Spec
+from feddp.methods.results import WITHHELD
 from feddp.partition import select
 
 # the consent without which no tensor leaves in a task
@@ -23,6 +27,7 @@ NEEDS = {
     messages.COLLECT_HEADS: CALIBRATION,
     messages.GIVE_MODEL: OUTSIDE,
 }
+CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 
 
 class StripPrivate(Filter):
@@ -47,57 +52,81 @@ class StripPrivate(Filter):
 class PrivateTensorGuard(Filter):
     """For a site's privacy.json: whatever the job, what leaves is the tensors that its task may send, and known numbers.
 
-    A training result may hold shared tensors, a collection the ones that are exchanged (FedLC's: the head; FedDG's: the centres
-    of amplitude spectra, nothing larger), and only with consent; what is given to a hospital outside is exactly a whole
-    network, with consent to that. A role that the site's policy names in `private` leaves in none of them. The message is
-    written anew, so nothing rides along with it.
+    A training result holds exactly the shared tensors, a collection exactly the ones that are exchanged (FedLC's: the head;
+    FedDG's: the centres of amplitude spectra, nothing larger), and only with consent; what is given to a hospital outside is
+    exactly a whole network, with consent to that. A role that the site's policy names in `private` leaves in none of them. Of
+    what is measured over fewer images than the policy's `min_images`, the answer says only that it is withheld. The message is
+    written anew, so nothing rides along with it; what is stopped or withheld is in the site's log and in its audit file.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        code = shareable.get_return_code(ReturnCode.OK)
-        if code != ReturnCode.OK:
-            return make_reply(code)
-        component = site_component(fl_ctx)
-        site, task = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
-        tensors, scalars = messages.unpack(shareable)
-        policy, partition = component.policy(fl_ctx), component.partition
-        word = NEEDS.get(task)
-        if word and tensors and not policy.consents(word):
-            raise FedDPError(f"site {site}: its policy does not consent to the {word} exchange; nothing was sent")
-        allowed: tuple[str, ...] = ()
-        if task == messages.TRAIN:
-            allowed = partition.shared
-        elif task == messages.COLLECT:
-            allowed = component.plan.exchanged(partition)
-        elif task == messages.COLLECT_HEADS:
-            allowed = component.plan.heads(component.network)
-        elif task == messages.GIVE_MODEL:
-            allowed = partition.shared + partition.private
-        elif task == messages.COLLECT_SPECTRA and base.SPECTRA in component.plan.stages:
-            allowed = (spectra.AMPLITUDE,)
-        never = set().union(*(select(component.network, role) for role in policy.private))
-        if wrong := sorted(tensors.keys() - (set(allowed) - never)):
-            raise FedDPError(
-                f"site {site}: task {task} tried to send {len(wrong)} tensors that may not leave ({wrong[0]}, ...);"
-                " nothing was sent"
-            )
-        if wrong := [name for name, value in tensors.items() if not isinstance(value, Tensor)]:
-            raise FedDPError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
-        if task == messages.GIVE_MODEL and tensors:
-            Spec.of(component.network.state_dict(), allowed).check(site, tensors)
-        if task == messages.COLLECT_SPECTRA and tensors:
-            spectra.check(component.plan, site, tensors)
-        _only_known_numbers(site, task, scalars)
-        return messages.pack(tensors, **scalars)
+        try:
+            site, task = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
+            code = shareable.get_return_code(ReturnCode.OK)
+            if code not in CODES:
+                raise FedDPError(f"site {site}: task {task} tried to send a return code that is not FLARE's; nothing was sent")
+            if code != ReturnCode.OK:
+                return make_reply(code)
+            component = site_component(fl_ctx)
+            policy, plan = component.policy(fl_ctx), component.plan
+            tensors, scalars = messages.unpack(shareable)
+            sent = _tensors(site, task, tensors, component, policy)
+            said = numbers.checked(site, task, scalars, plan)
+            if few := numbers.too_few(task, said, plan, policy.data, policy.min_images):
+                what = f"{', '.join(sorted(few))}: over fewer than {policy.min_images} images or cases"
+                self._note(fl_ctx, f"withheld {what}")
+                said = {name: value for name, value in said.items() if name not in few}
+                said[WITHHELD] = policy.min_images
+            return messages.pack(sent, **said)
+        except Exception as error:  # of whatever kind: nothing was sent, and the site's own files say why
+            self._note(fl_ctx, f"stopped: {error if isinstance(error, FedDPError) else type(error).__name__}")
+            raise
+
+    def _note(self, fl_ctx: FLContext, what: str) -> None:
+        self.log_warning(fl_ctx, audit(fl_ctx, f"egress guard {what}"), fire_event=False)
 
 
-def _only_known_numbers(site: str, task: str, scalars: dict[str, Any], known: frozenset[str] = messages.SCALARS) -> None:
-    for name, value in scalars.items():
-        if known and name not in known:
-            raise FedDPError(f"site {site}: task {task} tried to send {name[:20]!r} among its scalars; nothing was sent")
-        if isinstance(value, dict):
-            # the peers' results are under the peers' names
-            _only_known_numbers(site, task, value, frozenset() if name == "peers" else messages.SCALARS)
-        elif not isinstance(value, int | float):
-            kind = type(value).__name__
-            raise FedDPError(f"site {site}: task {task} tried to send a {kind} among its scalars ({name}); nothing was sent")
+def _tensors(
+    site: str, task: str, tensors: Mapping[str, Any], component: SiteComponent, policy: SitePolicy
+) -> dict[str, Tensor]:
+    """Copies of the tensors, each with a storage of its own that holds nothing else.
+
+    Raises:
+        FedDPError: the policy does not consent, or these are not exactly the tensors that the task sends.
+    """
+    if not tensors:
+        return {}
+    word = NEEDS.get(task)
+    if word and not policy.consents(word):
+        raise FedDPError(f"site {site}: its policy does not consent to the {word} exchange; nothing was sent")
+    names = _names(task, component)
+    never = set().union(*(select(component.network, role) for role in policy.private))
+    if wrong := sorted(tensors.keys() - (set(names) - never), key=str):
+        raise FedDPError(
+            f"site {site}: task {task} tried to send {len(wrong)} tensors that may not leave ({wrong[0]}, ...);"
+            " nothing was sent"
+        )
+    # a subclass has code and attributes of its own, a sparse tensor parts that are no values
+    if wrong := [n for n, value in tensors.items() if type(value) is not Tensor or value.layout is not torch.strided]:
+        raise FedDPError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
+    if task == messages.COLLECT_SPECTRA:
+        spectra.check(component.plan, site, tensors)
+    else:
+        Spec.of(component.network.state_dict(), names).check(site, tensors)
+    return {name: tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format) for name in names}
+
+
+def _names(task: str, component: SiteComponent) -> tuple[str, ...]:
+    """The tensors that a task sends, all of them or none, where the plan has its stage."""
+    plan, partition = component.plan, component.partition
+    if task == messages.TRAIN:
+        return partition.shared
+    if task == messages.COLLECT and base.CALIBRATE in plan.stages:
+        return plan.exchanged(partition)
+    if task == messages.COLLECT_HEADS and base.HEADS in plan.stages:
+        return plan.heads(component.network)
+    if task == messages.GIVE_MODEL:
+        return partition.shared + partition.private
+    if task == messages.COLLECT_SPECTRA and base.SPECTRA in plan.stages:
+        return (spectra.AMPLITUDE,)
+    return ()

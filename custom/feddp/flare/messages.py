@@ -10,7 +10,6 @@ from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from feddp.errors import FedDPError
-from feddp.training.metrics import METRICS
 
 # the tasks, by the executor that answers them
 COLLECT_SPECTRA, TAKE_SPECTRA = "collect_spectra", "take_spectra"
@@ -19,13 +18,6 @@ COLLECT, TUNE, CALIBRATE = "collect", "tune", "calibrate"
 COLLECT_HEADS, CALIBRATE_HEADS = "collect_heads", "calibrate_heads"
 EVALUATE = "evaluate"
 JOIN, GIVE_MODEL, ADAPT = "join", "give_model", "adapt"
-
-# every number that an answer may hold, by name
-SCALARS = frozenset(METRICS) | {
-    *("round", "phase", "loss", "samples", "seconds", "consent", "iou_before", "epoch"),
-    *("before_calibration", "final", "volumes", "peers", "mean", "std", "n"),
-    *("images", "empty_masks", "loss_before", "scores"),
-}
 
 
 def register_tensors() -> None:

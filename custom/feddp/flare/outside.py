@@ -11,6 +11,7 @@ from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.evaluation import is_whole
 from feddp.flare.stage import Answer, Stage
+from feddp.methods.results import WITHHELD
 from feddp.outside.models import GLOBAL
 from feddp.training.metrics import METRICS
 from feddp.training.store import together
@@ -73,7 +74,7 @@ class Outside(Stage):
         return given, without
 
     def _results(self, answer: Answer, donors: list[str], without: dict[str, str]) -> dict[str, Any]:
-        said = {name: answer.scalars[name] for name in (*NUMBERS, *FIT, "scores") if name in answer.scalars}
+        said = {name: answer.scalars[name] for name in (*NUMBERS, *FIT, "scores", WITHHELD) if name in answer.scalars}
         return {"run": self.job, "newcomer": self.newcomer, "donors": donors, "without": without, **said}
 
 

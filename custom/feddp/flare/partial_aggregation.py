@@ -64,9 +64,19 @@ class PartialAggregation(Stage):
         by_samples = self.plan.federation.aggregation == "samples"
         return {site: answer.scalars["samples"] if by_samples else 1.0 for site, answer in answers.items()}
 
-    def _note_best(self, round: int, iou: float) -> None:
-        """`round` is the one saved last; its score comes with the answers to what was sent of it."""
-        if iou > self._best_iou:
+    def _note_best(self, round: int, iou: float | None) -> None:
+        """`round` is the one saved last; its score comes with the answers to what was sent of it.
+
+        Raises:
+            FedDPError: every site withholds its score, and the plan hands on the best round.
+        """
+        if iou is None:
+            if self.plan.start == "best":
+                raise FedDPError(
+                    "every site withholds its validation IoU, for it has fewer images than its policy's min_images,"
+                    " so no round is the best; submit the job with --set start=last"
+                )
+        elif iou > self._best_iou:
             self._best_iou, self.persistor.best_round = iou, round
             self.persistor.keep_best(self.fl_ctx)
 

@@ -8,28 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from feddp.errors import FedDPError
+from feddp.methods import METHODS, base
+from feddp.methods.plan import Plan
 from feddp.partition import ROLES
 
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 SIMULATED = "FEDDP_SIMULATED"
-KEYS = {"data", "device", "consent", "private", "threads"}
+KEYS = {"data", "device", "consent", "private", "methods", "spectra", "min_images", "threads"}
 
 
 @dataclass(frozen=True)
 class SitePolicy:
-    """Where a site's data lie, which device it gives, what it consents to.
+    """Where a site's data lie, which device it gives, which jobs it takes, what it consents to.
 
     `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs, and
     "spectra" if it does so with the centres of some training images' amplitude spectra (FedDG), and
     "outside" if it gives its finished network to a hospital that joins later, and takes those of others when it is the one; the
     job may then ask it for the mean metrics of its masks (`job-outside --score`).
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
+    `methods` are those whose jobs it takes, any method's if not given; `spectra` is how many training images' amplitudes a job
+    may ask for; means over fewer than `min_images` images, or cases, do not leave.
     """
 
     data: Path
     device: str = "cpu"
     consent: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
+    methods: tuple[str, ...] | None = None
+    spectra: int = 16
+    min_images: int = 5
     threads: int = 1  # CPU threads; one gives the same bits on every machine
 
     @classmethod
@@ -55,17 +62,42 @@ class SitePolicy:
             raise FedDPError(f"site {site}: privacy.json has unknown properties {unknown}; known: {sorted(KEYS)}")
         if "data" not in properties:
             raise FedDPError(f"site {site}: privacy.json does not say where the data lie; add the property `data`")
-        consent = properties.get("consent", [])
-        if not isinstance(consent, list) or not set(consent) <= set(CONSENTS):
-            raise FedDPError(f"site {site}: privacy.json's consent is {consent!r}; write a list of {', '.join(CONSENTS)}")
-        private = properties.get("private", [])
-        if not isinstance(private, list) or not set(private) <= set(ROLES):
-            raise FedDPError(f"site {site}: privacy.json's private is {private!r}; write a list of {', '.join(ROLES)}")
-        threads = properties.get("threads", 1)
-        if not isinstance(threads, int) or threads < 1:
-            raise FedDPError(f"site {site}: privacy.json's threads is {threads!r}; write a number of CPU threads")
-        device = str(properties.get("device", "cpu"))
-        return cls(Path(properties["data"]), device, tuple(consent), tuple(private), threads)
+        return cls(
+            Path(properties["data"]),
+            str(properties.get("device", "cpu")),
+            _words(site, "consent", properties.get("consent", []), CONSENTS),
+            _words(site, "private", properties.get("private", []), ROLES),
+            _words(site, "methods", properties["methods"], tuple(METHODS)) if "methods" in properties else None,
+            _count(site, "spectra", properties.get("spectra", cls.spectra), 0, "training images"),
+            _count(site, "min_images", properties.get("min_images", cls.min_images), 1, "images"),
+            _count(site, "threads", properties.get("threads", cls.threads), 1, "CPU threads"),
+        )
 
     def consents(self, word: str) -> bool:
         return word in self.consent
+
+    def accept(self, site: str, plan: Plan) -> None:
+        """FedDPError for a job that this hospital does not take."""
+        if self.methods is not None and plan.method not in self.methods:
+            raise FedDPError(
+                f"site {site}: its policy takes jobs of {', '.join(self.methods) or 'no method'}, and this one's is"
+                f" {plan.method}; add it to `methods` of privacy.json, or leave this site out"
+            )
+        asked = plan.hyper.spectra if base.SPECTRA in plan.stages and self.consents(SPECTRA) else 0
+        if asked > self.spectra:
+            raise FedDPError(
+                f"site {site}: the job asks for the spectra of {asked} images, its policy gives {self.spectra} at most;"
+                f" submit it with --set spectra={self.spectra}, or raise `spectra` of privacy.json"
+            )
+
+
+def _words(site: str, name: str, given: Any, known: tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(word, str) and word in known for word in given):
+        raise FedDPError(f"site {site}: privacy.json's {name} is {given!r}; write a list of {', '.join(known)}")
+    return tuple(given)
+
+
+def _count(site: str, name: str, given: Any, least: int, what: str) -> int:
+    if type(given) is not int or given < least:
+        raise FedDPError(f"site {site}: privacy.json's {name} is {given!r}; write a number of {what}, at least {least}")
+    return given

@@ -49,13 +49,13 @@ class SiteComponent(FLComponent):
         """What this hospital says of its data, its device and its consent.
 
         Raises:
-            FedDPError: there is no policy for the job's scope, and this is not the simulator.
+            FedDPError: there is no policy for the job's scope, and this is not the simulator; or it does not take this job.
         """
-        return SitePolicy.of(
-            fl_ctx.get_identity_name(),
-            fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES),
-            simulated=bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE)),
-        )
+        site = fl_ctx.get_identity_name()
+        simulated = bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE))
+        policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), simulated)
+        policy.accept(site, self.plan)
+        return policy
 
     def store(self, fl_ctx: FLContext) -> Store:
         """This site's own files of this job."""
@@ -75,15 +75,20 @@ class SiteComponent(FLComponent):
         return Path(root or fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()) / "feddp" / job
 
     def open(self, fl_ctx: FLContext, abort_signal: Signal) -> Site:
-        """The site, opened once a process; `abort_signal` stops whatever it does."""
+        """The site, opened once a process; `abort_signal` stops whatever it does.
+
+        Raises:
+            FedDPError: the policy does not take this job, or what is stored under its id is another plan's.
+        """
         if self._site is None:
-            policy = self.policy(fl_ctx)
+            policy, store = self.policy(fl_ctx), self.store(fl_ctx)
+            store.claim(self.plan.to_json())
             torch.set_num_threads(policy.threads)
             self._site = Site(
                 fl_ctx.get_identity_name(),
                 SiteFolder.open(policy.data),
                 self.plan,
-                self.store(fl_ctx),
+                store,
                 policy.device,
                 initial=self.plan.initial(self._config(fl_ctx)),
             )

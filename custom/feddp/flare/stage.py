@@ -17,7 +17,9 @@ from torch import Tensor
 
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
+from feddp.flare.numbers import MEASURED
 from feddp.flare.persistor import SharedTensorPersistor
+from feddp.methods.results import WITHHELD
 
 POLL = 0.05  # seconds; FLARE's default of 0.5 s would be felt in every round
 
@@ -82,7 +84,7 @@ class Stage(Controller):
         Args:
             task: the task's name.
             data: one message for all, the same bytes for each, or {site: message}, which asks these sites alone.
-            numbers: the scalars that an answer must hold, as finite numbers.
+            numbers: the scalars that an answer must hold, as finite numbers; it may say that its policy withholds a mean.
             check: raises FedDPError for an answer that must not count.
             facts: what the progress says of this task.
 
@@ -115,7 +117,7 @@ class Stage(Controller):
                 self.log_warning(fl_ctx, f"refused: {reason}", fire_event=False)
             else:
                 accepted[site] = answer
-                scalars = {n: answer.scalars[n] for n in numbers}
+                scalars = {n: answer.scalars[n] for n in (*numbers, WITHHELD) if n in answer.scalars}
                 self.progress("answer", site=site, task=task, **facts, bytes=nbytes(answer.tensors), scalars=scalars)
 
         parts = [(site, data[site]) for site in sites] if each else [(None, data)]
@@ -151,9 +153,10 @@ class Stage(Controller):
 
 
 def _check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str]) -> None:
-    for name in names:
+    withheld = MEASURED - scalars.keys() if WITHHELD in scalars else frozenset()
+    for name in (*names, *([WITHHELD] if WITHHELD in scalars else [])):
         value = scalars.get(name)
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if name not in withheld and (not isinstance(value, int | float) or not math.isfinite(value)):
             raise FedDPError(f"site {site}: its answer's {name} is {value!r}, not a finite number")
 
 
@@ -162,6 +165,7 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(value.nbytes for value in tensors.values() if isinstance(value, Tensor))
 
 
-def mean_of(answers: Mapping[str, Answer], name: str) -> float:
-    """The uniform mean over sites of one scalar."""
-    return sum(answer.scalars[name] for answer in answers.values()) / len(answers)
+def mean_of(answers: Mapping[str, Answer], name: str) -> float | None:
+    """The uniform mean of one scalar over the sites that sent it; None where all withhold it."""
+    values = [answer.scalars[name] for answer in answers.values() if name in answer.scalars]
+    return sum(values) / len(values) if values else None

@@ -15,6 +15,7 @@ RESULTS = "results.json"
 SHARED = "shared.safetensors"  # beside it: γ of the round that stage 1 handed on
 WHEN = ("before_calibration", "final")
 VOLUMES = "volumes"  # beside WHEN, where images are slices: the same by case
+WITHHELD = "withheld"  # in place of what a site's policy does not let out: over how many images or cases it would
 
 
 def read_results(run: Path) -> dict[str, Any]:
@@ -44,15 +45,17 @@ def gathered(
 
     Args:
         sites: each site's own: summaries (`metrics.summarize`) of its network under the names WHEN, and what else is known;
-            where every site has VOLUMES, the average has them.
+            where every site has VOLUMES, the average has them. A site that has WITHHELD may lack either: the average is over
+            the others, and lacks what they all do.
         start_round, best_round: the round that stage 1 handed on, and the best by mean validation IoU.
         missing: sites without a result, and why.
         matrix: site -> {model: summary}, of those who exchanged with consent.
         nbytes: of one exchange of the shared and of the personal tensors.
     """
-    average: dict[str, Any] = _average(list(sites.values()), METRICS)
-    if all(VOLUMES in site for site in sites.values()):
-        average[VOLUMES] = _average([site[VOLUMES] for site in sites.values()], VOLUME_METRICS)
+    average: dict[str, Any] = _average([site for site in sites.values() if WHEN[-1] in site], METRICS)
+    cases = [site[VOLUMES] for site in sites.values() if VOLUMES in site]
+    if cases and all(VOLUMES in site or WITHHELD in site for site in sites.values()):
+        average[VOLUMES] = _average(cases, VOLUME_METRICS)
     return {
         **plan.to_json(),
         "seed": plan.seed,
@@ -71,5 +74,7 @@ def gathered(
 
 
 def _average(sites: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
-    """The summaries over the sites' means."""
+    """The summaries over the sites' means; empty without a site."""
+    if not sites:
+        return {}
     return {when: summarize([{metric: site[when][metric]["mean"] for metric in metrics} for site in sites]) for when in WHEN}

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from feddp.methods.plan import Plan
+from feddp.methods.results import WITHHELD
 
 
 class Follower:
@@ -60,24 +61,29 @@ class Follower:
             bar.update(task, description=f"{event['task']}{where}: waiting for {len(event['sites'])} sites")
         elif kind == "answer":
             self._answers[event["site"]] = event
-            if event["task"] in ("train", "score", "adopt") and "dice" in event["scalars"] and self._complete():
+            if event["task"] in ("train", "score", "adopt") and self._complete() and self._said("dice"):
                 # a round's network is scored when it comes back as the mean, at the start of the next
                 scored = event["round"] - (event["task"] == "train")
-                dices = "  ".join(f"{site} {a['scalars']['dice']:.3f}" for site, a in sorted(self._answers.items()))
-                bar.console.print(f"round {scored} validation Dice: {dices}")
+                bar.console.print(f"round {scored} validation Dice: {self._said('dice')}")
             bar.update(task, description=f"{event['task']}: {', '.join(self._answers)} answered")
             if event["task"] in ("tune", "calibrate"):
                 scalars = event["scalars"]
-                gain = f"validation IoU {scalars['iou_before']:.3f} -> {scalars['iou']:.3f}, best epoch {scalars['epoch']}"
+                ious = [f"{scalars[name]:.3f}" if name in scalars else WITHHELD for name in ("iou_before", "iou")]
+                gain = f"validation IoU {' -> '.join(ious)}, best epoch {scalars['epoch']}"
                 bar.console.print(f"{event['task']} {event['site']}: {gain}")
         elif kind == "round":
             bar.update(task, completed=event["round"])
-            losses = "  ".join(f"{site} {a['scalars']['loss']:.3f}" for site, a in sorted(self._answers.items()))
+            losses = self._said("loss") or WITHHELD
             bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  loss: {losses}")
         elif kind == "refused":
             bar.console.print(f"refused: {event['reason']}")
         elif kind == "error":
             bar.console.print(f"error: {event['message']}")
+
+    def _said(self, name: str) -> str:
+        """A number of every site that said it; empty where none did."""
+        said = {site: a["scalars"][name] for site, a in sorted(self._answers.items()) if name in a["scalars"]}
+        return "  ".join(f"{site} {value:.3f}" for site, value in said.items())
 
     def _complete(self) -> bool:
         return self._answers.keys() == set(self._asked)

@@ -11,7 +11,7 @@ from feddp.errors import FedDPError
 from feddp.flare.policy import CONSENTS
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
-from feddp.methods.base import CALIBRATE, HEADS
+from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
 from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks import DEFAULT
 from feddp.networks.weights import load_checkpoint
@@ -140,6 +140,7 @@ def run_here(
             "data": str((data / site).resolve()),
             "device": device,
             "consent": [] if site in without_consent else list(CONSENTS),
+            **({"spectra": plan.hyper.spectra} if SPECTRA in plan.stages else {}),  # one's own images: as many as one asks for
         }
         for site in sites
     }

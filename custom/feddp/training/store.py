@@ -1,5 +1,6 @@
 """A site's own memory on disk: what is private stays here, and survives the process.
 
+plan.json                 of the job that opened this folder: no other job's is served from it
 state_00007.safetensors   after 7 rounds: private tensors, a whole personal model, the optimiser, what the method remembers
 start.safetensors         the whole network that stage 1 handed on; later stages add tuned, heads, calibrated
 spectra.safetensors       amplitude spectra of other sites, received with consent (FedDG), removed after the evaluation
@@ -20,10 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feddp.errors import FedDPError
 from feddp.networks.weights import read_network, save_network
 
 Tensors = dict[str, Tensor]
 _STATE = re.compile(r"state_(\d{5})\.safetensors")
+_PLAN = "plan.json"
 
 
 GROUPS = ("private", "personal", "optimizer", "memory")
@@ -49,6 +52,29 @@ class Store:
     def __init__(self, folder: Path):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+
+    def claim(self, plan: Mapping[str, Any]) -> None:
+        """Keeps the plan that the folder is first opened with. A job's id is the server's word: were another plan let in under
+        the same id, its rule would decide over what this one keeps private.
+
+        Raises:
+            FedDPError: the folder is another plan's, or holds tensors and does not say whose.
+        """
+        path, said = self.folder / _PLAN, json.dumps(plan, indent=2, sort_keys=True) + "\n"
+        if path.exists():
+            first, now = json.loads(path.read_text(encoding="utf-8")), json.loads(said)
+            if wrong := sorted(key for key in first.keys() | now.keys() if first.get(key) != now.get(key)):
+                key = wrong[0]
+                raise FedDPError(
+                    f"{self.folder} is that of a job with {key}={first.get(key)!r}, and this job of the same id says"
+                    f" {now.get(key)!r}: it is not let near what is stored here; submit it as a new job"
+                )
+        elif any(self.folder.glob("*.safetensors")):
+            raise FedDPError(f"{self.folder} holds tensors and does not say of which plan; submit the job anew")
+        else:
+            part = path.with_suffix(".part")
+            part.write_text(said, encoding="utf-8")
+            os.replace(part, path)
 
     def write(self, name: str, tensors: Mapping[str, Tensor], **metadata: str) -> None:
         save_network(self._path(name), tensors, metadata)

@@ -1,0 +1,111 @@
+"""Which numbers leave a site, by task: under known names, finite, bounded, and no mean over too few of the site's images."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from feddp.data.folder import SiteFolder
+from feddp.errors import FedDPError
+from feddp.flare import messages
+from feddp.methods.plan import Plan
+from feddp.methods.results import VOLUMES, WHEN
+from feddp.outside.hospital import Images
+from feddp.training.metrics import METRICS
+from feddp.training.volumes import VOLUME_METRICS
+
+LARGEST = 2**53  # Python's ints have no end: a whole image fits into one
+_CELL = dict.fromkeys(("mean", "std", "n"))
+_IMAGES, _CASES = dict.fromkeys(METRICS, _CELL), dict.fromkeys(VOLUME_METRICS, _CELL)
+_SCORED, _TUNED, _CONSENT = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch"), ("consent",)
+# plain numbers, by the task that may send them; the evaluation sends tables
+_PLAIN = {
+    messages.COLLECT_SPECTRA: _CONSENT,
+    messages.TAKE_SPECTRA: _CONSENT,
+    messages.TRAIN: (*_SCORED, "phase", "loss", "samples", "seconds"),
+    messages.SCORE: _SCORED,
+    messages.ADOPT: _SCORED,
+    messages.COLLECT: _CONSENT,
+    messages.COLLECT_HEADS: _CONSENT,
+    messages.TUNE: _TUNED,
+    messages.CALIBRATE: _TUNED,
+    messages.CALIBRATE_HEADS: _TUNED,
+    messages.JOIN: _CONSENT,
+    messages.GIVE_MODEL: _CONSENT,
+    messages.ADAPT: ("images", "empty_masks", "seconds", "loss_before", "loss", "epoch"),
+}
+_TABLES = (*WHEN, "peers")  # over the test images: they go together or not at all
+_SCORES = ("dice", "iou", "iou_before")  # over the images that choose rounds and epochs
+_ADAPTED = ("loss", "loss_before", "empty_masks", "scores")  # over the images that a newcomer adapts to
+MEASURED = frozenset((*_TABLES, *_SCORES, *_ADAPTED, VOLUMES))  # what a site may withhold; counts of images are not
+
+
+def checked(site: str, task: str, scalars: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """The numbers of an answer, written anew.
+
+    Raises:
+        FedDPError: a name is unknown to the task, or a value is no number, not finite or beyond LARGEST.
+    """
+    return _plain(f"site {site}: task {task} tried to send", scalars, _known(task, plan))
+
+
+def _known(task: str, plan: Plan) -> dict[str, Any]:
+    """What a task may send: name -> None for a number, or the names below it."""
+    known = dict.fromkeys(_PLAIN.get(task, ()))
+    if task == messages.ADAPT:
+        known["scores"] = _IMAGES
+    if task == messages.EVALUATE:
+        known |= dict.fromkeys(WHEN, _IMAGES)
+        known[VOLUMES] = dict.fromkeys(WHEN, _CASES)
+        known["peers"] = dict.fromkeys(plan.sites, _IMAGES)
+    return known
+
+
+def _plain(who: str, scalars: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in scalars.items():
+        if name not in known:
+            raise FedDPError(f"{who} {str(name)[:20]!r} among its scalars; nothing was sent")
+        below = known[name]
+        if isinstance(value, dict) and below is not None:
+            found[name] = _plain(who, value, below)
+        elif not isinstance(value, int | float) or below is not None:
+            raise FedDPError(f"{who} a {type(value).__name__} among its scalars ({name}); nothing was sent")
+        elif isinstance(value, bool):
+            found[name] = value
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            raise FedDPError(f"{who} a number of {value.bit_length()} bits among its scalars ({name}); nothing was sent")
+        elif not math.isfinite(value):
+            raise FedDPError(f"{who} a number that is not finite among its scalars ({name}); nothing was sent")
+        else:
+            found[name] = int(value) if isinstance(value, int) else float(value)
+    return found
+
+
+def too_few(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least: int) -> set[str]:
+    """The names of what is measured over fewer than `least` images, or cases, by the site's own folder and by what it says."""
+    if not MEASURED & scalars.keys():
+        return set()
+    counts = _counts(task, plan, data)
+    few = {name for name in MEASURED & scalars.keys() if min([counts[name], *_said(scalars[name])]) < least}
+    return few | (set(_TABLES) & scalars.keys() if few & set(_TABLES) else set())
+
+
+def _counts(task: str, plan: Plan, data: Path) -> dict[str, int]:
+    """Over how many of the site's images a number is, by its name; volumes: over how many cases."""
+    if task == messages.ADAPT:
+        return dict.fromkeys(_ADAPTED, len(Images.of(data).files))
+    folder = SiteFolder.open(data)
+    test = folder.rows_of("test")
+    return (
+        dict.fromkeys(_TABLES, len(test))
+        | dict.fromkeys(_SCORES, len(folder.rows_of(plan.training.selection)))
+        | {"loss": len(folder.rows_of("train")), VOLUMES: len({row.patient for row in test})}
+    )
+
+
+def _said(value: Any) -> list[float]:
+    """Every `n` in a table."""
+    if not isinstance(value, dict):
+        return []
+    return [n for name, below in value.items() for n in ([below] if name == "n" else _said(below))]

@@ -1,0 +1,348 @@
+"""Jobs of allowed classes that try to carry a hospital's images and words out, past the guard of its privacy.json.
+
+What the guard stops is said in the site's audit file. What no inspection can stop, values under a right name and of a right
+shape, stands here as a test of what passes. Fed events and log streams need a class that no site allows (test_poc.py).
+"""
+
+import io
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.utils import fobs
+
+from feddp.data.folder import SiteFolder
+from feddp.data.loading import load
+from feddp.errors import FedDPError
+from feddp.flare import messages
+from feddp.flare.executors import SpectraExecutor, TrainExecutor
+from feddp.flare.filters import PrivateTensorGuard
+from feddp.flare.site import SiteComponent
+from feddp.training.metrics import METRICS
+from feddp.training.store import Store
+
+CELL = {"mean": 0.5, "std": 0.1, "n": 2}
+SUMMARY = dict.fromkeys(METRICS, CELL)
+TABLES = {"before_calibration": SUMMARY, "final": SUMMARY, "peers": {"site-2": SUMMARY}}
+NUMBERS = {"round": 1, "phase": 0, "loss": 0.5, "dice": 0.5, "iou": 0.4, "samples": 8.0, "seconds": 1.0}
+
+
+class Hospital:
+    """A site whose guard stands in its privacy.json: its data, its audit file, and a job's components in its process."""
+
+    def __init__(self, folder, data, plan, consent=("calibration",), min_images=2, **policy):
+        self.folder, self.data, self.audit_file = folder, data, folder / "audit.txt"
+        self.policy = {"data": str(data), "consent": list(consent), "min_images": min_images, **policy}
+        self.submitted(plan)
+
+    def submitted(self, plan, **policy):
+        """A job of this plan, under the same id."""
+        self.plan, self.component = plan, SiteComponent(plan.to_json())
+        self.fl_ctx = FLContext()
+        self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
+        self.fl_ctx.get_identity_name = lambda *a, **k: "site-1"
+        self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
+        workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder), get_app_config_dir=lambda job: str(self.folder))
+        self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
+        self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, self.policy | policy)
+        return self
+
+    @property
+    def store(self):
+        return Store(self.folder / "feddp/job")
+
+    @property
+    def shared(self):
+        return self.component.partition.split(self.component.network.state_dict())[0]
+
+    def executed(self, executor, task, tensors=None, **scalars):
+        self.fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
+        return executor().execute(task, messages.pack(tensors, **scalars), self.fl_ctx, Signal())
+
+    def sends(self, task, message):
+        self.fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
+        return messages.unpack(PrivateTensorGuard().process(message, self.fl_ctx))
+
+    def stopped(self, task, message, match):
+        """The guard raises, with these words, and they are in the one line that the audit file has more."""
+        before = len(self.audited())
+        with pytest.raises(FedDPError, match=match) as caught:
+            self.sends(task, message)
+        (line,) = self.audited()[before:]
+        assert f"[J:job][A:{task}#?][egress guard stopped: site site-1: " in line
+        assert " ".join(str(caught.value).split())[:400] in line
+
+    def audited(self):
+        return self.audit_file.read_text().splitlines()
+
+
+@pytest.fixture
+def hospital(toy, tmp_path, tiny_root, plan_for):
+    """FLARE's auditor, on a file of the test's, as a site's job process has one."""
+    AuditService.close()
+    AuditService.initialize(str(tmp_path / "audit.txt"))
+    yield lambda method="feddp", **policy: Hospital(
+        tmp_path, tiny_root / "site-1", plan_for(network=toy, method=method), **policy
+    )
+    AuditService.close()
+
+
+@pytest.fixture
+def pixels(tiny_root):
+    """An image of the site's, (3, 32, 32)."""
+    return load(SiteFolder.open(tiny_root / "site-1"), "train", 32)[0]["image"]
+
+
+def bytes_of(message):
+    """The message as FLARE would serialise it, tensors inline."""
+    flare_decomposers.register()
+    messages.register_tensors()
+    return fobs.dumps(message)
+
+
+def nan_of(image, like):
+    """NaNs whose 22 free bits hold two pixels each, in the shape of `like`."""
+    codes = (image.flatten()[: like.numel()] * 255).to(torch.int32).clamp(0, 255).reshape(like.shape)
+    return (codes | 0x7FC00000).view(torch.float32)
+
+
+class Carrier(torch.Tensor):
+    """A tensor that brings its own code and attributes."""
+
+
+HOSTILE = {
+    "an extra tensor": ("train", lambda s, x: messages.pack(s | {"pixels": x}, **NUMBERS), r"not leave \(pixels"),
+    "a private tensor": (
+        "train",
+        lambda s, x: messages.pack(s | {"q.weight": torch.ones(4, 3, 1, 1)}, **NUMBERS),
+        r"not leave \(q.weight",
+    ),
+    "a part of the tensors": ("train", lambda s, x: messages.pack({"norm.bias": s["norm.bias"]}, **NUMBERS), "is missing"),
+    "a larger tensor": ("train", lambda s, x: messages.pack(s | {"norm.bias": x}, **NUMBERS), r"norm.bias is \(3, 32, 32\)"),
+    "a wider type": ("train", lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"].double()}, **NUMBERS), "float64"),
+    "pixels in NaNs": (
+        "train",
+        lambda s, x: messages.pack(s | {"norm.bias": nan_of(x, s["norm.bias"])}, **NUMBERS),
+        "norm.bias holds values that are not finite",
+    ),
+    "a tensor with code": (
+        "train",
+        lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"].as_subclass(Carrier)}, **NUMBERS),
+        "norm.bias, which is no tensor",
+    ),
+    "a sparse tensor": (
+        "train",
+        lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"].to_sparse()}, **NUMBERS),
+        "norm.bias, which is no tensor",
+    ),
+    "bytes for a tensor": ("train", lambda s, x: messages.pack(s | {"norm.bias": b"pixels"}, **NUMBERS), "no tensor"),
+    "a name of two lines": ("train", lambda s, x: messages.pack(s | {"a\n[E:1]b": x}, **NUMBERS), "not leave"),
+    "a text": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": "patient 17"}), r"a str among its scalars \(loss"),
+    "a list": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": x.flatten().tolist()}), "a list among its scalars"),
+    "a table for a number": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": CELL}), "a dict among its scalars"),
+    "a tensor for a number": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": x}), "a Tensor among its scalars"),
+    "an image in an int": (
+        "train",
+        lambda s, x: messages.pack(s, **NUMBERS | {"samples": int.from_bytes(x.numpy().tobytes(), "big")}),
+        r"a number of \d{5} bits among its scalars \(samples",
+    ),
+    "a NaN": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": math.nan}), r"not finite among its scalars \(loss"),
+    "a name": ("train", lambda s, x: messages.pack(s, **NUMBERS, Jane_Doe=1.0), "'Jane_Doe' among its scalars"),
+    "another task's number": ("train", lambda s, x: messages.pack(s, **NUMBERS, final=SUMMARY), "'final' among its scalars"),
+    "the guard's own word": ("train", lambda s, x: messages.pack(s, **NUMBERS, withheld=17), "'withheld' among its scalars"),
+    "tensors of another task": ("evaluate", lambda s, x: messages.pack(s, **TABLES), "may not leave"),
+    "a task of no plan's": ("validate", lambda s, x: messages.pack(s, loss=1.0), "task validate tried to send 7 tensors"),
+    "a number of no task's": ("validate", lambda s, x: messages.pack(loss=1.0), "'loss' among its scalars"),
+    "a head, which FedDP never gives": (
+        "collect_heads",
+        lambda s, x: messages.pack({name: s[name] for name in ("head.weight", "head.bias")}, consent=True),
+        "2 tensors that may not leave",
+    ),
+    "a row an image": (
+        "evaluate",
+        lambda s, x: messages.pack(**TABLES | {"final": {"image-003": CELL}}),
+        "'image-003' among its scalars",
+    ),
+    "a row an image, among the peers": (
+        "evaluate",
+        lambda s, x: messages.pack(**TABLES | {"peers": {"image-003": SUMMARY}}),
+        "'image-003' among its scalars",
+    ),
+    "a deeper table": (
+        "evaluate",
+        lambda s, x: messages.pack(**TABLES | {"final": {"dice": {"mean": {"mean": 0.5}}}}),
+        r"a dict among its scalars \(mean",
+    ),
+}
+
+
+def clean(task, shared):
+    """What a task of ours sends."""
+    return messages.pack(shared, **NUMBERS) if task == "train" else messages.pack(**TABLES if task == "evaluate" else {})
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_smuggler_is_stopped_and_audited(kind, hospital, pixels):
+    """And, as the control, the same task's clean result passes unchanged, without a line in the audit file."""
+    site = hospital()
+    task, smuggle, match = HOSTILE[kind]
+    site.stopped(task, smuggle(site.shared, pixels), match)
+    lines = site.audited()
+    tensors, scalars = site.sends(task, clean(task, site.shared))
+    assert scalars == messages.unpack(clean(task, site.shared))[1]
+    assert all(torch.equal(value, site.shared[name]) for name, value in tensors.items())
+    assert len(tensors) == (7 if task == "train" else 0)
+    assert site.audited() == lines
+
+
+def test_a_return_code_of_words_is_stopped(hospital):
+    site = hospital()
+    reply = messages.pack()
+    reply.set_return_code("patient 17")
+    site.stopped("train", reply, "a return code that is not FLARE's")
+    reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
+    site.fl_ctx.set_prop(FLContextKey.TASK_NAME, "train")
+    passed = PrivateTensorGuard().process(reply, site.fl_ctx)
+    assert passed.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+
+
+def test_what_is_no_message_of_ours_is_audited_without_its_words(hospital):
+    """An error of Python's may hold anything: the audit line names its kind alone."""
+    site = hospital()
+    site.fl_ctx.set_prop(FLContextKey.TASK_NAME, "train")
+    with pytest.raises(AttributeError):
+        PrivateTensorGuard().process("patient 17", site.fl_ctx)
+    assert site.audited()[-1].endswith("[egress guard stopped: AttributeError]")
+
+
+def test_metadata_stays_at_the_site(hospital):
+    """Headers, what lies beside the tensors in the message, and in the DXO: all is written anew."""
+    site = hospital()
+
+    def message():
+        made = messages.pack(site.shared, **NUMBERS)
+        made["beside"] = "patient 17"
+        made.set_header("note", "patient 18")
+        made.set_header("cookie_jar", {"patient": 19})
+        return made
+
+    site.fl_ctx.set_prop(FLContextKey.TASK_NAME, "train")
+    sent = bytes_of(PrivateTensorGuard().process(message(), site.fl_ctx))
+    assert b"patient" not in sent
+    assert b"norm.bias" in sent
+    assert all(word in bytes_of(message()) for word in (b"patient 17", b"patient 18", b"cookie_jar")), "the control"
+
+
+def test_nothing_larger_is_behind_a_tensor(hospital, pixels):
+    """A shared tensor that is four values of an image's storage: what leaves has a storage of its own, of four values."""
+    site = hospital()
+    storage = pixels.flatten().clone()
+    narrow = storage[8:12]
+    narrow.note = "patient 17"
+    rest = storage[100:120].numpy().tobytes()
+    tensors, _ = site.sends("train", messages.pack(site.shared | {"norm.bias": narrow}, **NUMBERS))
+    sent = tensors["norm.bias"]
+    assert torch.equal(sent, narrow)
+    assert (sent.untyped_storage().nbytes(), narrow.untyped_storage().nbytes()) == (16, 3 * 32 * 32 * 4)
+    assert not hasattr(sent, "note")
+    pickled = [io.BytesIO(), io.BytesIO()]
+    for value, file in zip((sent, narrow), pickled, strict=True):
+        torch.save(value, file)
+    assert [rest in file.getvalue() for file in pickled] == [False, True], "with the control"
+    assert rest not in bytes_of(messages.pack(tensors, **NUMBERS))
+
+
+# --- a job's plan -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_declares_nothing_private_does_not_widen_the_policy(hospital):
+    """FedAvg shares the queries. A hospital that never does stops it, and one that takes FedDP alone does not even train."""
+    site = hospital("fedavg", private=["query"])
+    site.stopped("train", messages.pack(site.shared, **NUMBERS), r"2 tensors that may not leave \(q.bias")
+    site = hospital("fedavg", methods=["feddp", "fedbn"])
+    refusal = "its policy takes jobs of feddp, fedbn, and this one's is fedavg"
+    site.stopped("train", messages.pack(site.shared, **NUMBERS), refusal)
+    answer = site.executed(TrainExecutor, messages.TRAIN, site.shared, round=0, phase=0)
+    assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert f"[A:train#?][task failed: site site-1: {refusal}" in site.audited()[-1]
+    assert not list(site.store.folder.glob("*.safetensors")), "nothing was trained"
+    for accepting in ({"methods": ["fedavg"]}, {}):
+        site = hospital("fedavg", **accepting)
+        assert site.sends("train", messages.pack(site.shared, **NUMBERS))[0].keys() == site.shared.keys()
+
+
+def test_a_job_may_ask_for_so_many_spectra_and_no_more(hospital, plan_for, toy):
+    site = hospital("feddg", consent=["spectra"], spectra=4)
+    amplitude = {"amplitude": torch.ones(2, 3, 3, 3)}
+    refusal = "asks for the spectra of 16 images, its policy gives 4 at most"
+    site.stopped("collect_spectra", messages.pack(amplitude, consent=True), refusal)
+    answer = site.executed(SpectraExecutor, messages.COLLECT_SPECTRA)
+    assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    site.submitted(plan_for(method="feddg", network=toy, spectra=4))
+    given, _ = messages.unpack(site.executed(SpectraExecutor, messages.COLLECT_SPECTRA))
+    assert len(given["amplitude"]) == 4
+    assert site.sends("collect_spectra", messages.pack(given, consent=True))[0].keys() == {"amplitude"}
+    site = hospital("feddg", consent=[], spectra=0)  # gives none, whatever is asked: it trains as in FedAvg
+    assert site.sends("collect_spectra", messages.pack(consent=False)) == ({}, {"consent": False})
+
+
+def test_a_job_that_claims_another_s_state_is_refused(hospital, plan_for, toy):
+    """A server may give a job any id. FedAvg under the id of a FedDP run would have its private tensors for shared ones."""
+    site = hospital()
+    trained = site.executed(TrainExecutor, messages.TRAIN, site.shared, round=0, phase=0)
+    shared = messages.unpack(trained)[0]
+    before = {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")}
+    assert set(site.store.load_state(1).private) == {"q.weight", "q.bias"}
+    for claim in ({"method": "fedavg"}, {"private": "head"}, {"seed": 1}):
+        site.submitted(plan_for(network=toy, **claim))
+        answer = site.executed(TrainExecutor, messages.TRAIN, site.shared, round=1, phase=0)
+        assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+        key = {"private": "settings"}.get(next(iter(claim)), next(iter(claim)))
+        assert f"is that of a job with {key}=" in site.audited()[-1]
+        assert {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")} == before
+    site.submitted(plan_for(network=toy))  # the control: its own job goes on
+    answer = site.executed(TrainExecutor, messages.TRAIN, shared, round=1, phase=0)
+    assert messages.unpack(answer)[0].keys() == shared.keys()
+
+
+def test_tensors_of_nobody_s_plan_are_not_served(hospital):
+    """What a folder held before it said whose it is."""
+    site = hospital()
+    site.store.write("state_00001", {"private/q.weight": torch.zeros(1)}, round="1")
+    answer = site.executed(TrainExecutor, messages.TRAIN, site.shared, round=1, phase=0)
+    assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert "holds tensors and does not say of which plan" in site.audited()[-1]
+
+
+# --- what inspection cannot stop: for the threat model ------------------------------------------------------------------------
+
+
+def test_passes_private_values_under_a_shared_name_of_their_shape(hospital):
+    """The guard sees names, shapes and finite values. That a value is a private tensor's, it cannot tell."""
+    site = hospital()
+    private = torch.tensor([0.11, 0.22, 0.33, 0.44])
+    tensors, _ = site.sends("train", messages.pack(site.shared | {"norm.bias": private}, **NUMBERS))
+    assert torch.equal(tensors["norm.bias"], private)
+
+
+def test_passes_pixels_inside_a_shared_tensor(hospital, pixels):
+    """As many as the tensor has values, at every round."""
+    site = hospital()
+    inside = pixels[0, 0, :4].clone()
+    tensors, _ = site.sends("train", messages.pack(site.shared | {"norm.bias": inside}, **NUMBERS))
+    assert torch.equal(tensors["norm.bias"], inside)
+
+
+def test_passes_fifty_bits_inside_a_known_number(hospital):
+    """A loss is a number of 64 bits; an int is one of 53 at most."""
+    site = hospital()
+    for hidden in (0.123456789012345, 1e300):
+        assert site.sends("train", messages.pack(site.shared, **NUMBERS | {"loss": hidden}))[1]["loss"] == hidden
+    assert site.sends("train", messages.pack(site.shared, **NUMBERS | {"samples": 2**53}))[1]["samples"] == 2**53
+    site.stopped("train", messages.pack(site.shared, **NUMBERS | {"samples": 2**53 + 1}), "a number of 54 bits")
