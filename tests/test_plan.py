@@ -21,6 +21,7 @@ CHOICES = {
     "pfedme_beta": 0.5,
     "private": "head,calibrator",
     "mask": "literal",
+    "precision": "float16",
 }
 EVERY = [(method, name) for method in METHODS for name in Plan.known_settings(method)]
 

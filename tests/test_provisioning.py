@@ -26,6 +26,7 @@ from feddp.kit.check import check
 from feddp.kit.renew import forget
 
 FOLDER = Path(__file__).parents[1] / "provisioning"
+README = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
 PEOPLE = {"admin@consortium.org", "lead@consortium.org", "member@consortium.org"}
 PEOPLE |= {f"admin@hospital-{letter}.org" for letter in "abcd"}
 HOSPITALS = {f"hospital-{letter}" for letter in "abcd"}
@@ -263,6 +264,10 @@ def _inwards(privacy):
     privacy["scopes"][0]["task_result_filters"][0]["direction"] = "in"
 
 
+def _before_another(privacy):
+    privacy["scopes"][0]["task_result_filters"].append({"path": "some.filter.Noise"})
+
+
 STREAMER = {"id": "x", "path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer", "args": {}}
 
 
@@ -271,6 +276,8 @@ STREAMER = {"id": "x", "path": "nvflare.app_common.logging.site_log_streamer.Sit
     [
         ("privacy.json", lambda p: p["scopes"][0].pop("task_result_filters") and None, "scope feddp does not put the guard"),
         ("privacy.json", _inwards, "scope feddp does not put the guard"),
+        ("privacy.json", _before_another, "scope feddp has some.filter.Noise after the guard"),
+        ("privacy.json", lambda p: p["scopes"][0]["task_result_filters"][0].update(disabled=True), "does not put the guard"),
         ("privacy.json", _second_scope, "scope research does not put the guard"),
         ("privacy.json", lambda p: p.update(scopes=[]), "has no scope feddp"),
         ("privacy.json", lambda p: p["scopes"][0]["properties"].update(consent="all"), "privacy.json's consent is 'all'"),
@@ -312,6 +319,13 @@ def test_a_missing_policy(kit, name):
     (kit / "local" / name).unlink()
     (line,) = said(kit)
     assert line.startswith(f"{kit}/local/{name}: is missing")
+
+
+def test_a_filter_of_the_hospitals_own_stands_before_the_guard(kit):
+    """The README's: FLARE's percentile on what training changed, then the guard."""
+    (filters,) = re.findall(r'^    "task_result_filters": (\[\n.*UpdatePrivacy.*?\n    \])$', README, re.MULTILINE | re.DOTALL)
+    edit(kit, "privacy.json", lambda p: p["scopes"][0].update(task_result_filters=json.loads(filters)))
+    assert said(kit)[0].endswith("may start")
 
 
 def test_every_deviation_is_said_at_once(kit):

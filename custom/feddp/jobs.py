@@ -26,6 +26,7 @@ SERVER_CLASSES = {
     "calibration": "feddp.flare.calibration.Calibration",
     "evaluation": "feddp.flare.evaluation.Evaluation",
     "outside": "feddp.flare.outside.Outside",
+    "half": "feddp.flare.precision.HalfPrecision",
 }
 SITE_CLASSES = {
     "site": "feddp.flare.site.SiteComponent",
@@ -35,10 +36,11 @@ SITE_CLASSES = {
     "evaluate": "feddp.flare.executors.EvaluationExecutor",
     "strip": "feddp.flare.filters.StripPrivate",
     "outside": "feddp.flare.outside_executor.OutsideExecutor",
+    "half": "feddp.flare.precision.HalfPrecision",
 }
 TASKS = {
     "spectra": [messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA],
-    "train": [messages.TRAIN, messages.SCORE, messages.ADOPT],
+    "train": list(messages.ROUNDS),
     "calibrate": [
         *(messages.TUNE, messages.COLLECT, messages.CALIBRATE),
         *(messages.COLLECT_HEADS, messages.CALIBRATE_HEADS),
@@ -73,9 +75,13 @@ def export(
         raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
     stages = _around(plan, "spectra", "aggregation", "calibration", "evaluation")
     executors = _around(plan, "spectra", "train", "calibrate", "evaluate")
-    filters = [{"tasks": ["train"], "filters": [{"path": SITE_CLASSES["strip"]}]}]
-    server = server_config(plan, [{"id": stage, "path": SERVER_CLASSES[stage]} for stage in stages])
-    client = client_config(plan, [{"tasks": TASKS[n], "executor": {"path": SITE_CLASSES[n]}} for n in executors], filters)
+    half = [SITE_CLASSES["half"]] if plan.federation.precision == "float16" else []
+    # both ends convert what they receive before anything reads it, and what they send last of all
+    server_filters = _filters(data=half, result=half)
+    client_filters = _filters(data=half, result=[SITE_CLASSES["strip"], *half])
+    server = server_config(plan, [{"id": stage, "path": SERVER_CLASSES[stage]} for stage in stages], server_filters)
+    answering = [{"tasks": TASKS[n], "executor": {"path": SITE_CLASSES[n]}} for n in executors]
+    client = client_config(plan, answering, client_filters)
     brought = {} if initial is None else {"app_server": initial, "app_client": initial}
     return write_job(folder, scope, sites, {"min_clients": plan.federation.min_sites}, server, client, brought)
 
@@ -112,29 +118,40 @@ def write_job(
     return folder
 
 
+def _filters(data: list[str], result: list[str]) -> dict[str, Any]:
+    """A job's filters: of the tasks of the rounds as they are sent, of the training's results."""
+
+    def chain(tasks: list[str], paths: list[str]) -> list[dict[str, Any]]:
+        return [{"tasks": tasks, "filters": [{"path": path} for path in paths]}]
+
+    chains = {"task_data_filters": (TASKS["train"], data), "task_result_filters": ([messages.TRAIN], result)}
+    return {name: chain(tasks, paths) for name, (tasks, paths) in chains.items() if paths}
+
+
 def _is_ours(folder: Path) -> bool:
     config = folder / SERVER_CONFIG
     return config.exists() and SERVER_CLASSES["persistor"] in config.read_text(encoding="utf-8")
 
 
-def server_config(plan: Plan, workflows: list[dict[str, Any]]) -> dict[str, Any]:
+def server_config(plan: Plan, workflows: list[dict[str, Any]], filters: Mapping[str, Any]) -> dict[str, Any]:
     """config_fed_server.json."""
     return {
         "format_version": 2,
         "server": {"task_request_interval": 0.05},
         CHUNK: CHUNK_SIZE,
         "workflows": workflows,
+        **filters,
         "components": [{"id": "persistor", "path": SERVER_CLASSES["persistor"], "args": {"plan": plan.to_json()}}],
     }
 
 
-def client_config(plan: Plan, executors: list[dict[str, Any]], filters: list[dict[str, Any]]) -> dict[str, Any]:
+def client_config(plan: Plan, executors: list[dict[str, Any]], filters: Mapping[str, Any]) -> dict[str, Any]:
     """config_fed_client.json."""
     return {
         "format_version": 2,
         CHUNK: CHUNK_SIZE,
         "executors": executors,
-        "task_result_filters": filters,
+        **filters,
         "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": {"plan": plan.to_json()}}],
     }
 

@@ -22,7 +22,8 @@ class Evaluation(Stage):
         sites = {site: self._site(site, answer) for site, answer in answers.items()}
         missing = {s: persistor.lost.get(s, f"site {s} did not evaluate") for s in sorted(everyone - sites.keys())}
         matrix = {site: self._row(site, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
-        nbytes = {"shared": persistor.shared_spec.nbytes, "personal": persistor.personal_spec.nbytes}
+        shared = persistor.shared_spec.halved if self.plan.federation.precision == "float16" else persistor.shared_spec
+        nbytes = {"shared": shared.nbytes, "personal": persistor.personal_spec.nbytes}
         results = gathered(self.plan, sites, persistor.start_round, persistor.best_round, missing, matrix, nbytes)
         persistor.write_results(self.fl_ctx, results)
         self.progress("done")

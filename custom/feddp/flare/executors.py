@@ -85,6 +85,7 @@ class TrainExecutor(SiteExecutor):
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
         round = scalars["round"]
         if task == messages.TRAIN:
+            fl_ctx.set_prop(messages.RECEIVED, tensors, private=True, sticky=False)
             mine, metrics = site.train(tensors, round, scalars.get("keep"), scalars["phase"])
             return messages.pack(mine, round=round, phase=scalars["phase"], **metrics)
         scores = {messages.SCORE: site.score, messages.ADOPT: site.adopt}[task](tensors, round)

@@ -13,11 +13,14 @@ from feddp.errors import FedDPError
 
 # the tasks, by the executor that answers them
 COLLECT_SPECTRA, TAKE_SPECTRA = "collect_spectra", "take_spectra"
-TRAIN, SCORE, ADOPT = "train", "score", "adopt"
+TRAIN, SCORE, ADOPT = ROUNDS = ("train", "score", "adopt")
 COLLECT, TUNE, CALIBRATE = "collect", "tune", "calibrate"
 COLLECT_HEADS, CALIBRATE_HEADS = "collect_heads", "calibrate_heads"
 EVALUATE = "evaluate"
 JOIN, GIVE_MODEL, ADAPT = "join", "give_model", "adapt"
+
+# what a training task brought, in the context of its answer: the difference to it is what a site's privacy filter looks at
+RECEIVED = "feddp_received"
 
 
 def register_tensors() -> None:

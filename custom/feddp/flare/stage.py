@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_constant import ReturnCode
@@ -95,6 +96,7 @@ class Stage(Controller):
             FedDPError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
             Stopped: the job was aborted.
         """
+        half = task in messages.ROUNDS and self.plan.federation.precision == "float16"
         each = isinstance(data, Mapping) and not isinstance(data, Shareable)
         sites = [site for site in self.sites() if not each or site in data]
         accepted: dict[str, Answer] = {}
@@ -118,10 +120,10 @@ class Stage(Controller):
             else:
                 accepted[site] = answer
                 scalars = {n: answer.scalars[n] for n in (*numbers, WITHHELD) if n in answer.scalars}
-                self.progress("answer", site=site, task=task, **facts, bytes=nbytes(answer.tensors), scalars=scalars)
+                self.progress("answer", site=site, task=task, **facts, bytes=nbytes(answer.tensors, half), scalars=scalars)
 
         parts = [(site, data[site]) for site in sites] if each else [(None, data)]
-        sent = {target: nbytes(messages.unpack(m)[0]) for site, m in parts for target in ([site] if site else sites)}
+        sent = {target: nbytes(messages.unpack(m)[0], half) for site, m in parts for target in ([site] if site else sites)}
         self.progress("ask", task=task, sites=sites, **facts, bytes=sent)
         tasks = []
         for site, message in parts:
@@ -160,9 +162,10 @@ def _check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str]) 
             raise FedDPError(f"site {site}: its answer's {name} is {value!r}, not a finite number")
 
 
-def nbytes(tensors: Mapping[str, Tensor]) -> int:
-    """The tensors' own bytes, without what the transport adds."""
-    return sum(value.nbytes for value in tensors.values() if isinstance(value, Tensor))
+def nbytes(tensors: Mapping[str, Tensor], half: bool) -> int:
+    """The tensors' own bytes as they travel, `half` of float32's in half precision, without what the transport adds."""
+    found = [value for value in tensors.values() if isinstance(value, Tensor)]
+    return sum(value.nbytes // (2 if half and value.dtype == torch.float32 else 1) for value in found)
 
 
 def mean_of(answers: Mapping[str, Answer], name: str) -> float | None:

@@ -101,16 +101,21 @@ def _privacy(kit: Kit) -> list[Problem]:
         problems.append(Problem(path, f"has no scope {SCOPE}, under which our jobs run", f"Add a scope of the name {SCOPE}"))
     for scope in scopes:
         filters = scope.get("task_result_filters")
-        if not any(_guards(entry) for entry in (filters if isinstance(filters, list) else [])):
+        outgoing = [entry for entry in (filters if isinstance(filters, list) else []) if _outgoing(entry)]
+        guards = [entry.get("path") == GUARD for entry in outgoing]
+        if not any(guards):
             what = f"scope {scope.get('name')} does not put the guard on what leaves"
             problems.append(Problem(path, what, f'Add {{"path": "{GUARD}"}} to its task_result_filters'))
+        elif not guards[-1]:
+            what = f"scope {scope.get('name')} has {outgoing[-1].get('path')} after the guard, which does not see what it sends"
+            problems.append(Problem(path, what, "Put the guard last in task_result_filters"))
         problems += _site(kit, path, scope)
     return problems
 
 
-def _guards(entry: Any) -> bool:
-    """A filter of ours on outgoing results, which is where FLARE puts one that names no direction."""
-    if not isinstance(entry, Mapping) or entry.get("path") != GUARD:
+def _outgoing(entry: Any) -> bool:
+    """A filter on outgoing results, which is where FLARE puts one that names no direction, and not one that it leaves out."""
+    if not isinstance(entry, Mapping) or entry.get("disabled") is True:
         return False
     return str(entry.get("direction") or "out").lower() in ("out", "inout")
 

@@ -26,6 +26,11 @@ class Spec:
         """The tensors' own bytes, without what the transport adds."""
         return sum(shape.numel() * dtype.itemsize for shape, dtype in self.tensors.values())
 
+    @property
+    def halved(self) -> "Spec":
+        """The same tensors as they travel in half precision."""
+        return Spec({n: (s, torch.float16 if d == torch.float32 else d) for n, (s, d) in self.tensors.items()})
+
     def check(self, site: str, tensors: Mapping[str, Tensor]) -> None:
         """Refuses anything but exactly these tensors, with finite values.
 

@@ -40,11 +40,13 @@ class Federation:
     min_sites: int = setting(2, "a task counts with this many good answers")
     task_timeout: int = setting(0, "seconds after which a site without an answer is left out; 0: until FLARE holds it dead")
     start: str = setting("auto", "stage 1 hands on its last round or the best; auto: last to a later stage, else best")
+    precision: str = setting("float32", "the rounds' tensors travel as float32, or float16: half the bytes, rounded both ways")
     private: tuple[str, ...] | None = setting(None, "the private roles, comma-separated; the method's own if not set")
 
     def __post_init__(self):
         require_choice(self, "aggregation", ("uniform", "samples"))
         require_choice(self, "start", ("auto", "last", "best"))
+        require_choice(self, "precision", ("float32", "float16"))
         require_positive(self, "min_sites")
         require_not_negative(self, "task_timeout")
 

@@ -75,9 +75,9 @@ def export(
         scope,
         [newcomer, *donors],
         {"min_clients": 2, "mandatory_clients": [newcomer]},
-        server_config(plan, [{"id": "outside", "path": SERVER_CLASSES["outside"], "args": workflow}]),
+        server_config(plan, [{"id": "outside", "path": SERVER_CLASSES["outside"], "args": workflow}], filters={}),
         client_config(
-            plan, [{"tasks": TASKS["outside"], "executor": {"path": SITE_CLASSES["outside"], "args": task}}], filters=[]
+            plan, [{"tasks": TASKS["outside"], "executor": {"path": SITE_CLASSES["outside"], "args": task}}], filters={}
         ),
         {"app_server": shared},
     )

@@ -1,0 +1,50 @@
+"""Half-precision messages: what the rounds of stage 1 exchange travels as float16 where the plan says so.
+
+FLARE's own ModelQuantizer raises on integer tensors, which every batch normalisation has, and imports bitsandbytes, a GPU
+library, for float16 too; on float32 tensors this filter's bits are those of FLARE's (`tests/test_dp_fp16.py`).
+"""
+
+import copy
+
+import torch
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from torch import Tensor
+
+from feddp.errors import FedDPError
+from feddp.flare import messages
+
+
+class HalfPrecision(Filter):
+    """For a job's filters at both ends: float32 goes out as float16, and float16 that comes in is float32 again.
+
+    Tensors of any other type, the scalars and the message's headers are left as they are; so is the input.
+
+    Raises:
+        FedDPError: a finite value is beyond float16's range, 65504; FLARE's filter would clip it.
+    """
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        if shareable.get_return_code(ReturnCode.OK) != ReturnCode.OK:
+            return shareable
+        tensors, scalars = messages.unpack(shareable)
+        out = fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT
+        converted = {name: _narrow(name, value) if out else _widen(value) for name, value in tensors.items()}
+        return DXO(DataKind.WEIGHTS, data=converted, meta=scalars).update_shareable(copy.copy(shareable))
+
+
+def _narrow(name: str, value: Tensor) -> Tensor:
+    if not isinstance(value, Tensor) or value.dtype != torch.float32:
+        return value
+    half = value.half()
+    if (half.isinf() & value.isfinite()).any():
+        largest = value[value.isfinite()].abs().max().item()
+        raise FedDPError(f"{name} holds {largest:g}, beyond float16's range; export the job with precision=float32")
+    return half
+
+
+def _widen(value: Tensor) -> Tensor:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.float16 else value
