@@ -41,12 +41,16 @@ class Engine:
 
 
 class Run:
-    """Stages run against sites that are functions: (site, task, tensors, scalars) -> Shareable, answered in `order`."""
+    """Stages run against sites that are functions: (site, task, tensors, scalars) -> Shareable, answered in `order`.
 
-    def __init__(self, folder, plan, sites, answer, order=None):
+    As in the simulator, which has no certificates, unless `secure`.
+    """
+
+    def __init__(self, folder, plan, sites, answer, order=None, secure=False):
         self.persistor = SharedTensorPersistor(plan.to_json())
         self.fl_ctx = FLContext()
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
+        self.fl_ctx.set_prop(FLContextKey.SECURE_MODE, secure)
         self.fl_ctx._engine = Engine(folder, sites, self.persistor)
         self.fl_ctx.get_engine = lambda *a, **k: self.fl_ctx._engine
         self.folder, self.sites, self.answer, self.order = folder, sites, answer, order or sites

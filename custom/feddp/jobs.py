@@ -37,10 +37,10 @@ SITE_CLASSES = {
     "outside": "feddp.flare.outside_executor.OutsideExecutor",
 }
 TASKS = {
-    "spectra": [messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA],
+    "spectra": [messages.INTRODUCE_SPECTRA, messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA],
     "train": [messages.TRAIN, messages.SCORE, messages.ADOPT],
     "calibrate": [
-        *(messages.TUNE, messages.COLLECT, messages.CALIBRATE),
+        *(messages.TUNE, messages.INTRODUCE, messages.COLLECT, messages.CALIBRATE),
         *(messages.COLLECT_HEADS, messages.CALIBRATE_HEADS),
     ],
     "evaluate": [messages.EVALUATE],

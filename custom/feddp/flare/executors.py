@@ -11,6 +11,7 @@ from nvflare.apis.signal import Signal
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
 from feddp.flare.policy import CALIBRATION, SPECTRA
+from feddp.flare.sealing import arriving
 from feddp.flare.site import SiteComponent, site_component
 from feddp.methods import spectra
 from feddp.methods.site import Site
@@ -24,6 +25,7 @@ class TaskExecutor(Executor):
         component = site_component(fl_ctx)
         try:
             tensors, scalars = messages.unpack(shareable)
+            tensors = arriving(component, task_name, tensors, scalars, fl_ctx)
             return self.respond(task_name, component, tensors, scalars, fl_ctx, abort_signal)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -69,6 +71,8 @@ class SpectraExecutor(SiteExecutor):
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
         consents = component.policy(fl_ctx).consents(SPECTRA)
+        if task == messages.INTRODUCE_SPECTRA:
+            return messages.pack(consent=consents)
         if task == messages.COLLECT_SPECTRA:
             return messages.pack(spectra.given(site) if consents else {}, consent=consents)
         if tensors and not consents:
@@ -94,6 +98,8 @@ class CalibrationExecutor(SiteExecutor):
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
         consents = component.policy(fl_ctx).consents(CALIBRATION)
+        if task == messages.INTRODUCE:
+            return messages.pack(consent=consents)
         if task == messages.COLLECT:
             return messages.pack(site.personal() if consents else {}, consent=consents)
         if task == messages.COLLECT_HEADS:

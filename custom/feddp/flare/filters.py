@@ -10,19 +10,11 @@ from torch import Tensor
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.policy import CALIBRATION, OUTSIDE, SPECTRA
+from feddp.flare.sealing import NEEDS, leaving
 from feddp.flare.site import site_component
 from feddp.methods import base, spectra
 from feddp.methods.aggregation import Spec
 from feddp.partition import select
-
-# the consent without which no tensor leaves in a task
-NEEDS = {
-    messages.COLLECT_SPECTRA: SPECTRA,
-    messages.COLLECT: CALIBRATION,
-    messages.COLLECT_HEADS: CALIBRATION,
-    messages.GIVE_MODEL: OUTSIDE,
-}
 
 
 class StripPrivate(Filter):
@@ -50,7 +42,8 @@ class PrivateTensorGuard(Filter):
     A training result may hold shared tensors, a collection the ones that are exchanged (FedLC's: the head; FedDG's: the centres
     of amplitude spectra, nothing larger), and only with consent; what is given to a hospital outside is exactly a whole
     network, with consent to that. A role that the site's policy names in `private` leaves in none of them. The message is
-    written anew, so nothing rides along with it.
+    written anew, so nothing rides along with it. What other sites are to have is sealed for them here, last of all; with an
+    introduction goes this site's certificate, which no executor has a hand in.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -88,7 +81,7 @@ class PrivateTensorGuard(Filter):
         if task == messages.COLLECT_SPECTRA and tensors:
             spectra.check(component.plan, site, tensors)
         _only_known_numbers(site, task, scalars)
-        return messages.pack(tensors, **scalars)
+        return messages.pack(leaving(component, task, tensors, fl_ctx), **scalars)
 
 
 def _only_known_numbers(site: str, task: str, scalars: dict[str, Any], known: frozenset[str] = messages.SCALARS) -> None:

@@ -12,7 +12,7 @@ from feddp.partition import ROLES
 
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 SIMULATED = "FEDDP_SIMULATED"
-KEYS = {"data", "device", "consent", "private", "threads"}
+KEYS = {"data", "device", "consent", "recipients", "private", "threads"}
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,15 @@ class SitePolicy:
     "spectra" if it does so with the centres of some training images' amplitude spectra (FedDG), and
     "outside" if it gives its finished network to a hospital that joins later, and takes those of others when it is the one; the
     job may then ask it for the mean metrics of its masks (`job-outside --score`).
+    `recipients` names the sites that may read what this one gives in any of these; all that the project's root made a
+    certificate for where it is left out.
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     """
 
     data: Path
     device: str = "cpu"
     consent: tuple[str, ...] = ()
+    recipients: tuple[str, ...] | None = None
     private: tuple[str, ...] = ()
     threads: int = 1  # CPU threads; one gives the same bits on every machine
 
@@ -58,6 +61,11 @@ class SitePolicy:
         consent = properties.get("consent", [])
         if not isinstance(consent, list) or not set(consent) <= set(CONSENTS):
             raise FedDPError(f"site {site}: privacy.json's consent is {consent!r}; write a list of {', '.join(CONSENTS)}")
+        recipients = properties.get("recipients")
+        if recipients is not None and not (isinstance(recipients, list) and all(isinstance(name, str) for name in recipients)):
+            raise FedDPError(
+                f"site {site}: privacy.json's recipients is {recipients!r}; write a list of sites, or leave it out"
+            )
         private = properties.get("private", [])
         if not isinstance(private, list) or not set(private) <= set(ROLES):
             raise FedDPError(f"site {site}: privacy.json's private is {private!r}; write a list of {', '.join(ROLES)}")
@@ -65,7 +73,8 @@ class SitePolicy:
         if not isinstance(threads, int) or threads < 1:
             raise FedDPError(f"site {site}: privacy.json's threads is {threads!r}; write a number of CPU threads")
         device = str(properties.get("device", "cpu"))
-        return cls(Path(properties["data"]), device, tuple(consent), tuple(private), threads)
+        allowed = None if recipients is None else tuple(recipients)
+        return cls(Path(properties["data"]), device, tuple(consent), allowed, tuple(private), threads)
 
     def consents(self, word: str) -> bool:
         return word in self.consent

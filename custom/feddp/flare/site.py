@@ -16,9 +16,11 @@ from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare.messages import register_tensors
 from feddp.flare.policy import SitePolicy
+from feddp.flare.sealing import identity_of, simulated
 from feddp.methods.plan import Plan
 from feddp.methods.site import Site
 from feddp.partition import Partition
+from feddp.sealing.session import Session
 from feddp.training.store import Store
 
 
@@ -33,6 +35,7 @@ class SiteComponent(FLComponent):
         super().__init__()
         self.plan = Plan.from_json(plan)
         self._site: Site | None = None
+        self._seals: Session | None = None
         register_tensors()
 
     @cached_property
@@ -53,7 +56,7 @@ class SiteComponent(FLComponent):
         return SitePolicy.of(
             fl_ctx.get_identity_name(),
             fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES),
-            simulated=bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE)),
+            simulated=simulated(fl_ctx),
         )
 
     def store(self, fl_ctx: FLContext) -> Store:
@@ -69,6 +72,16 @@ class SiteComponent(FLComponent):
         """
         require_job_id(job)
         return Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()) / "feddp" / job
+
+    def seals(self, fl_ctx: FLContext) -> Session:
+        """This site's part in the job's sealed exchanges.
+
+        Raises:
+            FedDPError: there is something wrong with the site's certificate.
+        """
+        if self._seals is None:
+            self._seals = Session(identity_of(fl_ctx), fl_ctx.get_job_id())
+        return self._seals
 
     def open(self, fl_ctx: FLContext, abort_signal: Signal) -> Site:
         """The site, opened once a process; `abort_signal` stops whatever it does."""
