@@ -85,7 +85,7 @@ class Session:
                 raise FedDPError(f"site {self.identity.name}: it was sent an envelope of {peer} and has not introduced itself")
             if epoch <= self._opened.get((peer, task), -1):
                 raise FedDPError(
-                    f"site {self.identity.name}: an envelope of {peer} for {task} {epoch} or later was opened before"
+                    f"site {self.identity.name}: an envelope of {peer} for {task} of epoch {epoch} or later was opened before"
                 )
             facts = Facts(self.job, task, epoch)
             opened[peer] = unseal(self.identity, peer, envelope, facts, self._challenges[exchange])
