@@ -299,6 +299,16 @@ def test_personal_tensors_go_once_to_consenting_sites_and_to_no_other(consent, p
         assert results["sites"][site]["calibration"] == expected
 
 
+@pytest.mark.parametrize(("method", "secure", "said"), [("feddp", True, True), ("feddp", False, False), ("fedavg", True, None)])
+def test_results_say_whether_what_was_exchanged_was_sealed(method, secure, said, tmp_path, plan_for):
+    """And nothing of it where a method exchanges nothing."""
+    run = Run(tmp_path, plan_for(method=method), SITES, good, secure=secure).run(Evaluation)
+    results = json.loads((run.folder / "results.json").read_text())
+    assert results.get("sealed") is said
+    text = write_markdown(results)
+    assert ("went encrypted from site to site" in text, "went in the clear" in text) == (said is True, said is False)
+
+
 def test_heads_are_exchanged_at_every_epoch_among_consenting_sites(tmp_path, plan_for):
     """FedLC, three epochs. A's head is 10 e before epoch e, B's 10 e + 1; C does not consent: it neither gives nor gets.
 
