@@ -11,8 +11,17 @@ from feddp.methods.site import Site
 from feddp.training.store import Store
 
 
-def drive(plan: Plan, root: Path, folder: Path, names: tuple[str, ...] = ("site-1", "site-2")) -> dict[str, Site]:
-    """All stages of `plan`, whose start must be the last round; the sites as they are before their evaluation."""
+def drive(
+    plan: Plan,
+    root: Path,
+    folder: Path,
+    names: tuple[str, ...] = ("site-1", "site-2"),
+    silent: tuple[str, ...] = (),
+) -> dict[str, Site]:
+    """All stages of `plan`, whose start must be the last round; the sites as they are before their evaluation.
+
+    Sites in `silent` take no part in the exchange of IGC.
+    """
     assert plan.start == "last"
     sites = {name: Site(name, SiteFolder.open(root / name), plan, Store(folder / name)) for name in names}
     if SPECTRA in plan.stages:
@@ -36,7 +45,7 @@ def drive(plan: Plan, root: Path, folder: Path, names: tuple[str, ...] = ("site-
             for name, site in sites.items():
                 site.calibrate_heads({peer: head for peer, head in heads.items() if peer != name}, epoch)
     if CALIBRATE in plan.stages:
-        given = {name: site.personal() for name, site in sites.items()}
+        given = {name: site.personal() for name, site in sites.items() if name not in silent}
         for name, site in sites.items():
-            site.calibrate({peer: tensors for peer, tensors in given.items() if peer != name and tensors})
+            site.calibrate({peer: tensors for peer, tensors in given.items() if name in given and peer != name and tensors})
     return sites

@@ -188,6 +188,7 @@ class Hospital:
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "late", private=False)
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
         self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
+        self.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)
 
     def left(self, state, slot="calibrated", **facts):
         """What an earlier job left here."""
@@ -354,7 +355,7 @@ def test_the_newcomer_is_sent_the_donors_models_and_the_shared_tensors_and_answe
     assert all(not messages.unpack(data)[0] for task, _, data in done.sent if task != "adapt")
     results = json.loads((done.folder / "results.json").read_text())
     assert results == {
-        **{"job": "job", "run": JOB, "newcomer": "N", "donors": DONORS, "without": {}},
+        **{"job": "job", "run": JOB, "newcomer": "N", "donors": DONORS, "without": {}, "sealed": False},
         **{"images": 3, "empty_masks": 1, "seconds": 0.5, "loss_before": 0.7, "loss": 0.25, "epoch": 2},
     }
     files = [path.read_bytes() for path in done.folder.rglob("*") if path.is_file()]

@@ -57,6 +57,7 @@ def run(tiny_root, plan_for, tmp_path_factory):
         "stores": stores,
         "capture": capture,
         "results": json.loads((server / "results.json").read_text()),
+        "log": running.log.read_text(),
     }
 
 
@@ -141,6 +142,11 @@ def iou(network, samples):
 
 def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_exchange_is_in_the_clear_and_says_so(run):
+    assert run["results"]["sealed"] is False
+    assert "no certificates: what sites exchange passes the server in the clear" in run["log"]
 
 
 def test_a_run_equals_a_plain_loop_to_the_bit(run, plain):

@@ -41,12 +41,16 @@ class Engine:
 
 
 class Run:
-    """Stages run against sites that are functions: (site, task, tensors, scalars) -> Shareable, answered in `order`."""
+    """Stages run against sites that are functions: (site, task, tensors, scalars) -> Shareable, answered in `order`.
 
-    def __init__(self, folder, plan, sites, answer, order=None):
+    As in the simulator, which has no certificates, unless `secure`.
+    """
+
+    def __init__(self, folder, plan, sites, answer, order=None, secure=False):
         self.persistor = SharedTensorPersistor(plan.to_json())
         self.fl_ctx = FLContext()
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
+        self.fl_ctx.set_prop(FLContextKey.SECURE_MODE, secure)
         self.fl_ctx._engine = Engine(folder, sites, self.persistor)
         self.fl_ctx.get_engine = lambda *a, **k: self.fl_ctx._engine
         self.folder, self.sites, self.answer, self.order = folder, sites, answer, order or sites
@@ -293,6 +297,16 @@ def test_personal_tensors_go_once_to_consenting_sites_and_to_no_other(consent, p
     for site in SITES:
         expected = {"calibrated": bool(peers[site]), "peers": len(peers[site]), "tuned": True}
         assert results["sites"][site]["calibration"] == expected
+
+
+@pytest.mark.parametrize(("method", "secure", "said"), [("feddp", True, True), ("feddp", False, False), ("fedavg", True, None)])
+def test_results_say_whether_what_was_exchanged_was_sealed(method, secure, said, tmp_path, plan_for):
+    """And nothing of it where a method exchanges nothing."""
+    run = Run(tmp_path, plan_for(method=method), SITES, good, secure=secure).run(Evaluation)
+    results = json.loads((run.folder / "results.json").read_text())
+    assert results.get("sealed") is said
+    text = write_markdown(results)
+    assert ("went encrypted from site to site" in text, "went in the clear" in text) == (said is True, said is False)
 
 
 def test_heads_are_exchanged_at_every_epoch_among_consenting_sites(tmp_path, plan_for):

@@ -31,6 +31,7 @@ def context(component, task="train", consent=(), private=(), **policy):
     fl_ctx.get_engine = lambda *a, **k: Engine(component)
     fl_ctx.get_identity_name = lambda *a, **k: "hospital"
     fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
+    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)  # what it would seal is looked at here; test_sealing.py has the seals
     properties = {"data": "nowhere", "consent": list(consent), "private": list(private), **policy}
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
     return fl_ctx
@@ -190,6 +191,7 @@ def test_without_a_policy_a_site_refuses(component):
     """FLARE accepts any scope where there is no privacy.json (design.md): this site does not."""
     fl_ctx = context(component)
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, None)
+    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, False)
     with pytest.raises(FedDPError, match="site hospital: its privacy.json has no properties"):
         component.policy(fl_ctx)
 
@@ -202,6 +204,7 @@ def test_without_a_policy_a_site_refuses(component):
         ({"data": "x", "consent": "yes"}, "consent is 'yes'"),
         ({"data": "x", "consent": ["everything"]}, "everything"),
         ({"data": "x", "private": "head"}, "private is 'head'"),
+        ({"data": "x", "recipients": "B"}, "recipients is 'B'"),
         ({"data": "x", "threads": "many"}, "threads is 'many'"),
         ({"data": "x", "threads": True}, "threads is True"),
         ({"data": "x", "min_images": 0}, "min_images is 0; write a number of images, at least 1"),

@@ -39,10 +39,10 @@ SITE_CLASSES = {
     "half": "feddp.flare.precision.HalfPrecision",
 }
 TASKS = {
-    "spectra": [messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA],
+    "spectra": [messages.INTRODUCE_SPECTRA, messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA],
     "train": list(messages.ROUNDS),
     "calibrate": [
-        *(messages.TUNE, messages.COLLECT, messages.CALIBRATE),
+        *(messages.TUNE, messages.INTRODUCE, messages.COLLECT, messages.CALIBRATE),
         *(messages.COLLECT_HEADS, messages.CALIBRATE_HEADS),
     ],
     "evaluate": [messages.EVALUATE],

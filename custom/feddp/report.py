@@ -41,6 +41,11 @@ def write_markdown(results: Mapping[str, Any]) -> str:
             else:
                 how = "tuned without peers (λ = 0)"
             lines.append(f"{site}: {how}.")
+    if "sealed" in results:
+        how = (
+            "encrypted from site to site" if results["sealed"] else "in the clear, by the simulator, which has no certificates"
+        )
+        lines.append(f"What the sites exchanged went {how}.")
     lines += [f"**{site} is missing**: {reason}" for site, reason in sorted(results["missing"].items())]
     if VOLUMES in results["average"]:
         lines += ["", "By case, all test slices of a patient as one volume (± over a site's test cases):", ""]

@@ -16,18 +16,20 @@ class Calibration(Exchange):
         plan, persistor = self.plan, self.persistor
         if TUNE in plan.stages:
             self.ask(messages.TUNE, messages.pack(), TUNED)
+        wanted = CALIBRATE in plan.stages and plan.calibration.lambda_ > 0
+        if HEADS in plan.stages or wanted:
+            self.prepare(messages.INTRODUCE)
         if HEADS in plan.stages:
             for epoch in range(1, plan.calibration.calibration_epochs + 1):
                 heads = self._collect(messages.COLLECT_HEADS, persistor.head_spec, epoch=epoch)
                 self._calibrate(messages.CALIBRATE_HEADS, heads, epoch=epoch)
         if CALIBRATE in plan.stages:
-            wanted = plan.calibration.lambda_ > 0
             personal = self._collect(messages.COLLECT, persistor.personal_spec) if wanted else {}
             self._calibrate(messages.CALIBRATE, personal)
 
     def _collect(self, task: str, spec: Spec, **facts: int) -> dict[str, Answer]:
-        """The consenting sites' personal tensors; a method with none has nothing to disagree with."""
-        return self.collect(task, lambda site, answer: spec.check(site, answer.tensors), **facts)
+        """The sites' answers, with personal tensors where they consent; a method with none has nothing to disagree with."""
+        return self.collect(task, lambda site, answer: spec.check(site, answer.tensors), spec.nbytes, **facts)
 
     def _calibrate(self, task: str, personal: dict[str, Answer], **facts: int) -> None:
         """Every site tunes at home with what its peers gave."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
+from feddp.flare.exchange import is_sealed
 from feddp.flare.stage import Answer, Stage
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
 from feddp.methods.results import VOLUMES, WHEN, WITHHELD, gathered
@@ -25,6 +26,8 @@ class Evaluation(Stage):
         shared = persistor.shared_spec.halved if self.plan.federation.precision == "float16" else persistor.shared_spec
         nbytes = {"shared": shared.nbytes, "personal": persistor.personal_spec.nbytes}
         results = gathered(self.plan, sites, persistor.start_round, persistor.best_round, missing, matrix, nbytes)
+        if {SPECTRA, HEADS, CALIBRATE} & set(self.plan.stages):
+            results["sealed"] = is_sealed(self.fl_ctx)  # what the sites exchanged
         persistor.write_results(self.fl_ctx, results)
         self.progress("done")
 

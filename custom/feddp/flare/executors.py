@@ -12,6 +12,7 @@ from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
 from feddp.flare.audit import audit
 from feddp.flare.policy import CALIBRATION, SPECTRA
+from feddp.flare.sealing import arriving
 from feddp.flare.site import SiteComponent, site_component
 from feddp.methods import spectra
 from feddp.methods.site import Site
@@ -25,6 +26,7 @@ class TaskExecutor(Executor):
         component = site_component(fl_ctx)
         try:
             tensors, scalars = messages.unpack(shareable)
+            tensors = arriving(component, task_name, tensors, scalars, fl_ctx)
             return self.respond(task_name, component, tensors, scalars, fl_ctx, abort_signal)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -71,6 +73,8 @@ class SpectraExecutor(SiteExecutor):
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
         consents = component.policy(fl_ctx).consents(SPECTRA)
+        if task == messages.INTRODUCE_SPECTRA:
+            return messages.pack(consent=consents)
         if task == messages.COLLECT_SPECTRA:
             return messages.pack(spectra.given(site) if consents else {}, consent=consents)
         if tensors and not consents:
@@ -97,6 +101,8 @@ class CalibrationExecutor(SiteExecutor):
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
         consents = component.policy(fl_ctx).consents(CALIBRATION)
+        if task == messages.INTRODUCE:
+            return messages.pack(consent=consents)
         if task == messages.COLLECT:
             return messages.pack(site.personal() if consents else {}, consent=consents)
         if task == messages.COLLECT_HEADS:

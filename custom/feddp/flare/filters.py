@@ -13,20 +13,14 @@ from torch import Tensor
 from feddp.errors import FedDPError
 from feddp.flare import messages, numbers
 from feddp.flare.audit import audit
-from feddp.flare.policy import CALIBRATION, OUTSIDE, SPECTRA, SitePolicy
+from feddp.flare.policy import SitePolicy
+from feddp.flare.sealing import NEEDS, leaving
 from feddp.flare.site import SiteComponent, site_component
 from feddp.methods import base, spectra
 from feddp.methods.aggregation import Spec
 from feddp.methods.results import WITHHELD
 from feddp.partition import select
 
-# the consent without which no tensor leaves in a task
-NEEDS = {
-    messages.COLLECT_SPECTRA: SPECTRA,
-    messages.COLLECT: CALIBRATION,
-    messages.COLLECT_HEADS: CALIBRATION,
-    messages.GIVE_MODEL: OUTSIDE,
-}
 CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 
 
@@ -56,7 +50,9 @@ class PrivateTensorGuard(Filter):
     FedDG's: the centres of amplitude spectra, nothing larger), and only with consent; what is given to a hospital outside is
     exactly a whole network, with consent to that. A role that the site's policy names in `private` leaves in none of them. Of
     what is measured over fewer images than the policy's `min_images`, the answer says only that it is withheld. The message is
-    written anew, so nothing rides along with it; what is stopped or withheld is in the site's log and in its audit file.
+    written anew, so nothing rides along with it; what is stopped or withheld is in the site's log and in its audit file. What
+    other sites are to have is sealed for them here, last of all; with an introduction goes this site's certificate, which no
+    executor has a hand in.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -77,7 +73,7 @@ class PrivateTensorGuard(Filter):
                 self._note(fl_ctx, f"withheld {what}")
                 said = {name: value for name, value in said.items() if name not in few}
                 said[WITHHELD] = policy.min_images
-            return messages.pack(sent, **said)
+            return messages.pack(leaving(component, task, sent, fl_ctx), **said)
         except Exception as error:  # of whatever kind: nothing was sent, and the site's own files say why
             self._note(fl_ctx, f"stopped: {error if isinstance(error, FedDPError) else type(error).__name__}")
             raise

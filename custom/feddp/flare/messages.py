@@ -12,9 +12,9 @@ from torch import Tensor
 from feddp.errors import FedDPError
 
 # the tasks, by the executor that answers them
-COLLECT_SPECTRA, TAKE_SPECTRA = "collect_spectra", "take_spectra"
+INTRODUCE_SPECTRA, COLLECT_SPECTRA, TAKE_SPECTRA = "introduce_spectra", "collect_spectra", "take_spectra"
 TRAIN, SCORE, ADOPT = ROUNDS = ("train", "score", "adopt")
-COLLECT, TUNE, CALIBRATE = "collect", "tune", "calibrate"
+INTRODUCE, COLLECT, TUNE, CALIBRATE = "introduce", "collect", "tune", "calibrate"
 COLLECT_HEADS, CALIBRATE_HEADS = "collect_heads", "calibrate_heads"
 EVALUATE = "evaluate"
 JOIN, GIVE_MODEL, ADAPT = "join", "give_model", "adapt"

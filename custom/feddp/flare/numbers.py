@@ -20,11 +20,13 @@ _IMAGES, _CASES = dict.fromkeys(METRICS, _CELL), dict.fromkeys(VOLUME_METRICS, _
 _SCORED, _TUNED, _CONSENT = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch"), ("consent",)
 # plain numbers, by the task that may send them; the evaluation sends tables
 _PLAIN = {
+    messages.INTRODUCE_SPECTRA: _CONSENT,
     messages.COLLECT_SPECTRA: _CONSENT,
     messages.TAKE_SPECTRA: _CONSENT,
     messages.TRAIN: (*_SCORED, "phase", "loss", "samples", "seconds"),
     messages.SCORE: _SCORED,
     messages.ADOPT: _SCORED,
+    messages.INTRODUCE: _CONSENT,
     messages.COLLECT: _CONSENT,
     messages.COLLECT_HEADS: _CONSENT,
     messages.TUNE: _TUNED,

@@ -1,7 +1,7 @@
 """IOP-FL's "outside" (004, section III-C) as a workflow: consenting donors' models to a hospital that has joined.
 
-Everything travels by way of the server, which holds the models in memory while the job runs and writes none of them. The
-newcomer answers in numbers; its images and its masks stay where they are.
+Everything travels by way of the server, which holds the models, sealed for the newcomer where there are certificates, in memory
+while the job runs and writes none of them. The newcomer answers in numbers; its images and its masks stay where they are.
 """
 
 import math
@@ -10,17 +10,19 @@ from typing import Any
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.evaluation import is_whole
-from feddp.flare.stage import Answer, Stage
+from feddp.flare.exchange import Exchange, is_sealed, of_peers
+from feddp.flare.stage import Answer
 from feddp.methods.results import WITHHELD
 from feddp.outside.models import GLOBAL
 from feddp.training.metrics import METRICS
 from feddp.training.store import together
 
 NUMBERS = ("images", "empty_masks", "seconds")
+NO_RECIPIENT = "its policy does not name the newcomer among its recipients"
 FIT = ("loss_before", "loss", "epoch")  # of the ways that train
 
 
-class Outside(Stage):
+class Outside(Exchange):
     """Asks the newcomer whether it consents, the donors for their models, and hands these on.
 
     Args:
@@ -37,45 +39,47 @@ class Outside(Stage):
         shared = self.persistor.brought(self.fl_ctx) or {}
         self.persistor.shared_spec.check("the job", shared)
         self._join()
-        personal, without = self._collect()
-        message = messages.pack(together(personal | {GLOBAL: shared}))
+        answers, without = self._collect()
+        donors = self.peers_of(self.newcomer, answers)
+        message = messages.pack(of_peers(donors, answers) | together({GLOBAL: shared}))
         answer = self.ask(messages.ADAPT, {self.newcomer: message}, NUMBERS, _check)[self.newcomer]
-        self.persistor.write_results(self.fl_ctx, self._results(answer, sorted(personal), without))
+        self.persistor.write_results(self.fl_ctx, self._results(answer, donors, without))
         self.progress("done")
 
     def _join(self) -> None:
         """Nothing is asked of a donor, and nothing sent to the newcomer, before that consents."""
         if self.newcomer not in self.sites():
             raise FedDPError(f"the newcomer {self.newcomer} is not among the job's sites; start its client, and submit again")
-        answers = self.ask(messages.JOIN, {self.newcomer: messages.pack()}, ("consent",), _no_tensor)
+        answers = self.introduce(messages.JOIN, [self.newcomer])
         if not answers[self.newcomer].scalars["consent"]:
             raise FedDPError(
                 f"the newcomer {self.newcomer} does not consent: it was sent nothing;"
                 " its privacy.json must have 'outside' in `consent`"
             )
 
-    def _collect(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """The models of the donors that gave theirs, and why the others did not."""
-
-        def check(site: str, answer: Answer) -> None:
-            if answer.scalars["consent"] or answer.tensors:
-                self.persistor.network_spec.check(site, answer.tensors)
-
-        here = [site for site in self.donors if site in self.sites()]
-        asked = {site: messages.pack() for site in here}
-        answers = self.ask(messages.GIVE_MODEL, asked, ("consent",), check) if here else {}
-        given = {site: answer.tensors for site, answer in answers.items() if answer.tensors}
-        without = dict.fromkeys(self.donors, "not among the job's sites")
-        without |= dict.fromkeys(here, "refused; progress.jsonl says why") | dict.fromkeys(answers, "does not consent")
+    def _collect(self) -> tuple[dict[str, Answer], dict[str, str]]:
+        """What the donors answered, with their models, and why those without did not give theirs."""
+        spec, here = self.persistor.network_spec, [site for site in self.donors if site in self.sites()]
+        answers: dict[str, Answer] = {}
+        if here:
+            answers = self.collect(
+                messages.GIVE_MODEL, lambda site, answer: spec.check(site, answer.tensors), spec.nbytes, here
+            )
+        given = self.peers_of(self.newcomer, answers)
+        without = dict.fromkeys(self.donors, "not among the job's sites") | dict.fromkeys(
+            here, "refused; progress.jsonl says why"
+        )
+        without |= {site: NO_RECIPIENT if said.scalars["consent"] else "does not consent" for site, said in answers.items()}
         without = {site: reason for site, reason in without.items() if site not in given}
         if not given:
             reasons = "; ".join(f"{site}: {reason}" for site, reason in without.items())
             raise FedDPError(f"no donor gave a model ({reasons}); a donor's privacy.json must have 'outside' in `consent`")
-        return given, without
+        return answers, without
 
     def _results(self, answer: Answer, donors: list[str], without: dict[str, str]) -> dict[str, Any]:
         said = {name: answer.scalars[name] for name in (*NUMBERS, *FIT, "scores", WITHHELD) if name in answer.scalars}
-        return {"run": self.job, "newcomer": self.newcomer, "donors": donors, "without": without, **said}
+        who = {"newcomer": self.newcomer, "donors": donors, "without": without}
+        return {"run": self.job, **who, "sealed": is_sealed(self.fl_ctx), **said}
 
 
 def _no_tensor(site: str, answer: Answer) -> None:

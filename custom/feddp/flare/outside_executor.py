@@ -11,6 +11,7 @@ from feddp.flare import messages
 from feddp.flare.executors import TaskExecutor
 from feddp.flare.policy import OUTSIDE
 from feddp.flare.site import SiteComponent, require_job_id
+from feddp.methods.aggregation import Spec
 from feddp.methods.site import last_network
 from feddp.networks.weights import read_network
 from feddp.outside.adapt import read_settings
@@ -71,6 +72,9 @@ class OutsideExecutor(TaskExecutor):
         where = usable(policy.device, f"site {fl_ctx.get_identity_name()}: device", "correct it in the site's policy")
         personal = by_site(tensors)
         shared = personal.pop(GLOBAL, {})
+        state = component.network.state_dict()
+        for donor, given in personal.items():  # the server could not look into what came sealed
+            Spec.of(state, tuple(state)).check(donor, given)
         models = Models.of(personal, completed(shared, personal), component.plan.facts)
 
         def report(epoch: int, loss: float) -> None:

@@ -14,7 +14,7 @@ from feddp.partition import ROLES
 
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 SIMULATED = "FEDDP_SIMULATED"
-KEYS = {"data", "device", "consent", "private", "methods", "spectra", "min_images", "threads"}
+KEYS = {"data", "device", "consent", "recipients", "private", "methods", "spectra", "min_images", "threads"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class SitePolicy:
     "spectra" if it does so with the centres of some training images' amplitude spectra (FedDG), and
     "outside" if it gives its finished network to a hospital that joins later, and takes those of others when it is the one; the
     job may then ask it for the mean metrics of its masks (`job-outside --score`).
+    `recipients` names the sites that may read what this one gives in any of these; all that the project's root made a
+    certificate for where it is left out.
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     `methods` are those whose jobs it takes, any method's if not given; `spectra` is how many training images' amplitudes a job
     may ask for; means over fewer than `min_images` images, or cases, do not leave.
@@ -33,6 +35,7 @@ class SitePolicy:
     data: Path
     device: str = "cpu"
     consent: tuple[str, ...] = ()
+    recipients: tuple[str, ...] | None = None
     private: tuple[str, ...] = ()
     methods: tuple[str, ...] | None = None
     spectra: int = 16
@@ -66,6 +69,7 @@ class SitePolicy:
             Path(properties["data"]),
             str(properties.get("device", "cpu")),
             _words(site, "consent", properties.get("consent", []), CONSENTS),
+            _sites(site, properties["recipients"]) if "recipients" in properties else None,
             _words(site, "private", properties.get("private", []), ROLES),
             _words(site, "methods", properties["methods"], tuple(METHODS)) if "methods" in properties else None,
             _count(site, "spectra", properties.get("spectra", cls.spectra), 0, "training images"),
@@ -94,6 +98,12 @@ class SitePolicy:
 def _words(site: str, name: str, given: Any, known: tuple[str, ...]) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(word, str) and word in known for word in given):
         raise FedDPError(f"site {site}: privacy.json's {name} is {given!r}; write a list of {', '.join(known)}")
+    return tuple(given)
+
+
+def _sites(site: str, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise FedDPError(f"site {site}: privacy.json's recipients is {given!r}; write a list of sites, or leave it out")
     return tuple(given)
 
 

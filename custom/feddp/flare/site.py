@@ -17,9 +17,11 @@ from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare.messages import register_tensors
 from feddp.flare.policy import SitePolicy
+from feddp.flare.sealing import identity_of, simulated
 from feddp.methods.plan import Plan
 from feddp.methods.site import Site
 from feddp.partition import Partition
+from feddp.sealing.session import Session
 from feddp.training.store import Store
 
 
@@ -34,6 +36,7 @@ class SiteComponent(FLComponent):
         super().__init__()
         self.plan = Plan.from_json(plan)
         self._site: Site | None = None
+        self._seals: Session | None = None
         register_tensors()
 
     @cached_property
@@ -52,8 +55,7 @@ class SiteComponent(FLComponent):
             FedDPError: there is no policy for the job's scope, and this is not the simulator; or it does not take this job.
         """
         site = fl_ctx.get_identity_name()
-        simulated = bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE))
-        policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), simulated)
+        policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), simulated(fl_ctx))
         policy.accept(site, self.plan)
         return policy
 
@@ -73,6 +75,16 @@ class SiteComponent(FLComponent):
         require_job_id(job)
         root = os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT)
         return Path(root or fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()) / "feddp" / job
+
+    def seals(self, fl_ctx: FLContext) -> Session:
+        """This site's part in the job's sealed exchanges.
+
+        Raises:
+            FedDPError: there is something wrong with the site's certificate.
+        """
+        if self._seals is None:
+            self._seals = Session(identity_of(fl_ctx), fl_ctx.get_job_id())
+        return self._seals
 
     def open(self, fl_ctx: FLContext, abort_signal: Signal) -> Site:
         """The site, opened once a process; `abort_signal` stops whatever it does.

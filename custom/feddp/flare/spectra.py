@@ -6,8 +6,12 @@ from feddp.methods import spectra
 
 
 class Spectra(Exchange):
-    """The server passes them on in memory; what is not exactly amplitudes is refused."""
+    """The server passes them on in memory; what is not exactly amplitudes is refused, by who receives it where it is sealed."""
 
     def run(self) -> None:
-        given = self.collect(messages.COLLECT_SPECTRA, lambda site, answer: spectra.check(self.plan, site, answer.tensors))
+        self.prepare(messages.INTRODUCE_SPECTRA)
+        limit = spectra.limit(self.plan)
+        given = self.collect(
+            messages.COLLECT_SPECTRA, lambda site, answer: spectra.check(self.plan, site, answer.tensors), limit
+        )
         self.persistor.styles = self.hand_out(messages.TAKE_SPECTRA, given, ())

@@ -1,16 +1,14 @@
 """Whether a kit's certificate is this participant's, of this project, in date, and the key its own."""
 
-from datetime import datetime, timezone
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509.oid import NameOID
 
 from feddp.data.description import Problem
 from feddp.kit.kit import AGAIN, Kit
+from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid
 
 RENEW = "Have it renewed (provisioning/README.md, 'Renewal')"
 
@@ -29,10 +27,10 @@ def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Probl
     if root is not None:
         problems += _of_the_root(kit, root, fingerprint)
     if certificate is not None:
-        if (name := _name(certificate)) != kit.name:
+        if (name := name_of(certificate)) != kit.name:
             problems.append(Problem(kit.certificate, f"is {name}'s, and the kit is {kit.name}'s", AGAIN))
         problems += _dates(kit.certificate, certificate)
-        if root is not None and not _issued(certificate, root):
+        if root is not None and not issued_by(certificate, root):
             problems.append(Problem(kit.certificate, f"was not issued by {kit.root.name}", AGAIN))
         if key is not None and key.public_key() != certificate.public_key():
             problems.append(Problem(kit.key, f"is not the key of {kit.certificate.name}", "Put back the key it was issued for"))
@@ -41,7 +39,7 @@ def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Probl
 
 def _of_the_root(kit: Kit, root: x509.Certificate, fingerprint: str | None) -> list[Problem]:
     problems = _dates(kit.root, root)
-    if (name := _name(root)) != kit.project:
+    if (name := name_of(root)) != kit.project:
         problems.append(Problem(kit.root, f"is the root of project {name}, and the kit is of {kit.project}", AGAIN))
     own = root.fingerprint(SHA256()).hex()
     if fingerprint is not None and _plain(fingerprint) != own:
@@ -61,25 +59,11 @@ def _read(path: Path, parse, problems: list[Problem]):
     return None
 
 
-def _name(certificate: x509.Certificate) -> str:
-    return " ".join(str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
-
-
-def _issued(certificate: x509.Certificate, root: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
-
-
 def _dates(path: Path, certificate: x509.Certificate) -> list[Problem]:
-    now = datetime.now(timezone.utc)
-    if now < certificate.not_valid_before_utc:
-        since = f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        return [Problem(path, since, "Set this machine's clock, or wait")]
-    if now > certificate.not_valid_after_utc:
-        return [Problem(path, f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC", RENEW)]
+    if early := not_yet_valid(certificate):
+        return [Problem(path, early, "Set this machine's clock, or wait")]
+    if late := expired(certificate):
+        return [Problem(path, late, RENEW)]
     return []
 
 

@@ -58,6 +58,18 @@ class Kit:
     def key(self) -> Path:
         return self.certificate.with_suffix(".key")
 
+    @property
+    def server_identity(self) -> str:
+        """The name in the server's certificate, as a site's kit says it.
+
+        Raises:
+            FedDPError: the kit does not say it.
+        """
+        try:
+            return str(read_json(self.configuration)["servers"][0]["identity"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise BadFile(Problem(self.configuration, "does not say the server's identity", AGAIN)) from error
+
     def effective(self, name: str) -> Path:
         """The file of `local/` that FLARE obeys: `name` where the hospital has written one, else what was provisioned."""
         own = self.folder / "local" / name

@@ -32,9 +32,17 @@ def check(plan: "Plan", site: str, tensors: Mapping[str, Tensor]) -> None:
     """Refuses anything but the amplitudes of 1 to `spectra` images. FedDPError names the site and what is wrong."""
     value = tensors.get(AMPLITUDE)
     count = len(value) if isinstance(value, Tensor) and value.ndim else 1
+    _spec(plan, min(max(count, 1), plan.hyper.spectra)).check(site, tensors)
+
+
+def limit(plan: "Plan") -> int:
+    """The bytes of all that a site may give."""
+    return _spec(plan, plan.hyper.spectra).nbytes
+
+
+def _spec(plan: "Plan", count: int) -> Spec:
     side = 2 * radius(plan.size, plan.size) + 1
-    shape = torch.Size((min(max(count, 1), plan.hyper.spectra), plan.channels, side, side))
-    Spec({AMPLITUDE: (shape, torch.float32)}).check(site, tensors)
+    return Spec({AMPLITUDE: (torch.Size((count, plan.channels, side, side)), torch.float32)})
 
 
 def keep(site: "Trainer", peers: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -1,0 +1,45 @@
+"""Certificates as FLARE makes them, of a project of a few participants, and sites' kits with them."""
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
+
+PROJECT, SERVER = "feddp", "server.example.org"
+
+
+class Office:
+    """A project's root and what it signs; a key of its own for every certificate."""
+
+    def __init__(self):
+        self.key, public = generate_keys()
+        own = Identity(PROJECT)
+        self.root = generate_cert(own, own, self.key, public, valid_days=3650, ca=True)
+
+    def issue(self, name: str, role: str | None = None, since: int = 0, until: int = 360, host: str | None = None):
+        """(certificate, key): valid from `since` to `until` days from now; `host` makes it a server's."""
+        key, public = generate_keys()
+        now = datetime.now(timezone.utc)
+        certificate = generate_cert(
+            Identity(name, "org", role),
+            Identity(PROJECT),
+            self.key,
+            public,
+            server_default_host=host,
+            not_valid_before=now + timedelta(days=since),
+            not_valid_after=now + timedelta(days=until),
+        )
+        return certificate, key
+
+
+def kit_of(folder: Path, name: str, office: Office, certificate, key) -> Path:
+    """What of a site's startup kit its process reads."""
+    startup = folder / "startup"
+    startup.mkdir(parents=True)
+    (startup / "client.crt").write_bytes(serialize_cert(certificate))
+    (startup / "client.key").write_bytes(serialize_pri_key(key))
+    (startup / "rootCA.pem").write_bytes(serialize_cert(office.root))
+    server = {"name": PROJECT, "service": {"target": f"{SERVER}:8002"}, "identity": SERVER}
+    (startup / "fed_client.json").write_text(json.dumps({"servers": [server], "client": {"fqsn": name}}))
+    return folder
