@@ -7,14 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from certificates import put, self_signed, signed
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
@@ -46,7 +46,7 @@ def made(tmp_path_factory, tiny_root):
     for path in folder.rglob("*.yml"):
         path.write_text(at_home(path.read_text()))
     commands = re.findall(r"^    (\S.*)$", at_home((FOLDER / "README.md").read_text()), re.MULTILINE)
-    assert len(commands) == 33
+    assert len(commands) == 37
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "\n".join(["set -eu", *commands])
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -146,6 +146,23 @@ def test_gpus_and_their_memory_come_from_the_project_file(made):
     assert (manager("hospital-a"), manager("hospital-c"), manager("hospital-d")) == ((1, 16), (1, 40), (0, 0))
 
 
+@pytest.mark.parametrize("where", ["kits/feddp/prod_00", "own/feddp/prod_00"])
+def test_the_server_keeps_jobs_in_its_own_storage(made, where):
+    """And nothing in the machine's temporary folder, which FLARE's own server would share with every other."""
+    path = made / where / SERVER / "local/resources.json.default"
+    resources = local(made / where / SERVER, path.name)
+    manager = next(c for c in resources["components"] if c["id"] == "job_manager")
+    assert manager["args"] == {"uri_root": "/data/server/jobs", "job_store_id": "job_store"}
+    assert resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] == "/data/server/snapshots"
+    assert "/tmp/" not in path.read_text()
+
+
+def test_the_leads_own_request_makes_the_leads_kit(made):
+    subject = pem(made / "own/feddp/prod_00/lead@consortium.org/startup/client.crt").subject
+    assert subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)[0].value == "lead"
+    assert said(made / "own/feddp/prod_00/lead@consortium.org")[0].endswith("lead@consortium.org of project feddp may start")
+
+
 def test_renewal_makes_one_new_certificate_and_keeps_the_others(made):
     old, new = (made / "kits/feddp" / prod for prod in ("prod_00", "prod_01"))
     assert pem(old / "hospital-a/startup/client.crt") != pem(new / "hospital-a/startup/client.crt")
@@ -177,27 +194,6 @@ def test_a_participant_that_nobody_knows_is_not_renewed(made):
 @pytest.mark.parametrize("name", [SERVER, "hospital-a", "lead@consortium.org"])
 def test_a_kit_as_provisioned_may_start(made, name):
     assert said(made / "kits/feddp/prod_00" / name)[0].endswith(f"{name} of project feddp may start")
-
-
-def self_signed(name: str):
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    return key, signed(name, name, key, key)
-
-
-def signed(name: str, issuer: str, key, by, days: tuple[int, int] = (-1, 1)):
-    """A certificate for `key`, valid between two numbers of days from now."""
-    now = datetime.now(timezone.utc)
-    subject, of = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (name, issuer))
-    builder = x509.CertificateBuilder(of, subject, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now + timedelta(days[0])).not_valid_after(now + timedelta(days[1]))
-    return builder.sign(by, hashes.SHA256())
-
-
-def put(path: Path, certificate=None, key=None) -> None:
-    if certificate is not None:
-        path.write_bytes(certificate.public_bytes(Encoding.PEM))
-    else:
-        path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
 
 
 @pytest.mark.parametrize(("days", "words"), [((-9, -2), "expired on"), ((2, 9), "is not valid before")])

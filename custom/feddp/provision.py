@@ -16,9 +16,11 @@ from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
+RESOURCES = "resources.json.default"
 LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
 CODE_RIGHTS = ("byoc", "server-predeployed-flwr")  # a right to run code that nobody reviewed
 POLICY = "policy"  # the key of a hospital's properties in the project file
+STORAGE = "storage"  # the key of the folder in which the server keeps jobs and their results
 
 # FLARE's rights: a category or a command, and who has it. `o:site`: whoever's organisation is the site's own, `n:submitter`:
 # whose job it is. What is not named is denied. A hospital's files and processes are its own org_admin's, nobody else's.
@@ -65,12 +67,15 @@ class SitePolicyBuilder(Builder):
     authorization in the server's and every site's kit, a privacy.json in every site's.
 
     A client of the project file says under `policy` what `flare.policy.SitePolicy` holds: where its data lie on its own
-    machine, its device, its consent. Resources and authorization are written as FLARE's `.default` files, which are in force
-    until the hospital puts files of its own beside them.
+    machine, its device, its consent; the server under `storage` where it keeps jobs. Resources and authorization are written as
+    FLARE's `.default` files, which are in force until the hospital puts files of its own beside them.
     """
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
-        self._restrict(project.get_server(), SERVER_CLASSES, ctx)
+        server = project.get_server()
+        self._restrict(server, SERVER_CLASSES, ctx)
+        if folder := server.get_prop(STORAGE):
+            _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
             properties = client.get_prop(POLICY)
             if not properties:
@@ -82,9 +87,18 @@ class SitePolicyBuilder(Builder):
     @staticmethod
     def _restrict(participant: Participant, classes: dict[str, str], ctx: ProvisionContext) -> None:
         local = Path(ctx.get_local_dir(participant))
-        resources = local / "resources.json.default"
+        resources = local / RESOURCES
         _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), sorted(classes.values())))
         _write(local / "authorization.json.default", AUTHORIZATION)
+
+
+def _keep(resources: Path, folder: Path) -> None:
+    """Jobs and results below `folder`. FLARE's own place is in the temporary folder, one for every server of the machine."""
+    content = json.loads(resources.read_text(encoding="utf-8"))
+    manager = next(component for component in content["components"] if component["id"] == "job_manager")
+    manager["args"]["uri_root"] = str(folder / "jobs")
+    content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(folder / "snapshots")
+    _write(resources, content)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

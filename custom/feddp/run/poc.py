@@ -114,7 +114,7 @@ def poc(request: Request, job: Path) -> Iterator[PocJob]:
 def prepare(request: Request, workspace: Path, env: dict[str, str]) -> Path:
     """`nvflare poc prepare` from our project file; returns the folder with every participant's kit."""
     path = workspace.parent / "project.yml"
-    path.write_text(yaml.safe_dump(project(request, _free_ports()), sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump(project(request, free_ports()), sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", "nvflare.cli", "poc", "prepare", "-i", str(path), "--force"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     kits = workspace / PROJECT / "prod_00"
@@ -123,13 +123,13 @@ def prepare(request: Request, workspace: Path, env: dict[str, str]) -> Path:
     return kits
 
 
-def connect(kits: Path, sites: list[str]) -> Session:
-    """The lead's session, once the server is up and every site has joined."""
+def connect(kits: Path, sites: list[str], lead: str = LEAD) -> Session:
+    """A lead's session, once the server is up and every site has joined."""
     deadline = time.monotonic() + READY
     session, last = None, None
     while time.monotonic() < deadline:
         try:
-            session = session or new_secure_session(LEAD, str(kits / LEAD), timeout=5)
+            session = session or new_secure_session(lead, str(kits / lead), timeout=5)
             joined = {client.name for client in session.get_system_info().client_info}
             if joined >= set(sites):
                 return session
@@ -139,11 +139,12 @@ def connect(kits: Path, sites: list[str]) -> Session:
         time.sleep(0.5)
     said = f" (last: {type(last).__name__}: {last})" if last else ""
     raise FedDPError(
-        f"the POC did not come up within {READY} s{said}; see console.log in the participants' folders of {kits}"
+        f"the federation did not come up within {READY} s{said}; see console.log in the participants' folders of {kits}"
     ) from last
 
 
-def _free_ports() -> tuple[int, int]:
+def free_ports() -> tuple[int, int]:
+    """Two ports that nobody listens on."""
     with socket.socket() as first, socket.socket() as second:
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))

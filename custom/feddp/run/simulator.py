@@ -63,11 +63,14 @@ def simulator(request: Request, job: Path) -> Iterator[Simulation]:
 
 def stop(process: subprocess.Popen, grace: float = 10) -> None:
     """Ends a process and every descendant of it, politely first."""
+    if process.poll() is None:
+        end(psutil.Process(process.pid), grace)
+        process.wait()
 
-    if process.poll() is not None:
-        return
-    family = [psutil.Process(process.pid)]
-    family += family[0].children(recursive=True)
+
+def end(process: psutil.Process, grace: float = 10) -> None:
+    """The same for a process that need not be a child of ours."""
+    family = [process, *process.children(recursive=True)]
     for member in family:
         with suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
             member.terminate()
@@ -75,4 +78,3 @@ def stop(process: subprocess.Popen, grace: float = 10) -> None:
     for member in alive:
         with suppress(psutil.NoSuchProcess):
             member.kill()
-    process.wait()
