@@ -1,10 +1,14 @@
 """What several tests need: two synthetic sites, a plan for them, and a network small enough to train in milliseconds."""
 
+import os
+import shutil
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
+from captured import Capture
 from torch import nn
 
 from feddp.cli import main
@@ -74,6 +78,18 @@ def open_site(plan_for, tiny_root, tmp_path):
         return Site(name, SiteFolder.open(tiny_root / name), plan_for(**plan), Store(tmp_path / (at or name)))
 
     return open
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory):
+    """For federations that are started after it."""
+    root = tmp_path_factory.mktemp("capture")
+    made = Capture(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDDP_CAPTURE", str(made.folder))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "capture"), prepend=os.pathsep)
+        yield made
+    shutil.rmtree(root)
 
 
 class Toy(nn.Module):

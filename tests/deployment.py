@@ -121,6 +121,15 @@ class Deployment:
     def log(self, participant: str, job: str = "") -> str:
         return (self.kits / participant / job / "log.txt").read_text(encoding="utf-8")
 
+    def store(self, hospital: str, job: str) -> Path:
+        """A hospital's own files of a job."""
+        return self.kits / hospital / "feddp" / job
+
+    def audited(self, hospital: str, job: str) -> list[str]:
+        """What of ours a hospital's audit file of a job holds: what was stopped, withheld, or failed."""
+        lines = (self.kits / hospital / job / "audit.log").read_text(encoding="utf-8").splitlines()
+        return [line for line in lines if re.search(r"\[(egress guard|task failed)", line)]
+
     def finished(self, job: str) -> dict[str, Any]:
         """A job's meta data, when it has ended."""
 

@@ -11,16 +11,24 @@ import ssl
 from pathlib import Path
 
 import pytest
+import torch
+from captured import NOTHING, value_of
 from certificates import put, self_signed, signed
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from deployment import HOSPITALS, LEAD, NEWCOMER, README, SERVER, SHIPPED_SERVER, deployment, until
+from driven import drive
 from rich.console import Console as Screen
+from safetensors.torch import load_file
 
 from feddp import jobs
 from feddp.kit.check import check
+from feddp.methods.plan import Plan
 from feddp.report import table
+from feddp.sealing.envelope import MAGIC
 
+CONSENTING = HOSPITALS[:3]  # to the calibration exchange
 STUDY = "study"  # a scope that hospital-d lacks
 SHORT = {
     "--rounds 200": "--rounds 2 --set batch=4",
@@ -33,6 +41,7 @@ WIDGETS = {
 }
 KEY = "startup/client.key"
 FILTER = "nvflare.app_common.filters.exclude_vars.ExcludeVars"
+OAEP = padding.OAEP(padding.MGF1(SHA256()), SHA256(), label=None)
 AT_SERVER = "nvflare.app_common.widgets.validation_json_generator.ValidationJsonGenerator"
 
 
@@ -54,14 +63,19 @@ STARTING, EXPORT, SUBMITTING = blocks("bash")
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    """hospital-a to -c have a second scope, with the same guard; hospital-d keeps its queries and consents to nothing."""
+def federation(tmp_path_factory, capture):
+    """hospital-a to -c have a second scope, with the same guard, and hospital-a more images that a mean must be over there;
+    hospital-b takes FedDP alone in the first; hospital-d keeps its queries and consents to nothing."""
     with deployment(tmp_path_factory.mktemp("deployment")) as made:
         for hospital in HOSPITALS[:3]:
             path = made.kits / hospital / "local/privacy.json"
-            policy = json.loads(path.read_text())
-            policy["scopes"].append(policy["scopes"][0] | {"name": STUDY})
-            path.write_text(json.dumps(policy))
+            (scope,) = json.loads(path.read_text())["scopes"]
+            other = json.loads(json.dumps(scope | {"name": STUDY}))
+            if hospital == "hospital-a":
+                other["properties"]["min_images"] = 9  # it has 8 to test, and 8 to validate
+            if hospital == "hospital-b":
+                scope["properties"]["methods"] = ["feddp"]
+            path.write_text(json.dumps({"scopes": [scope, other]}))
         assert [check(made.kits / name, offline=True)[1] for name in (SERVER, *HOSPITALS, LEAD)] == [[]] * 6
         for line in EXPORT:
             made.shell(typed(line, made.folder))
@@ -90,10 +104,10 @@ def progress(folder: Path, event: str, task: str) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def feddp(federation):
+def feddp(federation, capture):
     """What the README's console lines show, by command, and the job's id; the table is there before it is downloaded."""
     shown, job = {}, ""
-    with federation.console() as console:
+    with capture, federation.console() as console:
         shown["login"] = console.welcome
         for line in CONSOLE:
             command = line.split()[0]
@@ -134,7 +148,61 @@ def test_jobs_lie_in_the_servers_own_storage(federation, feddp):
     assert (federation.folder.parent / "server/jobs" / feddp[0]).is_dir()
 
 
-# `nvflare job`, with a job that one hospital's policy forbids
+# what its sites exchanged
+
+
+def recorded(federation, hospital: str, job: str, event: str, part: str) -> list:
+    """What a hospital's own record says of an event."""
+    lines = (federation.store(hospital, job) / "record.jsonl").read_text().splitlines()
+    return [line[part] for line in map(json.loads, lines) if line["event"] == event]
+
+
+def test_what_is_exchanged_is_sealed_and_changes_no_bit(federation, feddp, tmp_path):
+    """Results and the hospitals' own records say that it was; the networks are those of a plain loop over the same sites, in
+    which nothing is sealed and hospital-d takes no part in the exchange."""
+    job, _ = feddp
+    assert json.loads((federation.kits / LEAD / "transfer" / job / "workspace/results.json").read_text())["sealed"] is True
+    for hospital in HOSPITALS:
+        peers = [peer for peer in CONSENTING if peer != hospital]
+        assert recorded(federation, hospital, job, "seal", "recipients") == ([peers] if hospital in CONSENTING else [])
+        assert recorded(federation, hospital, job, "open", "senders") == ([peers] if hospital in CONSENTING else [])
+    client = json.loads((federation.folder / "jobs/feddp/app_client/config/config_fed_client.json").read_text())
+    plan = Plan.from_json(client["components"][0]["args"]["plan"])
+    sites = drive(plan, federation.folder.parent / "data", tmp_path, tuple(HOSPITALS), silent=("hospital-d",))
+    for hospital, site in sites.items():
+        own, wanted = load_file(federation.store(hospital, job) / "calibrated.safetensors"), site.store.read("calibrated")[0]
+        assert own.keys() == wanted.keys()
+        assert all(torch.equal(own[key], wanted[key]) for key in own)
+
+
+def test_no_personal_value_passes_the_server_and_its_keys_open_no_envelope(federation, feddp, capture):
+    """Of every frame that the server's process got and sent, tensor downloads too: γ's values are there (the control), and
+    three envelopes, none from or for hospital-d; no value of a private tensor is. A recipient's key unwraps what is wrapped for
+    it; the server's does not."""
+    job, _ = feddp
+    frames = capture.frames()
+    for hospital in HOSPITALS:
+        state = load_file(federation.store(hospital, job) / "start.safetensors")
+        private = {value_of(value) for name, value in state.items() if ".attn.q." in name}
+        shared = {value_of(value) for name, value in state.items() if ".attn.q." not in name} - {NOTHING}
+        assert len(private) == 16
+        assert len(shared) > 50
+        assert not any(value in frames for value in private)
+        assert all(value in frames for value in list(shared)[:20])
+    envelopes = [frames[match.start() : match.start() + 2**16] for match in re.finditer(re.escape(MAGIC), frames)]
+    headers = [json.loads(e[24 : 24 + int.from_bytes(e[8:16], "big")]) for e in envelopes]
+    assert {(h["sender"], *sorted(h["recipients"])) for h in headers} == {
+        (sender, *(peer for peer in CONSENTING if peer != sender)) for sender in CONSENTING
+    }
+    server = load_pem_private_key((federation.kits / SERVER / "startup/server.key").read_bytes(), None)
+    for name, slot in [item for header in headers for item in header["recipients"].items()]:
+        own = load_pem_private_key((federation.kits / name / KEY).read_bytes(), None)
+        assert len(own.decrypt(bytes.fromhex(slot["key"]), OAEP)) == 32
+        with pytest.raises(ValueError, match="Decryption"):
+            server.decrypt(bytes.fromhex(slot["key"]), OAEP)
+
+
+# `nvflare job`, with a job that two hospitals' policies forbid
 
 
 @pytest.fixture(scope="module")
@@ -152,19 +220,35 @@ def test_the_lead_submits_without_the_console(federation, fedavg):
     assert list(said) == ["export", "submit", "list", "wait", "meta", "download"]
     assert job in said["list"]
     assert "FINISHED:COMPLETED" in said["meta"]
-    assert set(json.loads((federation.folder / "results" / job / "workspace/results.json").read_text())["sites"]) >= set(
-        HOSPITALS[:3]
-    )
+    assert json.loads((federation.folder / "results" / job / "workspace/results.json").read_text())["method"] == "fedavg"
 
 
 def test_what_a_hospital_keeps_private_stops_fedavg_there_and_the_others_go_on(federation, fedavg):
+    """Its audit file says so in one line a round, with the task and the number of tensors, and no value."""
     job, _ = fedavg
     workspace = federation.folder / "results" / job / "workspace"
     refused = progress(workspace, "refused", "train")
-    assert list(refused) == ["hospital-d"]
+    assert set(refused) == {"hospital-b", "hospital-d"}
     assert "TASK_RESULT_FILTER_ERROR" in refused["hospital-d"]["reason"]
-    assert "tried to send 16 tensors that may not leave" in federation.log("hospital-d", job)
-    assert set(progress(workspace, "answer", "train")) == set(HOSPITALS[:3])
+    stopped = "egress guard stopped: site hospital-d: task train tried to send 16 tensors that may not leave"
+    assert stopped in federation.log("hospital-d", job)
+    line = rf"\[J:{job}\]\[A:train#[^]]*\]\[{stopped} \([a-z]\S+, \.\.\.\); nothing was sent\]$"
+    assert [bool(re.search(line, said)) for said in federation.audited("hospital-d", job)] == [True, True]
+    for hospital in ("hospital-a", "hospital-c"):
+        assert hospital in progress(workspace, "answer", "train")
+        assert federation.audited(hospital, job) == []
+
+
+def test_a_method_that_a_hospital_does_not_take_is_stopped_there_before_it_trains(federation, fedavg, feddp):
+    """FedDP, which it takes, ran there in the same scope."""
+    job, _ = fedavg
+    refused = progress(federation.folder / "results" / job / "workspace", "refused", "train")
+    assert "EXECUTION_EXCEPTION" in refused["hospital-b"]["reason"]
+    words = r"\[task failed: site hospital-b: its policy takes jobs of feddp, and this one's is fedavg; add it to `methods`"
+    lines = [re.search(rf"\[A:(\w+)#[^]]*\]{words}", said) for said in federation.audited("hospital-b", job)]
+    assert [line and line[1] for line in lines] == ["train", "train", "score", "adopt", "evaluate"]
+    assert not list(federation.store("hospital-b", job).glob("*.safetensors"))
+    assert list(federation.store("hospital-b", feddp[0]).glob("*.safetensors")), "the control"
 
 
 # refused at the console
@@ -298,6 +382,18 @@ def test_a_hospital_without_the_jobs_scope_refuses_and_the_others_go_on(federati
     assert set(progress(federation.results(id), "answer", "train")) == set(HOSPITALS[:3])
 
 
+def test_means_over_too_few_images_are_withheld_from_the_results(federation, hostile):
+    """hospital-a's policy of this scope wants 9 images, and it tests on 8, as hospital-b does, whose numbers are there."""
+    id, _ = hostile[STUDY]
+    sites = json.loads((federation.results(id) / "results.json").read_text())["sites"]
+    assert sites["hospital-a"] == {"withheld": 9}
+    assert sites["hospital-b"]["final"]["dice"]["n"] == 8
+    withheld = [line for line in federation.audited("hospital-a", id) if "[A:evaluate#" in line]
+    assert len(withheld) == 1
+    assert re.search(r"\[egress guard withheld .*\bfinal\b.*: over fewer than 9 images or cases\]$", withheld[0])
+    assert federation.audited("hospital-b", id) == []
+
+
 def test_an_executor_under_another_tasks_name_sends_nothing(federation, hostile):
     """The others' evaluation, of the same job, is the control."""
     id, _ = hostile[STUDY]
@@ -306,6 +402,8 @@ def test_an_executor_under_another_tasks_name_sends_nothing(federation, hostile)
     refused = progress(workspace, "refused", "evaluate")
     assert list(refused) == ["hospital-c"]
     assert "evaluate ended with EXECUTION_EXCEPTION" in refused["hospital-c"]["reason"]
+    (line,) = federation.audited("hospital-c", id)
+    assert re.search(r"\[A:evaluate#[^]]*\]\[task failed: KeyError\]$", line)
 
 
 def test_a_task_that_nobody_answers_ends_the_run(federation, hostile):
@@ -391,24 +489,25 @@ def test_a_wrong_kit_started_all_the_same_never_joins_and_the_genuine_one_does(f
     assert "Successfully registered" in (newcomer / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("why", ["expired", "project"])
+@pytest.mark.parametrize("why", ["none", "expired", "project"])
 def test_the_server_itself_refuses_the_certificate(federation, newcomer, wrong, tmp_path, why):
     """FLARE's client would not even try. Two controls get an answer: the genuine certificate, and one made as the
     expired one was, but in date."""
-    assert answer(newcomer, wrong[why]) == b""
+    assert answer(newcomer, wrong.get(why)) == b""
     assert answer(newcomer, newcomer).startswith(b"HTTP/1.1")
     renewed = Path(shutil.copytree(newcomer / "startup", tmp_path / "renewed/startup"))
     put(renewed / "client.crt", by_the_root(federation, newcomer, (-1, 1)))
     assert answer(newcomer, renewed.parent).startswith(b"HTTP/1.1")
 
 
-def answer(kit: Path, of: Path) -> bytes:
+def answer(kit: Path, of: Path | None) -> bytes:
     """What the server says to the first line over TLS, with the certificate and key `of` a kit; nothing where it hangs up."""
     address = json.loads((kit / "startup/fed_client.json").read_text())["servers"][0]["service"]["target"]
     host, port = address.split(":")
     context = ssl.create_default_context(cafile=kit / "startup/rootCA.pem")
     context.check_hostname = False
-    context.load_cert_chain(of / "startup/client.crt", of / KEY)
+    if of is not None:
+        context.load_cert_chain(of / "startup/client.crt", of / KEY)
     with socket.create_connection((host, int(port)), timeout=20) as plain, context.wrap_socket(plain) as secured:
         try:
             secured.sendall(b"GET / HTTP/1.1\r\nHost: server\r\n\r\n")

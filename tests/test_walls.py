@@ -1,7 +1,7 @@
 """The job's filter and the site's guard, each alone: an executor that leaks, and what is left of its message's bytes.
 
 Wall 1, the executor, is tested on the wire in test_simulator.py; wall 4, the server's check and its persistor, in
-test_stage.py; the guard inside a site's own privacy.json, on a real federation, in test_poc.py.
+test_stage.py; the guard inside a site's own privacy.json, on a real federation, in test_deployment.py.
 """
 
 import copy
