@@ -1,7 +1,7 @@
 """Jobs of allowed classes that try to carry a hospital's images and words out, past the guard of its privacy.json.
 
 What the guard stops is said in the site's audit file. What no inspection can stop, values under a right name and of a right
-shape, stands here as a test of what passes. Fed events and log streams need a class that no site allows (test_poc.py).
+shape, stands here as a test of what passes. Fed events and log streams need a class that no site allows (test_deployment.py).
 """
 
 import io
@@ -10,12 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.fuel.utils import fobs
+from nvflare.private.admin_defs import Message
+from nvflare.private.defs import SysCommandTopic, new_cell_message
+from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.security.security import FLAuthorizer
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
@@ -24,6 +32,7 @@ from feddp.flare import messages
 from feddp.flare.executors import SpectraExecutor, TrainExecutor
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.site import SiteComponent
+from feddp.provision import AUTHORIZATION
 from feddp.training.metrics import METRICS
 from feddp.training.store import Store
 
@@ -347,3 +356,38 @@ def test_passes_fifty_bits_inside_a_known_number(hospital):
         assert site.sends("train", messages.pack(site.shared, **NUMBERS | {"loss": hidden}))[1]["loss"] == hidden
     assert site.sends("train", messages.pack(site.shared, **NUMBERS | {"samples": 2**53}))[1]["samples"] == 2**53
     site.stopped("train", messages.pack(site.shared, **NUMBERS | {"samples": 2**53 + 1}), "a number of 54 bits")
+
+
+@pytest.fixture
+def rights(monkeypatch):
+    """Those of a hospital's kit, in force in this process."""
+    monkeypatch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("hospital_a", AUTHORIZATION))
+
+
+def test_passes_a_changed_server_that_asks_for_a_file(rights, hospital, tmp_path):
+    """FLARE 2.9's client takes its server's word for whether a right is to be looked up, and the file may be the kit's own key.
+    The control is what an unchanged server sends where the lead asks for the same. Both are in the audit file."""
+    site = hospital()
+    (tmp_path / "client.key").write_text("the key")
+    engine = SimpleNamespace(new_context=FLContext, fire_event=lambda event, fl_ctx: None)
+    agent = FedAdminAgent("admin_agent", SimpleNamespace(register_request_cb=lambda **_: None), engine)
+    agent.register_processor(ShellCommandProcessor())
+
+    def asked(**headers):
+        request = Message(SysCommandTopic.SHELL, f"cat {tmp_path / 'client.key'}")
+        request.set_headers(headers)
+        return agent._dispatch_request(new_cell_message({}, request)).payload.body
+
+    lead = {"user_name": "lead@consortium.org", "user_org": "consortium", "user_role": "lead"}
+    assert "not authorized" in asked(require_authz="true", admin_command="cat", **lead)
+    assert asked() == "the key"
+    assert ["[A:sys.shell]" in line for line in site.audited()] == [True, True]
+
+
+def test_passes_a_changed_server_that_calls_a_submitter_super(rights):
+    """A role that FLARE 2.9's authorizer has for its own tests, and to which all is allowed, whatever the site's
+    authorization.json says: code too. People's roles stand in certificates; who submitted a job, the server says."""
+    brings_code = {AppValidationKey.BYOC: True}
+    for role in (*AUTHORIZATION["permissions"], "no role"):
+        assert AppAuthzService.authorize_app_info(brings_code, "x@y", "y", role) == (False, "BYOC not permitted")
+    assert AppAuthzService.authorize_app_info(brings_code, "x@y", "y", "super") == (True, "")

@@ -1,6 +1,6 @@
 """The sealed exchange, without FLARE's processes: what an envelope withstands, and whom a site believes.
 
-The certificates are made by FLARE's own functions. Sites and a server: test_sealed_stage.py; a federation: test_poc.py.
+The certificates are made by FLARE's own functions. Sites and a server: test_sealed_stage.py; a federation: test_deployment.py.
 """
 
 import json
@@ -274,6 +274,15 @@ def test_the_server_is_no_site_under_its_own_name_either(office, sites, sessions
     root = Identity(PROJECT, office.root, office.key, office.root, SERVER)
     with pytest.raises(FedDPError, match="is the root's own"):
         made["A"].meet(WORD, TASK, 0, introductions | {PROJECT: Session(root, JOB).introduce(WORD)}, None)
+
+
+def test_passes_a_second_certificate_of_a_sites_own_name(office, sites, sessions):
+    """The office names who is who: what it and the server make between them, no other site can tell. For the threat model."""
+    made, introductions = sessions
+    double = Session(Identity("B", *office.issue("B"), office.root, SERVER), JOB)
+    assert made["A"].meet(WORD, TASK, 0, introductions | {"B": double.introduce(WORD)}, ("B",)) == ["B"]
+    double.meet(WORD, TASK, 0, introductions, None)
+    assert same(double.open(WORD, TASK, 0, {"A": made["A"].seal(TASK, TENSORS)})["A"], TENSORS)
 
 
 def test_a_certificate_of_nvflare_cert_approve_is_a_sites(office, sites, sessions):
