@@ -17,6 +17,7 @@ from feddp.partition import NONE, ROLES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+THREATS = (ROOT / "provisioning/threat-model.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", README, re.MULTILINE))
 
 
@@ -62,3 +63,14 @@ def test_every_requirement_is_explained():
     table = README.split("## What each dependency is for")[1]
     named = {name.strip() for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for name in row.split(",")}
     assert pinned == named - {"package", "---"}
+
+
+@pytest.mark.parametrize("text", [README, THREATS], ids=["README", "threat model"])
+def test_every_test_that_is_named_is_there(text):
+    """A file of tests, a test, or the beginning of some tests' names; files of the package likewise."""
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py")}
+    tests = [name for source in sources.values() for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE)]
+    named = set(re.findall(r"\btest_\w+", text))
+    assert len(named) >= 5
+    assert [n for n in named if n not in sources and not any(t == n or n[-1] == "_" and t.startswith(n) for t in tests)] == []
+    assert [p for p in re.findall(r"`((?:tests|custom)/[\w/]+\.py)`", text) if not (ROOT / p).exists()] == []
