@@ -64,12 +64,13 @@ class Deployment:
 
     folder: Path  # a copy of provisioning/, where all commands are typed
     env: dict[str, str]
+    workspace: str = "kits"  # of the kits, below `folder`
     started: list[Path] = field(default_factory=list)
     session: Session | None = None  # the lead's, when it is up
 
     @property
     def kits(self) -> Path:
-        return self.folder / "kits/feddp/prod_00"
+        return self.folder / self.workspace / "feddp/prod_00"
 
     def shell(self, command: str) -> str:
         """A command; what it prints. Stdout is a file: what it starts in the background would hold a pipe open."""
@@ -87,11 +88,11 @@ class Deployment:
             subprocess.run(script, env=self.env, stdout=console, stderr=subprocess.STDOUT, check=True)
         self.started.append(kit)
 
-    def up(self) -> None:
-        """Starts the server and the four hospitals; returns when all have joined."""
-        for name in (SERVER, *HOSPITALS):
+    def up(self, hospitals: list[str] = HOSPITALS) -> None:
+        """Starts the server and the hospitals; returns when all have joined."""
+        for name in (SERVER, *hospitals):
             self.start(self.kits / name)
-        self.session = connect(self.kits, HOSPITALS, LEAD)
+        self.session = connect(self.kits, hospitals, LEAD)
 
     def down(self) -> None:
         if self.session is not None:
@@ -166,6 +167,13 @@ def local(text: str, ports: tuple[int, int], root: Path) -> str:
     return text
 
 
+def environment(root: Path) -> dict[str, str]:
+    """Of everything that is started: nobody's home, and this Python's commands."""
+    (root / "home").mkdir()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "HOME": str(root / "home"), "TERM": "dumb", "PATH": path}
+
+
 @contextmanager
 def deployment(root: Path) -> Iterator[Deployment]:
     """Provisions a federation of four hospitals, each with 36 images: 20 to train on, 8 to validate, 8 to test. Whatever has
@@ -177,10 +185,7 @@ def deployment(root: Path) -> Iterator[Deployment]:
     ports = free_ports()
     for path in (folder / "project.yml", folder / "hospital-e.yml"):
         path.write_text(local(path.read_text(encoding="utf-8"), ports, root), encoding="utf-8")
-    (root / "home").mkdir()
-    env = {**os.environ, "HOME": str(root / "home"), "TERM": "dumb"}
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    federation = Deployment(folder, env)
+    federation = Deployment(folder, environment(root))
     federation.shell("nvflare provision -p project.yml -w kits")
     try:
         yield federation

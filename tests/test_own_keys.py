@@ -1,0 +1,59 @@
+"""The distributed way, to a federation that runs FedDP: every participant made its own key, which the office never saw."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, environment, local
+
+from feddp import jobs
+from feddp.data.synthesize import synthesize
+from feddp.run.poc import free_ports
+
+SECTION = re.search(r"^## Every hospital makes its own key$(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1]
+HOSPITALS = ["hospital-a", "hospital-b"]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """The README's commands down to the kits, hospital-a's for a second hospital too, and all started from these kits."""
+    root = tmp_path_factory.mktemp("own")
+    folder = shutil.copytree(SHIPPED, root / "provisioning")
+    synthesize(root / "data", sites=2, images=36, size=32)
+    for site, name in zip(sorted((root / "data").iterdir()), HOSPITALS, strict=True):
+        site.rename(root / "data" / name)
+    request = folder / "hospital-a.request.yml"
+    request.with_name("hospital-b.request.yml").write_text(_second(request.read_text()).replace("hospital_a", "hospital_b"))
+    ports = free_ports()
+    for path in (folder / "profile.yml", *folder.glob("*.request.yml")):
+        path.write_text(local(path.read_text(), ports, root))
+    commands = []
+    for line in re.findall(r"^    (\S.*)$", SECTION, re.MULTILINE):
+        if "again" not in line:
+            commands += dict.fromkeys([line, _second(line)])
+    script = "\n".join(["set -eu", *commands]).replace(SHIPPED_SERVER, SERVER)
+    made = Deployment(folder, environment(root), "own")
+    try:
+        done = subprocess.run(["bash", "-c", script], cwd=folder, env=made.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        made.up(HOSPITALS)
+        yield made
+    finally:
+        made.down()
+
+
+def _second(text: str) -> str:
+    return text.replace("hospital-a", "hospital-b")
+
+
+def test_feddp_runs_on_keys_that_never_travelled(federation, plan_for, tmp_path):
+    """The sealed exchange too: each took the other's certificate, made by `nvflare cert approve`, for a hospital's."""
+    plan = plan_for(rounds=1, sites=tuple(HOSPITALS))
+    job = federation.session.submit_job(str(jobs.export(plan, HOSPITALS, tmp_path / "job")))
+    assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
+    results = json.loads((federation.results(job) / "results.json").read_text())
+    assert results["sealed"] is True
+    assert {name: site["calibration"]["peers"] for name, site in results["sites"].items()} == dict.fromkeys(HOSPITALS, 1)
+    assert {file.name for file in federation.kits.iterdir()} == {SERVER, LEAD, *HOSPITALS}
