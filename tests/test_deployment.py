@@ -279,6 +279,18 @@ def test_an_org_admin_rules_at_home_and_nowhere_else(federation, feddp):
     assert "hospital-b" in federation.joined()
 
 
+def test_nobody_has_a_site_build_what_a_logs_configuration_names(federation, feddp):
+    """With FLARE's own authorization it would be code, of the lead's in a job of his own (test_commands.py)."""
+    for person, command in (
+        (LEAD, f"configure_job_log {feddp[0]} client hospital-a INFO"),
+        (LEAD, f"show_errors {feddp[0]} client hospital-a"),
+        ("admin@consortium.org", f"configure_job_log {feddp[0]} client hospital-a INFO"),
+        ("admin@hospital-a.org", "configure_site_log client hospital-a INFO"),
+    ):
+        with federation.console(person) as console:
+            assert f"user '{person}' is not authorized for '{command.split()[0]}'" in console(command)
+
+
 def test_the_lead_touches_no_hospitals_machine(federation):
     with federation.console() as console:
         for command in ("tail hospital-a log.txt", "restart client hospital-a", "tail server log.txt"):

@@ -24,6 +24,7 @@ from feddp.errors import FedDPError
 from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.check import check
 from feddp.kit.renew import forget
+from feddp.provision import NOBODY
 
 FOLDER = Path(__file__).parents[1] / "provisioning"
 README = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
@@ -281,11 +282,19 @@ STREAMER = {"id": "x", "path": "nvflare.app_common.logging.site_log_streamer.Sit
         ("authorization.json", lambda a: a["permissions"]["lead"].update(byoc="any"), "lets lead bring code"),
         ("authorization.json", lambda a: a["permissions"]["lead"].update(byoc=["not n:eve@x.org"]), "lets lead bring code"),
         ("authorization.json", lambda a: a["permissions"]["lead"].update({"server-predeployed-flwr": "any"}), "lets lead"),
+        ("authorization.json", lambda a: a["permissions"]["lead"].pop("configure_job_log") and None, "lets lead bring code"),
+        (
+            "authorization.json",
+            lambda a: a["permissions"]["member"].pop("show_errors") and None,
+            "lets member read a site's errors",
+        ),
+        ("authorization.json", lambda a: a["permissions"]["org_admin"].update(call="o:site"), "lets org_admin call into"),
         ("authorization.json", lambda a: a.pop("permissions") and None, "has no permissions"),
         ("resources.json", lambda r: r["class_allow_list"].append("nvflare."), "allows nvflare., which is not a reviewed"),
         ("resources.json", lambda r: r["class_allow_list"].append("*"), "allows *, which is not a reviewed class"),
         ("resources.json", lambda r: r.pop("class_allow_list") and None, "FLARE's own wide one applies"),
         ("resources.json", lambda r: r.update(class_list_enforcement_mode="warn"), "does not enforce the allow-list"),
+        ("resources.json", lambda r: r["components"].pop() and None, "answers commands that carry code"),
         ("resources.json", lambda r: r.update(allow_log_streaming=True), "lets jobs stream the site's log"),
         ("resources.json", lambda r: r["components"].append(STREAMER), "which carries logs past every filter"),
     ],
@@ -299,9 +308,16 @@ def test_a_policy_below_the_minimum_is_one_line(kit, name, change, words):
 
 
 def test_a_role_for_which_all_is_allowed_may_bring_code_too(kit):
-    """FLARE's own default for project_admin is "any": both rights follow from it."""
+    """FLARE's own default for project_admin is "any": every right follows from it."""
     edit(kit, "authorization.json", lambda a: a["permissions"].update(project_admin="any"))
-    assert [re.search(r"\((.*?):", line)[1] for line in said(kit)] == ["byoc", "server-predeployed-flwr"]
+    assert [re.search(r"\((.*?):", line)[1] for line in said(kit)] == list(NOBODY)
+
+
+def test_jobs_that_nobody_signed(kit):
+    """FLARE's default, which startup/fed_client.json may change."""
+    path = kit / "startup/fed_client.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"require_signed_jobs": False}))
+    assert said(kit) == [f"{path}: takes jobs that nobody signed. Take require_signed_jobs out."]
 
 
 def test_a_streamer_in_a_file_of_its_own_is_found(kit):

@@ -12,29 +12,33 @@ from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.errors import FedDPError
+from feddp.flare.commands import CODE, NEVER
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
 RESOURCES = "resources.json.default"
 LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
-CODE_RIGHTS = ("byoc", "server-predeployed-flwr")  # a right to run code that nobody reviewed
+REFUSAL = "feddp.flare.commands.RefuseCommands"
+# the rights that nobody has, and what they would let a person do
+NOBODY = dict.fromkeys(("byoc", "server-predeployed-flwr"), CODE) | NEVER
 POLICY = "policy"  # the key of a hospital's properties in the project file
 STORAGE = "storage"  # the key of the folder in which the server keeps jobs and their results
 
 # FLARE's rights: a category or a command, and who has it. `o:site`: whoever's organisation is the site's own, `n:submitter`:
 # whose job it is. What is not named is denied. A hospital's files and processes are its own org_admin's, nobody else's.
-_NO_CODE = dict.fromkeys(CODE_RIGHTS, "none")
+# A command that is named goes before its category.
+_DENIED = dict.fromkeys(NOBODY, "none")
 _OWN_SITE = {"operate": "o:site", "shell_commands": "o:site"}
 _ANY_JOB = dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job"), "any")
 _OWN_JOB = {"submit_job": "any"} | dict.fromkeys(("clone_job", "manage_job", "download_job"), "n:submitter")
 AUTHORIZATION = {
     "format_version": "1.0",
     "permissions": {
-        "project_admin": {**_ANY_JOB, "view": "any", **_OWN_SITE, **_NO_CODE},
-        "lead": {**_OWN_JOB, "view": "any", "operate": "none", "shell_commands": "none", **_NO_CODE},
-        "org_admin": {"submit_job": "none", "manage_job": "o:submitter", "view": "any", **_OWN_SITE, **_NO_CODE},
-        "member": {"view": "any"},
+        "project_admin": {**_ANY_JOB, "view": "any", **_OWN_SITE, **_DENIED},
+        "lead": {**_OWN_JOB, "view": "any", "operate": "none", "shell_commands": "none", **_DENIED},
+        "org_admin": {"submit_job": "none", "manage_job": "o:submitter", "view": "any", **_OWN_SITE, **_DENIED},
+        "member": {"view": "any", **_DENIED},
     },
 }
 
@@ -52,13 +56,13 @@ def privacy(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def restrict(resources: dict[str, Any], classes: list[str]) -> dict[str, Any]:
-    """A participant's resources.json with `classes` as its whole allow-list, and no log streamed to anyone."""
+def restrict(resources: dict[str, Any], classes: list[str], more: list[dict[str, Any]]) -> dict[str, Any]:
+    """A participant's resources.json: `classes` are the whole allow-list, no log is streamed, `more` components are added."""
     return resources | {
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": classes,
         "allow_log_streaming": False,
-        "components": [c for c in resources.get("components", []) if not c["path"].startswith(LOGGING)],
+        "components": [c for c in resources.get("components", []) if not c["path"].startswith(LOGGING)] + more,
     }
 
 
@@ -73,7 +77,7 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
-        self._restrict(server, SERVER_CLASSES, ctx)
+        self._restrict(server, SERVER_CLASSES, [], ctx)
         if folder := server.get_prop(STORAGE):
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
@@ -81,14 +85,14 @@ class SitePolicyBuilder(Builder):
             if not properties:
                 raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
             SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
-            self._restrict(client, SITE_CLASSES, ctx)
+            self._restrict(client, SITE_CLASSES, [{"id": "refuse_commands", "path": REFUSAL, "args": {}}], ctx)
             _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
     @staticmethod
-    def _restrict(participant: Participant, classes: dict[str, str], ctx: ProvisionContext) -> None:
+    def _restrict(participant: Participant, classes: dict[str, str], more: list[dict[str, Any]], ctx: ProvisionContext) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources = local / RESOURCES
-        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), sorted(classes.values())))
+        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), sorted(classes.values()), more))
         _write(local / "authorization.json.default", AUTHORIZATION)
 
 

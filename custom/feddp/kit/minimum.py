@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nvflare.security.security import COMMAND_CATEGORIES
+
 from feddp.data.check import check as data_problems
 from feddp.data.description import BadFile, Problem
 from feddp.errors import FedDPError
@@ -11,7 +13,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.containers import Containers
 from feddp.kit.kit import CLIENT, SERVER, Kit, read_json
-from feddp.provision import CODE_RIGHTS, GUARD, LOGGING
+from feddp.provision import GUARD, LOGGING, NOBODY, REFUSAL
 
 REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_CLASSES.values())}
 
@@ -19,7 +21,7 @@ REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_C
 def policy_problems(kit: Kit) -> list[Problem]:
     """Every deviation of the server's or a site's kit from the minimum; a site's data folder is checked as well."""
     problems: list[Problem] = []
-    for rule in (_resources, _streamers, _authorization, _containers, *([_privacy] if kit.kind == CLIENT else [])):
+    for rule in (_resources, _streamers, _authorization, _signatures, _containers, *([_privacy] if kit.kind == CLIENT else [])):
         try:
             problems += rule(kit)
         except BadFile as bad:
@@ -43,6 +45,10 @@ def _resources(kit: Kit) -> list[Problem]:
             problems.append(Problem(path, f"allows {strange}, which is not a reviewed class", "Take it off class_allow_list"))
     if said.get("allow_log_streaming") is not False:
         problems.append(Problem(path, "lets jobs stream the site's log", 'Write "allow_log_streaming": false'))
+    components = said.get("components", [])
+    if kit.kind == CLIENT and not any(isinstance(c, Mapping) and c.get("path") == REFUSAL for c in components):
+        remedy = f'Add {{"id": "refuse_commands", "path": "{REFUSAL}"}} to components'
+        problems.append(Problem(path, "answers commands that carry code", remedy))
     return problems
 
 
@@ -59,21 +65,31 @@ def _streamers(kit: Kit) -> list[Problem]:
 
 
 def _authorization(kit: Kit) -> list[Problem]:
-    """Nobody brings code of his own. As FLARE reads it: a role's rule for everything stands for each right."""
+    """Nobody brings code, by job or by command. As FLARE reads it: a role's rule for everything stands for each right, and the
+    rule for a category for each command in it, unless the command is named."""
     path = kit.effective("authorization.json")
     roles = read_json(path).get("permissions")
     if not isinstance(roles, Mapping) or not roles:
         return [Problem(path, "has no permissions", "Put back the kit's file")]
     problems = []
     for role, rights in roles.items():
-        for right in CODE_RIGHTS:
+        for right, what in NOBODY.items():
             rule = rights
             if isinstance(rights, Mapping):
-                rule = {str(name).strip().lower(): value for name, value in rights.items()}.get(right, "none")
+                named = {" ".join(str(name).lower().split()): value for name, value in rights.items()}
+                rule = named.get(right, named.get(COMMAND_CATEGORIES.get(right, ""), "none"))
             if not _nobody(rule):
                 remedy = f'Write "{right}": "none" for {role}, among rights that are named one by one'
-                problems.append(Problem(path, f"lets {role} bring code of their own ({right}: {rule!r})", remedy))
+                problems.append(Problem(path, f"lets {role} {what} ({right}: {rule!r})", remedy))
     return problems
+
+
+def _signatures(kit: Kit) -> list[Problem]:
+    """A job is as the person who submitted it signed it, with a certificate of the project's root: FLARE's default."""
+    path = kit.configuration
+    if read_json(path).get("require_signed_jobs", True) is False:
+        return [Problem(path, "takes jobs that nobody signed", "Take require_signed_jobs out")]
+    return []
 
 
 def _nobody(rule: Any) -> bool:
