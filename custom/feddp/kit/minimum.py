@@ -10,7 +10,7 @@ from feddp.errors import FedDPError
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.containers import Containers
-from feddp.kit.kit import CLIENT, SERVER, Kit, read_json
+from feddp.kit.kit import CLIENT, SERVER, Kit, components, read_json
 from feddp.provision import CODE_RIGHTS, GUARD, LOGGING
 
 REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_CLASSES.values())}
@@ -51,15 +51,24 @@ def _streamers(kit: Kit) -> list[Problem]:
     extra = [p for part in ("startup", "local") for p in sorted((kit.folder / part).glob("*_resources.json"))]
     problems = []
     for path in (kit.effective("resources.json"), *extra):
-        for component in read_json(path).get("components", []):
-            if isinstance(component, Mapping) and str(component.get("path", "")).startswith(LOGGING):
+        for component in components(path):
+            if str(_class_of(component)).startswith(LOGGING):
                 what = f"has the component {component.get('id')}, which carries logs past every filter"
                 problems.append(Problem(path, what, "Remove it from components"))
+            elif _class_of(component) is None:  # FLARE would look for a class of its `name`, of whichever module
+                what = f"has the component {component.get('id')} and does not say of which class it is"
+                problems.append(Problem(path, what, "Write its `path`, or remove it from components"))
     return problems
 
 
+def _class_of(component: Mapping[str, Any]) -> Any:
+    """The class, by the keys in which FLARE looks for it first."""
+    return component.get("path", component.get("class_path"))
+
+
 def _authorization(kit: Kit) -> list[Problem]:
-    """Nobody brings code of his own. As FLARE reads it: a role's rule for everything stands for each right."""
+    """Nobody brings code of his own. As FLARE reads it: a role's rule for everything stands for each right, and so does one
+    for `*`, whatever is said of the right itself."""
     path = kit.effective("authorization.json")
     roles = read_json(path).get("permissions")
     if not isinstance(roles, Mapping) or not roles:
@@ -69,7 +78,8 @@ def _authorization(kit: Kit) -> list[Problem]:
         for right in CODE_RIGHTS:
             rule = rights
             if isinstance(rights, Mapping):
-                rule = {str(name).strip().lower(): value for name, value in rights.items()}.get(right, "none")
+                named = {str(name).strip().lower(): value for name, value in rights.items()}
+                rule = named.get("*", named.get(right, "none"))
             if not _nobody(rule):
                 remedy = f'Write "{right}": "none" for {role}, among rights that are named one by one'
                 problems.append(Problem(path, f"lets {role} bring code of their own ({right}: {rule!r})", remedy))
