@@ -8,6 +8,7 @@ import io
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from nvflare.apis.app_validation import AppValidationKey
@@ -34,6 +35,7 @@ from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.site import SiteComponent
 from feddp.provision import AUTHORIZATION
 from feddp.training.metrics import METRICS
+from feddp.training.seeds import seed_of
 from feddp.training.store import Store
 
 CELL = {"mean": 0.5, "std": 0.1, "n": 2}
@@ -347,6 +349,26 @@ def test_passes_pixels_inside_a_shared_tensor(hospital, pixels):
     inside = pixels[0, 0, :4].clone()
     tensors, _ = site.sends("train", messages.pack(site.shared | {"norm.bias": inside}, **NUMBERS))
     assert torch.equal(tensors["norm.bias"], inside)
+
+
+def test_passes_the_mean_of_every_training_image_in_a_running_mean(hospital, plan_for, toy, tiny_root):
+    """What training itself leaves in a shared tensor is not free of single images: the job says how large a batch is, and its
+    seed says which image is in it. With batches of one, r' = 0.9 r + 0.1 mean(q(image)) for one image after another; q, which
+    the server sent, gives the image's first channel. So 8 rounds are 8 equations in the means of 8 images."""
+    site = hospital().submitted(plan_for(network=toy, method="fedavg", batch=1, lr=1e-30, rounds=8, augment=False))
+    images = [sample["image"] for sample in load(SiteFolder.open(tiny_root / "site-1"), "train", 32)]
+    weight = torch.zeros(4, 3, 1, 1)
+    weight[0, 0] = 1
+    gamma = site.shared | {"q.weight": weight, "q.bias": torch.zeros(4)}
+    lines, sums = [], []
+    for t in range(len(images)):
+        answer = site.executed(TrainExecutor, messages.TRAIN, gamma, round=t, phase=0)
+        sums.append(site.sends("train", answer)[0]["norm.running_mean"][0].item())
+        seed = seed_of(seed_of(site.plan.seed, "site-1", t, 0), "order")
+        order = np.random.default_rng(seed).permutation(len(images))
+        lines.append([0.1 * 0.9 ** (len(images) - 1 - order.tolist().index(i)) for i in range(len(images))])
+    found = np.linalg.solve(np.array(lines), np.array(sums))
+    assert found == pytest.approx([image[0].mean().item() for image in images], abs=1e-4)
 
 
 def test_passes_fifty_bits_inside_a_known_number(hospital):

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
+from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
+from nvflare.security.security import COMMAND_CATEGORIES
 from typer.testing import CliRunner
 
 from feddp.cli import app
@@ -266,6 +268,9 @@ def _before_another(privacy):
 
 
 STREAMER = {"id": "x", "path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer", "args": {}}
+BY_CLASS_PATH = {"id": "x", "class_path": STREAMER["path"]}  # FLARE's other words for the same
+FED_EVENTS = {"id": "x", "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"}
+BY_NAME = {"id": "x", "name": "SiteLogStreamer"}
 
 
 @pytest.mark.parametrize(
@@ -279,6 +284,8 @@ STREAMER = {"id": "x", "path": "nvflare.app_common.logging.site_log_streamer.Sit
         ("privacy.json", lambda p: p.update(scopes=[]), "has no scope feddp"),
         ("privacy.json", lambda p: p["scopes"][0]["properties"].update(consent="all"), "privacy.json's consent is 'all'"),
         ("privacy.json", lambda p: p["scopes"][0]["properties"].update(data="/nowhere"), "/nowhere: is not a site's folder"),
+        ("privacy.json", lambda p: p["scopes"][0]["properties"].update(data=5), "privacy.json's data is 5; write the path"),
+        ("privacy.json", lambda p: p["scopes"][0].update(properties=["data"]), "privacy.json's properties are ['data']"),
         ("authorization.json", lambda a: a["permissions"]["lead"].update(byoc="any"), "lets lead bring code"),
         ("authorization.json", lambda a: a["permissions"]["lead"].update(byoc=["not n:eve@x.org"]), "lets lead bring code"),
         ("authorization.json", lambda a: a["permissions"]["lead"].update({"server-predeployed-flwr": "any"}), "lets lead"),
@@ -297,6 +304,9 @@ STREAMER = {"id": "x", "path": "nvflare.app_common.logging.site_log_streamer.Sit
         ("resources.json", lambda r: r["components"].pop() and None, "answers commands that carry code"),
         ("resources.json", lambda r: r.update(allow_log_streaming=True), "lets jobs stream the site's log"),
         ("resources.json", lambda r: r["components"].append(STREAMER), "which carries logs past every filter"),
+        ("resources.json", lambda r: r["components"].append(BY_CLASS_PATH), "which carries logs past every filter"),
+        ("resources.json", lambda r: r["components"].append(FED_EVENTS), "which carries events past every filter"),
+        ("resources.json", lambda r: r["components"].append(BY_NAME), "component x and does not say of which class it is"),
     ],
 )
 def test_a_policy_below_the_minimum_is_one_line(kit, name, change, words):
@@ -307,9 +317,12 @@ def test_a_policy_below_the_minimum_is_one_line(kit, name, change, words):
     assert line.endswith(".")
 
 
-def test_a_role_for_which_all_is_allowed_may_bring_code_too(kit):
-    """FLARE's own default for project_admin is "any": every right follows from it."""
-    edit(kit, "authorization.json", lambda a: a["permissions"].update(project_admin="any"))
+@pytest.mark.parametrize("rights", ["any", {"*": "any", **dict.fromkeys(NOBODY, "none")}])
+def test_a_role_for_which_all_is_allowed_may_bring_code_too(kit, rights):
+    """FLARE's own default for project_admin is "any": every right follows from it. It asks for `*` before the right itself."""
+    edit(kit, "authorization.json", lambda a: a["permissions"].update(project_admin=rights))
+    policy, _ = parse_policy_config(local(kit, "authorization.json"), COMMAND_CATEGORIES)
+    assert policy.evaluate("hospital-a.org", AuthzContext("byoc", Person("eve", "x", "project_admin")))[0], "FLARE's word"
     assert [re.search(r"\((.*?):", line)[1] for line in said(kit)] == list(NOBODY)
 
 

@@ -4,6 +4,7 @@ The certificates are made by FLARE's own functions. Sites and a server: test_sea
 """
 
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,9 @@ from certificates import PROJECT, SERVER, Office
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from feddp.errors import FedDPError
-from feddp.sealing.envelope import MAGIC, Facts, recipients_of, seal, unseal
+from feddp.sealing.envelope import _LENGTHS, MAGIC, OVERHEAD, Facts, recipients_of, seal, unseal
 from feddp.sealing.identity import Identity
-from feddp.sealing.introduction import introduce, meet
+from feddp.sealing.introduction import LIMIT, introduce, meet
 from feddp.sealing.session import INTRODUCTION, SEALED, Session, as_bytes, as_tensor
 
 JOB, WORD, TASK = "job-1", "calibration", "collect"
@@ -403,6 +404,37 @@ def test_a_policy_that_names_recipients_seals_for_no_other(office, stranger, sit
         made["A"].meet(WORD, TASK, 0, introductions | false, ("B", "C"))
     assert made["A"].meet(WORD, TASK, 0, introductions, ()) == []
     assert made["A"].seal(TASK, TENSORS) == {}, "nobody to seal for: nothing leaves"
+
+
+def test_two_collections_at_once_keep_to_their_own_recipients_and_epochs(sessions):
+    """FLARE has two threads for them, and each has met whom it was shown."""
+    made, introductions = sessions
+    made["A"].meet(WORD, TASK, 1, introductions, ("B",))
+    other = threading.Thread(target=lambda: made["A"].meet(WORD, TASK, 2, introductions, None))
+    other.start()
+    other.join()
+    given = made["A"].seal(TASK, TENSORS)
+    assert recipients_of("A", as_bytes("A", SEALED, given)) == ["B"]
+    assert same(made["B"].open(WORD, TASK, 1, {"A": given})["A"], TENSORS)
+
+
+def test_a_relay_cannot_have_a_site_read_json_without_end(sites, sessions):
+    """It would take the site's memory. Blanks are the cheapest JSON there is; a header of them is signed by a site here."""
+    made, introductions = sessions
+    long = introductions["B"][INTRODUCTION].numpy().tobytes() + b" " * LIMIT
+    with pytest.raises(FedDPError, match=f"more than the {LIMIT} there can be"):
+        made["A"].meet(WORD, TASK, 0, introductions | {"B": {INTRODUCTION: as_tensor(long)}}, None)
+    assert made["A"].meet(WORD, TASK, 0, introductions, None) == ["B", "C"], "the control"
+    given = exchanged(made, introductions)["B"][SEALED].numpy().tobytes()
+    start, sizes = len(MAGIC) + _LENGTHS.size, _LENGTHS.unpack_from(given, len(MAGIC))
+    for blanks, opens in ((OVERHEAD - sizes[0], True), (OVERHEAD - sizes[0] + 1, False)):
+        header = given[start : start + sizes[0]] + b" " * blanks
+        padded = MAGIC + _LENGTHS.pack(len(header), sizes[1]) + header + given[start + sizes[0] :]
+        if opens:
+            assert recipients_of("B", padded) == ["A", "C"], "the control"
+        else:
+            with pytest.raises(FedDPError, match="is no sealed envelope"):
+                recipients_of("B", padded)
 
 
 def test_every_collection_needs_its_own_introductions(sessions):

@@ -96,6 +96,12 @@ def test_the_split_that_chooses_is_counted(hospital, tiny_root, tmp_path):
         assert site.sends("score", messages.pack(dice=0.5)) == ({}, kept)
 
 
+@pytest.mark.parametrize(("batch", "kept"), [(8, ["loss"]), (7, ["withheld"]), (1, ["loss"])])
+def test_a_loss_is_of_the_images_that_its_batches_hold(hospital, batch, kept):
+    """With 8 images and batches of 7 every round leaves another one out: a mean over 7."""
+    assert list(hospital(8, batch=batch).sends("train", messages.pack(loss=0.5))[1]) == kept
+
+
 @pytest.mark.parametrize("where", ["final", "peers"])
 def test_a_table_that_says_so_itself_is_withheld(hospital, where):
     """One cell over one image, in a folder of two: none of the tables leaves."""

@@ -56,13 +56,13 @@ def privacy(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def restrict(resources: dict[str, Any], classes: list[str], more: list[dict[str, Any]]) -> dict[str, Any]:
+def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any]) -> dict[str, Any]:
     """A participant's resources.json: `classes` are the whole allow-list, no log is streamed, `more` components are added."""
     return resources | {
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": classes,
         "allow_log_streaming": False,
-        "components": [c for c in resources.get("components", []) if not c["path"].startswith(LOGGING)] + more,
+        "components": [c for c in resources.get("components", []) if not c["path"].startswith(LOGGING)] + list(more),
     }
 
 
@@ -77,7 +77,7 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
-        self._restrict(server, SERVER_CLASSES, [], ctx)
+        self._restrict(server, SERVER_CLASSES, ctx)
         if folder := server.get_prop(STORAGE):
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
@@ -85,14 +85,14 @@ class SitePolicyBuilder(Builder):
             if not properties:
                 raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
             SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
-            self._restrict(client, SITE_CLASSES, [{"id": "refuse_commands", "path": REFUSAL, "args": {}}], ctx)
+            self._restrict(client, SITE_CLASSES, ctx, {"id": "refuse_commands", "path": REFUSAL, "args": {}})
             _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
     @staticmethod
-    def _restrict(participant: Participant, classes: dict[str, str], more: list[dict[str, Any]], ctx: ProvisionContext) -> None:
+    def _restrict(participant: Participant, classes: dict[str, str], ctx: ProvisionContext, *more: dict[str, Any]) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources = local / RESOURCES
-        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), sorted(classes.values()), more))
+        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), sorted(classes.values()), *more))
         _write(local / "authorization.json.default", AUTHORIZATION)
 
 

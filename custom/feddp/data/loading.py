@@ -83,11 +83,14 @@ def batches(samples: list[dict], batch: int, seed: int | None, augment: bool) ->
             raise ValueError("augmentation needs a seed")
         return _collated(samples, range(len(samples)), batch, None)
     chance = np.random.default_rng(seed)
-    order = chance.permutation(len(samples)).tolist()
-    if batch > 1 and len(order) > 1 and len(order) % batch == 1:
-        order = order[:-1]
+    order = chance.permutation(len(samples)).tolist()[: in_an_epoch(len(samples), batch)]
     warp = _warp(samples[0], int(chance.integers(2**31))) if augment and samples else None
     return _collated(samples, order, batch, warp)
+
+
+def in_an_epoch(count: int, batch: int) -> int:
+    """Of how many of `count` samples the batches of an epoch with a seed are: all, or all but one (see `batches`)."""
+    return count - 1 if batch > 1 and count > 1 and count % batch == 1 else count
 
 
 def _collated(samples, order, batch, warp) -> Iterator[dict]:

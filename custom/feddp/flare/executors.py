@@ -20,10 +20,16 @@ from feddp.training.store import Tensors, by_site
 
 
 class TaskExecutor(Executor):
-    """Answers its tasks; what goes wrong is written down here and answered with a return code."""
+    """Answers its tasks, one at a time; what goes wrong is written down here and answered with a return code."""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         component = site_component(fl_ctx)
+        with component.one_at_a_time:
+            return self._answer(task_name, component, shareable, fl_ctx, abort_signal)
+
+    def _answer(
+        self, task_name: str, component: SiteComponent, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
         try:
             tensors, scalars = messages.unpack(shareable)
             tensors = arriving(component, task_name, tensors, scalars, fl_ctx)

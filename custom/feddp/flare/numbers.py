@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.data.folder import SiteFolder
+from feddp.data.loading import in_an_epoch
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.methods.plan import Plan
@@ -102,7 +103,7 @@ def _counts(task: str, plan: Plan, data: Path) -> dict[str, int]:
     return (
         dict.fromkeys(_TABLES, len(test))
         | dict.fromkeys(_SCORES, len(folder.rows_of(plan.training.selection)))
-        | {"loss": len(folder.rows_of("train")), VOLUMES: len({row.patient for row in test})}
+        | {"loss": in_an_epoch(len(folder.rows_of("train")), plan.training.batch), VOLUMES: len({row.patient for row in test})}
     )
 
 

@@ -61,12 +61,14 @@ class SitePolicy:
                 f"site {site}: its privacy.json has no properties for the job's scope, so nothing says what may leave;"
                 " write local/privacy.json with a scope of that name (see the README, 'A hospital's policy')"
             )
+        if not isinstance(properties, Mapping):
+            raise FedDPError(f"site {site}: privacy.json's properties are {properties!r}; write names with values")
         if unknown := sorted(properties.keys() - KEYS):
             raise FedDPError(f"site {site}: privacy.json has unknown properties {unknown}; known: {sorted(KEYS)}")
         if "data" not in properties:
             raise FedDPError(f"site {site}: privacy.json does not say where the data lie; add the property `data`")
         return cls(
-            Path(properties["data"]),
+            _folder(site, properties["data"]),
             str(properties.get("device", "cpu")),
             _words(site, "consent", properties.get("consent", []), CONSENTS),
             _sites(site, properties["recipients"]) if "recipients" in properties else None,
@@ -93,6 +95,12 @@ class SitePolicy:
                 f"site {site}: the job asks for the spectra of {asked} images, its policy gives {self.spectra} at most;"
                 f" submit it with --set spectra={self.spectra}, or raise `spectra` of privacy.json"
             )
+
+
+def _folder(site: str, given: Any) -> Path:
+    if not isinstance(given, str) or not given:
+        raise FedDPError(f"site {site}: privacy.json's data is {given!r}; write the path of the site's folder")
+    return Path(given)
 
 
 def _words(site: str, name: str, given: Any, known: tuple[str, ...]) -> tuple[str, ...]:

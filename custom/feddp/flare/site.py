@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ class SiteComponent(FLComponent):
     def __init__(self, plan: dict[str, Any]):
         super().__init__()
         self.plan = Plan.from_json(plan)
+        # FLARE starts a task that the server pushes beside the one that was fetched; there is one network for both
+        self.one_at_a_time = threading.Lock()
         self._site: Site | None = None
         self._seals: Session | None = None
         register_tensors()

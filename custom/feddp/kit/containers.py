@@ -1,6 +1,5 @@
 """A kit prepared for containers (`nvflare deploy prepare`): what a job's container is given must fit the site's policy."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from nvflare.app_opt.job_launcher.study_data import StudyDatasetMount
 from nvflare.app_opt.job_launcher.study_runtime import StudyRuntime, load_study_runtime_file
 
 from feddp.data.description import BadFile, Problem
-from feddp.kit.kit import CLIENT, Kit, read_json
+from feddp.kit.kit import CLIENT, Kit, components
 
 DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
 LAUNCHERS = {f"nvflare.app_opt.job_launcher.{runtime}_launcher.": runtime for runtime in (DOCKER, KUBERNETES)}
@@ -20,8 +19,7 @@ SEE = "See provisioning/README.md, 'Site images'"
 
 def runtime(kit: Kit) -> str | None:
     """What the kit's jobs run in: `DOCKER`, `KUBERNETES`, or None for processes beside the parent's."""
-    components = read_json(kit.effective("resources.json")).get("components", [])
-    paths = [str(component.get("path", "")) for component in components if isinstance(component, Mapping)]
+    paths = [str(component.get("path", "")) for component in components(kit.effective("resources.json"))]
     return next((name for prefix, name in LAUNCHERS.items() if any(path.startswith(prefix) for path in paths)), None)
 
 

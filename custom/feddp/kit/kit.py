@@ -88,6 +88,12 @@ def _identity(kind: str, said: dict[str, Any]) -> tuple[str, str, tuple[str, int
     return name, first["name"], (host, int(port))
 
 
+def components(path: Path) -> list[dict[str, Any]]:
+    """The components that a file of resources has FLARE build. BadFile where it cannot be read."""
+    listed = read_json(path).get("components")
+    return [component for component in listed if isinstance(component, dict)] if isinstance(listed, list) else []
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A file's JSON object.
 

@@ -12,9 +12,10 @@ from feddp.errors import FedDPError
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.containers import Containers
-from feddp.kit.kit import CLIENT, SERVER, Kit, read_json
+from feddp.kit.kit import CLIENT, SERVER, Kit, components, read_json
 from feddp.provision import GUARD, LOGGING, NOBODY, REFUSAL
 
+CARRIERS = {LOGGING: "logs", "nvflare.app_common.widgets.convert_to_fed_event.": "events"}
 REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_CLASSES.values())}
 
 
@@ -45,28 +46,35 @@ def _resources(kit: Kit) -> list[Problem]:
             problems.append(Problem(path, f"allows {strange}, which is not a reviewed class", "Take it off class_allow_list"))
     if said.get("allow_log_streaming") is not False:
         problems.append(Problem(path, "lets jobs stream the site's log", 'Write "allow_log_streaming": false'))
-    components = said.get("components", [])
-    if kit.kind == CLIENT and not any(isinstance(c, Mapping) and c.get("path") == REFUSAL for c in components):
+    if kit.kind == CLIENT and not any(_class_of(component) == REFUSAL for component in components(path)):
         remedy = f'Add {{"id": "refuse_commands", "path": "{REFUSAL}"}} to components'
         problems.append(Problem(path, "answers commands that carry code", remedy))
     return problems
 
 
 def _streamers(kit: Kit) -> list[Problem]:
-    """No component of FLARE's that carries logs, in any of the files that FLARE reads components from."""
+    """No component of FLARE's that carries logs or events, in any of the files that FLARE reads components from."""
     extra = [p for part in ("startup", "local") for p in sorted((kit.folder / part).glob("*_resources.json"))]
     problems = []
     for path in (kit.effective("resources.json"), *extra):
-        for component in read_json(path).get("components", []):
-            if isinstance(component, Mapping) and str(component.get("path", "")).startswith(LOGGING):
-                what = f"has the component {component.get('id')}, which carries logs past every filter"
+        for component in components(path):
+            if carried := [what for prefix, what in CARRIERS.items() if str(_class_of(component)).startswith(prefix)]:
+                what = f"has the component {component.get('id')}, which carries {carried[0]} past every filter"
                 problems.append(Problem(path, what, "Remove it from components"))
+            elif _class_of(component) is None:  # FLARE would look for a class of its `name`, of whichever module
+                what = f"has the component {component.get('id')} and does not say of which class it is"
+                problems.append(Problem(path, what, "Write its `path`, or remove it from components"))
     return problems
 
 
+def _class_of(component: Mapping[str, Any]) -> Any:
+    """The class, by the keys in which FLARE looks for it first."""
+    return component.get("path", component.get("class_path"))
+
+
 def _authorization(kit: Kit) -> list[Problem]:
-    """Nobody brings code, by job or by command. As FLARE reads it: a role's rule for everything stands for each right, and the
-    rule for a category for each command in it, unless the command is named."""
+    """Nobody brings code, by job or by command. As FLARE reads it: a role's rule for everything stands for each right, and so
+    does one for `*`, whatever is said of the right itself; a category's for each command in it, unless the command is named."""
     path = kit.effective("authorization.json")
     roles = read_json(path).get("permissions")
     if not isinstance(roles, Mapping) or not roles:
@@ -77,7 +85,7 @@ def _authorization(kit: Kit) -> list[Problem]:
             rule = rights
             if isinstance(rights, Mapping):
                 named = {" ".join(str(name).lower().split()): value for name, value in rights.items()}
-                rule = named.get(right, named.get(COMMAND_CATEGORIES.get(right, ""), "none"))
+                rule = named.get("*", named.get(right, named.get(COMMAND_CATEGORIES.get(right, ""), "none")))
             if not _nobody(rule):
                 remedy = f'Write "{right}": "none" for {role}, among rights that are named one by one'
                 problems.append(Problem(path, f"lets {role} {what} ({right}: {rule!r})", remedy))

@@ -111,8 +111,8 @@ def _parts(sender: str, envelope: bytes) -> tuple[dict[str, Any], bytes, bytes, 
     try:
         sizes = _LENGTHS.unpack(envelope[len(MAGIC) : start])
         header, ciphertext = envelope[start : start + sizes[0]], envelope[start + sizes[0] : start + sum(sizes)]
-        said = json.loads(header)
-        whole = envelope.startswith(MAGIC) and (len(header), len(ciphertext)) == sizes
+        whole = envelope.startswith(MAGIC) and (len(header), len(ciphertext)) == sizes and len(header) <= OVERHEAD
+        said = json.loads(header if whole else b"")  # what is read of JSON takes many times its bytes
         slots = said["recipients"].values()
         whole &= all(isinstance(slot[part], str) for slot in slots for part in ("certificate", "challenge", "key"))
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):

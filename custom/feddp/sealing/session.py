@@ -1,5 +1,6 @@
 """A site's part in the sealed exchanges of one job: introduce itself, meet the others, seal for them, open what they sealed."""
 
+import threading
 from collections.abc import Collection, Mapping
 
 import torch
@@ -8,11 +9,17 @@ from torch import Tensor
 from feddp.errors import FedDPError
 from feddp.sealing.envelope import Facts, seal, unseal
 from feddp.sealing.identity import Identity
-from feddp.sealing.introduction import Peer, introduce, meet
+from feddp.sealing.introduction import LIMIT, Peer, introduce, meet
 
 SEALED, INTRODUCTION = "sealed", "introduction"  # the tensors that travel, each of bytes
 
 Tensors = dict[str, Tensor]
+
+
+class _Met(threading.local):
+    """Whom the thread's own task has met: two at once must not seal for each other's recipients, or under the other's epoch."""
+
+    next: tuple[Facts, list[Peer]] | None = None
 
 
 class Session:
@@ -26,7 +33,7 @@ class Session:
         self.identity, self.job = identity, job
         self._challenges: dict[str, str] = {}
         self._opened: dict[tuple[str, str], int] = {}  # the last epoch, by sender and task
-        self._next: tuple[Facts, list[Peer]] | None = None
+        self._met = _Met()
 
     def introduce(self, exchange: str) -> Tensors:
         """This site's introduction to an exchange; with it, what was sealed for an earlier one no longer opens."""
@@ -50,14 +57,14 @@ class Session:
         Raises:
             FedDPError: one of those that the policy names was not introduced by itself. Nothing will be sealed.
         """
-        self._next = None
+        self._met.next = None
         wanted = [site for site in sorted(introductions) if site != self.identity.name]
         peers = [
-            meet(self.identity, site, as_bytes(site, INTRODUCTION, introductions[site]), self.job, exchange)
+            meet(self.identity, site, as_bytes(site, INTRODUCTION, introductions[site], LIMIT), self.job, exchange)
             for site in wanted
             if recipients is None or site in recipients
         ]
-        self._next = Facts(self.job, task, epoch), peers
+        self._met.next = Facts(self.job, task, epoch), peers
         return [peer.name for peer in peers]
 
     def seal(self, task: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -66,8 +73,8 @@ class Session:
         Raises:
             FedDPError: it has met nobody for this task.
         """
-        facts, peers = self._next or (None, [])
-        self._next = None
+        facts, peers = self._met.next or (None, [])
+        self._met.next = None
         if facts is None or facts.task != task:
             raise FedDPError(f"site {self.identity.name}: nobody was introduced for {task}; nothing was sent")
         return {SEALED: as_tensor(seal(self.identity, facts, peers, tensors))} if peers else {}

@@ -1,0 +1,45 @@
+"""FLARE runs a task that the server pushes (by an aux topic) beside the one that was fetched. A site does one at a time."""
+
+import threading
+
+import torch
+from nvflare.apis.signal import Signal
+from test_hostile import hospital  # noqa: F401 (a fixture)
+
+from feddp.flare import messages
+from feddp.flare.executors import TrainExecutor
+
+
+def test_a_second_task_does_not_change_what_the_first_one_sends(hospital):  # noqa: F811
+    """Ditto's personal model has the shared tensors' names. Scoring loads it into the site's one network: were that done
+    between a round's training and its answer, the answer would be the personal model, and no guard could tell."""
+    site = hospital("ditto")
+
+    def trained(round, shared):
+        return messages.unpack(site.executed(TrainExecutor, messages.TRAIN, shared, round=round, phase=0))[0]
+
+    shared = trained(0, site.shared)
+    alone = trained(1, shared)
+    personal = site.store.load_state(2).personal
+    assert not torch.equal(alone["q.weight"], personal["q.weight"]), "the control: there is something to take"
+
+    method, codes = site.component.open(site.fl_ctx, Signal()).method, []
+    original = method.round
+
+    def score():
+        message = messages.pack(shared, round=2)
+        codes.append(TrainExecutor().execute(messages.SCORE, message, site.fl_ctx, Signal()).get_return_code(""))
+
+    def interrupted(opened):
+        loss = original(opened)
+        other.start()
+        other.join(1)
+        return loss
+
+    other = threading.Thread(target=score)
+    method.round = interrupted
+    sent = trained(1, shared)
+    other.join()
+    assert codes == [""], "it was done, afterwards"
+    assert not torch.equal(sent["q.weight"], personal["q.weight"])
+    assert all(torch.equal(sent[name], alone[name]) for name in alone)
