@@ -415,7 +415,7 @@ def test_an_executor_under_another_tasks_name_sends_nothing(federation, hostile)
     assert list(refused) == ["hospital-c"]
     assert "evaluate ended with EXECUTION_EXCEPTION" in refused["hospital-c"]["reason"]
     (line,) = federation.audited("hospital-c", id)
-    assert re.search(r"\[A:evaluate#[^]]*\]\[task failed: KeyError\]$", line)
+    assert re.search(r"\[A:evaluate#[^]]*\]\[task failed: TrainExecutor does not answer evaluate\]$", line)
 
 
 def test_a_task_that_nobody_answers_ends_the_run(federation, hostile):

@@ -93,6 +93,8 @@ class TrainExecutor(SiteExecutor):
     """Stage 1: a round of training, and the adoption of the round that the stage hands on."""
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
+        if task not in messages.ROUNDS:
+            return super().answer(task, site, component, tensors, scalars, fl_ctx)
         round = scalars["round"]
         if task == messages.TRAIN:
             fl_ctx.set_prop(messages.RECEIVED, tensors, private=True, sticky=False)
