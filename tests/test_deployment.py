@@ -33,7 +33,7 @@ STUDY = "study"  # a scope that hospital-d lacks
 SHORT = {
     "--rounds 200": "--rounds 2 --set batch=4",
     "--calibration-epochs 20": "--calibration-epochs 1",
-    "--size 384": "--size 32",
+    "--size 384": "--size 64",
 }
 WIDGETS = {
     HOSPITALS[0]: "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
@@ -283,7 +283,6 @@ def test_nobody_has_a_site_build_what_a_logs_configuration_names(federation, fed
     """With FLARE's own authorization it would be code, of the lead's in a job of his own (test_commands.py)."""
     for person, command in (
         (LEAD, f"configure_job_log {feddp[0]} client hospital-a INFO"),
-        (LEAD, f"show_errors {feddp[0]} client hospital-a"),
         ("admin@consortium.org", f"configure_job_log {feddp[0]} client hospital-a INFO"),
         ("admin@hospital-a.org", "configure_site_log client hospital-a INFO"),
     ):

@@ -5,11 +5,15 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import torch
 from certificates import put, self_signed, signed
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -267,6 +271,8 @@ def _before_another(privacy):
     privacy["scopes"][0]["task_result_filters"].append({"path": "some.filter.Noise"})
 
 
+UPDATE_PRIVACY = "feddp.flare.update_privacy.UpdatePrivacy"
+PERCENTILE = "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy"
 STREAMER = {"id": "x", "path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer", "args": {}}
 BY_CLASS_PATH = {"id": "x", "class_path": STREAMER["path"]}  # FLARE's other words for the same
 FED_EVENTS = {"id": "x", "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"}
@@ -353,6 +359,26 @@ def test_a_filter_of_the_hospitals_own_stands_before_the_guard(kit):
     assert said(kit)[0].endswith("may start")
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"path": "feddp.flare.update_privacy.UpdatePrivacie"}, "names a filter that FLARE cannot build"),
+        ({"path": UPDATE_PRIVACY, "args": {"mechanism": {"path": PERCENTILE, "args": {"percentil": 9}}}}, "FLARE cannot build"),
+        ({"path": PERCENTILE}, "takes weights for differences. Put it into feddp.flare.update_privacy.UpdatePrivacy"),
+    ],
+)
+def test_a_filter_that_would_end_every_job(kit, entry, words):
+    edit(kit, "privacy.json", lambda p: p["scopes"][0]["task_result_filters"].insert(0, entry))
+    (line,) = said(kit)
+    assert words in line
+
+
+def test_a_spoilt_policy_is_to_be_corrected_and_no_new_kit_asked_for(kit):
+    (kit / "local/privacy.json").write_text('{"scopes": [}')
+    (line,) = said(kit)
+    assert line.endswith("Correct it, or put back the file as it was provisioned.")
+
+
 def test_every_deviation_is_said_at_once(kit):
     edit(kit, "resources.json", lambda r: r.update(allow_log_streaming=True, class_list_enforcement_mode="warn"))
     (kit / "local/privacy.json").unlink()
@@ -367,15 +393,77 @@ def test_the_data_are_checked(kit, tiny_root, tmp_path):
     assert said(kit) == [str(problem) for problem in data_check(data)] != []
 
 
-def test_the_server_is_reached_or_not(kit):
+@contextmanager
+def listening(context: ssl.SSLContext | None, kit: Path):
+    """A server for the kit to reach, which waits to be spoken to; without a context it speaks no TLS."""
+
+    def serve():
+        with suppress(OSError):  # the test is over, or the client is turned away
+            while True:
+                plain, _ = server.accept()
+                with suppress(OSError), context.wrap_socket(plain, server_side=True) if context else plain as connection:
+                    connection.recv(1)
+
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
         path = kit / "startup/fed_client.json"
-        path.write_text(path.read_text().replace(f"{SERVER}:8002", f"127.0.0.1:{port}"))
-        assert check(kit)[1] == []
-    (problem,) = check(kit)[1]
-    assert f"the server 127.0.0.1:{port} does not answer" in str(problem)
-    assert check(kit, offline=True)[1] == []
+        said = json.loads(path.read_text())
+        said["servers"][0]["service"]["target"] = f"127.0.0.1:{server.getsockname()[1]}"
+        path.write_text(json.dumps(said))
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def on_its_machine(kit):
+    """The kit, for a machine without a GPU."""
+    edit(kit, "privacy.json", lambda p: p["scopes"][0]["properties"].update(device="cpu"))
+    edit(
+        kit,
+        "resources.json",
+        lambda r: next(c for c in r["components"] if "num_of_gpus" in c["args"])["args"].update(num_of_gpus=0),
+    )
+    return kit
+
+
+def mutual(kit: Path, own: Path) -> ssl.SSLContext:
+    """FLARE's server: it shows `own`'s certificate, and takes those of the kit's root alone."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=kit / "startup/rootCA.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    name = "server" if (own / "startup/server.crt").exists() else "client"
+    context.load_cert_chain(own / f"startup/{name}.crt", own / f"startup/{name}.key")
+    return context
+
+
+def test_a_server_of_the_project_is_reached_or_not(made, on_its_machine):
+    server = made / "kits/feddp/prod_00" / SERVER
+    with listening(mutual(on_its_machine, server), on_its_machine):
+        assert check(on_its_machine)[1] == []
+    (problem,) = check(on_its_machine)[1]
+    assert re.search(r"the server 127\.0\.0\.1:\d+ does not answer", str(problem))
+    assert check(on_its_machine, offline=True)[1] == []
+
+
+def test_a_server_that_is_not_the_projects_is_told_apart(made, on_its_machine):
+    """Another consortium's, which shows its own certificate; one that takes only its own; and something that speaks no TLS."""
+    server, stranger = made / "kits/feddp/prod_00" / SERVER, made / "own/feddp/prod_00" / SERVER
+    for context, words in (
+        (mutual(stranger, stranger), "is not of this project (self-signed certificate in certificate chain"),
+        (mutual(stranger, server), "with this kit's certificate"),
+        (None, "the server"),
+    ):
+        with listening(context, on_its_machine):
+            (problem,) = check(on_its_machine)[1]
+            assert words in str(problem)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is not there is looked for")
+def test_a_gpu_that_is_not_there(made, kit):
+    """As project.yml is shipped; FLARE's client would start again and again, without a word in its log."""
+    with listening(mutual(kit, made / "kits/feddp/prod_00" / SERVER), kit):
+        capacity, device = check(kit)[1]
+    assert "has num_of_gpus 1, and this machine has 0" in str(capacity)
+    assert "scope feddp: device cuda:0 cannot be used" in str(device)
 
 
 def test_a_folder_that_is_no_kit(tmp_path):

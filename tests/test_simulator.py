@@ -23,6 +23,7 @@ from feddp.training.seeds import seed_of
 
 SITES = ("site-1", "site-2")
 ROUNDS = 2
+SIZE = 64  # at 32 pixels PVTv2's attention has a single key: the queries would do nothing, and no site would differ
 
 
 def request_for(root: Path, out: Path, plan, threads: int | None = None) -> Request:
@@ -37,7 +38,7 @@ def run(tiny_root, plan_for, tmp_path_factory):
     out = tmp_path_factory.mktemp("sim")
     capture = out / "capture"
     capture.mkdir()
-    request = request_for(tiny_root, out / "run", plan_for(rounds=ROUNDS))
+    request = request_for(tiny_root, out / "run", plan_for(rounds=ROUNDS, size=SIZE))
     job = jobs.export(request.plan, request.sites, out / "unfiltered")
     config = job / "app_client/config/config_fed_client.json"
     content = json.loads(config.read_text())
@@ -64,7 +65,7 @@ def run(tiny_root, plan_for, tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(tiny_root, plan_for):
     """FedDP again, as a plain loop over the sites in one process: no FLARE, no Site, no Store, no tune()."""
-    return plain_feddp(tiny_root, plan_for(rounds=ROUNDS))
+    return plain_feddp(tiny_root, plan_for(rounds=ROUNDS, size=SIZE))
 
 
 def plain_feddp(root: Path, plan):
@@ -212,7 +213,7 @@ def test_no_file_the_server_holds_contains_private_values(run):
 
 def test_a_new_process_for_every_task_gives_the_same_bits(run, tiny_root, plan_for, tmp_path):
     """One thread for two sites: FLARE starts a new process for each task, so all memory is on disk."""
-    request = request_for(tiny_root, tmp_path / "run", plan_for(rounds=ROUNDS), threads=1)
+    request = request_for(tiny_root, tmp_path / "run", plan_for(rounds=ROUNDS, size=SIZE), threads=1)
     results = session.run(request, simulator, "tiny")
     assert results["sites"] == run["results"]["sites"]
     for site in SITES:

@@ -40,7 +40,10 @@ Rounds = Annotated[int, typer.Option(help="Communication rounds (the paper: 200)
 Epochs = Annotated[
     int | None, typer.Option(help="Epochs of the calibration stage (the paper: 20, the default); 0 leaves it out.")
 ]
-Size = Annotated[int, typer.Option(help="Images are resized to SIZE x SIZE pixels, a multiple of 32 (the paper: 384).")]
+Size = Annotated[
+    int,
+    typer.Option(help="Images are resized to SIZE x SIZE pixels, a multiple of 32; the paper: 384."),
+]
 Seed = Annotated[int, typer.Option(help="Every random draw comes from it.")]
 Settings = Annotated[list[str], typer.Option("--set", help="A hyper-parameter, key=value; `feddp methods` lists them.")]
 Then = Annotated[str | None, typer.Option(help="`igc` appends the calibration stage to any method.")]

@@ -59,7 +59,7 @@ class SitePolicy:
         if not properties:
             raise FedDPError(
                 f"site {site}: its privacy.json has no properties for the job's scope, so nothing says what may leave;"
-                " write local/privacy.json with a scope of that name (see the README, 'A hospital's policy')"
+                " write local/privacy.json with a scope of that name"
             )
         if not isinstance(properties, Mapping):
             raise FedDPError(f"site {site}: privacy.json's properties are {properties!r}; write names with values")

@@ -17,6 +17,7 @@ from feddp.flare.policy import CALIBRATION, OUTSIDE, SPECTRA
 from feddp.kit.certificates import certificate_problems
 from feddp.kit.kit import Kit
 from feddp.outside.models import GLOBAL
+from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
 from feddp.training.store import Tensors, by_site, together
 
@@ -70,8 +71,7 @@ def arriving(component: "SiteComponent", task: str, tensors: Tensors, scalars: d
     if task in NEEDS:
         policy, word = component.policy(fl_ctx), NEEDS[task]
         if policy.consents(word):
-            peers = component.seals(fl_ctx).meet(word, task, epoch, by_site(tensors), policy.recipients)
-            component.store(fl_ctx).record("seal", task=task, epoch=epoch, recipients=peers)
+            component.seals(fl_ctx).meet(word, task, epoch, by_site(tensors), policy.recipients)
         return {}
     if task in HANDS_OUT:
         collection = HANDS_OUT[task]
@@ -97,5 +97,9 @@ def leaving(component: "SiteComponent", task: str, tensors: Tensors, fl_ctx: FLC
         word = INTRODUCES[task]
         return component.seals(fl_ctx).introduce(word) if component.policy(fl_ctx).consents(word) else {}
     if task in NEEDS and tensors:
-        return component.seals(fl_ctx).seal(task, tensors)
+        sealed = component.seals(fl_ctx).seal(task, tensors)
+        for envelope in sealed.values():
+            recipients = recipients_of(fl_ctx.get_identity_name(), envelope.numpy().tobytes())
+            component.store(fl_ctx).record("seal", task=task, recipients=recipients)
+        return sealed
     return tensors

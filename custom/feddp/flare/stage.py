@@ -108,7 +108,7 @@ class Stage(Controller):
             code = result.get_return_code(ReturnCode.OK)
             try:
                 if code != ReturnCode.OK:
-                    raise FedDPError(f"site {site}: {task} ended with {code}; its own record.jsonl and log say why")
+                    raise FedDPError(f"site {site}: {task} ended with {code}; its own audit.log says why")
                 answer = Answer(*messages.unpack(result))
                 _check_numbers(site, answer.scalars, numbers)
                 check(site, answer)

@@ -100,12 +100,13 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         BadFile: it is not there, or holds something else.
     """
+    remedy = AGAIN if path.parent.name == "startup" else "Correct it, or put back the file as it was provisioned"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadFile(Problem(path, "is missing", AGAIN)) from None
+        raise BadFile(Problem(path, "is missing", remedy)) from None
     except (OSError, ValueError) as error:
-        raise BadFile(Problem(path, f"cannot be read ({error})", AGAIN)) from error
+        raise BadFile(Problem(path, f"cannot be read ({error})", remedy)) from error
     if not isinstance(content, dict):
-        raise BadFile(Problem(path, "holds no JSON object", AGAIN))
+        raise BadFile(Problem(path, "holds no JSON object", remedy))
     return content

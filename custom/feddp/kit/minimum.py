@@ -1,9 +1,14 @@
 """A kit's effective policy against the consortium's minimum. A hospital may edit its own files, and only ask for more."""
 
+import logging
 from collections.abc import Mapping
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.workspace import Workspace
+from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.security.security import COMMAND_CATEGORIES
 
 from feddp.data.check import check as data_problems
@@ -15,6 +20,8 @@ from feddp.kit.containers import Containers
 from feddp.kit.kit import CLIENT, SERVER, Kit, components, read_json
 from feddp.provision import GUARD, LOGGING, NOBODY, REFUSAL
 
+FLARES_FILTERS = "nvflare.app_common.filters."
+UPDATE = "feddp.flare.update_privacy.UpdatePrivacy (the README, 'Noise on what training changed')"
 CARRIERS = {LOGGING: "logs", "nvflare.app_common.widgets.convert_to_fed_event.": "events"}
 REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_CLASSES.values())}
 
@@ -133,8 +140,27 @@ def _privacy(kit: Kit) -> list[Problem]:
         elif not guards[-1]:
             what = f"scope {scope.get('name')} has {outgoing[-1].get('path')} after the guard, which does not see what it sends"
             problems.append(Problem(path, what, "Put the guard last in task_result_filters"))
+        problems += [
+            Problem(path, f"has {entry['path']} on what leaves, which takes weights for differences", f"Put it into {UPDATE}")
+            for entry in outgoing
+            if str(entry.get("path")).startswith(FLARES_FILTERS)
+        ]
         problems += _site(kit, path, scope)
-    return problems
+    return problems or _unbuilt(kit, path)
+
+
+def _unbuilt(kit: Kit, path: Path) -> list[Problem]:
+    """What FLARE says where it cannot build a filter: started, the site would end every job for everybody."""
+    logging.disable()  # FLARE would print, and log with a traceback, what is said here in a line
+    try:
+        with redirect_stdout(StringIO()):
+            create_privacy_manager(Workspace(str(kit.folder)), names_only=False)
+    except Exception as error:  # whatever a filter's class raises at its arguments
+        why = " ".join(str(error).split())
+        return [Problem(path, f"names a filter that FLARE cannot build ({why})", "Correct its `path` and `args`")]
+    finally:
+        logging.disable(logging.NOTSET)
+    return []
 
 
 def _outgoing(entry: Any) -> bool:
@@ -150,6 +176,8 @@ def _site(kit: Kit, path: Path, scope: Mapping[str, Any]) -> list[Problem]:
         policy = SitePolicy.of(kit.name, scope.get("properties"), simulated=False)
     except FedDPError as error:
         return [Problem(path, f"scope {scope.get('name')}: {error}", "See the README, 'A hospital's policy'")]
+    if not policy.data.is_absolute():
+        return [Problem(path, f"names the data by {policy.data}, which is no whole path", "Write it from the root on")]
     containers = Containers.of(kit)
     try:
         data = containers.here(policy.data) if containers else policy.data

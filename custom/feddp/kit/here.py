@@ -1,0 +1,67 @@
+"""What only the machine that a kit will run on can tell: the server answers, the device is there."""
+
+import socket
+import ssl
+
+import torch
+
+from feddp.data.description import Problem
+from feddp.errors import FedDPError
+from feddp.kit.containers import runtime
+from feddp.kit.kit import CLIENT, SERVER, Kit, components, read_json
+from feddp.training.device import usable
+
+PATIENCE = 5  # seconds for the server to take a connection, and to turn a certificate away
+
+
+def here_problems(kit: Kit) -> list[Problem]:
+    """Of the way to the server, with the kit's own certificate; at a site, of its devices."""
+    problems = [] if kit.kind == SERVER else _reach(kit)
+    if kit.kind == CLIENT and runtime(kit) is None:
+        problems += _devices(kit)
+    return problems
+
+
+def _reach(kit: Kit) -> list[Problem]:
+    """Whether a server of this project listens, and takes this certificate."""
+    host, port = kit.server
+    context = ssl.create_default_context(cafile=kit.root)
+    context.check_hostname = False  # FLARE's clients go by the root alone
+    context.load_cert_chain(kit.certificate, kit.key)
+    wrong, remedy = "", "Start the server, open the firewall, or leave this out with --offline"
+    try:
+        with socket.create_connection((host, port), timeout=PATIENCE) as plain, context.wrap_socket(plain) as secured:
+            secured.settimeout(1)
+            if _hangs_up(secured):
+                wrong = "turns this kit's certificate away"
+    except ssl.SSLCertVerificationError as error:
+        wrong, remedy = f"is not of this project ({error.verify_message})", "Correct the address, or ask for the kit anew"
+    except ssl.SSLError as error:
+        wrong = f"does not speak TLS with this kit's certificate ({error.reason})"
+    except OSError as error:
+        wrong = f"does not answer ({error})"
+    return [Problem(kit.configuration, f"the server {host}:{port} {wrong}", remedy)] if wrong else []
+
+
+def _hangs_up(secured: ssl.SSLSocket) -> bool:
+    """A server that has taken the certificate waits for us to speak."""
+    try:
+        return not secured.recv(1)
+    except TimeoutError:
+        return False
+
+
+def _devices(kit: Kit) -> list[Problem]:
+    """The GPUs that FLARE is to hand out, without which its client does not start, and each scope's device."""
+    problems = []
+    path = kit.effective("resources.json")
+    wanted = max((int((c.get("args") or {}).get("num_of_gpus") or 0) for c in components(path)), default=0)
+    if wanted > (there := torch.cuda.device_count()):
+        problems.append(Problem(path, f"has num_of_gpus {wanted}, and this machine has {there}", "Correct it"))
+    path = kit.folder / "local" / "privacy.json"
+    for scope in read_json(path)["scopes"]:
+        try:
+            usable(scope["properties"].get("device", "cpu"), f"scope {scope['name']}: device", "say cpu, cuda or cuda:N")
+        except FedDPError as error:
+            problems.append(Problem(path, str(error), "Correct it"))
+    return problems
