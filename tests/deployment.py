@@ -168,10 +168,12 @@ def local(text: str, ports: tuple[int, int], root: Path) -> str:
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Of everything that is started: nobody's home, and this Python's commands."""
-    (root / "home").mkdir()
+    """Of everything that is started: nobody's home, a temporary folder of its own, in which FLARE leaves the job of every
+    refused submission, and this Python's commands."""
+    for name in ("home", "tmp"):
+        (root / name).mkdir()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "HOME": str(root / "home"), "TERM": "dumb", "PATH": path}
+    return {**os.environ, "HOME": str(root / "home"), "TMPDIR": str(root / "tmp"), "TERM": "dumb", "PATH": path}
 
 
 @contextmanager
