@@ -75,7 +75,7 @@ def export(
         raise FedDPError(f"{len(set(sites))} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
     stages = _around(plan, "spectra", "aggregation", "calibration", "evaluation")
     executors = _around(plan, "spectra", "train", "calibrate", "evaluate")
-    half = [SITE_CLASSES["half"]] if plan.federation.precision == "float16" else []
+    half = [SITE_CLASSES["half"]] if plan.federation.half else []
     # both ends convert what they receive before anything reads it, and what they send last of all
     server_filters = _filters(data=half, result=half)
     client_filters = _filters(data=half, result=[SITE_CLASSES["strip"], *half])

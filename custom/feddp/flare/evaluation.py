@@ -23,7 +23,7 @@ class Evaluation(Stage):
         sites = {site: self._site(site, answer) for site, answer in answers.items()}
         missing = {s: persistor.lost.get(s, f"site {s} did not evaluate") for s in sorted(everyone - sites.keys())}
         matrix = {site: self._row(site, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
-        shared = persistor.shared_spec.halved if self.plan.federation.precision == "float16" else persistor.shared_spec
+        shared = persistor.shared_spec.halved if self.plan.federation.half else persistor.shared_spec
         nbytes = {"shared": shared.nbytes, "personal": persistor.personal_spec.nbytes}
         results = gathered(self.plan, sites, persistor.start_round, persistor.best_round, missing, matrix, nbytes)
         if {SPECTRA, HEADS, CALIBRATE} & set(self.plan.stages):

@@ -96,7 +96,7 @@ class Stage(Controller):
             FedDPError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
             Stopped: the job was aborted.
         """
-        half = task in messages.ROUNDS and self.plan.federation.precision == "float16"
+        half = task in messages.ROUNDS and self.plan.federation.half
         each = isinstance(data, Mapping) and not isinstance(data, Shareable)
         sites = [site for site in self.sites() if not each or site in data]
         accepted: dict[str, Answer] = {}

@@ -50,6 +50,11 @@ class Federation:
         require_positive(self, "min_sites")
         require_not_negative(self, "task_timeout")
 
+    @property
+    def half(self) -> bool:
+        """Whether the rounds' tensors travel in half precision."""
+        return self.precision == "float16"
+
 
 @dataclass(frozen=True)
 class Plan:
