@@ -14,6 +14,7 @@ from feddp.errors import FedDPError
 from feddp.flare.site import SiteComponent
 from feddp.jobs import SERVER_CLASSES, SITE_CLASSES, export
 from feddp.methods.plan import WEIGHTS
+from feddp.networks.weights import fingerprint
 from feddp.run import session
 from feddp.run.simulator import simulator
 
@@ -117,10 +118,12 @@ def test_a_job_edited_by_hand_is_refused_by_every_component(name, plan_for):
             component(plan)
 
 
-def test_a_job_names_no_path_at_a_participant(plan_for):
-    """A file of another job of the site, say: what a job starts from, it brings along."""
-    with pytest.raises(FedDPError, match="brings its initial tensors along"):
-        plan_for(weights="../../../feddp/other/start.safetensors")
+@pytest.mark.parametrize("weights", ["../../feddp/other/start.safetensors", WEIGHTS, "5A" * 32, "5a" * 31, "5a" * 32 + "\n"])
+def test_a_job_names_no_path_at_a_participant(plan_for, weights):
+    """A file of another job of the site, say: a plan says the SHA-256 of what its job starts from, and nothing else."""
+    with pytest.raises(FedDPError, match="is no SHA-256 in hex"):
+        plan_for(weights=weights)
+    assert plan_for(weights="5a" * 32).weights == "5a" * 32, "the control"
 
 
 def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
@@ -135,14 +138,24 @@ def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
 
 
 def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):
-    """Both apps carry the same file, and every participant starts from it: here, from ones."""
-    plan = plan_for(weights=WEIGHTS)
-    state = {name: torch.ones_like(value) for name, value in plan.build_network().state_dict().items()}
+    """In the server's app alone; both plans say what they are: here, ones."""
+    state = {name: torch.ones_like(value) for name, value in plan_for().build_network().state_dict().items()}
+    plan = plan_for(weights=fingerprint(state))
     job = export(plan, ["A", "B"], tmp_path / "job", initial=state)
-    for part in ("app_server", "app_client"):
-        initial = plan.initial(job / part / "config")
-        assert initial.keys() == state.keys()
-        assert all((value == 1).all() for value in initial.values())
+    assert [str(path.relative_to(job)) for path in job.rglob("*.safetensors")] == [f"app_server/config/{WEIGHTS}"]
+    initial = plan.initial(job / "app_server/config")
+    assert initial.keys() == state.keys()
+    assert all((value == 1).all() for value in initial.values())
+
+
+def test_no_job_is_exported_with_other_tensors_than_its_plan_says(plan_for, tmp_path):
+    state = plan_for().build_network().state_dict()
+    plan = plan_for(weights=fingerprint(state))
+    for wrong, initial in ((plan, None), (plan_for(), state), (plan, {name: value + 1 for name, value in state.items()})):
+        with pytest.raises(FedDPError, match="the job job was given: .* and the job's plan says .*; export the job anew"):
+            export(wrong, ["A", "B"], tmp_path / "job", initial=initial)
+        assert not (tmp_path / "job").exists()
+    assert export(plan, ["A", "B"], tmp_path / "job", initial=state).exists(), "the control"
 
 
 def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):

@@ -14,7 +14,7 @@ from feddp.data.loading import load
 from feddp.errors import FedDPError
 from feddp.methods.plan import WEIGHTS
 from feddp.methods.results import gathered
-from feddp.networks.weights import load_personal, save_network
+from feddp.networks.weights import fingerprint, load_personal, save_network
 from feddp.outside.join import join
 from feddp.partition import DECODER, ENCODER, HEAD, NORM, chosen
 from feddp.predict import predict
@@ -151,12 +151,19 @@ def test_the_same_seed_gives_the_same_bits_and_another_gives_others(finished, ho
     assert all(value.equal(starts[2][name]) for name, value in starts[0].items())  # the start is the run's seed's
 
 
-def test_what_is_private_starts_from_the_job_s_initial_tensors_where_it_had_some(finished, hospital, ious, tmp_path):
-    run, plan, shared = finished("pflfe", network="resnet18-fpn", weights=WEIGHTS)
-    initial = {name: value + 1 for name, value in plan.build_network().state_dict().items()}
+def test_what_is_private_starts_from_the_job_s_initial_tensors_where_it_had_some(
+    finished, hospital, ious, plan_for, tmp_path
+):
+    options = {"method": "pflfe", "network": "resnet18-fpn"}
+    initial = {name: value + 1 for name, value in plan_for(**options).build_network().state_dict().items()}
+    run, plan, shared = finished(**options, weights=fingerprint(initial))
     with pytest.raises(FedDPError, match="its job/ that holds them is gone"):
         join(run, hospital, tmp_path / "out", epochs=1)
-    save_network(run / "job/pflfe_data/app_server/config" / WEIGHTS, initial, {})
+    carried = run / "job/pflfe_data/app_server/config" / WEIGHTS
+    save_network(carried, initial | {"segmentation_head.0.bias": torch.zeros(1)}, {})
+    with pytest.raises(FedDPError, match="tensors of SHA-256 [0-9a-f]{64}, and the job's plan says tensors of SHA-256"):
+        join(run, hospital, tmp_path / "out", epochs=1)
+    save_network(carried, initial, {})
     ious(0.1, 0.2)
     join(run, hospital, tmp_path / "out", epochs=1)
     start = load_file(tmp_path / "out/workspace/start.safetensors")

@@ -1,6 +1,7 @@
 """The job for a hospital that joins after a run: what is exported, who must consent, what leaves, and what is refused."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.site import SiteComponent
 from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
 from feddp.methods.plan import WEIGHTS, Plan
-from feddp.networks.weights import save_network
+from feddp.networks.weights import fingerprint, save_network
 from feddp.outside import hospital as outside_hospital
 from feddp.training.store import by_site, together
 
@@ -48,8 +49,7 @@ def plan(toy, plan_for):
 def run(plan, tmp_path):
     """The lead's folder of a finished FedDP run of three sites: results and γ, no network of a site."""
     folder = tmp_path / "run"
-    shared = {name: value for name, value in state_of(plan, 0).items() if name not in PRIVATE}
-    save_network(folder / "shared.safetensors", shared, {"round": "2"})
+    save_network(folder / "shared.safetensors", gamma(plan), {"round": "2"})
     results = plan.to_json() | {"sites": dict.fromkeys("ABC", {}), "federated": True, "start_round": 2, "job": JOB}
     (folder / "results.json").write_text(json.dumps(results))
     return folder
@@ -66,6 +66,16 @@ def export(run, out, *words):
 
 def configs(job):
     return [json.loads((job / f"app_{side}/config/config_fed_{side}.json").read_text()) for side in ("server", "client")]
+
+
+def gamma(plan):
+    """What the finished run's sites share."""
+    return {name: value for name, value in state_of(plan, 0).items() if name not in PRIVATE}
+
+
+def brings(plan):
+    """The plan of the exported job, which says what γ it brings."""
+    return replace(plan, weights=fingerprint(gamma(plan)))
 
 
 # --- export --------------------------------------------------------------------------------------------------------
@@ -92,6 +102,7 @@ def test_the_folder_names_who_takes_part_and_only_the_server_brings_the_shared_t
     assert carried[0] == carried[1]
     assert carried[0].facts == plan.facts
     assert carried[0].federation.min_sites == 1
+    assert carried[0].weights == fingerprint(gamma(plan))
     assert carried[0].initial(job / "app_server/config").keys() == state_of(plan, 0).keys() - set(PRIVATE)
     assert [p.name for p in job.rglob("*.safetensors")] == [WEIGHTS]
 
@@ -243,6 +254,16 @@ def test_a_newcomer_without_consent_refuses_what_it_is_sent(hospital, plan, tiny
     sent = together({"A": state_of(plan, 1), "global": state_of(plan, 2)})
     assert newcomer.execute(messages.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "site N does not consent" in newcomer.said()
+    assert not (newcomer.root / "feddp/late/masks").exists()
+
+
+@pytest.mark.parametrize("late", [brings, lambda plan: plan], ids=["says another", "says none"])
+def test_a_newcomer_adapts_no_other_global_model_than_the_jobs(hospital, plan, tiny_root, late):
+    """The control, the job's own γ, is test_the_job_is_feddp_adapt_bit_for_bit."""
+    newcomer = hospital(NEWCOMER, plan=late(plan), consent=["outside"], data=tiny_root / "site-1")
+    sent = together({"A": state_of(plan, 1), "global": {name: value + 1 for name, value in gamma(plan).items()}})
+    assert newcomer.execute(messages.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert "site N was sent as the global model: tensors of SHA-256" in newcomer.said()
     assert not (newcomer.root / "feddp/late/masks").exists()
 
 
@@ -437,7 +458,7 @@ def test_the_job_is_feddp_adapt_bit_for_bit(server, hospital, run, plan, tiny_ro
     took home, γ completed by the mean of these two; its own labels are read only when it is asked for scores."""
     data = tiny_root / "site-1"
     sites = {site: hospital(site, consent=["outside"]).left(state_of(plan, ord(site))) for site in DONORS}
-    sites[NEWCOMER] = hospital(NEWCOMER, consent=["outside"], data=data, score=score)
+    sites[NEWCOMER] = hospital(NEWCOMER, plan=brings(plan), consent=["outside"], data=data, score=score)
     loaded = []
     load = outside_hospital.load
     monkeypatch.setattr(outside_hospital, "load", lambda *arguments: loaded.append(arguments) or load(*arguments))

@@ -41,7 +41,7 @@ def groups(plan):
     "changes",
     [
         {},
-        {"method": "finetune", "stages": ("train", "tune", "calibrate"), "seed": 7, "weights": "weights.safetensors"},
+        {"method": "finetune", "stages": ("train", "tune", "calibrate"), "seed": 7, "weights": "5a" * 32},
         {"classes": ("disc", "cup"), "private": "query,head", "lambda": "0.1", "augment": "false", "lr": 0.5},
     ],
 )

@@ -26,7 +26,7 @@ from feddp.flare.site import SiteComponent
 from feddp.flare.spectra import Spectra
 from feddp.jobs import TASKS
 from feddp.methods.plan import WEIGHTS
-from feddp.networks.weights import save_network
+from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
 from feddp.sealing.session import INTRODUCTION, SEALED
 from feddp.training.store import together
@@ -347,9 +347,9 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
             passed += [*tensors.values(), *messages.unpack(reply)[0].values()]
             return reply
 
-        run = Run(
-            folder, replace(plan, weights=WEIGHTS, settings=plan.settings | {"min_sites": 1}), [*made], answer, secure=secure
-        )
+        late = replace(plan, weights=fingerprint(shared), settings=plan.settings | {"min_sites": 1})
+        made["N"].component.plan = late  # as the job that brings γ says it
+        run = Run(folder, late, [*made], answer, secure=secure)
         run.run(lambda donors=donors: Outside("N", list(donors), "earlier"))
         assert run.panics == []
         left = json.loads((folder / "results.json").read_text())

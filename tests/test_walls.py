@@ -132,11 +132,19 @@ def test_the_guard_keeps_what_the_hospital_never_shares(component, state):
         PrivateTensorGuard().process(given, context(component, "collect", consent=["calibration"], private=["query"]))
 
 
-def test_a_role_that_the_network_lacks_protects_nothing(plan_for):
-    """A convolutional network has no query: the hospital's rule does not stop its jobs."""
+@pytest.mark.parametrize("private", [["query"], ["norm", "affinity_query"]])
+def test_a_network_without_what_the_hospital_keeps_private_is_refused(plan_for, private):
+    """A convolutional network has no query, so the rule would stop nothing of it: neither its executors nor the guard take such
+    a job. The controls: without the rule its whole network leaves, and a rule that it has tensors for is no obstacle."""
     resnet = SiteComponent(plan_for(network="resnet18-fpn", method="fedavg").to_json())
     message = leak(dict(resnet.network.state_dict()))
-    PrivateTensorGuard().process(message, context(resnet, private=["query"]))
+    lacking = f"its policy keeps {private[-1]} private, and the job's resnet18-fpn has no such tensor"
+    for asked in (resnet.policy, lambda fl_ctx: PrivateTensorGuard().process(message, fl_ctx)):
+        with pytest.raises(FedDPError, match=lacking):
+            asked(context(resnet, private=private))
+    whole = messages.unpack(PrivateTensorGuard().process(message, context(resnet)))[0]
+    assert whole.keys() == resnet.network.state_dict().keys()
+    assert resnet.policy(context(resnet, private=["norm"])).private == ("norm",)
 
 
 @pytest.mark.parametrize("task", ["adopt", "tune", "calibrate", "evaluate", "anything"])

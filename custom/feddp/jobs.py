@@ -40,7 +40,7 @@ SITE_CLASSES = {
 }
 TASKS = {
     "spectra": [messages.INTRODUCE_SPECTRA, messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA],
-    "train": list(messages.ROUNDS),
+    "train": [messages.INITIAL, *messages.ROUNDS],
     "calibrate": [
         *(messages.TUNE, messages.INTRODUCE, messages.COLLECT, messages.CALIBRATE),
         *(messages.COLLECT_HEADS, messages.CALIBRATE_HEADS),
@@ -59,15 +59,18 @@ def export(
     """Writes a ready-to-submit job folder, replacing an earlier one of ours; returns it.
 
     Args:
-        plan: the run; its `weights` must be set where `initial` is given.
+        plan: the run; its `weights` must be the fingerprint of `initial`, where that is given.
         sites: the sites' names in the federation.
         folder: where to write; its name is the job's.
         scope: the scope of the sites' privacy.json under which the job runs.
-        initial: a whole network's tensors that every participant starts from.
+        initial: a whole network's tensors that every participant starts from. They travel in the server's app, and from there
+            as a task: FLARE's client takes no app of more than 4 MiB over HTTP.
 
     Raises:
-        FedDPError: too few sites, a private rule that does not fit the network, or the folder holds something else.
+        FedDPError: too few sites, a private rule that does not fit the network, other tensors than the plan's, or the folder
+            holds something else.
     """
+    plan.require_initial(f"the job {folder.name} was given", initial)
     if not METHODS[plan.method].federated:
         raise FedDPError(f"{plan.method} needs all images in one place, so no job can carry it; use `feddp run`, outside FLARE")
     plan.partition(plan.build_network())  # a rule that selects nothing is refused here, not at the hospitals
@@ -82,8 +85,7 @@ def export(
     server = server_config(plan, [{"id": stage, "path": SERVER_CLASSES[stage]} for stage in stages], server_filters)
     answering = [{"tasks": TASKS[n], "executor": {"path": SITE_CLASSES[n]}} for n in executors]
     client = client_config(plan, answering, client_filters)
-    brought = {} if initial is None else {"app_server": initial, "app_client": initial}
-    return write_job(folder, scope, sites, {"min_clients": plan.federation.min_sites}, server, client, brought)
+    return write_job(folder, scope, sites, {"min_clients": plan.federation.min_sites}, server, client, initial)
 
 
 def write_job(
@@ -93,14 +95,14 @@ def write_job(
     needed: Mapping[str, Any],
     server: Mapping[str, Any],
     client: Mapping[str, Any],
-    brought: Mapping[str, Mapping[str, Tensor]],
+    brought: Mapping[str, Tensor] | None,
 ) -> Path:
     """Writes a job folder, replacing an earlier one of ours; returns it.
 
     Args:
         needed: what meta.json says of the sites without which FLARE does not start the job.
         server, client: the two configurations, of `server_config` and `client_config`.
-        brought: the tensors that an app brings along, by the app's name.
+        brought: the tensors that the server's app brings along, if any; a site's brings none.
 
     Raises:
         FedDPError: the folder holds something else.
@@ -113,8 +115,8 @@ def write_job(
     _write(folder / "meta.json", meta)
     _write(folder / SERVER_CONFIG, server)
     _write(folder / "app_client/config/config_fed_client.json", client)
-    for app, tensors in brought.items():
-        save_network(folder / app / "config" / WEIGHTS, tensors, {})
+    if brought is not None:
+        save_network((folder / SERVER_CONFIG).with_name(WEIGHTS), brought, {})
     return folder
 
 
@@ -124,7 +126,7 @@ def _filters(data: list[str], result: list[str]) -> dict[str, Any]:
     def chain(tasks: list[str], paths: list[str]) -> list[dict[str, Any]]:
         return [{"tasks": tasks, "filters": [{"path": path} for path in paths]}]
 
-    chains = {"task_data_filters": (TASKS["train"], data), "task_result_filters": ([messages.TRAIN], result)}
+    chains = {"task_data_filters": (list(messages.ROUNDS), data), "task_result_filters": ([messages.TRAIN], result)}
     return {name: chain(tasks, paths) for name, (tasks, paths) in chains.items() if paths}
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from feddp.flare.messages import ADOPT, COLLECT_SPECTRA, EVALUATE, SCORE, TAKE_SPECTRA, TRAIN
+from feddp.flare.messages import ADOPT, COLLECT_SPECTRA, EVALUATE, INITIAL, SCORE, TAKE_SPECTRA, TRAIN
 
 Event = dict[str, Any]
 # stage 1 and before; any other task but the evaluation belongs to a stage at home
-_JOINT = (COLLECT_SPECTRA, TAKE_SPECTRA, TRAIN, SCORE, ADOPT)
+_JOINT = (INITIAL, COLLECT_SPECTRA, TAKE_SPECTRA, TRAIN, SCORE, ADOPT)
 
 
 def read_events(folder: Path) -> list[Event]:

@@ -90,7 +90,13 @@ class SpectraExecutor(SiteExecutor):
 
 
 class TrainExecutor(SiteExecutor):
-    """Stage 1: a round of training, and the adoption of the round that the stage hands on."""
+    """Stage 1: the network to start from, a round of training, and the adoption of the round that the stage hands on."""
+
+    def respond(self, task, component, tensors, scalars, fl_ctx, abort_signal):
+        if task == messages.INITIAL:
+            component.keep_initial(tensors, fl_ctx)
+            return messages.pack()
+        return super().respond(task, component, tensors, scalars, fl_ctx, abort_signal)
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
         if task not in messages.ROUNDS:

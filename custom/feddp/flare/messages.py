@@ -13,6 +13,7 @@ from feddp.errors import FedDPError
 
 # the tasks, by the executor that answers them
 INTRODUCE_SPECTRA, COLLECT_SPECTRA, TAKE_SPECTRA = "introduce_spectra", "collect_spectra", "take_spectra"
+INITIAL = "initial"
 TRAIN, SCORE, ADOPT = ROUNDS = ("train", "score", "adopt")
 INTRODUCE, COLLECT, TUNE, CALIBRATE = "introduce", "collect", "tune", "calibrate"
 COLLECT_HEADS, CALIBRATE_HEADS = "collect_heads", "calibrate_heads"

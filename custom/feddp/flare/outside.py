@@ -11,7 +11,7 @@ from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.evaluation import is_whole
 from feddp.flare.exchange import Exchange, is_sealed, of_peers
-from feddp.flare.stage import Answer
+from feddp.flare.stage import Answer, no_tensor
 from feddp.methods.results import WITHHELD
 from feddp.outside.models import GLOBAL
 from feddp.training.metrics import METRICS
@@ -82,13 +82,8 @@ class Outside(Exchange):
         return {"run": self.job, **who, "sealed": is_sealed(self.fl_ctx), **said}
 
 
-def _no_tensor(site: str, answer: Answer) -> None:
-    if answer.tensors:
-        raise FedDPError(f"site {site}: it sent {len(answer.tensors)} tensors where numbers were asked for")
-
-
 def _check(site: str, answer: Answer) -> None:
-    _no_tensor(site, answer)
+    no_tensor(site, answer)
     fit = [answer.scalars[name] for name in FIT if name in answer.scalars]
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in fit):
         raise FedDPError(f"site {site}: its losses or its epoch are not finite numbers")

@@ -72,6 +72,7 @@ class OutsideExecutor(TaskExecutor):
         where = usable(policy.device, f"site {fl_ctx.get_identity_name()}: device", "correct it in the site's policy")
         personal = by_site(tensors)
         shared = personal.pop(GLOBAL, {})
+        component.plan.require_initial(f"site {fl_ctx.get_identity_name()} was sent as the global model", shared)
         state = component.network.state_dict()
         for donor, given in personal.items():  # the server could not look into what came sealed
             Spec.of(state, tuple(state)).check(donor, given)

@@ -18,6 +18,7 @@ class PartialAggregation(Stage):
     """
 
     def run(self) -> None:
+        self.hand_over()
         shared = self.persistor.first(self.fl_ctx)
         method = self.plan.build_method()
         self._best_iou = float("-inf")

@@ -33,6 +33,7 @@ class SharedTensorPersistor(FLComponent):
     def __init__(self, plan: dict[str, Any]):
         super().__init__()
         self.plan = Plan.from_json(plan)
+        self.handed_over = False  # whether the sites have been sent the network that the job brought
         self.start_round: int | None = None  # the round that stage 1 handed on
         self.best_round: int | None = None
         self.peers: dict[str, list[str]] = {}  # whose personal tensors each site was calibrated with
@@ -73,7 +74,11 @@ class SharedTensorPersistor(FLComponent):
         return Spec.of(self._state, tuple(self._state))
 
     def brought(self, fl_ctx: FLContext) -> dict[str, Tensor] | None:
-        """The tensors that the job brought along, if it did."""
+        """The tensors that the job brought along, if it did.
+
+        Raises:
+            FedDPError: they are not those of the plan.
+        """
         return self.plan.initial(Path(fl_ctx.get_engine().get_workspace().get_app_config_dir(fl_ctx.get_job_id())))
 
     def first(self, fl_ctx: FLContext) -> dict[str, Tensor]:

@@ -19,11 +19,12 @@ from feddp.errors import FedDPError
 from feddp.flare.messages import register_tensors
 from feddp.flare.policy import SitePolicy
 from feddp.flare.sealing import identity_of, simulated
+from feddp.methods.aggregation import Spec
 from feddp.methods.plan import Plan
 from feddp.methods.site import Site
-from feddp.partition import Partition
+from feddp.partition import Partition, select
 from feddp.sealing.session import Session
-from feddp.training.store import Store
+from feddp.training.store import INITIAL, Store, Tensors
 
 
 class SiteComponent(FLComponent):
@@ -55,11 +56,17 @@ class SiteComponent(FLComponent):
         """What this hospital says of its data, its device and its consent.
 
         Raises:
-            FedDPError: there is no policy for the job's scope, and this is not the simulator; or it does not take this job.
+            FedDPError: there is no policy for the job's scope, and this is not the simulator; or it does not take this job,
+                or names a private role that the job's network does not have.
         """
         site = fl_ctx.get_identity_name()
         policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), simulated(fl_ctx))
         policy.accept(site, self.plan)
+        if without := [role for role in policy.private if not select(self.network, role)]:
+            raise FedDPError(
+                f"site {site}: its policy keeps {', '.join(without)} private, and the job's {self.plan.network} has no such"
+                " tensor, so that would protect nothing; leave this site out, or change `private` of privacy.json"
+            )
         return policy
 
     def store(self, fl_ctx: FLContext) -> Store:
@@ -93,27 +100,43 @@ class SiteComponent(FLComponent):
         """The site, opened once a process; `abort_signal` stops whatever it does.
 
         Raises:
-            FedDPError: the policy does not take this job, or what is stored under its id is another plan's.
+            FedDPError: the policy does not take this job, what is stored under its id is another plan's, or the site lacks
+                the network that the job starts from.
         """
         if self._site is None:
             policy, store = self.policy(fl_ctx), self.store(fl_ctx)
             store.claim(self.plan.to_json())
             torch.set_num_threads(policy.threads)
-            self._site = Site(
-                fl_ctx.get_identity_name(),
-                SiteFolder.open(policy.data),
-                self.plan,
-                store,
-                policy.device,
-                initial=self.plan.initial(self._config(fl_ctx)),
-            )
+            site = fl_ctx.get_identity_name()
+            initial = self._initial(site, store)
+            self._site = Site(site, SiteFolder.open(policy.data), self.plan, store, policy.device, initial)
         self._site.stopped = lambda: abort_signal.triggered
         return self._site
 
-    @staticmethod
-    def _config(fl_ctx: FLContext) -> Path:
-        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-        return Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
+    def keep_initial(self, tensors: Tensors, fl_ctx: FLContext) -> None:
+        """Stores the whole network that the server's app brought: what this site starts from, private tensors included.
+
+        Raises:
+            FedDPError: the policy does not take this job, or the tensors are not exactly the plan's.
+        """
+        site, state = fl_ctx.get_identity_name(), self.network.state_dict()
+        self.policy(fl_ctx)
+        Spec.of(state, tuple(state)).check(f"{site} was sent initial tensors", tensors)
+        self.plan.require_initial(f"site {site} was sent", tensors)
+        store = self.store(fl_ctx)
+        store.claim(self.plan.to_json())
+        store.write(INITIAL, tensors)
+
+    def _initial(self, site: str, store: Store) -> Tensors | None:
+        """What `keep_initial` stored; None where the plan's seed decides."""
+        if not self.plan.weights:
+            return None
+        if not store.has(INITIAL):
+            raise FedDPError(
+                f"site {site}: the job starts from initial tensors, and this site was not there when they were handed over"
+                " (task initial); it takes no part: submit the job again when the site has joined"
+            )
+        return store.read(INITIAL)[0]
 
 
 def require_job_id(job: str) -> None:

@@ -9,6 +9,7 @@ class Spectra(Exchange):
     """The server passes them on in memory; what is not exactly amplitudes is refused, by who receives it where it is sealed."""
 
     def run(self) -> None:
+        self.hand_over()
         self.prepare(messages.INTRODUCE_SPECTRA)
         limit = spectra.limit(self.plan)
         given = self.collect(

@@ -150,6 +150,20 @@ class Stage(Controller):
             )
         return {site: accepted[site] for site in sorted(accepted)}
 
+    def hand_over(self) -> None:
+        """Before anything else is asked, once a job: every site gets the network that the job brought along, if it did.
+
+        It travels as it is, in half-precision runs too: every site holds its bits against the plan's fingerprint.
+
+        Raises:
+            FedDPError: the job's tensors are no whole network, or fewer than `min_sites` took it.
+        """
+        if self.persistor.handed_over or (initial := self.persistor.brought(self.fl_ctx)) is None:
+            return
+        self.persistor.network_spec.check("the job", initial)
+        self.ask(messages.INITIAL, messages.pack(initial), (), no_tensor)
+        self.persistor.handed_over = True
+
     def progress(self, event: str, **facts: Any) -> None:
         self.persistor.progress(self.fl_ctx, event, **facts)
 
@@ -166,6 +180,12 @@ def nbytes(tensors: Mapping[str, Tensor], half: bool) -> int:
     """The tensors' own bytes as they travel, `half` of float32's in half precision, without what the transport adds."""
     found = [value for value in tensors.values() if isinstance(value, Tensor)]
     return sum(value.nbytes // (2 if half and value.dtype == torch.float32 else 1) for value in found)
+
+
+def no_tensor(site: str, answer: Answer) -> None:
+    """FedDPError for an answer with tensors."""
+    if answer.tensors:
+        raise FedDPError(f"site {site}: it sent {len(answer.tensors)} tensors where numbers were asked for")
 
 
 def mean_of(answers: Mapping[str, Answer], name: str) -> float | None:

@@ -1,6 +1,7 @@
 """A run in a few words: what a job carries, and what every participant reads the same way."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
@@ -13,7 +14,7 @@ from feddp.errors import FedDPError
 from feddp.methods import METHODS
 from feddp.methods.base import HEADS, SPECTRA, STAGES, TRAIN, TUNE, Method
 from feddp.networks import NETWORKS, build
-from feddp.networks.weights import read_network
+from feddp.networks.weights import fingerprint, read_network
 from feddp.partition import HEAD, Partition, chosen, resolve
 from feddp.training.calibration import Calibration, Tuning
 from feddp.training.seeds import seed_of
@@ -29,7 +30,7 @@ from feddp.training.settings import (
     setting,
 )
 
-WEIGHTS = "weights.safetensors"
+WEIGHTS = "weights.safetensors"  # in the config folder of the server's app, and nowhere else in a job
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Plan:
     seed: int = 0
     stages: tuple[str, ...] = ()  # the method's own if empty
     sites: tuple[str, ...] = ()  # the sites' names, for methods that tell them apart
-    weights: str = ""  # WEIGHTS where the app's config folder holds a whole network's initial tensors
+    weights: str = ""  # the SHA-256 (`networks.weights.fingerprint`) of the tensors that the job brings; "" if none
     settings: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that differ from their defaults
 
     def __post_init__(self):
@@ -79,9 +80,12 @@ class Plan:
             raise FedDPError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         if self.network not in NETWORKS:
             raise FedDPError(f"unknown network {self.network!r}; known: {', '.join(NETWORKS)}")
-        if self.weights not in ("", WEIGHTS):
-            # any other path would be one at the participant's machine
-            raise FedDPError(f"weights={self.weights!r}: a job brings its initial tensors along as {WEIGHTS}, or none")
+        if self.weights and not re.fullmatch(r"[0-9a-f]{64}", self.weights):
+            # a path would be one at the participant's machine
+            raise FedDPError(
+                f"weights={self.weights!r} is no SHA-256 in hex, which a plan says of the initial tensors that its job brings;"
+                " export the job with `feddp job --weights`"
+            )
         if self.rounds < 1:
             raise FedDPError(f"rounds={self.rounds}: a run needs at least 1 round")
         if self.size < 32 or self.size % 32:
@@ -213,8 +217,23 @@ class Plan:
         return self.sites.index(site)
 
     def initial(self, folder: Path) -> dict[str, Tensor] | None:
-        """The whole network's tensors that the job brought along in `folder`, or None where the seed decides."""
-        return read_network(folder / self.weights)[0] if self.weights else None
+        """The tensors that the job brought along in `folder`, or None where the seed decides.
+
+        Raises:
+            FedDPError: the file cannot be read, or holds other tensors than the plan says.
+        """
+        if not self.weights:
+            return None
+        tensors, _ = read_network(folder / WEIGHTS)
+        self.require_initial(str(folder / WEIGHTS), tensors)
+        return tensors
+
+    def require_initial(self, where: str, tensors: Mapping[str, Tensor] | None) -> None:
+        """FedDPError where `tensors`, found at `where`, are not those whose fingerprint the plan says."""
+        found = fingerprint(tensors) if tensors else ""
+        if found != self.weights:
+            here, wanted = (f"tensors of SHA-256 {said}" if said else "no initial tensors" for said in (found, self.weights))
+            raise FedDPError(f"{where}: {here}, and the job's plan says {wanted}; export the job anew, and submit that")
 
     def build_method(self) -> Method:
         return METHODS[self.method](self.hyper)

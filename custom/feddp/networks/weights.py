@@ -1,5 +1,6 @@
 """Networks to and from files. Only tensors are ever read: safetensors, or PyTorch files with weights_only."""
 
+import hashlib
 import json
 import os
 import re
@@ -68,6 +69,21 @@ def read_network(path: str | Path) -> tuple[State, dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except Exception as error:  # safetensors has an exception for each way to be damaged, and OSError besides
         raise _unreadable(path, error) from error
+
+
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """The SHA-256, in hex, of tensors: sorted names, each with type, shape and bytes (little-endian, as memory holds them).
+
+    It does not depend on the file that they came from, on their order, strides or device; `-0.0` and `0.0` differ.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        header = json.dumps([name, str(value.dtype), list(value.shape)]).encode()
+        # the lengths are in front, so no two states run together into the same bytes
+        digest.update(len(header).to_bytes(8, "big") + header)
+        digest.update(value.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def load_personal(path: str | Path) -> nn.Module:

@@ -11,9 +11,9 @@ from feddp.errors import FedDPError
 from feddp.flare.site import require_job_id
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES, TASKS, client_config, server_config, write_job
 from feddp.methods.aggregation import Spec, Tensors
-from feddp.methods.plan import WEIGHTS, Plan
+from feddp.methods.plan import Plan
 from feddp.methods.results import SHARED, read_results
-from feddp.networks.weights import read_network
+from feddp.networks.weights import fingerprint, read_network
 from feddp.outside.adapt import Settings, read_settings
 from feddp.outside.hospital import Request
 from feddp.outside.models import GLOBAL, Models, plan_of, refuse_layers, some
@@ -79,7 +79,7 @@ def export(
         client_config(
             plan, [{"tasks": TASKS["outside"], "executor": {"path": SITE_CLASSES["outside"], "args": task}}], filters={}
         ),
-        {"app_server": shared},
+        shared,
     )
 
 
@@ -92,8 +92,10 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     shared, network = some(read_network(file)[0], run), plan.build_network()
     refuse_layers(plan.facts, network.state_dict(), shared, run)
     Spec.of(network.state_dict(), plan.partition(network).shared).check(str(file), shared)
-    # one donor is enough, and an adaptation may take longer than a round was given
-    return replace(plan, weights=WEIGHTS, settings=plan.settings | {"min_sites": 1, "task_timeout": 0}), shared
+    # one donor is enough, and an adaptation may take longer than a round was given; what this job brings is γ, not the network
+    # that the run itself may have started from
+    settings = plan.settings | {"min_sites": 1, "task_timeout": 0}
+    return replace(plan, weights=fingerprint(shared), settings=settings), shared
 
 
 def _rehearse(plan: Plan, request: Request) -> None:

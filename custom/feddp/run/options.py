@@ -1,7 +1,7 @@
 """What a person chooses of a run: the options that `feddp run`, `feddp job` and `feddp compare` share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from feddp.flare.policy import CONSENTS
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
-from feddp.methods.plan import WEIGHTS, Plan
+from feddp.methods.plan import Plan
 from feddp.networks import DEFAULT
-from feddp.networks.weights import load_checkpoint
+from feddp.networks.weights import fingerprint, load_checkpoint
 from feddp.run import pooled, session
 from feddp.run.poc import poc
 from feddp.run.session import Request
@@ -58,7 +58,7 @@ class Options:
         """The plan for these sites, whose channels, classes and labels are `facts`.
 
         Raises:
-            FedDPError: an option is unknown, cannot be read or contradicts another.
+            FedDPError: an option is unknown, cannot be read or contradicts another; or as `initial`.
         """
         values: dict[str, Any] = pairs(self.settings)
         if len(sites) == 1:
@@ -79,7 +79,7 @@ class Options:
             stages = tuple(stage for stage in stages if stage not in (HEADS, CALIBRATE))
         elif epochs is not None:
             values["calibration_epochs"] = epochs
-        return Plan(
+        plan = Plan(
             method=self.method,
             network=self.network,
             rounds=self.rounds,
@@ -88,9 +88,10 @@ class Options:
             stages=stages,
             sites=tuple(sorted(sites)),
             settings=values,
-            weights=WEIGHTS if self.weights else "",
             **facts,
         )
+        initial = self.initial(plan)
+        return plan if initial is None else replace(plan, weights=fingerprint(initial))
 
     def initial(self, plan: Plan) -> dict[str, Tensor] | None:
         """The tensors that every participant starts from, where they come from a file or from timm.

@@ -1,6 +1,7 @@
 """A site's own memory on disk: what is private stays here, and survives the process.
 
 plan.json                 of the job that opened this folder: no other job's is served from it
+initial.safetensors       the whole network that the job brought, if it did: what this site starts from
 state_00007.safetensors   after 7 rounds: private tensors, a whole personal model, the optimiser, what the method remembers
 start.safetensors         the whole network that stage 1 handed on; later stages add tuned, heads, calibrated
 spectra.safetensors       amplitude spectra of other sites, received with consent (FedDG), removed after the evaluation
@@ -27,6 +28,7 @@ from feddp.networks.weights import read_network, save_network
 Tensors = dict[str, Tensor]
 _STATE = re.compile(r"state_(\d{5})\.safetensors")
 _PLAN = "plan.json"
+INITIAL = "initial"
 
 
 GROUPS = ("private", "personal", "optimizer", "memory")
