@@ -1,7 +1,7 @@
 # Sourced by poc/run.sh and tests/run.sh: makes the project's virtual environment once, and puts it first on PATH.
 # PYTHON names the interpreter to build it with (3.10 to 3.12).
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [ ! -e .venv/ready ] || [ requirements.txt -nt .venv/ready ]; then
+if [ ! -e .venv/ready ] || [ requirements.lock -nt .venv/ready ]; then
     python=${PYTHON:-python3}
     "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || {
         echo "feddp needs Python 3.10 to 3.12; $python is $("$python" --version 2>&1). Set PYTHON=/path/to/python3.11" >&2
@@ -9,8 +9,9 @@ if [ ! -e .venv/ready ] || [ requirements.txt -nt .venv/ready ]; then
     }
     echo "Making the environment in .venv (a few minutes, once) ..." >&2
     "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+    # every file is held against its hash; feddp is built by the setuptools among them, not by one fetched for it
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
     touch .venv/ready
 fi
 export PATH="$PWD/.venv/bin:$PATH"
