@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from torch import Tensor
+
 from feddp.data.folder import SiteFolder
 from feddp.methods import spectra
 from feddp.methods.aggregation import average
@@ -17,13 +19,14 @@ def drive(
     folder: Path,
     names: tuple[str, ...] = ("site-1", "site-2"),
     silent: tuple[str, ...] = (),
+    initial: dict[str, Tensor] | None = None,
 ) -> dict[str, Site]:
     """All stages of `plan`, whose start must be the last round; the sites as they are before their evaluation.
 
-    Sites in `silent` take no part in the exchange of IGC.
+    Sites in `silent` take no part in the exchange of IGC. All start from `initial`, where it is given.
     """
     assert plan.start == "last"
-    sites = {name: Site(name, SiteFolder.open(root / name), plan, Store(folder / name)) for name in names}
+    sites = {name: Site(name, SiteFolder.open(root / name), plan, Store(folder / name), initial=initial) for name in names}
     if SPECTRA in plan.stages:
         given = {name: spectra.given(site) for name, site in sites.items()}
         for name, site in sites.items():

@@ -1,15 +1,20 @@
-"""The distributed way, to a federation that runs FedDP: every participant made its own key, which the office never saw."""
+"""The distributed way, to a federation that runs FedDP: every participant made its own key, which the office never saw. On
+the same kits, a job that brings a network of 31 MB."""
 
 import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, environment, local
+from safetensors.torch import load_file
 
 from feddp import jobs
 from feddp.data.synthesize import synthesize
+from feddp.methods.plan import WEIGHTS
+from feddp.networks.weights import fingerprint
 from feddp.run.poc import free_ports
 
 SECTION = re.search(r"^## Every hospital makes its own key$(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1]
@@ -57,3 +62,30 @@ def test_feddp_runs_on_keys_that_never_travelled(federation, plan_for, tmp_path)
     assert results["sealed"] is True
     assert {name: site["calibration"]["peers"] for name, site in results["sites"].items()} == dict.fromkeys(HOSPITALS, 1)
     assert {file.name for file in federation.kits.iterdir()} == {SERVER, LEAD, *HOSPITALS}
+
+
+def test_a_job_that_brings_31_megabytes_runs_from_the_console(federation, plan_for):
+    """The U-Net, from tensors that its seed does not give. Every hospital starts from the file's, to the bit; at this rate
+    training moves no parameter, so the round hands on the file's; and the progress counts what was handed over."""
+    plan = plan_for(method="fedavg", network="unet", rounds=1, sites=tuple(HOSPITALS), lr=1e-30)
+    state = {name: value + 1 for name, value in plan.build_network().state_dict().items()}
+    parameters = {name for name, _ in plan.build_network().named_parameters()}
+    plan = replace(plan, weights=fingerprint(state))
+    job_folder = jobs.export(plan, HOSPITALS, federation.folder / "jobs/pretrained", initial=state)
+    file = job_folder / "app_server/config" / WEIGHTS
+    assert file.stat().st_size > 31_000_000
+    with federation.console() as console:
+        said = console(f"submit_job {job_folder}")
+    job = re.search(r"Submitted job: (\S+)", said)[1]
+    assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
+    initial = load_file(file)
+    for hospital in HOSPITALS:
+        store = federation.store(hospital, job)
+        kept, start = (load_file(store / f"{slot}.safetensors") for slot in ("initial", "start"))
+        assert kept.keys() == start.keys() == initial.keys()
+        assert all(value.equal(initial[name]) for name, value in kept.items())
+        assert all(start[name].equal(initial[name]) for name in parameters)
+        assert not list((federation.kits / hospital / job).rglob(WEIGHTS)), "no site's app brought it"
+    events = [json.loads(line) for line in (federation.results(job) / "progress.jsonl").read_text().splitlines()]
+    asked = {event["task"]: event["bytes"] for event in events if event["event"] == "ask"}
+    assert asked["initial"] == dict.fromkeys(HOSPITALS, sum(value.nbytes for value in state.values()))

@@ -1,0 +1,298 @@
+"""The network that a job brings: named in the plan by its SHA-256, handed over before anything else, checked by every site."""
+
+import hashlib
+import json
+import struct
+from dataclasses import replace
+
+import pytest
+import torch
+from driven import drive
+from in_flare import SITES, request_for
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import make_reply
+from safetensors.torch import load_file
+from test_hostile import hospital  # noqa: F401 (a fixture)
+from test_stage import SITES as ABC
+from test_stage import Run, good
+
+from feddp import jobs
+from feddp.compare.progress import traffic
+from feddp.flare import messages
+from feddp.flare.executors import SpectraExecutor, TrainExecutor
+from feddp.flare.partial_aggregation import PartialAggregation
+from feddp.flare.spectra import Spectra
+from feddp.methods.plan import WEIGHTS, Plan
+from feddp.networks.weights import fingerprint, read_network, save_network
+from feddp.run import session
+from feddp.run.options import Options
+from feddp.run.simulator import simulator
+
+
+def brought_by(plan):
+    """A whole network that no seed gives, and the plan of a job that brings it."""
+    chance = torch.Generator().manual_seed(17)
+    state = {
+        name: value + torch.rand(value.shape, generator=chance) / 10 if value.is_floating_point() else value
+        for name, value in plan.build_network().state_dict().items()
+    }
+    return state, replace(plan, weights=fingerprint(state))
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(value.equal(other[name]) for name, value in one.items())
+
+
+# --- the fingerprint -------------------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_is_of_names_types_shapes_and_bytes():
+    """By hand: sorted by name, each a header in JSON with its length in eight bytes before it, then the numbers as memory holds
+    them, four bytes each for 1 and −2, eight for each of two zeros."""
+    state = {"b": torch.zeros(2, dtype=torch.int64), "a": torch.tensor([[1.0, -2.0]])}
+    wanted = b""
+    parts = (('["a", "torch.float32", [1, 2]]', struct.pack("<2f", 1, -2)), ('["b", "torch.int64", [2]]', bytes(16)))
+    for header, content in parts:
+        wanted += struct.pack(">Q", len(header)) + header.encode() + content
+    assert fingerprint(state) == hashlib.sha256(wanted).hexdigest()
+
+
+def test_the_fingerprint_is_of_nothing_else(tmp_path):
+    """Not of order, strides or file; half precision and single numbers have one too."""
+    state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3), "c": torch.ones(2, dtype=torch.bfloat16)}
+    strided = {"c": state["c"], "a": torch.arange(6.0).reshape(2, 3).t().contiguous().t(), "b": state["b"]}
+    assert not strided["a"].is_contiguous()
+    save_network(tmp_path / "x.safetensors", state, {"note": "anything"})
+    assert fingerprint(state) == fingerprint(strided) == fingerprint(read_network(tmp_path / "x.safetensors")[0])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": torch.zeros(2, 3), "b": torch.tensor([1.0])},
+        {"a": torch.zeros(3, 2), "b": torch.tensor(1.0)},
+        {"a": torch.zeros(2, 3, dtype=torch.int32), "b": torch.tensor(1.0)},
+        {"a": torch.zeros(2, 3), "c": torch.tensor(1.0)},
+        {"a": torch.zeros(2, 3)},
+        {"a": torch.zeros(2, 3), "b": torch.tensor(1.0 + 2**-23)},
+    ],
+    ids=["shape", "transposed", "type", "name", "missing", "the last bit"],
+)
+def test_other_tensors_have_another_fingerprint(other):
+    assert fingerprint(other) != fingerprint({"a": torch.zeros(2, 3), "b": torch.tensor(1.0)})
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+def answers(site, task, tensors, scalars):
+    if task in (messages.INITIAL, messages.INTRODUCE_SPECTRA):
+        return messages.pack(**({} if task == messages.INITIAL else {"consent": False}))
+    if task in (messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA):
+        return messages.pack(consent=False)
+    return good(site, task, tensors, scalars, values=dict.fromkeys(ABC, 0))
+
+
+@pytest.fixture
+def server(plan_for, toy, tmp_path):
+    """Runs stages of a job that brings a network; `edit` is what its file holds instead, and `named` by its plan too."""
+
+    def run(*stages, answer=answers, edit=lambda state: state, named=False, **plan):
+        state, wanted = brought_by(plan_for(network=toy, sites=tuple(ABC), rounds=1, **plan))
+        state = edit(state)
+        save_network(tmp_path / WEIGHTS, state, {})
+        wanted = replace(wanted, weights=fingerprint(state)) if named else wanted
+        return state, Run(tmp_path, wanted, ABC, answer).run(*(stages or (PartialAggregation,)))
+
+    return run
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_the_whole_network_is_handed_to_every_site_before_the_first_round(server, precision):
+    """In float32 whatever the rounds travel in, private tensors included; γ^0 is its shared part. The toy has 37 floating
+    numbers (16 of the query, 16 of the normalisation, 5 of the head) and a counter of 8 bytes: 156 bytes for a site, of which
+    the rounds, without the query, take 92, or 50 in half precision. Stage 1's traffic holds both."""
+    state, run = server(precision=precision, start="last")
+    assert run.panics == []
+    assert [(task, sites) for task, sites, _ in run.sent] == [("initial", ABC), ("train", ABC), ("adopt", ABC)]
+    sent = [messages.unpack(message)[0] for _, _, message in run.sent]
+    assert same(sent[0], state)
+    assert same(sent[1], {name: value for name, value in state.items() if not name.startswith("q.")})
+    asked = {event["task"]: event["bytes"] for event in run.progress("ask")}
+    shared = 92 if precision == "float32" else 50
+    assert asked == {"initial": dict.fromkeys(ABC, 156)} | dict.fromkeys(("train", "adopt"), dict.fromkeys(ABC, shared))
+    events = [json.loads(line) for line in (run.folder / "progress.jsonl").read_text().splitlines()]
+    assert traffic(events) == (3 * 156 + 3 * 3 * shared, 0)  # the network out, γ^0 out, contributions in, γ^1 out
+
+
+def test_a_job_without_initial_tensors_hands_nothing_over(plan_for, toy, tmp_path):
+    run = Run(tmp_path, plan_for(network=toy, sites=tuple(ABC), rounds=1, start="last"), ABC, answers).run(PartialAggregation)
+    assert [task for task, _, _ in run.sent] == ["train", "adopt"]
+
+
+def test_it_is_handed_over_once_before_the_stage_that_comes_first(server):
+    """FedDG's exchange of spectra is before the rounds."""
+    _, run = server(Spectra, PartialAggregation, method="feddg", start="last")
+    assert run.panics == []
+    tasks = [task for task, _, _ in run.sent]
+    assert tasks.index("initial") == 0 < tasks.index("collect_spectra") < tasks.index("train")
+    assert tasks.count("initial") == 1
+
+
+def test_the_server_starts_no_job_whose_file_is_not_the_plans(server):
+    _, run = server(edit=lambda state: state | {"head.bias": state["head.bias"] + 1})
+    (said,) = run.panics
+    assert f"{WEIGHTS}: tensors of SHA-256" in said
+    assert run.sent == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda state: {name: value for name, value in state.items() if name != "q.bias"}, "q.bias is missing"),
+        (lambda state: state | {"pixels": torch.zeros(3)}, "pixels is not expected"),
+        (lambda state: state | {"q.bias": torch.zeros(5)}, "q.bias is (5,)"),
+        (lambda state: state | {"q.bias": torch.full((4,), float("nan"))}, "q.bias holds values that are not finite"),
+    ],
+)
+def test_a_plan_that_names_what_is_no_network_is_refused_too(server, edit, message):
+    """The fingerprint is right: whoever wrote the plan had these tensors."""
+    _, run = server(edit=edit, named=True)
+    (said,) = run.panics
+    assert message in said
+    assert run.sent == []
+
+
+def test_the_answer_to_it_is_empty_and_a_site_that_refuses_costs_itself(server):
+    def said(site, task, tensors, scalars):
+        if task == messages.INITIAL and site == "A":
+            return messages.pack({"q.bias": torch.zeros(4)})
+        if site == "B" and task in ("initial", "train", "adopt"):
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        return answers(site, task, tensors, scalars)
+
+    _, run = server(answer=said, start="last", min_sites=1)
+    assert run.panics == []
+    refused = {(event["site"], event["task"]): event["reason"] for event in run.progress("refused")}
+    assert "sent 1 tensors where numbers were asked for" in refused["A", "initial"]
+    assert refused.keys() == {("A", "initial"), ("B", "initial"), ("B", "train"), ("B", "adopt")}
+    assert "initial: 1 of 3 sites answered well" in server(answer=said, start="last")[1].panics[0]
+
+
+# --- a site ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(hospital, plan_for, toy):  # noqa: F811
+    """A site of a job that brings a network, with that network; at this rate nothing trained moves."""
+    state, plan = brought_by(plan_for(network=toy, lr=1e-30))
+    return hospital().submitted(plan), state
+
+
+def last_words(made):
+    return json.loads((made.store.folder / "record.jsonl").read_text().splitlines()[-1])["message"]
+
+
+def test_a_site_starts_from_what_it_was_handed_private_tensors_included(site):
+    made, state = site
+    assert made.sends(messages.INITIAL, made.executed(TrainExecutor, messages.INITIAL, state)) == ({}, {})
+    shared, private = made.component.partition.split(state)
+    sent, _ = messages.unpack(made.executed(TrainExecutor, messages.TRAIN, shared, round=0, phase=0))
+    assert all(sent[name].equal(shared[name]) for name in ("head.weight", "head.bias"))
+    assert same(made.store.load_state(1).private, private)
+    assert not same(private, made.component.partition.split(made.component.network.state_dict())[1]), "not the seed's"
+    assert same(load_file(made.store.folder / "initial.safetensors"), state)
+
+
+@pytest.mark.parametrize(
+    ("executor", "task"), [(TrainExecutor, "train"), (TrainExecutor, "adopt"), (SpectraExecutor, "introduce_spectra")]
+)
+def test_a_site_that_missed_it_says_so_and_never_starts_from_the_seed(site, executor, task):
+    made, state = site
+    shared = made.component.partition.split(state)[0]
+    refused = made.executed(executor, task, shared, round=0, phase=0)
+    assert refused.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert last_words(made).startswith("site site-1: the job starts from initial tensors, and this site was not there")
+    assert not list(made.store.folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda state: state | {"q.bias": state["q.bias"] + 1}, "site-1 was sent: tensors of SHA-256"),
+        (lambda state: {name: value for name, value in state.items() if name[0] != "q"}, "q.bias is missing"),
+        (lambda state: state | {"pixels": torch.zeros(3)}, "pixels is not expected"),
+        (lambda state: state | {"q.bias": torch.zeros(5)}, "q.bias is (5,)"),
+        (lambda state: state | {"q.bias": state["q.bias"].double()}, "q.bias is (4,) torch.float64"),
+        (lambda state: state | {"q.bias": torch.full((4,), float("inf"))}, "q.bias holds values that are not finite"),
+        (lambda state: state | {"q.bias": b"code"}, "q.bias is a bytes, not a tensor"),
+        (lambda state: {}, "wrong tensor names"),
+    ],
+)
+def test_a_site_takes_no_other_network_than_the_plans(site, edit, message):
+    """Before or after the right one: what it starts from stays."""
+    made, state = site
+    for before in (False, True):
+        if before:
+            made.executed(TrainExecutor, messages.INITIAL, state)
+        answer = made.executed(TrainExecutor, messages.INITIAL, edit(state))
+        assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+        assert message in last_words(made)
+        assert made.store.has("initial") == before
+    assert same(made.store.read("initial")[0], state)
+
+
+def test_a_job_that_says_nothing_of_initial_tensors_gets_none_in(hospital, toy):  # noqa: F811
+    made = hospital()
+    state = made.component.network.state_dict()
+    assert made.executed(TrainExecutor, messages.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert "and the job's plan says no initial tensors" in last_words(made)
+    assert not made.store.has("initial")
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"), [({"methods": ["fedavg"]}, "takes jobs of fedavg"), ({"private": ["key"]}, "keeps key")]
+)
+def test_the_policy_is_asked_before_anything_is_kept(site, policy, message):
+    made, state = site
+    made.submitted(made.component.plan, **policy)
+    assert made.executed(TrainExecutor, messages.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert message in last_words(made)
+    assert not made.store.has("initial")
+
+
+def test_nothing_leaves_with_the_answer(site):
+    made, state = site
+    made.stopped(messages.INITIAL, messages.pack(state), "task initial tried to send 9 tensors that may not leave")
+    made.stopped(messages.INITIAL, messages.pack(round=17), "'round' among its scalars")
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["feddp", "feddg"])
+def test_a_run_with_weights_is_the_plain_loop_to_the_bit(tiny_root, plan_for, tmp_path, method):
+    """In the simulator, with a new process for every task: what a site was handed is on its disk. The plain loop gives every
+    site the tensors themselves."""
+    state, plan = brought_by(plan_for(method=method, rounds=1, start="last"))
+    request = replace(request_for(tiny_root, tmp_path / "run", plan, threads=1), initial=state)
+    results = session.run(request, simulator, method)
+    assert results["weights"] == fingerprint(state)
+    for name, site in drive(plan, tiny_root, tmp_path / "plain", initial=state).items():
+        assert same(load_file(tmp_path / "run/sites" / name / "network.safetensors"), site.store.read(site._latest())[0])
+        assert results["sites"][name]["final"] == site.evaluate()["final"]
+    assert set(results["sites"]) == set(SITES)
+
+
+def test_the_command_line_names_what_it_read(plan_for, toy, tmp_path, tiny_root):
+    """`--weights FILE`: the plan says the fingerprint of the tensors that `initial` gives; another file, another plan."""
+    sites, facts = jobs.federation_of(tiny_root)
+    plans = []
+    for seed in (0, 1):
+        file = tmp_path / f"{seed}.safetensors"
+        save_network(file, brought_by(plan_for(network=toy, seed=seed))[0], {})
+        options = Options("feddp", 1, network=toy, size=32, weights=str(file))
+        plans.append(options.plan(facts, sites))
+        assert plans[-1].weights == fingerprint(options.initial(plans[-1])) == fingerprint(load_file(file))
+    assert plans[0] != plans[1] == Plan.from_json(json.loads(json.dumps(plans[1].to_json())))
+    assert Options("feddp", 1, network=toy, size=32).plan(facts, sites).weights == ""
