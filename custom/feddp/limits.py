@@ -35,10 +35,10 @@ CLASSES = 255  # a mask has 8 bits, and 0 is the background
 
 # networks: the largest here, U-Net++, has 16 million parameters, ResNet-50's FPN 26: 105 MB
 NETWORK_BYTES = 1024 * MIB
-STORED_BYTES = 64 * 1024 * MIB  # what a site keeps of its peers: 100 of the largest networks and more
-TENSOR_HEADER = 16 * MIB  # 100 networks of 500 tensors, 150 bytes a tensor
-TENSORS = 100_000
+STORED_BYTES = 64 * 1024 * MIB  # what a site keeps of its peers: 100 of the largest networks, with an optimiser's state
+HEADER_SHARE = 1024  # a header may be this part of these bytes: 1 MiB, or 64; 500 tensors take 75 KiB
+PICKLE_BYTES = 16 * MIB  # of a PyTorch file: names and shapes, not the values
 CHANNELS = 16
 SIZE = 2048  # pixels of a side of the network's input; the paper's are 384
+LAYER_OPTION = 100_000  # the largest is the number of virtual classes, sites times classes
 SITES = 1000
-VIRTUAL_CLASSES = 100_000

@@ -1,4 +1,4 @@
-"""Files that somebody else made: opened only where they are plain files of a bearable size, inside the folder they belong to."""
+"""Files that somebody else made: opened only where they are plain, of a bearable size, and inside the folder they belong to."""
 
 import errno
 import json

@@ -19,8 +19,8 @@ warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 def decode(stream: BinaryIO, formats: tuple[str, ...], file: Path, remedy: str, mode: str | None = None) -> Image.Image:
     """The image in `stream`, decoded once its header says that it is one picture of a bearable size.
 
-    Only `formats` are tried: Pillow knows dozens, among them some that start other programs. With `mode` it is converted to that.
-    `file` and `remedy` are for errors.
+    Only `formats` are tried: Pillow knows dozens, among them some that start other programs. With `mode` it is converted to
+    that. `file` and `remedy` are for errors.
 
     Raises:
         BadFile: it is none of them, broken, too large or animated.
@@ -54,7 +54,7 @@ def read_image(file: Path, channels: int, within: Path) -> np.ndarray:
     """uint8, (H, W, 3) or, of one channel, (H, W).
 
     Raises:
-        BadFile: it is missing, unreadable, too large, of another channel count, or a link that leads out of the folder `within`.
+        BadFile: it is missing, unreadable, too large, of another channel count, or a link out of the folder `within`.
     """
     image = _open(file, within)
     if image.mode != MODES[channels]:

@@ -15,6 +15,7 @@ sites that share an image are refused: released code is known to have trained "E
 """
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -68,7 +69,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     """
     tree = Source(source)
     sites = _find(tree)
-    unseen = out.resolve()
+    unseen = Path(os.path.realpath(out))  # which a loop of links does not fail
     unseen = unseen.with_name(f"{unseen.name}-unseen")
     targets = {site: (unseen if frames.layout.unseen else out) / site for site, frames in sites.items()}
     refuse_occupied(targets.values())

@@ -45,7 +45,8 @@ def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
     """With nibabel's canonical axes, which run to the patient's right, front and head."""
     try:
         with tree.open(name, LARGEST) as stream:
-            content = _content(gzip.GzipFile(fileobj=stream) if name.lower().endswith(".gz") else stream, f"{tree.path}: {name}")
+            unpacked = gzip.GzipFile(fileobj=stream) if name.lower().endswith(".gz") else stream
+            content = _content(unpacked, f"{tree.path}: {name}")
         volume = nibabel.as_closest_canonical(nibabel.Nifti1Image.from_bytes(content))
         voxels = volume.get_fdata(dtype=np.float32)
     except FedDPError:
@@ -62,7 +63,8 @@ def _content(stream: BinaryIO, name: str) -> bytes:
     """The bytes of a volume, as many as its header says, once that says that they are bearable.
 
     Raises:
-        FedDPError: it has not three dimensions, too many voxels, voxels that are no real numbers, or far more bytes than it says.
+        FedDPError: it has not three dimensions, too many voxels, voxels that are no real numbers, or far more bytes than
+            its header says.
     """
     start = read_up_to(stream, HEADER)
     header = nibabel.Nifti1Header(start)
@@ -70,7 +72,8 @@ def _content(stream: BinaryIO, name: str) -> bytes:
     if len(shape) != 3:
         raise FedDPError(f"{name} has {len(shape)} dimensions, {shape}. Give one volume of three.")
     if min(shape) < 1 or math.prod(shape) > VOXELS:
-        raise FedDPError(f"{name} has {' x '.join(map(str, shape))} voxels, and {VOXELS} is the most that is read. Make it smaller.")
+        sides = " x ".join(map(str, shape))
+        raise FedDPError(f"{name} has {sides} voxels, and {VOXELS} is the most that is read. Make it smaller.")
     if dtype.kind not in "iuf" or dtype.itemsize > WIDEST:
         raise FedDPError(f"{name} has voxels of {short(str(dtype))}. Give whole or floating point numbers of at most 64 bits.")
     if not HEADER <= offset <= VOLUME_START:

@@ -10,8 +10,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
+from feddp.archive import AGAIN, Archive
 from feddp.data.pixels import decode
-from feddp.data.prepare.archive import AGAIN, Archive
 from feddp.errors import FedDPError
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, MIB
 from feddp.reading import amount, opened
@@ -45,7 +45,7 @@ class Source:
         self.names = frozenset(n for n in found if not PurePosixPath(n).name.startswith("."))
 
     def open(self, name: str, most: int) -> BinaryIO:
-        """The file `name`, to be read bit by bit. BadFile where it has more than `most` bytes, or is a link out of the folder."""
+        """The file `name`, to be read bit by bit. BadFile where it has more than `most` bytes, or is a link that leads out."""
         below = name.split("/", 1)[1]
         return self._zip.open(below, most) if self._zip else opened(self.path / below, most, within=self.path)
 

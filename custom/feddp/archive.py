@@ -38,6 +38,14 @@ class Archive:
     def names(self) -> list[str]:
         return list(self._files)
 
+    @property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Of every file: bytes, and bytes as packed."""
+        return {name: (info.file_size, info.compress_size) for name, info in self._files.items()}
+
+    def close(self) -> None:
+        self._zip.close()
+
     def open(self, name: str, most: int) -> BinaryIO:
         """The file `name`, of at most `most` bytes. Its directory's entry may lie: read it bit by bit.
 
