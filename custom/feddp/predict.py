@@ -10,7 +10,8 @@ from feddp.data.loading import network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
 from feddp.errors import FedDPError
-from feddp.networks.weights import load_personal, read_network
+from feddp.networks.weights import load_personal
+from feddp.outside.models import described
 from feddp.training.device import asked_for
 from feddp.training.metrics import THRESHOLD
 
@@ -28,15 +29,15 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
     if not files:
         raise FedDPError(f"{images} holds no PNG; name a folder of images, such as a site's images/")
     refuse_occupied([out])
+    said = described(network)
     model = load_personal(network).to(asked_for(device))
-    facts = read_network(network)[1]
     out.mkdir(parents=True, exist_ok=True)
     for file in track(files, f"Predicting {len(files)} images"):
-        image = read_image(file, int(facts["channels"]))
+        image = read_image(file, said.channels, images)
         with torch.no_grad():
-            logits = model(network_input(image, int(facts["size"]))[None].to(device))
+            logits = model(network_input(image, said.size)[None].to(device))
             maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()
-        write_png(out / file.name, label_mask(maps > THRESHOLD, facts["labels"]))
+        write_png(out / file.name, label_mask(maps > THRESHOLD, said.labels))
     return len(files)
 
 

@@ -68,7 +68,7 @@ def _read(path: Path, kind: Kind, when: str, last: str) -> Images:
         with open(path, newline="", encoding="utf-8") as handle:
             for row in csv.DictReader(handle):
                 slots.setdefault(row["network"], {})[row[kind.name]] = {m: float(row[m]) for m in kind.metrics}
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, csv.Error) as error:
         raise FedDPError(f"{path} is no table of {kind.name}s ({error!r}); remove its run, it will be run again") from None
     if not slots:
         raise FedDPError(f"{path} has no {kind.name}; remove its run, it will be run again")

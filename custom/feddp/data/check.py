@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-from feddp.data.description import SPLITS, BadFile, Problem, Row, read_dataset, read_split
+from feddp.data.description import SPLITS, Row, read_dataset, read_split
 from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.progress import track
+from feddp.errors import BadFile, Problem
+from feddp.reading import real
 
 PARTS = ("dataset.json", "split.csv", "images", "masks")
 
@@ -32,7 +34,7 @@ def _looks_like_site(path: Path) -> bool:
 
 def _check_site(site: Path) -> list[Problem]:
     facts, problems = read_dataset(site / "dataset.json")
-    # Without a sound dataset.json the pixels have no rule to be held against.
+    # Without a sound dataset.json the pixels have no rule to be held against; outside the folder they are not looked at.
     sound = not problems
     rows, more = read_split(site / "split.csv")
     problems += more
@@ -41,7 +43,11 @@ def _check_site(site: Path) -> list[Problem]:
         problems += _empty_splits(site, facts, rows)
     stems = {row.image for row in rows}
     for part in ("images", "masks"):
-        problems += _strangers(site / part, stems if readable else None)
+        try:
+            problems += _strangers(site / part, stems if readable else None)
+        except BadFile as bad:
+            problems.append(bad.problem)
+            sound = False  # its files are not read
     for row in track(rows, f"Checking {site.name}"):
         if sound:
             problems += _check_pixels(site, row, facts["channels"], len(facts["classes"]))
@@ -58,8 +64,16 @@ def _empty_splits(site: Path, facts: dict, rows: tuple[Row, ...]) -> list[Proble
 
 
 def _strangers(folder: Path, stems: set[str] | None) -> list[Problem]:
-    """Files that no line of split.csv speaks of; `stems` is None where split.csv itself could not be read."""
-    if not folder.is_dir():
+    """Files that no line of split.csv speaks of; `stems` is None where split.csv itself could not be read.
+
+    Raises:
+        BadFile: `folder` is a link that leads out of the site's folder, or a loop.
+    """
+    try:
+        there = real(folder, folder.parent).is_dir()
+    except FileNotFoundError:
+        there = False
+    if not there:
         return [Problem(folder, "is missing", "Make the folder and put the PNGs there")]
     problems = []
     for file in sorted(file for file in folder.iterdir() if not file.name.startswith(".")):
@@ -80,7 +94,7 @@ def _check_pixels(site: Path, row: Row, channels: int, classes: int) -> list[Pro
     problems, pixels = [], []
     for read, file, rule in ((read_image, image_file, channels), (read_mask, mask_file, classes)):
         try:
-            pixels.append(read(file, rule))
+            pixels.append(read(file, rule, site))
         except BadFile as error:
             problems.append(error.problem)
     if len(pixels) == 2:

@@ -10,37 +10,21 @@ Reading collects problems instead of raising at the first, so that opening a fol
 """
 
 import csv
+import io
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddp.errors import FedDPError
+from feddp.errors import BadFile, Problem
+from feddp.limits import CLASSES, FILE_NAME, NAME, TABLE_BYTES, TABLE_LINE, TABLE_ROWS
+from feddp.reading import is_name, read, read_json, short
 
 SPLITS = ("train", "val", "test")
 LABELS = ("nested", "exclusive")
 HEADER = ["image", "patient", "split"]
 VOLUMES = "patient"  # the column whose equal values make one volume
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong with one file, and what to do about it; `str` gives the line a user reads."""
-
-    file: Path
-    what: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.what}. {self.remedy}."
-
-
-class BadFile(FedDPError):
-    """A `Problem` met where there is no list to put it in."""
-
-    def __init__(self, problem: Problem):
-        super().__init__(str(problem))
-        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -55,25 +39,28 @@ class Row:
 def read_dataset(file: Path) -> tuple[dict, list[Problem]]:
     """The facts in dataset.json, and what is wrong with them. Facts are complete only where there is no problem."""
     try:
-        facts = json.loads(file.read_text(encoding="utf-8-sig"))
+        facts = read_json(file, within=file.parent)
     except FileNotFoundError:
         return {}, [Problem(file, "is missing", "Write it: name, channels, classes and labels")]
-    except (ValueError, OSError) as error:
-        return {}, [Problem(file, f"is not readable JSON ({error})", "Correct it")]
+    except BadFile as bad:
+        return {}, [bad.problem]
     if not isinstance(facts, dict):
         return {}, [Problem(file, f"holds a {type(facts).__name__}, not an object", "Correct it")]
     classes = facts.get("classes")
-    good_classes = isinstance(classes, list) and classes and all(isinstance(c, str) and c for c in classes)
+    named = isinstance(classes, list) and 0 < len(classes) <= CLASSES and all(map(is_name, classes))
     rules = {
-        "name": (isinstance(facts.get("name"), str) and facts["name"] != "", "a non-empty string"),
+        "name": (is_name(facts.get("name")), f"a line of 1 to {NAME} characters"),
         "channels": (type(facts.get("channels")) is int and facts["channels"] in (1, 3), "1 or 3"),
-        "classes": (good_classes and len(set(classes)) == len(classes), "a non-empty list of distinct names"),
+        "classes": (
+            named and len(set(classes)) == len(classes),
+            f"a non-empty list of distinct names, at most {CLASSES}, each a line of at most {NAME} characters",
+        ),
         "labels": (facts.get("labels") in LABELS, '"nested" or "exclusive"'),
         "volumes": (facts.get("volumes", VOLUMES) == VOLUMES, f'"{VOLUMES}", or leave it out'),
         "unseen": (isinstance(facts.get("unseen", False), bool), "true or false"),
     }
     return facts, [
-        Problem(file, f"{key} is {json.dumps(facts.get(key))}", f"Make it {rule}")
+        Problem(file, f"{key} is {short(json.dumps(facts.get(key)))}", f"Make it {rule}")
         for key, (good, rule) in rules.items()
         if not good
     ]
@@ -85,30 +72,31 @@ def read_split(file: Path) -> tuple[tuple[Row, ...], list[Problem]]:
     A stem that comes twice is kept once; a line with an unknown split or an empty field is left out.
     """
     try:
-        # utf-8-sig and skipinitialspace: spreadsheets write byte-order marks, people write blanks after commas.
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            lines = [line for line in csv.reader(stream, skipinitialspace=True) if any(line)]
+        lines = read_lines(read(file, TABLE_BYTES, within=file.parent), file)
     except FileNotFoundError:
         return (), [Problem(file, "is missing", "Write it, with the header image,patient,split")]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        return (), [Problem(file, f"is not readable ({error})", "Write it as UTF-8, comma separated")]
+    except BadFile as bad:
+        return (), [bad.problem]
     if not lines or lines[0] != HEADER:
         found = ",".join(lines[0]) if lines else ""
-        return (), [Problem(file, f"has the header {found!r}", "Make it image,patient,split, comma separated")]
+        return (), [Problem(file, f"has the header {short(found)!r}", "Make it image,patient,split, comma separated")]
 
     problems: list[Problem] = []
     rows: dict[str, Row] = {}
     splits = defaultdict(set)
     for line in lines[1:]:
         if len(line) != 3 or not all(line):
-            problems.append(Problem(file, f"line {','.join(line)!r} has not three fields", "Complete it"))
+            problems.append(Problem(file, f"line {short(','.join(line))!r} has not three fields", "Complete it"))
             continue
         row = Row(*line)
         if "/" in row.image or "\\" in row.image:
-            problems.append(Problem(file, f"image {row.image!r} is a path", "Give the stem of the file only"))
+            problems.append(Problem(file, f"image {short(row.image)!r} is a path", "Give the stem of the file only"))
+            continue
+        if wrong := _unfit(row):
+            problems.append(Problem(file, wrong, "Give it a shorter, plain name"))
             continue
         if row.split not in SPLITS:
-            problems.append(Problem(file, f"image {row.image} has split {row.split!r}", "Use train, val or test"))
+            problems.append(Problem(file, f"image {row.image} has split {short(row.split)!r}", "Use train, val or test"))
             continue
         splits[row.patient].add(row.split)
         if row.image in rows:
@@ -120,3 +108,35 @@ def read_split(file: Path) -> tuple[tuple[Row, ...], list[Problem]]:
             listed = " and ".join(word for word in SPLITS if word in words)
             problems.append(Problem(file, f"patient {patient} is in {listed}", "Keep a patient in one split"))
     return tuple(rows.values()), problems
+
+
+def read_lines(content: bytes, file: Path) -> list[list[str]]:
+    """The fields of every line of a CSV table that is not empty. BadFile where it is no text, or too many or too long lines."""
+    try:
+        # utf-8-sig: spreadsheets write byte-order marks
+        return list(_fields(content.decode("utf-8-sig")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadFile(Problem(file, f"is not readable ({error})", "Write it as UTF-8, comma separated")) from None
+
+
+def _fields(text: str) -> Iterator[list[str]]:
+    for number, line in enumerate(io.StringIO(text, newline=""), 1):
+        if number > TABLE_ROWS:
+            raise csv.Error(f"it has more than {TABLE_ROWS} lines")
+        if len(line) > TABLE_LINE:
+            raise csv.Error(f"line {number} has more than {TABLE_LINE} characters")
+        # line by line: with line ends inside its quotes a line could be as long as the file.
+        # skipinitialspace: people write blanks after commas
+        for fields in csv.reader([line], skipinitialspace=True):
+            if any(fields):
+                yield fields
+
+
+def _unfit(row: Row) -> str:
+    """What is wrong with the names of a row, if anything."""
+    if len(f"{row.image}.png".encode()) > FILE_NAME:
+        return f"image {short(row.image)!r} has a longer name than a file may have ({FILE_NAME} bytes with .png)"
+    for kind, name in (("image", row.image), ("patient", row.patient)):
+        if not is_name(name):
+            return f"{kind} {short(name)!r} has no name that is a line of at most {NAME} characters"
+    return ""

@@ -1,6 +1,7 @@
-"""A site's folder dealt anew for cross-validation: its own images and masks, linked, under other splits."""
+"""A site's folder dealt anew for cross-validation: its own images and masks, under other splits."""
 
 import csv
+import os
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from feddp.data.description import HEADER
 from feddp.data.folder import SiteFolder
 from feddp.data.prepare.split import deal_patients
 from feddp.errors import FedDPError
+from feddp.reading import real
 
 Lines = list[list[str]]  # of a split.csv
 
@@ -22,7 +24,9 @@ def deal(site: SiteFolder, folds: int, seed: int) -> list[Lines]:
 
 
 def write_fold(site: SiteFolder, target: Path, lines: Lines) -> None:
-    """Writes dataset.json as it is, split.csv, and links to images and masks; leaves a folder that is there already.
+    """Writes dataset.json as it is, split.csv, and the images and masks; leaves a folder that is there already.
+
+    They are hard links, or copies on another file system: a link that leads out of a site's folder is not read.
 
     Raises:
         FedDPError: the folder that is there holds anything else.
@@ -42,9 +46,17 @@ def _write(site: SiteFolder, target: Path, facts: bytes, lines: Lines) -> None:
     (partial / "dataset.json").write_bytes(facts)
     with open(partial / "split.csv", "w", newline="", encoding="utf-8") as stream:
         csv.writer(stream, lineterminator="\n").writerows(lines)
-    for name in ("images", "masks"):
-        (partial / name).symlink_to((site.path / name).resolve(), target_is_directory=True)
+    for file in (path for row in site.rows for path in (site.image_path(row.image), site.mask_path(row.image))):
+        (target_file := partial / file.relative_to(site.path)).parent.mkdir(exist_ok=True)
+        _place(real(file, site.path), target_file)
     partial.rename(target)
+
+
+def _place(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except OSError:  # another file system, or one without links, or somebody else's file
+        shutil.copyfile(file, target)
 
 
 def _holds(target: Path, facts: bytes, lines: Lines) -> bool:

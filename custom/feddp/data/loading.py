@@ -30,8 +30,8 @@ def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
     """
     samples = []
     for row in track(folder.rows_of(split), f"Loading {folder.site} {split}"):
-        image = read_image(folder.image_path(row.image), folder.channels)
-        mask = read_mask(folder.mask_path(row.image), len(folder.classes))
+        image = read_image(folder.image_path(row.image), folder.channels, folder.path)
+        mask = read_mask(folder.mask_path(row.image), len(folder.classes), folder.path)
         same_size(folder.image_path(row.image), image, mask)
         # "nearest-exact" samples at pixel centres as bilinear does; torch's "nearest" would shift masks by half a pixel
         # against their images.

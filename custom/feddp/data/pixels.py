@@ -1,30 +1,62 @@
 """Reading and writing the PNGs of a site's folder, strictly: what is not as the format says is an error."""
 
+import warnings
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from feddp.data.description import BadFile, Problem
+from feddp.errors import BadFile, Problem
+from feddp.limits import IMAGE_BYTES, IMAGE_PIXELS
+from feddp.reading import opened, short
 
 MODES = {1: "L", 3: "RGB"}
+# Pillow warns of what it holds a bomb, and decodes it: here it is an error, as `decode` says anyway
+warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
 
-def _open(file: Path) -> Image.Image:
+def decode(stream: BinaryIO, formats: tuple[str, ...], file: Path, remedy: str, mode: str | None = None) -> Image.Image:
+    """The image in `stream`, decoded once its header says that it is one picture of a bearable size.
+
+    Only `formats` are tried: Pillow knows dozens, among them some that start other programs. With `mode` it is converted to
+    that. `file` and `remedy` are for errors.
+
+    Raises:
+        BadFile: it is none of them, broken, too large or animated.
+    """
+    try:
+        image = Image.open(stream, formats=formats)
+        if image.width * image.height > IMAGE_PIXELS:
+            what = f"has {image.width} x {image.height} pixels, and {IMAGE_PIXELS} is the most that is read"
+            raise BadFile(Problem(file, what, "Scale it down"))
+        # a camera's JPEG may hold previews behind its picture (MPO)
+        if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
+            raise BadFile(Problem(file, f"holds {image.n_frames} pictures", "Save one picture a file"))
+        image.load()
+        return image.convert(mode) if mode else image
+    except BadFile:
+        raise
+    except Exception as error:  # the file may hold any bytes: decoders fail in as many ways
+        raise BadFile(Problem(file, f"is not a readable image ({short(str(error), 200)})", remedy)) from None
+
+
+def _open(file: Path, within: Path) -> Image.Image:
     """The decoded image; BadFile where there is none, or half of one."""
     try:
-        with Image.open(file) as image:
-            image.load()
-            return image
+        with opened(file, IMAGE_BYTES, within) as stream:
+            return decode(stream, ("PNG",), file, "Write it again as PNG")
     except FileNotFoundError:
         raise BadFile(Problem(file, "is missing", "Add it, or remove its line from split.csv")) from None
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        raise BadFile(Problem(file, f"is not a readable image ({error})", "Write it again as PNG")) from None
 
 
-def read_image(file: Path, channels: int) -> np.ndarray:
-    """uint8, (H, W, 3) or, of one channel, (H, W). BadFile if missing, unreadable, or of another channel count."""
-    image = _open(file)
+def read_image(file: Path, channels: int, within: Path) -> np.ndarray:
+    """uint8, (H, W, 3) or, of one channel, (H, W).
+
+    Raises:
+        BadFile: it is missing, unreadable, too large, of another channel count, or a link out of the folder `within`.
+    """
+    image = _open(file, within)
     if image.mode != MODES[channels]:
         found = f"{len(image.getbands())} channel(s) (PNG mode {image.mode})"
         remedy = f"Save it as 8-bit {MODES[channels]}, or correct dataset.json"
@@ -32,9 +64,13 @@ def read_image(file: Path, channels: int) -> np.ndarray:
     return np.asarray(image)
 
 
-def read_mask(file: Path, classes: int) -> np.ndarray:
-    """uint8, (H, W), values 0 to `classes`. BadFile if missing, unreadable, not one 8-bit channel, or out of range."""
-    mask = _open(file)
+def read_mask(file: Path, classes: int, within: Path) -> np.ndarray:
+    """uint8, (H, W), values 0 to `classes`.
+
+    Raises:
+        BadFile: as `read_image`; or it is not one 8-bit channel, or holds a value out of range.
+    """
+    mask = _open(file, within)
     if mask.mode not in ("L", "P"):  # a palette's indices are the values
         found = f"has {len(mask.getbands())} channel(s) (PNG mode {mask.mode})"
         raise BadFile(Problem(file, found, "Save a mask as one 8-bit channel"))

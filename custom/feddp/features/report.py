@@ -1,6 +1,6 @@
 """`feddp features`, from finished runs to a table of divergences and a picture."""
 
-import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ from feddp.errors import FedDPError
 from feddp.features.divergence import divergence
 from feddp.features.extract import LAYERS, Pixels, sample_pixels
 from feddp.features.tsne import Panel, draw, embed
-from feddp.networks.weights import load_personal, read_network
-from feddp.outside.models import network_files, require_facts
+from feddp.networks.weights import load_personal
+from feddp.outside.models import described, network_files
 from feddp.training.device import asked_for
 from feddp.training.seeds import seed_of
 
@@ -98,14 +98,13 @@ def _divergence(pixels: Pixels | None) -> float | None:
 
 def _pixels(request: Request, file: Path, folder: SiteFolder) -> Pixels:
     """FedDPError where `folder` is of other data than the network's, or has no test image."""
-    network, facts = load_personal(file), read_network(file)[1]
-    require_facts(file, facts)
-    wanted = int(facts["channels"]), tuple(json.loads(facts["classes"])), facts["labels"]
+    said = described(file)
+    wanted = said.channels, said.classes, said.labels
     if (folder.channels, folder.classes, folder.labels) != wanted:
         raise FedDPError(
             f"{folder.path} is not of (channels, classes, labels) = {wanted}, as {file}; name the data it was run on"
         )
-    samples = load(folder, SPLIT, int(facts["size"]))
+    network, samples = load_personal(file), load(folder, SPLIT, said.size)
     if not samples:
         raise FedDPError(f"{folder.path} has no image in split {SPLIT}; leave the site out with --site")
     seed = seed_of(request.seed, folder.site, "pixels")
@@ -115,7 +114,7 @@ def _pixels(request: Request, file: Path, folder: SiteFolder) -> Pixels:
 
 def _titles(runs: Sequence[Path]) -> dict[str, Path]:
     """A run's folder under its name, or under its path where two have the same name."""
-    names = [run.resolve().name for run in runs]
+    names = [os.path.basename(os.path.realpath(run)) for run in runs]  # which a loop of links does not fail
     return {name if names.count(name) == 1 else str(run): run for name, run in zip(names, runs, strict=True)}
 
 

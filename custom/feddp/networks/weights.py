@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,9 +14,13 @@ from safetensors.torch import save_file
 from timm.models.pvt_v2 import checkpoint_filter_fn
 from torch import Tensor, nn
 
+from feddp.archive import Archive
 from feddp.errors import FedDPError
-from feddp.networks import build
+from feddp.limits import NETWORK_BYTES, PICKLE_BYTES
+from feddp.networks.header import Shapes, outline, unreadable
+from feddp.networks.metadata import Metadata
 from feddp.partition import some
+from feddp.reading import opened, short
 
 State = dict[str, Tensor]
 
@@ -62,13 +67,14 @@ def save_network(path: str | Path, state: Mapping[str, Tensor], metadata: dict[s
         temporary.unlink(missing_ok=True)
 
 
-def read_network(path: str | Path) -> tuple[State, dict[str, str]]:
-    """(tensors, metadata) of a safetensors file, on the CPU. FedDPError where it cannot be read."""
+def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[State, dict[str, str]]:
+    """(tensors, metadata) of a safetensors file of at most `most` bytes, on the CPU. FedDPError where it cannot be read."""
+    _, metadata = outline(Path(path), most)
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except Exception as error:  # safetensors has an exception for each way to be damaged, and OSError besides
-        raise _unreadable(path, error) from error
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+    except Exception as error:  # safetensors has an exception for each way to be damaged
+        raise unreadable(Path(path), type(error).__name__) from error
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
@@ -89,22 +95,15 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
 def load_personal(path: str | Path) -> nn.Module:
     """The network saved at `path`, in eval mode on the CPU.
 
-    The file's metadata says which: `network` (a name in NETWORKS), `channels` (a number), `classes` (a JSON list of
-    names), and where a method added layers, `layers` (JSON). FedDPError where one is absent or wrong, or the tensors do
-    not fit.
+    The file's metadata says which (`Metadata.of`). FedDPError where something of it is absent, wrong or out of range, or the
+    tensors do not fit; nothing is built, and no tensor is read, before the file's own shapes fit those of the network.
     """
-    state, metadata = read_network(path)
-    try:
-        name, channels, classes = metadata["network"], int(metadata["channels"]), json.loads(metadata["classes"])
-        layers = json.loads(metadata.get("layers", "{}"))
-    except (KeyError, ValueError) as error:
-        raise FedDPError(
-            f"{path} is no network that feddp saved ({error!r}): its metadata must say network, channels and classes"
-        ) from error
-    if not isinstance(classes, list):
-        raise FedDPError(f"{path}: the metadata's 'classes' must be a JSON list of names, not {classes!r}")
-    network = build(name, channels, len(classes), seed=0, layers=layers)  # a seed leaves the caller's random numbers alone
-    _load(network, state, Path(path))
+    path = Path(path)
+    shapes, said = outline(path)
+    metadata = Metadata.of(path, said)
+    _fit(shapes, _shapes(metadata.outline()), path)
+    network = metadata.build()
+    _load(network, read_network(path)[0], path)
     return network.eval()
 
 
@@ -112,15 +111,32 @@ def _read(path: Path) -> State:
     if path.suffix == _SUFFIX:
         return read_network(path)[0]
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with opened(path, NETWORK_BYTES) as file:
+            if zipfile.is_zipfile(file):
+                _require_plain(path)
+            file.seek(0)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except FedDPError:
+        raise
+    except FileNotFoundError:
+        raise FedDPError(f"{path} does not exist; name a .safetensors or PyTorch file of weights") from None
     except Exception as error:  # the file may hold any bytes: the unpickler fails in as many ways
-        raise _unreadable(path, error) from error
+        raise unreadable(path, type(error).__name__) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise FedDPError(f"{path} is no checkpoint: it must hold tensors by name and nothing else")
     return content
+
+
+def _require_plain(path: Path) -> None:
+    """FedDPError for a PyTorch file whose parts are compressed, as PyTorch never writes them, or whose pickle is huge."""
+    archive = Archive(path)
+    archive.close()
+    for name, (size, packed) in archive.sizes.items():
+        if size != packed or (name.endswith(".pkl") and size > PICKLE_BYTES):
+            raise FedDPError(f"{path} holds {short(name)}, {size} bytes in {packed}: PyTorch writes no such file; save it again")
 
 
 def _encoder_state(state: State, encoder: nn.Module) -> State:
@@ -150,23 +166,22 @@ def _flattened(name: str, encoder: nn.Module) -> str:
 
 
 def _load(network: nn.Module, state: State, path: Path) -> None:
-    own = network.state_dict()
-    faults = [f"{name} (missing)" for name in own if name not in state]
-    faults += [f"{name} (unexpected)" for name in state if name not in own]
-    faults += [
-        f"{name} ({tuple(state[name].shape)} in the file, {tuple(own[name].shape)} in the network)"
-        for name in own
-        if name in state and state[name].shape != own[name].shape
-    ]
-    if faults:
-        raise FedDPError(f"{path} does not fit the network, nothing was loaded: {some(faults, 5)}")
+    _fit(_shapes(state), _shapes(network.state_dict()), path)
     network.load_state_dict(state)
 
 
-def _unreadable(path: str | Path, error: Exception) -> FedDPError:
-    if isinstance(error, FileNotFoundError):
-        return FedDPError(f"{path} does not exist; name a .safetensors or PyTorch file of weights")
-    return FedDPError(
-        f"{path} cannot be read as tensors ({type(error).__name__}); a file with code in it is never loaded: "
-        f"save it again as {_SUFFIX}, or as a plain state_dict"
-    )
+def _shapes(state: Mapping[str, Tensor]) -> Shapes:
+    return {name: tuple(value.shape) for name, value in state.items()}
+
+
+def _fit(found: Shapes, own: Shapes, path: Path) -> None:
+    """FedDPError where the shapes found in a file are not exactly the network's own."""
+    faults = [f"{name} (missing)" for name in own if name not in found]
+    faults += [f"{short(name)} (unexpected)" for name in found if name not in own]
+    faults += [
+        f"{name} ({found[name]} in the file, {own[name]} in the network)"
+        for name in own
+        if name in found and found[name] != own[name]
+    ]
+    if faults:
+        raise FedDPError(f"{path} does not fit the network, nothing was loaded: {some(faults, 5)}")

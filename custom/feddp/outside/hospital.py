@@ -27,9 +27,10 @@ SPLIT = "test"
 
 @dataclass(frozen=True)
 class Images:
-    """Image files, and the site's folder they are from, if they are from one."""
+    """Image files of a folder, and the site's folder that it is, if it is one."""
 
     files: list[Path]
+    folder: Path
     site: SiteFolder | None
 
     @classmethod
@@ -44,11 +45,11 @@ class Images:
             files = [site.image_path(row.image) for row in site.rows_of(SPLIT)]
             if not files:
                 raise FedDPError(f"{folder} has no image in split {SPLIT}; put some there in split.csv, or name its images/")
-            return cls(files, site)
+            return cls(files, folder, site)
         files = sorted(folder.glob("*.png"))
         if not files:
             raise FedDPError(f"{folder} holds no PNG and is no site's folder; name a folder of images, or a site's")
-        return cls(files, None)
+        return cls(files, folder, None)
 
     def read(self, channels: int, size: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """What the network is given, (channels, size, size) each, and the images' own heights and widths.
@@ -58,7 +59,7 @@ class Images:
         """
         inputs, shapes = [], []
         for file in track(self.files, f"Loading {len(self.files)} images"):
-            image = read_image(file, channels)
+            image = read_image(file, channels, self.folder)
             inputs.append(network_input(image, size))
             shapes.append(image.shape[:2])
         return inputs, shapes

@@ -87,7 +87,7 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     """The run's plan as this job carries it, and γ."""
     if not results.get("federated"):
         raise FedDPError(f"{run} is no federation's run, so no site holds a model; name another")
-    plan = plan_of(results)
+    plan = plan_of(run, results)
     file = run / SHARED if (run / SHARED).exists() else handed_on(run, results["start_round"])
     shared, network = some(read_network(file)[0], run), plan.build_network()
     refuse_layers(plan.facts, network.state_dict(), shared, run)

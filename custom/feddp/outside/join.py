@@ -18,9 +18,10 @@ import torch
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.methods import METHODS
+from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
 from feddp.methods.plan import Plan
-from feddp.methods.results import gathered, read_results
+from feddp.methods.results import RESULTS, SHARED, gathered, read_results
 from feddp.methods.site import Site
 from feddp.outside.models import plan_of, read_shared
 from feddp.partition import Rule, chosen
@@ -51,7 +52,9 @@ def join(
             network does not have, data that do not fit the run or lack a split, or `out` is not empty. Nothing is left then.
     """
     results, shared = read_results(run), read_shared(run)
-    plan = plan_of(results)
+    plan = plan_of(run, results)
+    if results.get("start_round") not in range(plan.rounds + 1) or "best_round" not in results:
+        raise FedDPError(f"{run / RESULTS} does not say which of its rounds were handed on and best; join another run")
     if METHODS[plan.method].own:
         raise FedDPError(f"{run}: {plan.method} gives every site of the federation layers of its own; join another run")
     first = first_of(run, plan)
@@ -59,7 +62,9 @@ def join(
     home = replace(plan, stages=(TRAIN, TUNE), seed=seed, weights="", settings=plan.settings | tuning)
     opened = SiteFolder.open(folder)
     asked_for(device)
-    chosen(plan.build_network(), train)  # an unknown role is refused before anything is written
+    network = plan.build_network()
+    chosen(network, train)  # an unknown role is refused before anything is written
+    Spec.of(network.state_dict(), plan.partition(network).shared).check(str(run / SHARED), shared)
     fresh(out)
     torch.set_num_threads(1)  # as a site: the same bits on every machine
     site = _opened(opened, home, out, device, first)

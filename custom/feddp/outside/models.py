@@ -1,6 +1,5 @@
 """What a finished run leaves to a hospital outside: K personal models and the global one, each weight held once."""
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from feddp.errors import FedDPError
+from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec, Tensors, average
 from feddp.methods.plan import Plan
-from feddp.methods.results import SHARED, read_results
-from feddp.networks import build
+from feddp.methods.results import RESULTS, SHARED, read_results
+from feddp.networks.header import outline
+from feddp.networks.metadata import Metadata
 from feddp.networks.weights import read_network
+from feddp.reading import short
 
 GLOBAL = "global"
 FACTS = ("network", "channels", "classes", "labels", "size")
@@ -42,7 +44,7 @@ class Models:
             FedDPError: a state is not exactly the network's, or holds a value that is not finite; names it.
         """
         states = {**{site: personal[site] for site in sorted(personal)}, GLOBAL: common}
-        network = _network(facts).state_dict()
+        network = _metadata(facts).outline()
         spec = Spec.of(network, tuple(network))
         for name, state in states.items():
             spec.check(name, state)
@@ -53,11 +55,11 @@ class Models:
 
     @property
     def channels(self) -> int:
-        return int(self.facts["channels"])
+        return _metadata(self.facts).channels
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(json.loads(self.facts["classes"]))
+        return _metadata(self.facts).classes
 
     @property
     def labels(self) -> str:
@@ -66,7 +68,7 @@ class Models:
     @property
     def size(self) -> int:
         """Pixels: what the images are resized to, on both sides."""
-        return int(self.facts["size"])
+        return _metadata(self.facts).size
 
     def state(self, name: str) -> Tensors:
         """The tensors of one model, as views into the stacks."""
@@ -78,7 +80,7 @@ class Models:
 
     def network(self, state: Mapping[str, Tensor]) -> nn.Module:
         """A network of its own with the values of `state`, in eval mode, on the CPU."""
-        network = _network(self.facts)
+        network = _metadata(self.facts).build()
         network.load_state_dict(state)
         return network.eval()
 
@@ -97,11 +99,11 @@ def read_models(run: Path) -> Models:
         FedDPError: the folder holds no finished run of a federation, or one whose method gives each site layers of its own.
     """
     files = network_files(run)
+    for file in files.values():  # before any of them is read
+        described(file)
     shared = read_shared(run)
     read = {site: read_network(file) for site, file in files.items()}
-    first = min(files)
-    state, facts = read[first]
-    require_facts(files[first], facts)
+    state, facts = read[min(files)]
     refuse_layers(facts, state, shared, run)
     personal = {site: state for site, (state, _) in read.items()}
     return Models.of(personal, completed(shared, personal), facts)
@@ -123,22 +125,32 @@ def some(shared: Tensors, run: Path) -> Tensors:
     return shared
 
 
-def plan_of(results: Mapping[str, Any]) -> Plan:
-    """The plan of a finished run, from its results.json. FedDPError where it says none."""
+def plan_of(run: Path, results: Mapping[str, Any]) -> Plan:
+    """The plan of a finished run, from its results.json. FedDPError where it says none, or one of a network out of bounds."""
     names = {field.name for field in fields(Plan)} & results.keys()
     sites = sorted({*results["sites"], *results.get("missing", ())})
-    return Plan.from_json({name: results[name] for name in names} | {"sites": sites})
+    plan = Plan.from_json({name: results[name] for name in names} | {"sites": sites})
+    Metadata.of(run / RESULTS, plan.facts)
+    return plan
 
 
-def require_facts(file: Path, facts: Mapping[str, str]) -> None:
-    """FedDPError where a network's file does not say all of FACTS."""
-    if lacking := [name for name in FACTS if name not in facts]:
+def described(file: Path) -> Metadata:
+    """What a network's file says of it; none of its tensors is read.
+
+    Raises:
+        FedDPError: it does not say all of FACTS, or one is unknown or out of range.
+    """
+    said = outline(file)[1]
+    if lacking := [name for name in FACTS if name not in said]:
         raise FedDPError(f"{file} does not say its {', '.join(lacking)}; it is no network that feddp run left")
+    if said.get("method", "fedavg") not in METHODS:
+        raise FedDPError(f"{file}: unknown method {short(said['method'])!r}; the methods are {', '.join(METHODS)}")
+    return Metadata.of(file, said)
 
 
 def refuse_layers(facts: Mapping[str, str], state: Collection[str], shared: Collection[str], run: Path) -> None:
     """FedDPError where a network of `facts` with the tensors `state` has added layers that are not `shared`."""
-    plain = _network({name: facts[name] for name in FACTS}).state_dict()
+    plain = _metadata({name: facts[name] for name in FACTS}).outline()
     if own := [name for name in state if name not in plain and name not in shared]:
         raise FedDPError(
             f"{run}: {facts.get('method')} gives every site layers of its own ({own[0]}, ...), which nobody outside has;"
@@ -157,7 +169,5 @@ def completed(shared: Tensors, personal: Mapping[str, Tensors]) -> Tensors:
     return shared | average(own, dict.fromkeys(own, 1.0))
 
 
-def _network(facts: Mapping[str, str]) -> nn.Module:
-    # a seed leaves the caller's random numbers alone
-    layers = json.loads(facts.get("layers", "{}"))
-    return build(facts["network"], int(facts["channels"]), len(json.loads(facts["classes"])), seed=0, layers=layers)
+def _metadata(facts: Mapping[str, str]) -> Metadata:
+    return Metadata.of(Path("the models' file"), facts)

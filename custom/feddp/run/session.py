@@ -17,7 +17,7 @@ from feddp.flare.persistor import BEST, LATEST
 from feddp.methods.plan import Plan
 from feddp.methods.results import RESULTS, SHARED
 from feddp.methods.site import last_network
-from feddp.networks.weights import read_network
+from feddp.networks.header import outline
 from feddp.report import write_markdown
 from feddp.run.follow import Follower
 
@@ -108,7 +108,7 @@ def bring_home(store: Path, home: Path) -> None:
 def handed_on(server: Path, round: int) -> Path:
     """The server's file with γ of the round that stage 1 handed on: its last or its best."""
     for file in (server / f"{name}.safetensors" for name in (LATEST, BEST)):
-        if file.exists() and read_network(file)[1]["round"] == str(round):
+        if file.exists() and outline(file)[1].get("round") == str(round):
             return file
     raise FedDPError(f"the server's folder {server} lacks the shared tensors of round {round}; its log says why")
 

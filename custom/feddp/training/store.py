@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.errors import FedDPError
+from feddp.limits import STORED_BYTES
 from feddp.networks.weights import read_network, save_network
 
 Tensors = dict[str, Tensor]
@@ -83,7 +84,7 @@ class Store:
 
     def read(self, name: str) -> tuple[Tensors, dict[str, str]]:
         """The tensors and the metadata of `name`.safetensors; FedDPError where it is missing or broken."""
-        return read_network(self._path(name))
+        return read_network(self._path(name), STORED_BYTES)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"

@@ -14,17 +14,18 @@ Masks are thresholded at 127, for JPEG leaves grey at every edge. ETIS is read f
 sites that share an image are refused: released code is known to have trained "ETIS" on a copy of ColonDB.
 """
 
-import csv
 import hashlib
-import io
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from feddp.data.description import read_lines
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_patients
 from feddp.data.progress import track
 from feddp.errors import FedDPError
+from feddp.limits import TABLE_BYTES
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     """
     tree = Source(source)
     sites = _find(tree)
-    unseen = out.resolve()
+    unseen = Path(os.path.realpath(out))  # which a loop of links does not fail
     unseen = unseen.with_name(f"{unseen.name}-unseen")
     targets = {site: (unseen if frames.layout.unseen else out) / site for site, frames in sites.items()}
     refuse_occupied(targets.values())
@@ -121,10 +122,13 @@ def _patients(tree: Source, site: str, frames: Frames) -> tuple[dict[str, str], 
     tables = [name for name in tree.names if f"/{name}".endswith(f"/{CLINIC}/metadata.csv")]
     if site != "ClinicDB" or not tables:
         return alone, "unknown: image level"
-    lines = csv.DictReader(io.StringIO(tree.read(min(tables)).decode("utf-8-sig")))
-    if not {"png_image_path", "sequence_id"} <= set(lines.fieldnames or ()):
+    lines = read_lines(tree.read(min(tables), TABLE_BYTES), Path(min(tables)))
+    heads = lines[0] if lines else []
+    if not {"png_image_path", "sequence_id"} <= set(heads):
         raise FedDPError(f"{min(tables)}: no columns png_image_path and sequence_id. Correct it, or remove the file.")
-    sequences = {PurePosixPath(line["png_image_path"]).stem: line["sequence_id"] for line in lines}
+    image, sequence = heads.index("png_image_path"), heads.index("sequence_id")
+    whole = [line for line in lines[1:] if len(line) > max(image, sequence)]
+    sequences = {PurePosixPath(line[image]).stem: line[sequence] for line in whole}
     if lost := sorted(set(frames.pairs) - set(sequences)):
         raise FedDPError(f"{min(tables)}: frame {lost[0]} is not listed. Complete it, or remove the file.")
     return {stem: f"{site}-sequence-{sequences[stem]}" for stem in frames.pairs}, "video sequences of metadata.csv"

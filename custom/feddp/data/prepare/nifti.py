@@ -1,27 +1,24 @@
 """NIfTI volumes as stacks of axial slices."""
 
 import gzip
-import zipfile
-import zlib
+import math
 from itertools import product
+from typing import BinaryIO
 
 import nibabel
 import numpy as np
 from nibabel.affines import apply_affine
-from nibabel.filebasedimages import ImageFileError
-from nibabel.orientations import OrientationError
-from nibabel.spatialimages import HeaderDataError
-from nibabel.wrapstruct import WrapStructError
 
-from feddp.data.prepare.source import Source
+from feddp.data.prepare.source import Source, read_up_to
 from feddp.errors import FedDPError
+from feddp.limits import MIB, VOLUME_START, VOLUME_TAIL, VOXELS
+from feddp.reading import short
 
 APART = 0.1  # mm
-# ways in which a file's bytes, its compression, its header or its axes are damaged
-UNREADABLE = (
-    *(ImageFileError, WrapStructError, HeaderDataError, OrientationError),
-    *(OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile),
-)
+HEADER = 348  # bytes
+WIDEST = 8  # bytes a voxel
+# what a file of VOXELS may have at most, packed or not
+LARGEST = VOLUME_START + WIDEST * VOXELS + VOLUME_TAIL
 
 
 def read_axial(tree: Source, image: str, mask: str) -> tuple[np.ndarray, np.ndarray]:
@@ -47,18 +44,45 @@ def read_axial(tree: Source, image: str, mask: str) -> tuple[np.ndarray, np.ndar
 def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
     """With nibabel's canonical axes, which run to the patient's right, front and head."""
     try:
-        content = tree.read(name)
-        if name.lower().endswith(".gz"):
-            content = gzip.decompress(content)
+        with tree.open(name, LARGEST) as stream:
+            unpacked = gzip.GzipFile(fileobj=stream) if name.lower().endswith(".gz") else stream
+            content = _content(unpacked, f"{tree.path}: {name}")
         volume = nibabel.as_closest_canonical(nibabel.Nifti1Image.from_bytes(content))
         voxels = volume.get_fdata(dtype=np.float32)
-    except UNREADABLE as error:
-        raise FedDPError(f"{tree.path}: {name} is not a readable NIfTI volume ({error}). Download it again.") from None
-    if volume.ndim != 3:
-        raise FedDPError(f"{tree.path}: {name} has {volume.ndim} dimensions, {volume.shape}. Give one volume of three.")
+    except FedDPError:
+        raise
+    except Exception as error:  # bytes, compression, header and axes are damaged in more ways than have a name
+        why = short(str(error))
+        raise FedDPError(f"{tree.path}: {name} is not a readable NIfTI volume ({why}). Download it again.") from None
     if not np.isfinite(voxels).all():
         raise FedDPError(f"{tree.path}: {name} holds values that are not finite. Mend the source.")
     return volume
+
+
+def _content(stream: BinaryIO, name: str) -> bytes:
+    """The bytes of a volume, as many as its header says, once that says that they are bearable.
+
+    Raises:
+        FedDPError: it has not three dimensions, too many voxels, voxels that are no real numbers, or far more bytes than
+            its header says.
+    """
+    start = read_up_to(stream, HEADER)
+    header = nibabel.Nifti1Header(start)
+    shape, dtype, offset = header.get_data_shape(), header.get_data_dtype(), header.get_data_offset()
+    if len(shape) != 3:
+        raise FedDPError(f"{name} has {len(shape)} dimensions, {shape}. Give one volume of three.")
+    if min(shape) < 1 or math.prod(shape) > VOXELS:
+        sides = " x ".join(map(str, shape))
+        raise FedDPError(f"{name} has {sides} voxels, and {VOXELS} is the most that is read. Make it smaller.")
+    if dtype.kind not in "iuf" or dtype.itemsize > WIDEST:
+        raise FedDPError(f"{name} has voxels of {short(str(dtype))}. Give whole or floating point numbers of at most 64 bits.")
+    if not HEADER <= offset <= VOLUME_START:
+        raise FedDPError(f"{name} begins its voxels at byte {offset}, and {VOLUME_START} is the most. Mend the source.")
+    content = start + read_up_to(stream, offset - HEADER + math.prod(shape) * dtype.itemsize)
+    # to the end, where the checksum is
+    if len(read_up_to(stream, VOLUME_TAIL + 1)) > VOLUME_TAIL:
+        raise FedDPError(f"{name} goes on for more than {VOLUME_TAIL // MIB} MiB after its last voxel. Mend the source.")
+    return content
 
 
 def _slices(volume: nibabel.Nifti1Image) -> np.ndarray:

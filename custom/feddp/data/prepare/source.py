@@ -3,14 +3,21 @@
 import io
 import zipfile
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from feddp.archive import AGAIN, Archive
+from feddp.data.pixels import decode
 from feddp.errors import FedDPError
+from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, MIB
+from feddp.reading import amount, opened
 
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 
 
 class Source:
@@ -20,23 +27,40 @@ class Source:
     """
 
     def __init__(self, path: Path):
-        """FedDPError where `path` is neither a folder nor a zip."""
+        """FedDPError where `path` is neither a folder nor a zip, or holds too many files."""
         self.path = Path(path)
         self._zip = None
         if self.path.is_dir():
             top = self.path.resolve()
-            found = (f"{top.name}/{file.relative_to(top).as_posix()}" for file in top.rglob("*") if file.is_file())
-        elif zipfile.is_zipfile(self.path):
-            self._zip = zipfile.ZipFile(self.path)
-            found = (f"{self.path.stem}/{name}" for name in self._zip.namelist() if not name.endswith("/"))
+            files = list(islice((file for file in top.rglob("*") if file.is_file()), ARCHIVE_FILES + 1))
+            if len(files) > ARCHIVE_FILES:
+                raise FedDPError(f"{self.path}: it holds more than {ARCHIVE_FILES} files. Give the data set's own folder.")
+            found = (f"{top.name}/{file.relative_to(top).as_posix()}" for file in files)
+        elif _is_zip(self.path):
+            self._zip = Archive(self.path)
+            found = (f"{self.path.stem}/{name}" for name in self._zip.names)
         else:
             raise FedDPError(f"{self.path}: neither a folder nor a zip. Give the data set as downloaded.")
         # Mac archives carry a shadow "._name" of every file.
         self.names = frozenset(n for n in found if not PurePosixPath(n).name.startswith("."))
 
-    def read(self, name: str) -> bytes:
+    def open(self, name: str, most: int) -> BinaryIO:
+        """The file `name`, to be read bit by bit. BadFile where it has more than `most` bytes, or is a link that leads out."""
         below = name.split("/", 1)[1]
-        return self._zip.read(below) if self._zip else (self.path / below).read_bytes()
+        return self._zip.open(below, most) if self._zip else opened(self.path / below, most, within=self.path)
+
+    def read(self, name: str, most: int = IMAGE_BYTES) -> bytes:
+        """The bytes of `name`. FedDPError where they are more than `most`, or cannot be read."""
+        try:
+            with self.open(name, most) as stream:
+                content = read_up_to(stream, most + 1)
+        except FedDPError:
+            raise
+        except Exception as error:  # what a damaged zip makes zipfile raise
+            raise FedDPError(f"{self.path}: {name} cannot be read ({error}). {AGAIN}.") from None
+        if len(content) > most:
+            raise FedDPError(f"{self.path}: {name} has more than {amount(most)}, the most that is read. Make it smaller.")
+        return content
 
     def folder(self, tail: str) -> tuple[str, dict[str, str]]:
         """The one folder, at any depth, whose path ends in `tail`: its path, and stem -> name of the images in it.
@@ -55,22 +79,16 @@ class Source:
             raise FedDPError(f"{self.path}: {tail} is there more than once ({', '.join(folders)}). Keep one.")
         return next(iter(folders.items()), ("", {}))
 
-    def image(self, name: str) -> Image.Image:
-        """The decoded image. FedDPError where it cannot be decoded."""
-        try:
-            image = Image.open(io.BytesIO(self.read(name)))
-            image.load()
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError, zipfile.BadZipFile) as error:
-            raise FedDPError(f"{self.path}: {name} is not a readable image ({error}). Download it again.") from None
-        return image
-
     def rgb(self, name: str) -> np.ndarray:
-        """uint8 (H, W, 3)."""
-        return np.asarray(self.image(name).convert("RGB"))
+        """uint8 (H, W, 3). FedDPError where the image cannot be decoded."""
+        return self._image(name, "RGB")
 
     def grey(self, name: str) -> np.ndarray:
-        """uint8 (H, W); a bilevel image becomes 0 and 255."""
-        return np.asarray(self.image(name).convert("L"))
+        """uint8 (H, W); a bilevel image becomes 0 and 255. FedDPError where the image cannot be decoded."""
+        return self._image(name, "L")
+
+    def _image(self, name: str, mode: str) -> np.ndarray:
+        return np.asarray(decode(io.BytesIO(self.read(name)), FORMATS, Path(f"{self.path}: {name}"), AGAIN, mode))
 
     def demand(self, wanted: dict[str, bool], what: str) -> None:
         """One FedDPError naming every key of `wanted` that is False."""
@@ -98,3 +116,20 @@ def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> 
     bilinear = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)
     nearest = Image.fromarray(mask).resize((size, size), Image.Resampling.NEAREST)
     return np.asarray(bilinear), np.asarray(nearest)
+
+
+def read_up_to(stream: BinaryIO, count: int) -> bytes:
+    """The next `count` bytes, fewer at the end, taken bit by bit: at once, a decompressor may return more than it was to."""
+    parts, left = [], count
+    while left and (part := stream.read(min(left, MIB))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        with opened(path, ARCHIVE_BYTES) as stream:
+            return zipfile.is_zipfile(stream)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,59 @@
+"""The header of a safetensors file: what tensors it holds, and what it says of itself, before any of them is read."""
+
+from pathlib import Path
+from typing import Any
+
+from feddp.errors import BadFile, FedDPError
+from feddp.limits import HEADER_SHARE, NETWORK_BYTES
+from feddp.reading import amount, opened, parse, short
+
+Shapes = dict[str, tuple[int, ...]]
+
+_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
+_DIMENSIONS = 8
+_METADATA = "__metadata__"
+
+
+def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, str]]:
+    """(every tensor's shape, metadata).
+
+    Raises:
+        FedDPError: the file is missing, has more than `most` bytes, or its header is none, too long, or holds tensors of types
+            that nothing here has.
+    """
+    try:
+        file = opened(path, most)
+    except FileNotFoundError:
+        raise FedDPError(f"{path} does not exist; name a .safetensors or PyTorch file of weights") from None
+    with file:
+        length, longest = int.from_bytes(file.read(8), "little"), most // HEADER_SHARE
+        if length > longest:
+            raise unreadable(path, f"its header has {amount(length)}, and {amount(longest)} is the most")
+        try:
+            header = parse(file.read(length), path)
+        except BadFile as bad:
+            raise unreadable(path, bad.problem.what) from bad
+    if not isinstance(header, dict):
+        raise unreadable(path, "its header holds no tensors")
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise unreadable(path, "its metadata are no texts")
+    for name, tensor in header.items():
+        if not _is_tensor(tensor):
+            raise unreadable(path, f"{short(name)} is {short(str(tensor))}")
+    return {name: tuple(tensor["shape"]) for name, tensor in header.items()}, metadata
+
+
+def unreadable(path: Path, why: str) -> FedDPError:
+    return FedDPError(
+        f"{path} cannot be read as tensors ({why}); a file with code in it is never loaded: "
+        "save it again as .safetensors, or as a plain state_dict"
+    )
+
+
+def _is_tensor(tensor: Any) -> bool:
+    """Of a type and a shape that a network here may have; safetensors compares both with its bytes."""
+    if not isinstance(tensor, dict) or not isinstance(tensor.get("shape"), list):
+        return False
+    shape = tensor["shape"]
+    return tensor.get("dtype") in _DTYPES and len(shape) <= _DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
