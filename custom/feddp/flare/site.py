@@ -16,6 +16,7 @@ from torch import nn
 
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
+from feddp.flare.gate import require_gate
 from feddp.flare.messages import register_tensors
 from feddp.flare.policy import SitePolicy
 from feddp.flare.sealing import identity_of, simulated
@@ -55,9 +56,12 @@ class SiteComponent(FLComponent):
         """What this hospital says of its data, its device and its consent.
 
         Raises:
-            FedDPError: there is no policy for the job's scope, and this is not the simulator; or it does not take this job.
+            FedDPError: there is no policy for the job's scope or no gate before this process's cells, and this is not the
+                simulator; or it does not take this job.
         """
         site = fl_ctx.get_identity_name()
+        if not simulated(fl_ctx):
+            require_gate(site)
         policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), simulated(fl_ctx))
         policy.accept(site, self.plan)
         return policy
