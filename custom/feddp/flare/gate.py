@@ -12,11 +12,13 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.cellnet.registry import Callback, Registry
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_ERROR_TOPIC, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import STREAM_ERROR_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+from nvflare.fuel.hci.reg import CommandModuleSpec
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.admin_defs import error_reply
@@ -81,10 +83,8 @@ class Gate(FLComponent):
         try:
             self.judge(cell, message, Arrival.of(message))
         except Refused as refused:
-            refusal = make_reply(ReturnCode.INVALID_REQUEST, error=f"{cell.get_fqcn()}: {refused}")
             self._note(cell, message, str(refused))
-            self._tell(cell, message, refusal)
-            return refusal
+            return make_reply(ReturnCode.INVALID_REQUEST)  # FLARE sends it to nobody: an answer would carry the site's own token
         return None
 
     def _note(self, cell: CoreCell, message: Message, why: str, inside: str = "") -> None:
@@ -96,9 +96,6 @@ class Gate(FLComponent):
         via = f"{shown(endpoint.name if endpoint else None)} {shown(person)}"
         origin = shown(headers.get(MessageHeaderKey.ORIGIN))
         self.refusals.add(cells.split(cell.get_fqcn())[1], origin, f"{where} {inside}from {origin} over {via}: {why}")
-
-    def _tell(self, cell: CoreCell, message: Message, refusal: Message) -> None:
-        """Nobody is answered unless a gate says so."""
 
     def _decoded(self, message: Message, cell: CoreCell) -> Message | None:
         """FLARE's filter of decoded requests; only sites look into one."""
@@ -149,23 +146,17 @@ class SiteGate(Gate):
         if job or not (inwards or outwards):
             raise Refused(f"this site hands nothing on to {shown(arrival.destination)}")
 
-    def _tell(self, cell: CoreCell, message: Message, refusal: Message) -> None:
-        """The server's console gets a sentence instead of waiting; nobody else an answer."""
-        headers = message.headers or {}
-        asked, plain = headers.get(MessageHeaderKey.REQ_ID), headers.get(MessageHeaderKey.CHANNEL) != STREAM_CHANNEL
-        if plain and headers.get(MessageHeaderKey.REPLY_EXPECTED) and headers.get(MessageHeaderKey.ORIGIN) == SERVER:
-            if headers.get(MessageHeaderKey.MSG_TYPE) == MessageType.REQ and isinstance(asked, str):
-                cell.send_reply(refusal, SERVER, [asked])
-
     def _decoded(self, message: Message, cell: CoreCell) -> Message | None:
+        """A command that does not pass is answered with a sentence, which the console shows."""
         if message.get_header(MessageHeaderKey.CHANNEL) != CellChannel.CLIENT_MAIN:
             return None
         request = message.payload
         try:
             self._judge_admin(request, message)
         except Refused as refused:
-            names = sorted(shown(name, 30) for name in getattr(request, "headers", {}))[:12]
-            inside = f"{shown(getattr(request, 'topic', None))} ({', '.join(names)}) "
+            headers = request.headers if isinstance(request, AdminMessage) and isinstance(request.headers, dict) else {}
+            names = ", ".join(sorted(shown(name, 30) for name in headers)[:12])
+            inside = f"{shown(getattr(request, 'topic', None))} ({names}) for {shown(headers.get(RequestHeader.USER_NAME))} "
             self._note(cell, message, str(refused), inside)
             return new_cell_message({}, error_reply(str(refused)))
         return None
@@ -194,7 +185,14 @@ class ServerGate(Gate):
     """The server's: judges by the neighbouring cell, whose name FLARE's mTLS has held against its certificate.
 
     What passes is `cells.AT_SERVER` at the parent process, `AT_SERVER_JOB` at a job's. From one client nothing goes to another.
+
+    FLARE 2.9 gives every console commands over its message network (`change_root`, `stop_net`, `show_config_vars`) and looks no
+    right up for them. The server has none of them where this gate was built before its console.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        NetManager.get_spec = _no_commands
 
     def covers(self, name: str) -> bool:
         return FQCN.get_root(name) == SERVER
@@ -259,6 +257,10 @@ class ServerGate(Gate):
         headers = message.headers or {}
         topic, kind = headers.get(MessageHeaderKey.TOPIC), headers.get(StreamHeaderKey.ERROR_TYPE)
         return topic == STREAM_ERROR_TOPIC and kind == BlobSizeError.__name__
+
+
+def _no_commands(manager: NetManager) -> CommandModuleSpec:
+    return CommandModuleSpec(name="cellnet", cmd_specs=[])
 
 
 def require_gate(site: str) -> None:
