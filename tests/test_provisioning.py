@@ -307,7 +307,7 @@ BY_NAME = {"id": "x", "name": "SiteLogStreamer"}
         ("resources.json", lambda r: r["class_allow_list"].append("*"), "allows *, which is not a reviewed class"),
         ("resources.json", lambda r: r.pop("class_allow_list") and None, "FLARE's own wide one applies"),
         ("resources.json", lambda r: r.update(class_list_enforcement_mode="warn"), "does not enforce the allow-list"),
-        ("resources.json", lambda r: r["components"].pop() and None, "answers commands that carry code"),
+        ("resources.json", lambda r: r["components"].pop() and None, "has no cell gate"),
         ("resources.json", lambda r: r.update(allow_log_streaming=True), "lets jobs stream the site's log"),
         ("resources.json", lambda r: r["components"].append(STREAMER), "which carries logs past every filter"),
         ("resources.json", lambda r: r["components"].append(BY_CLASS_PATH), "which carries logs past every filter"),

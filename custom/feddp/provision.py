@@ -8,20 +8,30 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_constant import AdminCommandNames
 from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.errors import FedDPError
-from feddp.flare.commands import CODE, NEVER
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
 RESOURCES = "resources.json.default"
 LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
-REFUSAL = "feddp.flare.commands.RefuseCommands"
-# the rights that nobody has, and what they would let a person do
-NOBODY = dict.fromkeys(("byoc", "server-predeployed-flwr"), CODE) | NEVER
+# the component that refuses whatever reaches a participant's cells and is not needed, by the participant's kind
+GATE = {"server": "feddp.flare.gate.ServerGate", "client": "feddp.flare.gate.SiteGate"}
+# the rights that nobody has, and what they would let a person do. A log's configuration names classes and functions that Python
+# builds and calls, with any arguments
+_CODE = "bring code of their own"
+NOBODY = {
+    "byoc": _CODE,
+    "server-predeployed-flwr": _CODE,
+    AdminCommandNames.CONFIGURE_JOB_LOG: _CODE,
+    AdminCommandNames.CONFIGURE_SITE_LOG: _CODE,
+    AdminCommandNames.CALL: "call into a site's components",
+    AdminCommandNames.SHOW_ERRORS: "read a site's errors",
+}
 POLICY = "policy"  # the key of a hospital's properties in the project file
 STORAGE = "storage"  # the key of the folder in which the server keeps jobs and their results
 
@@ -67,7 +77,7 @@ def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any
 
 
 class SitePolicyBuilder(Builder):
-    """A FLARE provisioning builder, named after FLARE's own StaticFileBuilder in a project file: our allow-list and our
+    """A FLARE provisioning builder, named after FLARE's own StaticFileBuilder in a project file: our allow-list, gate and
     authorization in the server's and every site's kit, a privacy.json in every site's.
 
     A client of the project file says under `policy` what `flare.policy.SitePolicy` holds: where its data lie on its own
@@ -77,7 +87,7 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
-        self._restrict(server, SERVER_CLASSES, ctx)
+        self._restrict(server, SERVER_CLASSES, ctx, GATE["server"])
         if folder := server.get_prop(STORAGE):
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
@@ -85,14 +95,15 @@ class SitePolicyBuilder(Builder):
             if not properties:
                 raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
             SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
-            self._restrict(client, SITE_CLASSES, ctx, {"id": "refuse_commands", "path": REFUSAL, "args": {}})
+            self._restrict(client, SITE_CLASSES, ctx, GATE["client"])
             _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
     @staticmethod
-    def _restrict(participant: Participant, classes: dict[str, str], ctx: ProvisionContext, *more: dict[str, Any]) -> None:
+    def _restrict(participant: Participant, classes: dict[str, str], ctx: ProvisionContext, gate: str) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources = local / RESOURCES
-        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), sorted(classes.values()), *more))
+        said = json.loads(resources.read_text(encoding="utf-8"))
+        _write(resources, restrict(said, sorted(classes.values()), {"id": "cell_gate", "path": gate, "args": {}}))
         _write(local / "authorization.json.default", AUTHORIZATION)
 
 

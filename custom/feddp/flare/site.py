@@ -16,6 +16,7 @@ from torch import nn
 
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
+from feddp.flare.gate import require_gate
 from feddp.flare.messages import register_tensors
 from feddp.flare.policy import SitePolicy
 from feddp.flare.sealing import identity_of, simulated
@@ -56,10 +57,12 @@ class SiteComponent(FLComponent):
         """What this hospital says of its data, its device and its consent.
 
         Raises:
-            FedDPError: there is no policy for the job's scope, and this is not the simulator; or it does not take this job,
-                or names a private role that the job's network does not have.
+            FedDPError: there is no policy for the job's scope or no gate before this process's cells, and this is not the
+                simulator; or it does not take this job, or names a private role that the job's network does not have.
         """
         site = fl_ctx.get_identity_name()
+        if not simulated(fl_ctx):
+            require_gate(site)
         policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), simulated(fl_ctx))
         policy.accept(site, self.plan)
         if without := [role for role in policy.private if not select(self.network, role)]:

@@ -18,7 +18,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.containers import Containers
 from feddp.kit.kit import CLIENT, SERVER, Kit, components, read_json
-from feddp.provision import GUARD, LOGGING, NOBODY, REFUSAL
+from feddp.provision import GATE, GUARD, LOGGING, NOBODY
 
 FLARES_FILTERS = "nvflare.app_common.filters."
 UPDATE = "feddp.flare.update_privacy.UpdatePrivacy (the README, 'Noise on what training changed')"
@@ -53,9 +53,9 @@ def _resources(kit: Kit) -> list[Problem]:
             problems.append(Problem(path, f"allows {strange}, which is not a reviewed class", "Take it off class_allow_list"))
     if said.get("allow_log_streaming") is not False:
         problems.append(Problem(path, "lets jobs stream the site's log", 'Write "allow_log_streaming": false'))
-    if kit.kind == CLIENT and not any(_class_of(component) == REFUSAL for component in components(path)):
-        remedy = f'Add {{"id": "refuse_commands", "path": "{REFUSAL}"}} to components'
-        problems.append(Problem(path, "answers commands that carry code", remedy))
+    if not any(_class_of(component) == GATE[kit.kind] for component in components(path)):
+        remedy = f'Add {{"id": "cell_gate", "path": "{GATE[kit.kind]}", "args": {{}}}} to components'
+        problems.append(Problem(path, "has no cell gate: whatever reaches FLARE's cells is answered", remedy))
     return problems
 
 

@@ -1,0 +1,116 @@
+"""A message as it arrives at a cell of FLARE: the headers by which a gate judges it, before anything of it is decoded."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey, MessagePropKey, MessageType
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
+from nvflare.fuel.utils.fobs import FOBSContextKey
+
+from feddp.errors import FedDPError
+
+# headers that have a cell do something at once, and that nothing in a federation of ours needs
+NEVER = {
+    MessageHeaderKey.CONN_URL: "it has the cell connect to an address of the sender's choice, without TLS",
+    MessageHeaderKey.ENCRYPTED: "it has the cell ask for a certificate",
+}
+
+
+class Refused(FedDPError):
+    """A message that does not pass; says why."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What the headers say, and what the connection proves.
+
+    `channel` and `topic` are the stream's where it is a piece of one (`stream`). `origin` and `destination` are the sender's words.
+    `endpoint` is the neighbouring cell, `person` the common name of its certificate: FLARE's mTLS has held one against the other.
+    """
+
+    kind: str
+    channel: str
+    topic: str
+    stream: bool
+    origin: str
+    destination: str
+    endpoint: str
+    person: str
+
+    @classmethod
+    def of(cls, message: Message) -> "Arrival":
+        """Raises Refused for headers that no cell of FLARE writes."""
+        headers = message.headers or {}
+        kind, origin, destination = (
+            _text(headers, key) for key in (MessageHeaderKey.MSG_TYPE, MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION)
+        )
+        channel, topic = _text(headers, MessageHeaderKey.CHANNEL), _text(headers, MessageHeaderKey.TOPIC)
+        if kind not in (MessageType.REQ, MessageType.REPLY, MessageType.RETURN):
+            raise Refused("it is neither request nor reply")
+        if FQCN.validate(origin) or FQCN.validate(destination):
+            raise Refused("its origin or destination is no cell's name")
+        for key, why in NEVER.items():
+            if headers.get(key):
+                raise Refused(why)
+        stream = kind == MessageType.REQ and channel == STREAM_CHANNEL and topic == STREAM_DATA_TOPIC
+        if channel == STREAM_CHANNEL and headers.get(MessageHeaderKey.PAYLOAD_ENCODING) not in (Encoding.BYTES, Encoding.NONE):
+            raise Refused("a piece of a stream is bytes, and this one asks to be decoded by itself")
+        if stream:
+            channel, topic = _text(headers, StreamHeaderKey.CHANNEL), _text(headers, StreamHeaderKey.TOPIC)
+        endpoint = message.get_prop(MessagePropKey.ENDPOINT)
+        person = message.get_prop(MessagePropKey.COMMON_NAME) or ""
+        return cls(kind, channel, topic, stream, origin, destination, endpoint.name if endpoint else "", person)
+
+
+def _text(headers: dict[str, Any], key: str) -> str:
+    value = headers.get(key, "")
+    if not isinstance(value, str):
+        raise Refused(f"its header {key} is no text")
+    return value
+
+
+def require_awaited(cell: CoreCell, message: Message, arrival: Arrival) -> None:
+    """A reply passes to whoever asked for it and waits, and only from whom was asked; a streamed one likewise.
+
+    Raises:
+        Refused: nobody waits for it.
+    """
+    if arrival.channel == CellChannel.RETURN_ONLY and arrival.stream:
+        if not _stream_is_awaited(cell, message, arrival.origin):
+            raise Refused("nobody here waits for this answer")
+    elif arrival.kind != MessageType.REQ and not _reply_is_awaited(cell, message, arrival):
+        raise Refused("nobody here waits for this reply")
+
+
+def _reply_is_awaited(cell: CoreCell, message: Message, arrival: Arrival) -> bool:
+    asked = message.get_header(MessageHeaderKey.REQ_ID)
+    ids = [asked] if isinstance(asked, str) else asked
+    of = arrival.origin
+    if arrival.kind == MessageType.RETURN:  # on its way it was turned back: of a cell that it did not reach
+        headers = message.get_header(MessageHeaderKey.ORIGINAL_HEADERS)
+        of = headers.get(MessageHeaderKey.DESTINATION) if isinstance(headers, dict) else None
+    if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
+        return False
+    waiters = [cell.waiters.get(one) for one in ids]
+    return all(waiter is not None and of in waiter.targets for waiter in waiters)
+
+
+def _stream_is_awaited(cell: CoreCell, message: Message, origin: str) -> bool:
+    """A stream that has begun to arrive may end: its last pieces, sent again, come when nobody waits any more."""
+    stream = message.get_header(StreamHeaderKey.STREAM_ID)
+    if isinstance(stream, int) and (origin, stream) in RxTask.rx_task_map:
+        return True
+    streaming = cell.fobs_ctx.get(FOBSContextKey.CELL)
+    asked = message.get_header(StreamHeaderKey.STREAM_REQ_ID)
+    waiter = streaming.requests_dict.get(asked) if streaming is not None and isinstance(asked, str) else None
+    return waiter is not None and waiter.target == origin
+
+
+def shown(word: object, limit: int = 80) -> str:
+    """A sender's word for a line of the audit file: it makes no second line, no field, and none without end."""
+    return re.sub(r"[^A-Za-z0-9_.:@/*-]", "?", str(word)[:limit]) or "-"

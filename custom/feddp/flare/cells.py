@@ -1,0 +1,173 @@
+"""What passes the gate before a cell of FLARE 2.9: the tables. Whatever they do not name is refused, whoever claims to send it.
+
+A cell is an endpoint of FLARE's message network: the parent process of a site or of the server, and one a job beside each. What a
+cell answers is found by channel and topic; most messages come as frames of a stream and carry channel and topic of the stream.
+A console's commands come on one channel, as a message inside of the message (`ADMIN`).
+"""
+
+import uuid
+from dataclasses import dataclass
+
+from nvflare.apis.fl_constant import AdminCommandNames as Command
+from nvflare.apis.fl_constant import ReservedTopic, ServerCommandNames
+from nvflare.app_opt.job_launcher import workspace_cell_transfer as transfer
+from nvflare.fuel.f3.cellnet.defs import CellChannel as Channel
+from nvflare.fuel.f3.cellnet.defs import CellChannelTopic as Topic
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
+from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, STREAM_ERROR_TOPIC
+from nvflare.private.defs import SysCommandTopic, TrainingTopic
+from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
+
+SERVER = "server"  # FLARE's name of the server's parent process, in every federation
+# senders as a receiving cell sees them. The server's job and a site's job are those of the same job as the receiver
+SERVER_JOB, PARENT, CHILD, BOOTSTRAP = "server's job", "own parent", "own job", "own container's start"
+SITE, SITE_JOB, CONSOLE = "site", "site's job", "console"
+ANY = ""  # topic
+_BOOTSTRAP = transfer.make_workspace_transfer_fqcn("", "").removeprefix(".")  # before the job's id
+
+
+@dataclass(frozen=True)
+class Row:
+    """Topics of a channel that pass, from whom, and whether as frames of a stream."""
+
+    channel: str
+    topics: tuple[str, ...]
+    senders: tuple[str, ...]
+    stream: bool = False
+
+
+class Table:
+    """The rows of one kind of cell."""
+
+    def __init__(self, *rows: Row):
+        self._senders = {(row.channel, topic, row.stream): row.senders for row in rows for topic in row.topics}
+
+    def passes(self, channel: str, topic: str, stream: bool, sender: str) -> bool:
+        anything = self._senders.get((channel, ANY, stream), ())
+        return sender in self._senders.get((channel, topic, stream), anything)
+
+
+def _frames(*senders: str) -> Row:
+    """What a receiver sends back of a stream: how far it is, and that it failed."""
+    return Row(STREAM_CHANNEL, (STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC), senders)
+
+
+def _answers(*senders: str) -> Row:
+    """Streamed answers: only to what the cell asked, and waits for."""
+    return Row(Channel.RETURN_ONLY, (ANY,), senders, stream=True)
+
+
+def _downloads(*senders: str) -> Row:
+    """Pieces of what this cell offers under random names: the tensors of an answer."""
+    return Row(OBJ_DOWNLOADER_CHANNEL, (OBJ_DOWNLOADER_TOPIC,), senders, stream=True)
+
+
+def _bye(*senders: str) -> Row:
+    """Ends the connection over which it comes, no other."""
+    return Row(Channel.CELLNET, (Topic.Bye,), senders)
+
+
+def _workspace(*senders: str) -> Row:
+    """A job in a Kubernetes pod fetches its workspace from its own parent, and leaves its results there, by a secret."""
+    return Row(transfer.WORKSPACE_TRANSFER_CHANNEL, (transfer.TOPIC_PREPARE_DOWNLOAD, transfer.TOPIC_PUBLISH_RESULTS), senders)
+
+
+AT_SITE = Table(
+    Row(Channel.CLIENT_MAIN, (Channel.CLIENT_MAIN,), (SERVER,)),  # ADMIN says which of these
+    Row(Channel.CLIENT_MAIN, (TrainingTopic.NOTIFY_JOB_STATUS,), (CHILD,)),
+    _bye(SERVER, PARENT, CHILD, BOOTSTRAP),
+    _workspace(BOOTSTRAP),
+    _downloads(BOOTSTRAP),
+    _answers(BOOTSTRAP),
+    _frames(BOOTSTRAP),
+)
+AT_SITE_JOB = Table(
+    Row(Channel.AUX_COMMUNICATION, (ReservedTopic.END_RUN,), (SERVER_JOB,), stream=True),
+    Row(Channel.CLIENT_COMMAND, (Command.ABORT,), (PARENT,)),
+    _bye(SERVER, PARENT),
+    _downloads(SERVER_JOB),
+    _answers(SERVER_JOB),
+    _frames(SERVER, SERVER_JOB),
+)
+AT_BOOTSTRAP = Table(_bye(SERVER, PARENT), _downloads(PARENT), _answers(PARENT), _frames(PARENT))
+AT_SERVER = Table(
+    Row(Channel.SERVER_MAIN, (Topic.Challenge, Topic.Register), (SITE, CONSOLE)),
+    Row(Channel.SERVER_MAIN, (Topic.Quit, Topic.HEART_BEAT, Topic.REPORT_JOB_FAILURE), (SITE,)),
+    Row(Channel.HCI, ("command",), (CONSOLE,), stream=True),
+    Row(Channel.AUX_COMMUNICATION, (TOPIC_STREAM_REQUEST, TOPIC_STREAM_ABORT), (CONSOLE,), stream=True),  # a job's folder
+    Row(
+        Channel.SERVER_PARENT_LISTENER,
+        (ServerCommandNames.GET_CLIENTS, ServerCommandNames.HEARTBEAT, ServerCommandNames.UPDATE_RUN_STATUS),
+        (CHILD,),
+    ),
+    _bye(SITE, SITE_JOB, CONSOLE, CHILD, BOOTSTRAP),
+    _workspace(BOOTSTRAP),
+    _downloads(CONSOLE, BOOTSTRAP),
+    _answers(CONSOLE, CHILD, BOOTSTRAP),
+    _frames(CONSOLE, CHILD, BOOTSTRAP),
+)
+AT_SERVER_JOB = Table(
+    Row(
+        Channel.AUX_COMMUNICATION,
+        (ReservedTopic.SYNC_RUNNER, ReservedTopic.TASK_CHECK, ReservedTopic.JOB_HEART_BEAT),
+        (SITE_JOB,),
+        stream=True,
+    ),
+    Row(Channel.SERVER_COMMAND, (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE), (SITE_JOB,), stream=True),
+    Row(
+        Channel.SERVER_COMMAND,
+        (Command.ABORT, ServerCommandNames.GET_RUN_INFO, ServerCommandNames.HANDLE_DEAD_JOB, ServerCommandNames.SHOW_STATS),
+        (PARENT,),
+        stream=True,
+    ),
+    _bye(PARENT),
+    _downloads(SITE_JOB),
+    _answers(SITE_JOB, PARENT),
+    _frames(SITE_JOB, PARENT),
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request inside of a console's or the scheduler's message that a site answers.
+
+    `job`: it must name a job by an id. `right`: it must have FLARE's site look this right up, which by itself it does only for
+    senders who ask it to. Who the person is remains the server's word.
+    """
+
+    job: bool = False
+    right: str = ""
+
+
+ADMIN = {
+    TrainingTopic.DEPLOY: Request(job=True, right=Command.SUBMIT_JOB),
+    TrainingTopic.START_JOB: Request(job=True),
+    TrainingTopic.ABORT: Request(job=True),
+    TrainingTopic.CHECK_RESOURCE: Request(job=True),
+    TrainingTopic.CANCEL_RESOURCE: Request(),
+    TrainingTopic.CHECK_STATUS: Request(),
+    TrainingTopic.GET_SCOPES: Request(),
+    SysCommandTopic.REPORT_RESOURCES: Request(),
+    SysCommandTopic.REPORT_VERSION: Request(),
+    TrainingTopic.RESTART: Request(right=Command.RESTART),
+    TrainingTopic.SHUTDOWN: Request(right=Command.SHUTDOWN),
+}
+
+
+def is_job(name: object) -> bool:
+    """Whether it is a job's id as FLARE makes them: no folder of a kit is called so."""
+    try:
+        return isinstance(name, str) and str(uuid.UUID(name)) == name
+    except ValueError:
+        return False
+
+
+def split(cell: str) -> tuple[str, str]:
+    """A cell's name: that of its parent process, and the job it is of; no job for a parent process."""
+    parent, _, last = cell.rpartition(".")
+    return (parent, last) if parent and is_job(last.removeprefix(_BOOTSTRAP)) else (cell, "")
+
+
+def is_bootstrap(cell: str) -> bool:
+    """Whether it is the cell by which a job in a container fetches its workspace."""
+    return split(cell)[1].startswith(_BOOTSTRAP)

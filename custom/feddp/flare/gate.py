@@ -1,0 +1,277 @@
+"""The cell gate: a filter before every cell of a kit's process, which lets in what a federation needs (`cells`) and nothing else.
+
+FLARE 2.9's server hands a client's messages on to any other client, and its client believes who a message says it comes from.
+So a site has a gate of its own, which holds whatever the server's does; and the server one that keeps clients apart.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from nvflare.apis.fl_component import FLComponent
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey, MessageType, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.net_manager import NetManager
+from nvflare.fuel.f3.cellnet.registry import Callback, Registry
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import STREAM_ERROR_TOPIC, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+from nvflare.fuel.hci.reg import CommandModuleSpec
+from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
+from nvflare.private.admin_defs import Message as AdminMessage
+from nvflare.private.admin_defs import error_reply
+from nvflare.private.defs import RequestHeader
+
+from feddp.errors import FedDPError
+from feddp.flare import cells
+from feddp.flare.arrival import Arrival, Refused, require_awaited, shown
+from feddp.flare.audit import Refusals
+from feddp.flare.cells import SERVER
+
+
+class First(Registry):
+    """A cell's filters with the gate before them. FLARE's registry finds the most specific entry alone, and would pass by one
+    for everything wherever there is one for a channel."""
+
+    def __init__(self, gate: Callback, others: Registry):
+        super().__init__()
+        self.gate, self.reg = gate, others.reg
+
+    def find(self, channel: str, topic: str) -> list[Callback]:
+        return [self.gate, *(super().find(channel, topic) or [])]
+
+
+class Gate(FLComponent):
+    """For a kit's resources.json, whose components FLARE builds in the parent process and in each job's before their cells.
+
+    No event of FLARE's lies between a cell's making and its start. So a gate puts itself on the cells that are there (a container's
+    job has fetched its workspace by one), and has every later one made with it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals = Refusals()
+        for cell in list(CoreCell.ALL_CELLS.values()):
+            self._guard(cell)
+        make = CoreCell.__init__
+
+        @functools.wraps(make)
+        def guarded(cell: CoreCell, *args: Any, **kwargs: Any) -> None:
+            make(cell, *args, **kwargs)
+            self._guard(cell)
+
+        CoreCell.__init__ = guarded
+
+    def covers(self, name: str) -> bool:
+        """Whether a cell is of those that this gate stands before."""
+        raise NotImplementedError
+
+    def judge(self, cell: CoreCell, message: Message, arrival: Arrival) -> None:
+        """Raises Refused for a message that does not pass."""
+        raise NotImplementedError
+
+    def _guard(self, cell: CoreCell) -> None:
+        name = cell.get_fqcn()
+        if self.covers(name) and not isinstance(cell.in_filter_reg, First):
+            cell.in_filter_reg = First(Callback(self._arrived, (cell,), {}), cell.in_filter_reg)
+            cell.in_req_filter_reg = First(Callback(self._decoded, (cell,), {}), cell.in_req_filter_reg)
+
+    def _arrived(self, message: Message, cell: CoreCell) -> Message | None:
+        """FLARE's incoming filter: what it returns stops the message. An exception would as well."""
+        try:
+            self.judge(cell, message, Arrival.of(message))
+        except Refused as refused:
+            self._note(cell, message, str(refused))
+            return make_reply(ReturnCode.INVALID_REQUEST)  # FLARE sends it to nobody: an answer would carry the site's own token
+        return None
+
+    def _note(self, cell: CoreCell, message: Message, why: str, inside: str = "") -> None:
+        """A line in the audit file: who sends, as claimed and as proved, where to, why it does not pass; no value."""
+        headers = message.headers or {}
+        names = [MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC, StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC]
+        where = "/".join(shown(headers[name]) for name in names if headers.get(name))
+        endpoint, person = message.get_prop(MessagePropKey.ENDPOINT), message.get_prop(MessagePropKey.COMMON_NAME)
+        via = f"{shown(endpoint.name if endpoint else None)} {shown(person)}"
+        origin = shown(headers.get(MessageHeaderKey.ORIGIN))
+        self.refusals.add(cells.split(cell.get_fqcn())[1], origin, f"{where} {inside}from {origin} over {via}: {why}")
+
+    def _decoded(self, message: Message, cell: CoreCell) -> Message | None:
+        """FLARE's filter of decoded requests; only sites look into one."""
+        return None
+
+
+class SiteGate(Gate):
+    """A site's. What passes is `cells.AT_SITE` and `ADMIN` at the parent process, `AT_SITE_JOB` at a job's."""
+
+    def covers(self, name: str) -> bool:
+        return FQCN.get_root(name) != SERVER and not is_valid_admin_client_name(name)
+
+    def judge(self, cell: CoreCell, message: Message, arrival: Arrival) -> None:
+        me = cell.get_fqcn()
+        site, job = cells.split(me)
+        sender = self._sender(me, site, job, arrival)
+        if arrival.destination != me:
+            self._forwards(site, job, sender, arrival)
+            return
+        if arrival.kind == MessageType.REQ:
+            table = cells.AT_BOOTSTRAP if cells.is_bootstrap(me) else cells.AT_SITE_JOB if job else cells.AT_SITE
+            if not table.passes(arrival.channel, arrival.topic, arrival.stream, sender):
+                raise Refused(f"{shown(arrival.topic)} of {shown(arrival.channel)} is answered by no site")
+        require_awaited(cell, message, arrival)
+
+    @staticmethod
+    def _sender(me: str, site: str, job: str, arrival: Arrival) -> str:
+        """Who of those that a site listens to has sent it. Nobody else's word passes, whoever hands it on."""
+        origin, endpoint = arrival.origin, arrival.endpoint
+        if origin == endpoint:
+            if job and origin == site:
+                return cells.PARENT
+            if not job and origin != me and cells.split(origin)[0] == site:
+                return cells.BOOTSTRAP if cells.is_bootstrap(origin) else cells.CHILD
+        if endpoint == SERVER or endpoint == FQCN.get_parent(me):  # behind relays, and for a job without a way of its own
+            if origin == SERVER:
+                return cells.SERVER
+            if origin == f"{SERVER}.{job}" or (not job and cells.split(origin)[0] == SERVER):
+                return cells.SERVER_JOB
+        raise Refused(f"{shown(origin)} is not whom this site listens to")
+
+    @staticmethod
+    def _forwards(site: str, job: str, sender: str, arrival: Arrival) -> None:
+        """A site's parent process hands on between its own jobs and the server; their gates judge."""
+        to, of = cells.split(arrival.destination), cells.split(arrival.origin)
+        inwards = sender in (cells.SERVER, cells.SERVER_JOB) and to[0] == site and to[1] and of[1] in ("", to[1])
+        outwards = sender == cells.CHILD and to[0] == SERVER and to[1] in ("", of[1])
+        if job or not (inwards or outwards):
+            raise Refused(f"this site hands nothing on to {shown(arrival.destination)}")
+
+    def _decoded(self, message: Message, cell: CoreCell) -> Message | None:
+        """A command that does not pass is answered with a sentence, which the console shows."""
+        if message.get_header(MessageHeaderKey.CHANNEL) != CellChannel.CLIENT_MAIN:
+            return None
+        request = message.payload
+        try:
+            self._judge_admin(request, message)
+        except Refused as refused:
+            headers = request.headers if isinstance(request, AdminMessage) and isinstance(request.headers, dict) else {}
+            names = ", ".join(sorted(shown(name, 30) for name in headers)[:12])
+            inside = f"{shown(getattr(request, 'topic', None))} ({names}) for {shown(headers.get(RequestHeader.USER_NAME))} "
+            self._note(cell, message, str(refused), inside)
+            return new_cell_message({}, error_reply(str(refused)))
+        return None
+
+    @staticmethod
+    def _judge_admin(request: Any, message: Message) -> None:
+        """Raises Refused for what `cells.ADMIN` does not name, or not like this."""
+        if not isinstance(request, AdminMessage) or not isinstance(request.headers, dict) or not isinstance(request.topic, str):
+            raise Refused("it is no command")
+        command, job = request.get_header(RequestHeader.ADMIN_COMMAND), request.get_header(RequestHeader.JOB_ID)
+        _, of = cells.split(message.get_header(MessageHeaderKey.ORIGIN))
+        if of:  # the table has let in one topic of the own jobs, and each speaks for itself
+            if request.topic != message.get_header(MessageHeaderKey.TOPIC) or job != of:
+                raise Refused("a job tells its own status, and nothing else")
+            return
+        known = cells.ADMIN.get(request.topic)
+        if known is None:
+            raise Refused(f"{shown(command or request.topic)} is answered by no site")
+        if known.job and not cells.is_job(job):
+            raise Refused(f"{shown(request.topic)} names no job's id")
+        if known.right and (command != known.right or request.get_header(RequestHeader.REQUIRE_AUTHZ) != "true"):
+            raise Refused(f"{shown(request.topic)} is answered to who has the right to {known.right}")
+
+
+class ServerGate(Gate):
+    """The server's: judges by the neighbouring cell, whose name FLARE's mTLS has held against its certificate.
+
+    What passes is `cells.AT_SERVER` at the parent process, `AT_SERVER_JOB` at a job's. From one client nothing goes to another.
+
+    FLARE 2.9 gives every console commands over its message network (`change_root`, `stop_net`, `show_config_vars`) and looks no
+    right up for them. The server has none of them where this gate was built before its console.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        NetManager.get_spec = _no_commands
+
+    def covers(self, name: str) -> bool:
+        return FQCN.get_root(name) == SERVER
+
+    def judge(self, cell: CoreCell, message: Message, arrival: Arrival) -> None:
+        me = cell.get_fqcn()
+        _, job = cells.split(me)
+        if arrival.endpoint == me:  # itself
+            return
+        sender = self._of_job(job, arrival) if job else self._of_parent(arrival)
+        to = cells.split(arrival.destination)
+        if arrival.destination != me:
+            self._forwards(job, sender, to, arrival)
+        if sender in (cells.SITE, cells.SITE_JOB) and self._ends_job(message):
+            raise Refused("a site does not end the server's job")
+        table = cells.AT_SERVER_JOB if to[1] else cells.AT_SERVER
+        if cells.is_bootstrap(me):
+            table = cells.AT_BOOTSTRAP
+        outwards = to[0] != SERVER
+        if arrival.kind == MessageType.REQ and not outwards:
+            if not table.passes(arrival.channel, arrival.topic, arrival.stream, sender):
+                raise Refused(f"{shown(arrival.topic)} of {shown(arrival.channel)} is not taken from a {sender}")
+        if arrival.destination == me:
+            require_awaited(cell, message, arrival)
+
+    @staticmethod
+    def _of_parent(arrival: Arrival) -> str:
+        """Who sends to the server's parent process. All of a site speak for their own site; a console for itself."""
+        origin, endpoint = arrival.origin, arrival.endpoint
+        if is_valid_admin_client_name(endpoint):
+            if origin == endpoint and arrival.person:
+                return cells.CONSOLE
+        elif FQCN.get_root(endpoint) == SERVER:
+            if origin == endpoint and cells.split(origin)[1]:
+                return cells.BOOTSTRAP if cells.is_bootstrap(origin) else cells.CHILD
+        elif arrival.person == FQCN.get_root(endpoint) == FQCN.get_root(origin):
+            return cells.SITE_JOB if cells.split(origin)[1] else cells.SITE
+        raise Refused(f"{shown(endpoint)} does not speak for {shown(origin)}")
+
+    @staticmethod
+    def _of_job(job: str, arrival: Arrival) -> str:
+        """Who sends to a job's process: everything comes by its own parent process, whose gate has judged the connection."""
+        if arrival.endpoint == SERVER:
+            if arrival.origin == SERVER:
+                return cells.PARENT
+            if FQCN.get_root(arrival.origin) != SERVER and cells.split(arrival.origin)[1] == job:
+                return cells.SITE_JOB
+        raise Refused(f"{shown(arrival.origin)} is not of this job")
+
+    @staticmethod
+    def _forwards(job: str, sender: str, to: tuple[str, str], arrival: Arrival) -> None:
+        """The parent process hands on between a job's process here and those of the same job at the sites."""
+        own = cells.split(arrival.origin)[1]
+        inwards = sender == cells.SITE_JOB and to == (SERVER, own) and arrival.kind == MessageType.REQ
+        outwards = sender == cells.CHILD and to[0] != SERVER and to[1] == own
+        if job or not (inwards or outwards):
+            raise Refused(f"nothing goes from {shown(arrival.origin)} to {shown(arrival.destination)}")
+
+    @staticmethod
+    def _ends_job(message: Message) -> bool:
+        """FLARE's job process ends where a receiver reports that a stream of its was too large, whether it sent one or not."""
+        headers = message.headers or {}
+        topic, kind = headers.get(MessageHeaderKey.TOPIC), headers.get(StreamHeaderKey.ERROR_TYPE)
+        return topic == STREAM_ERROR_TOPIC and kind == BlobSizeError.__name__
+
+
+def _no_commands(manager: NetManager) -> CommandModuleSpec:
+    return CommandModuleSpec(name="cellnet", cmd_specs=[])
+
+
+def require_gate(site: str) -> None:
+    """FedDPError where a cell of this site's in this process stands without the gate."""
+    bare = [name for name, cell in CoreCell.ALL_CELLS.items() if site in FQCN.split(name) and not _is_guarded(cell)]
+    if bare:
+        raise FedDPError(
+            f"site {site}: no gate stands before {', '.join(sorted(bare))}, so the server can reach past the policy; add"
+            f' {{"id": "cell_gate", "path": "{__name__}.SiteGate", "args": {{}}}} to `components` of local/resources.json'
+        )
+
+
+def _is_guarded(cell: CoreCell) -> bool:
+    return isinstance(cell.in_filter_reg, First) and isinstance(cell.in_req_filter_reg, First)
