@@ -1,7 +1,6 @@
 """The site component: one `Site` shared by a job's executors, its filters, and nobody else."""
 
 import os
-import re
 import threading
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from feddp.methods.plan import Plan
 from feddp.methods.site import Site
 from feddp.partition import Partition
 from feddp.sealing.session import Session
-from feddp.training.store import Store
+from feddp.training.store import Store, require_job_id
 
 
 class SiteComponent(FLComponent):
@@ -31,11 +30,12 @@ class SiteComponent(FLComponent):
 
     Args:
         plan: the run, as `Plan.to_json`.
+        outside: a newcomer's request, as `OutsideRequest.to_json`, beside the plan of the finished run.
     """
 
-    def __init__(self, plan: dict[str, Any]):
+    def __init__(self, plan: dict[str, Any], outside: dict[str, Any] | None = None):
         super().__init__()
-        self.plan = Plan.from_json(plan)
+        self.plan, self.outside = Plan.from_json(plan), outside
         # FLARE starts a task that the server pushes beside the one that was fetched; there is one network for both
         self.one_at_a_time = threading.Lock()
         self._site: Site | None = None
@@ -59,7 +59,7 @@ class SiteComponent(FLComponent):
         """
         site = fl_ctx.get_identity_name()
         policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), simulated(fl_ctx))
-        policy.accept(site, self.plan)
+        policy.accept(site, self.plan, self.outside)
         return policy
 
     def store(self, fl_ctx: FLContext) -> Store:
@@ -99,9 +99,11 @@ class SiteComponent(FLComponent):
             policy, store = self.policy(fl_ctx), self.store(fl_ctx)
             store.claim(self.plan.to_json())
             torch.set_num_threads(policy.threads)
+            site, folder = fl_ctx.get_identity_name(), SiteFolder.open(policy.data)
+            policy.bounds.require_images(site, len(folder.rows_of("train")))
             self._site = Site(
-                fl_ctx.get_identity_name(),
-                SiteFolder.open(policy.data),
+                site,
+                folder,
                 self.plan,
                 store,
                 policy.device,
@@ -114,12 +116,6 @@ class SiteComponent(FLComponent):
     def _config(fl_ctx: FLContext) -> Path:
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         return Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
-
-
-def require_job_id(job: str) -> None:
-    """FedDPError for what is no job's id, and would lead out of the site's folder of jobs."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", str(job)):
-        raise FedDPError(f"{job!r} is no job's id; say that of the finished run")
 
 
 def site_component(fl_ctx: FLContext) -> SiteComponent:

@@ -65,7 +65,7 @@ def run(request: Request, environment: Environment, name: str) -> dict:
     """
     out = request.out
     fresh(out)
-    job = jobs.export(request.plan, request.sites, out / "job" / name, initial=request.initial)
+    job = jobs.export(request.plan, out / "job" / name, initial=request.initial)
     with environment(request, job) as running:
         Follower(request.plan, request.sites, running.progress).until(running.finished)
         succeeded, server = running.outcome()
