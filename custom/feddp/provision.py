@@ -13,8 +13,8 @@ from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.errors import FedDPError
 from feddp.flare.commands import CODE, NEVER
-from feddp.flare.policy import SitePolicy
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.policy import SitePolicy
 from feddp.jobs import SCOPE
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"

@@ -34,8 +34,8 @@ class SitePolicy:
     `recipients` names the sites that may read what this one gives in any of these; all that the project's root made a
     certificate for where it is left out.
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
-    `methods` and `networks` are those whose jobs it takes, any if not given; `spectra` is how many training images' amplitudes a
-    job may ask for; means over fewer than `min_images` images, or cases, do not leave.
+    `methods` and `networks` are those whose jobs it takes, any if not given; `spectra` is how many training images' amplitudes
+    a job may ask for; means over fewer than `min_images` images, or cases, do not leave.
     `approve` holds the digests of the plans that it takes (`Plan.digest`), or is "any"; of either, none is taken beyond
     `bounds`, or with initial tensors whose SHA-256 is not among `tensors`.
     """
@@ -99,7 +99,8 @@ class SitePolicy:
     def admitting(plan: Plan) -> dict[str, Any]:
         """Properties of a policy that takes this plan and no other: for runs whose sites are all of one person."""
         approve, bounds = [{"job": plan.method, "plan": plan.digest()}], Bounds.admitting(plan)
-        return {"approve": approve} | ({"bounds": bounds} if bounds else {}) | ({"tensors": [plan.weights]} if plan.weights else {})
+        tensors = [plan.weights] if plan.weights else []
+        return {"approve": approve, **({"bounds": bounds} if bounds else {}), **({"tensors": tensors} if tensors else {})}
 
     def consents(self, word: str) -> bool:
         return word in self.consent
@@ -140,8 +141,8 @@ class SitePolicy:
             )
         if plan.weights and plan.weights not in self.tensors:
             found.append(
-                f"the job brings initial tensors ({plan.weights[:12]}), which can be made to copy an image into what a site sends;"
-                " leave --weights out, or add their SHA-256 to `tensors` of privacy.json"
+                f"the job brings initial tensors ({plan.weights[:12]}), which can be made to copy an image into what the site"
+                " sends; leave --weights out, or add their SHA-256 to `tensors` of privacy.json"
             )
         return found + self.bounds.problems(plan)
 

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from hashlib import sha256
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a job for a newcomer asks for, beside the finished run's plan: who joins, whose models it gets, and what it does with them."""
+"""What a job for a newcomer asks for, beside the finished run's plan: who joins, whose models it gets, what is done with them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -24,7 +24,7 @@ class OutsideRequest:
     donors: tuple[str, ...]
     job: str
     how: str = "routing"
-    settings: dict[str, Any] = field(default_factory=dict)  # of feddp.outside.adapt.Settings, those that differ from the defaults
+    settings: dict[str, Any] = field(default_factory=dict)  # of feddp.outside.adapt.Settings: what differs from the defaults
     score: bool = False
 
     def __post_init__(self):
