@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.site import SiteComponent
-from feddp.jobs import SERVER_CLASSES, SITE_CLASSES, export
+from feddp.jobs import export
 from feddp.methods.plan import WEIGHTS
 from feddp.run import session
 from feddp.run.simulator import simulator
@@ -92,7 +93,7 @@ def test_a_committed_job_runs_a_round(name, tmp_path):
         (["--set", "lr=fast"], "lr='fast' cannot be read as float"),
         (["--set", "speed=1"], "unknown setting 'speed'"),
         (["--set", "private=queries"], "queries"),
-        (["--set", "min_sites=3"], "min_sites=3"),
+        (["--set", "min_sites=3"], "2 sites are fewer than min_sites=3"),
         (["--network", "resnet18-fpn"], "'query' found no tensor"),
         (["--method", "fedavg", "--calibration-epochs", "3"], "fedavg has no calibration"),
         (["--then", "igc", "--calibration-epochs", "0"], "drop one"),
@@ -127,18 +128,18 @@ def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
     (tmp_path / "job").mkdir()
     (tmp_path / "job/meta.json").write_text("{}")
     with pytest.raises(FedDPError, match="something else than a job of ours"):
-        export(plan_for(), ["A", "B"], tmp_path / "job")
+        export(plan_for(), tmp_path / "job")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FedDPError, match="something else"):
-        export(plan_for(), ["A", "B"], tmp_path / "file")
-    assert export(plan_for(), ["A", "B"], tmp_path / "ours") == export(plan_for(rounds=3), ["A", "B"], tmp_path / "ours")
+        export(plan_for(), tmp_path / "file")
+    assert export(plan_for(), tmp_path / "ours") == export(plan_for(rounds=3), tmp_path / "ours")
 
 
 def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):
     """Both apps carry the same file, and every participant starts from it: here, from ones."""
     plan = plan_for(weights=WEIGHTS)
     state = {name: torch.ones_like(value) for name, value in plan.build_network().state_dict().items()}
-    job = export(plan, ["A", "B"], tmp_path / "job", initial=state)
+    job = export(plan, tmp_path / "job", initial=state)
     for part in ("app_server", "app_client"):
         initial = plan.initial(job / part / "config")
         assert initial.keys() == state.keys()

@@ -19,6 +19,8 @@ from feddp.jobs import SCOPE
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
 RESOURCES = "resources.json.default"
+DEPLOYER = "feddp.flare.admission.AdmittingDeployer"
+AT_SERVER = "feddp.flare.admission.AdmittedApp"
 LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
 REFUSAL = "feddp.flare.commands.RefuseCommands"
 # the rights that nobody has, and what they would let a person do
@@ -57,9 +59,10 @@ def privacy(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any]) -> dict[str, Any]:
+def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any], **own: Any) -> dict[str, Any]:
     """A participant's resources.json: `classes` are the whole allow-list, no log is streamed, `more` components are added."""
     return resources | {
+        **own,
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": classes,
         "allow_log_streaming": False,
@@ -68,8 +71,8 @@ def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any
 
 
 class SitePolicyBuilder(Builder):
-    """A FLARE provisioning builder, named after FLARE's own StaticFileBuilder in a project file: our allow-list and our
-    authorization in the server's and every site's kit, a privacy.json in every site's.
+    """A FLARE provisioning builder, named after FLARE's own StaticFileBuilder in a project file: our allow-list, our
+    admission of jobs and our authorization in the server's and every site's kit, a privacy.json in every site's.
 
     A client of the project file says under `policy` what `flare.policy.SitePolicy` holds: where its data lie on its own
     machine, its device, its consent; the server under `storage` where it keeps jobs. Resources and authorization are written as
@@ -78,22 +81,26 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
-        self._restrict(server, SERVER_CLASSES, ctx)
+        self._restrict(server, SERVER_CLASSES, ctx, app_validator={"path": AT_SERVER, "args": {}})
         if folder := server.get_prop(STORAGE):
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
             properties = client.get_prop(POLICY)
             if not properties:
                 raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
+            properties = {"approve": [], **properties}  # each plan is approved at the hospital, by `feddp kit approve`
             SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
             self._restrict(client, SITE_CLASSES, ctx, {"id": "refuse_commands", "path": REFUSAL, "args": {}})
             _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
     @staticmethod
-    def _restrict(participant: Participant, classes: dict[str, str], ctx: ProvisionContext, *more: dict[str, Any]) -> None:
+    def _restrict(
+        participant: Participant, classes: dict[str, str], ctx: ProvisionContext, *more: dict[str, Any], **own: Any
+    ) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources = local / RESOURCES
-        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), sorted(classes.values()), *more))
+        content, deployer = json.loads(resources.read_text(encoding="utf-8")), {"id": "app_deployer", "path": DEPLOYER}
+        _write(resources, restrict(content, sorted(classes.values()), deployer, *more, **own))
         _write(local / "authorization.json.default", AUTHORIZATION)
 
 

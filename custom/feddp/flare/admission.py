@@ -78,7 +78,8 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         require_meta(meta, job)
         if site not in meta["deploy_map"][APPS[CLIENT]]:
             raise FedDPError(f"{META}: deploy_map does not name site {site}")
-        self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx).accept(site, job.plan, job.asked)
+        policy = self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx)
+        policy.accept(site, job.plan, job.asked)
 
     @staticmethod
     def _policy(privacy: Path, site: str, scope: str, fl_ctx: FLContext) -> SitePolicy:
@@ -88,7 +89,8 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
             policy = SitePolicy.of(site, properties, simulated=False) if properties is not None else None
         except FedDPError as error:  # what it says of the file is the site's own
             audit(fl_ctx, str(error))
-            raise FedDPError(f"site {site}: its privacy.json is not in order; its administrator runs `feddp kit check`") from error
+            what = "its privacy.json is not in order; its administrator runs `feddp kit check`"
+            raise FedDPError(f"site {site}: {what}") from error
         if policy is None:
             raise FedDPError(f"site {site}: privacy scope '{scope}' is not allowed; its privacy.json has none of that name")
         return policy

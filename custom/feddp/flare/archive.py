@@ -1,4 +1,4 @@
-"""An app as it arrives, in a zip: what is in it is known by name before a byte is unpacked. FLARE unpacks bounded by nothing."""
+"""An app as it arrives, in a zip: what is in it is known by name before a byte is unpacked. FLARE itself has no bounds."""
 
 import io
 import stat
@@ -12,7 +12,8 @@ from feddp.errors import FedDPError
 LARGEST = 1024 * 1024  # bytes of a site's app, packed or not
 CONFIG = "config"
 # what FLARE's console adds in every folder of a job when it signs it
-SIGNATURES = tuple(f"{folder}{name}" for folder in ("", f"{CONFIG}/") for name in (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE))
+_SIGNATURE = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
+SIGNATURES = (*_SIGNATURE, *(f"{CONFIG}/{name}" for name in _SIGNATURE))
 
 
 def read_app(data: bytes, file: str) -> bytes:
@@ -30,7 +31,7 @@ def read_app(data: bytes, file: str) -> bytes:
             for info in infos:
                 kind = stat.S_IFMT(info.external_attr >> 16)
                 if info.flag_bits & 1 or kind not in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG):
-                    raise FedDPError(f"the app holds {info.filename!r}, which is no plain file; export the job with `feddp job`")
+                    raise FedDPError(f"the app holds {info.filename!r}, which is no plain file; export it with `feddp job`")
             if (total := sum(info.file_size for info in infos)) > LARGEST:
                 raise FedDPError(f"the app unpacks to {total} bytes, and at most {LARGEST} are read")
             return archive.read(file)

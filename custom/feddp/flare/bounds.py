@@ -77,13 +77,12 @@ class Bounds:
             found.append(f"augment=false, and its bounds want augmentation; {_change('augment')}")
         return [problem for problem in found if problem]
 
-    def require_images(self, site: str, count: int) -> None:
-        """FedDPError where a site has too few training images for a step of `batch`."""
-        if count < self.batch:
-            raise FedDPError(
-                f"site {site}: it has {count} training images, and its bounds want a step over {self.batch} at least;"
-                " add images, leave this site out, or lower `batch` among the bounds of privacy.json"
-            )
+    def too_few(self, images: int) -> list[str]:
+        """What is wrong where a site has too few training images for a step of `batch`."""
+        if images >= self.batch:
+            return []
+        what = f"it has {images} training images, and its bounds want a step over {self.batch} at least"
+        return [f"{what}; add images, leave this site out, or lower `batch` among the bounds of privacy.json"]
 
     def _least(self, name: str, value: float, bound: str, why: str) -> str:
         least = getattr(self, bound)

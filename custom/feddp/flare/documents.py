@@ -1,4 +1,4 @@
-"""A job's JSON as it is read and compared here: nothing in it is expanded, included or fetched, and every difference has a path.
+"""A job's JSON as it is read and compared here: nothing in it is expanded or fetched, and every difference has a path.
 
 FLARE itself would take other formats too: HOCON, whose `include` fetches URLs and files, YAML with resolvers, and in plain JSON
 `{$NAME}` for an environment variable.
@@ -35,7 +35,7 @@ def parsed(what: str, data: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise FedDPError(f"{what} holds no JSON object; export the job with `feddp job`")
     if place := _expanded(document, ""):
-        raise FedDPError(f"{what}: {place} holds one of {', '.join(EXPANDED)}, which FLARE would expand; write the value itself")
+        raise FedDPError(f"{what}: {place} holds one of {', '.join(EXPANDED)}, which FLARE would expand; write the value")
     return document
 
 

@@ -1,4 +1,4 @@
-"""A job's folder as the export writes it, and nothing else: read back from its files, compared, refused by the first difference."""
+"""A job's folder as the export writes it, and nothing else: read back from its files, and refused by the first difference."""
 
 import json
 from collections.abc import Mapping

@@ -100,7 +100,8 @@ class SiteComponent(FLComponent):
             store.claim(self.plan.to_json())
             torch.set_num_threads(policy.threads)
             site, folder = fl_ctx.get_identity_name(), SiteFolder.open(policy.data)
-            policy.bounds.require_images(site, len(folder.rows_of("train")))
+            if few := policy.bounds.too_few(len(folder.rows_of("train"))):
+                raise FedDPError(f"site {site}: {few[0]}")
             self._site = Site(
                 site,
                 folder,

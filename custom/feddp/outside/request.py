@@ -1,4 +1,4 @@
-"""What a job for a newcomer asks for, beside the finished run's plan: who joins, whose models it gets, what is done with them."""
+"""What a job for a newcomer asks for, beside the finished run's plan: who joins, whose models it gets, and how."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields

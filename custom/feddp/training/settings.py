@@ -31,7 +31,7 @@ class Training:
     lr: float = setting(1e-3, "AdamW's learning rate", most=100)
     batch: int = setting(6, "samples a step", most=4096)
     local_epochs: int = setting(1, "epochs a round", most=1_000)
-    weight_decay: float = setting(0.01, "AdamW's; torch's default, the paper does not state it", most=1)
+    weight_decay: float = setting(0.01, "AdamW's; torch's default, the paper does not state it", most=10)
     clip: float = setting(1.0, "gradients are clipped element-wise to [-clip, clip]")
     loss: str = setting("dice_ce", "dice_ce, or dice (the released code's)")
     augment: bool = setting(True, "random flips and quarter turns; the paper does not state it")
