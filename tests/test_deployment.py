@@ -22,7 +22,7 @@ from driven import drive
 from rich.console import Console as Screen
 from safetensors.torch import load_file
 
-from feddp import jobs
+from feddp.flare.configuration import SITE_CLASSES
 from feddp.kit.check import check
 from feddp.methods.plan import Plan
 from feddp.report import table
@@ -343,7 +343,7 @@ def hostile(federation, feddp, fedavg, tmp_path_factory):
 
 def _train_evaluates(config: dict) -> None:
     """The executor of stage 1 answers the evaluation too, and nobody else does."""
-    train = next(e for e in config["executors"] if e["executor"]["path"] == jobs.SITE_CLASSES["train"])
+    train = next(e for e in config["executors"] if e["executor"]["path"] == SITE_CLASSES["train"])
     train["tasks"].append("evaluate")
     config["executors"] = [train]
 

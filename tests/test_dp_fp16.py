@@ -31,8 +31,10 @@ from feddp import jobs
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.executors import TrainExecutor
 from feddp.flare.persistor import SharedTensorPersistor
+from feddp.flare.policy import SitePolicy
 from feddp.flare.precision import HalfPrecision
 from feddp.flare.site import SiteComponent
 from feddp.flare.stage import nbytes
@@ -259,7 +261,8 @@ def test_the_difference_is_to_what_the_executor_was_given(plan_for, toy, tiny_ro
     component = SiteComponent(plan_for(network=toy, method="fedavg").to_json())
     received = {name: value.clone() for name, value in component.network.state_dict().items()}
     fl_ctx = at_a_site(component, "site-1", tmp_path / "site", messages.TRAIN)
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(tiny_root / "site-1")})
+    policy = SitePolicy.admitting(component.plan) | {"data": str(tiny_root / "site-1")}
+    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
     answer = TrainExecutor().execute(messages.TRAIN, messages.pack(received, round=0, phase=0), fl_ctx, Stop())
     trained = messages.unpack(answer)[0]
     assert sum((trained[n] != received[n]).sum().item() for n in trained) > 30
@@ -302,7 +305,7 @@ def paths(entry):
 def half_job(plan_for, toy, tmp_path):
     """An exported job of FedDP in half precision, and its plan."""
     plan = plan_for(network=toy, precision="float16")
-    return plan, jobs.export(plan, ["site-1", "site-2"], tmp_path / "job")
+    return plan, jobs.export(plan, tmp_path / "job")
 
 
 def through(job, side, name, message, component, task=messages.TRAIN, scope=None):
@@ -324,8 +327,8 @@ def test_a_job_in_half_precision_names_its_filters_at_both_ends(half_job, plan_f
         **{f"{task}/out": ["HalfPrecision"] for task in ("train", "score", "adopt")},
         "train/in": ["HalfPrecision"],
     }
-    assert "feddp.flare.precision.HalfPrecision" in set(jobs.SITE_CLASSES.values()) & set(jobs.SERVER_CLASSES.values())
-    plain = jobs.export(plan_for(network=toy), ["site-1", "site-2"], tmp_path / "plain")
+    assert "feddp.flare.precision.HalfPrecision" in set(SITE_CLASSES.values()) & set(SERVER_CLASSES.values())
+    plain = jobs.export(plan_for(network=toy), tmp_path / "plain")
     assert "HalfPrecision" not in "".join(path.read_text() for path in plain.rglob("*.json")), "the control"
     with pytest.raises(FedDPError, match="precision='float8' is not one of float32, float16"):
         plan_for(precision="float8")

@@ -32,6 +32,7 @@ from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.executors import SpectraExecutor, TrainExecutor
 from feddp.flare.filters import PrivateTensorGuard
+from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.provision import AUTHORIZATION
 from feddp.training.metrics import METRICS
@@ -61,7 +62,7 @@ class Hospital:
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
         workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder), get_app_config_dir=lambda job: str(self.folder))
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
-        self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, self.policy | policy)
+        self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, SitePolicy.admitting(plan) | self.policy | policy)
         return self
 
     @property

@@ -30,8 +30,8 @@ from nvflare.tool.deploy.deploy_commands import prepare_deployment
 from typer.testing import CliRunner
 
 from feddp.cli import app
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.site import SiteComponent
-from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "provisioning" / "images"

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.site import SiteComponent
-from feddp.jobs import SERVER_CLASSES, SITE_CLASSES, export
+from feddp.jobs import export
 from feddp.methods.plan import WEIGHTS
 from feddp.networks.weights import fingerprint
 from feddp.run import session
@@ -93,7 +94,7 @@ def test_a_committed_job_runs_a_round(name, tmp_path):
         (["--set", "lr=fast"], "lr='fast' cannot be read as float"),
         (["--set", "speed=1"], "unknown setting 'speed'"),
         (["--set", "private=queries"], "queries"),
-        (["--set", "min_sites=3"], "min_sites=3"),
+        (["--set", "min_sites=3"], "2 sites are fewer than min_sites=3"),
         (["--network", "resnet18-fpn"], "'query' found no tensor"),
         (["--method", "fedavg", "--calibration-epochs", "3"], "fedavg has no calibration"),
         (["--then", "igc", "--calibration-epochs", "0"], "drop one"),
@@ -130,18 +131,18 @@ def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
     (tmp_path / "job").mkdir()
     (tmp_path / "job/meta.json").write_text("{}")
     with pytest.raises(FedDPError, match="something else than a job of ours"):
-        export(plan_for(), ["A", "B"], tmp_path / "job")
+        export(plan_for(), tmp_path / "job")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FedDPError, match="something else"):
-        export(plan_for(), ["A", "B"], tmp_path / "file")
-    assert export(plan_for(), ["A", "B"], tmp_path / "ours") == export(plan_for(rounds=3), ["A", "B"], tmp_path / "ours")
+        export(plan_for(), tmp_path / "file")
+    assert export(plan_for(), tmp_path / "ours") == export(plan_for(rounds=3), tmp_path / "ours")
 
 
 def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):
     """In the server's app alone; both plans say what they are: here, ones."""
     state = {name: torch.ones_like(value) for name, value in plan_for().build_network().state_dict().items()}
     plan = plan_for(weights=fingerprint(state))
-    job = export(plan, ["A", "B"], tmp_path / "job", initial=state)
+    job = export(plan, tmp_path / "job", initial=state)
     assert [str(path.relative_to(job)) for path in job.rglob("*.safetensors")] == [f"app_server/config/{WEIGHTS}"]
     initial = plan.initial(job / "app_server/config")
     assert initial.keys() == state.keys()
@@ -153,9 +154,9 @@ def test_no_job_is_exported_with_other_tensors_than_its_plan_says(plan_for, tmp_
     plan = plan_for(weights=fingerprint(state))
     for wrong, initial in ((plan, None), (plan_for(), state), (plan, {name: value + 1 for name, value in state.items()})):
         with pytest.raises(FedDPError, match="the job job was given: .* and the job's plan says .*; export the job anew"):
-            export(wrong, ["A", "B"], tmp_path / "job", initial=initial)
+            export(wrong, tmp_path / "job", initial=initial)
         assert not (tmp_path / "job").exists()
-    assert export(plan, ["A", "B"], tmp_path / "job", initial=state).exists(), "the control"
+    assert export(plan, tmp_path / "job", initial=state).exists(), "the control"
 
 
 def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):

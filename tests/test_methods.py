@@ -16,6 +16,7 @@ from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.executors import CalibrationExecutor, EvaluationExecutor, SpectraExecutor, TrainExecutor
+from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.methods import GROUP, METHODS, OWN, Methods
 from feddp.methods.aggregation import average
@@ -143,7 +144,8 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
     plan = plan_for(method=method, network=network)
     component = SiteComponent(plan.to_json())
     fl_ctx = context(component, "site-1", tmp_path, messages.TRAIN)
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(tiny_root / "site-1"), "consent": ["calibration"]})
+    policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / "site-1"), "consent": ["calibration"]}
+    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
     shared = component.partition.split(component.network.state_dict())[0]
     for round in range(2):  # or both phases of one
         task = messages.pack(shared, round=round // plan.phases, phase=round % plan.phases)
@@ -173,7 +175,8 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
     plan = plan_for(method=method, stages=stages, tune_epochs=1)
     component = SiteComponent(plan.to_json())
     fl_ctx = context(component, "site-1", tmp_path, "")
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(tiny_root / "site-1"), "consent": []})
+    policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / "site-1"), "consent": []}
+    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
     site = component.open(fl_ctx, Signal())
     shared = site.partition.split(site.copy())[0]
     for phase in range(plan.phases):
@@ -198,7 +201,8 @@ def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
     for site, consent, wanted in (("site-1", ["calibration"], HEAD), ("site-2", [], set())):
         component = SiteComponent(plan.to_json())
         fl_ctx = context(component, site, tmp_path / site, messages.COLLECT_HEADS)
-        fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(tiny_root / site), "consent": consent})
+        policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / site), "consent": consent}
+        fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
         opened = component.open(fl_ctx, Signal())
         opened.adopt(opened.partition.split(opened.network.state_dict())[0], 0)
         task = messages.pack(epoch=1)

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.outside import Outside
 from feddp.flare.outside_executor import OutsideExecutor
+from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
-from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
 from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import fingerprint, save_network
 from feddp.outside import hospital as outside_hospital
@@ -138,8 +139,8 @@ def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
         (["--newcomer", "A", "--donors", "A"], "name a donor beside it"),
         (["--donors", ","], "name a donor beside it"),
         (["--newcomer", "global"], "a site called 'global' cannot take part"),
-        (["--newcomer", " "], "' ' is no site's name"),
-        (["--newcomer", "../N"], "'../N' is no site's name"),
+        (["--newcomer", " "], "newcomer ' ' is no name of at most 64 letters"),
+        (["--newcomer", "../N"], "newcomer '../N' is no name"),
         (["--how", "magic"], "--how magic: there are routing, global"),
         (["--how", "ttt"], "--how ttt: feddp trains no rotation head"),
         (["--set", "speed=1"], "unknown setting 'speed'; known: epochs, lr"),
@@ -195,7 +196,7 @@ class Hospital:
         self.fl_ctx.get_identity_name = lambda *a, **k: name
         workspace = SimpleNamespace(get_root_dir=lambda: str(self.root))
         policy = {"private": list(private), "min_images": min_images}  # two test images
-        properties = {"data": str(data), "consent": list(consent), **policy}
+        properties = SitePolicy.admitting(plan) | {"data": str(data), "consent": list(consent), **policy}
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "late", private=False)
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
         self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)

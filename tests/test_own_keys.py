@@ -56,7 +56,7 @@ def _second(text: str) -> str:
 def test_feddp_runs_on_keys_that_never_travelled(federation, plan_for, tmp_path):
     """The sealed exchange too: each took the other's certificate, made by `nvflare cert approve`, for a hospital's."""
     plan = plan_for(rounds=1, sites=tuple(HOSPITALS))
-    job = federation.session.submit_job(str(jobs.export(plan, HOSPITALS, tmp_path / "job")))
+    job = federation.session.submit_job(str(jobs.export(plan, tmp_path / "job")))
     assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
     results = json.loads((federation.results(job) / "results.json").read_text())
     assert results["sealed"] is True

@@ -35,7 +35,7 @@ def poc(tmp_path_factory, plan_for, capture):
     with federation(Request(plan_for(), policies, root / "run")) as (kits, session):
 
         def run(name, plan, scope=jobs.SCOPE):
-            return submit(jobs.export(plan, SITES, root / name, scope))
+            return submit(jobs.export(plan, root / name, scope))
 
         def submit(folder):
             job = PocJob(kits, session, folder)

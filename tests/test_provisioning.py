@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.data.check import check as data_check
 from feddp.errors import FedDPError
-from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.check import check
 from feddp.kit.renew import forget
 from feddp.provision import NOBODY

@@ -17,14 +17,15 @@ from test_stage import Run
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.calibration import Calibration
+from feddp.flare.configuration import TASKS
 from feddp.flare.executors import CalibrationExecutor, SpectraExecutor
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.outside import Outside
 from feddp.flare.outside_executor import OutsideExecutor
+from feddp.flare.policy import SitePolicy
 from feddp.flare.sealing import HANDS_OUT, NEEDS
 from feddp.flare.site import SiteComponent
 from feddp.flare.spectra import Spectra
-from feddp.jobs import TASKS
 from feddp.methods.plan import WEIGHTS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
@@ -58,7 +59,7 @@ class Hospital:
         workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder), get_app_config_dir=lambda job: str(self.folder))
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
         self.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, not secure)
-        properties = {"data": str(data), "consent": list(EVERYTHING)} | policy
+        properties = SitePolicy.admitting(plan) | {"data": str(data), "consent": list(EVERYTHING)} | policy
         self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
         self.executors = {task: CalibrationExecutor() for task in TASKS["calibrate"]}
         self.executors |= {task: SpectraExecutor() for task in TASKS["spectra"]}

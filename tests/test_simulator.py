@@ -39,7 +39,7 @@ def run(tiny_root, plan_for, tmp_path_factory):
     capture = out / "capture"
     capture.mkdir()
     request = request_for(tiny_root, out / "run", plan_for(rounds=ROUNDS, size=SIZE))
-    job = jobs.export(request.plan, request.sites, out / "unfiltered")
+    job = jobs.export(request.plan, out / "unfiltered")
     config = job / "app_client/config/config_fed_client.json"
     content = json.loads(config.read_text())
     assert content.pop("task_result_filters")

@@ -18,6 +18,7 @@ from feddp.flare import messages
 from feddp.flare.evaluation import Evaluation
 from feddp.flare.executors import SpectraExecutor
 from feddp.flare.filters import PrivateTensorGuard
+from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.flare.spectra import Spectra
 from feddp.methods import feddg, spectra
@@ -209,7 +210,8 @@ def asked(plan_for, tiny_root, tmp_path):
         messages.register_tensors()
         component = SiteComponent(plan_for(method="feddg").to_json())
         fl_ctx = executor_context(component, "site-1", tmp_path, task)
-        fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(tiny_root / "site-1"), "consent": list(consent)})
+        policy = SitePolicy.admitting(component.plan) | {"data": str(tiny_root / "site-1"), "consent": list(consent)}
+        fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
         answer = SpectraExecutor().execute(task, messages.pack(tensors), fl_ctx, Signal())
         return answer, component.open(fl_ctx, Signal())
 

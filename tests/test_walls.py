@@ -15,6 +15,7 @@ from nvflare.fuel.utils import fobs
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.filters import PrivateTensorGuard, StripPrivate
+from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 
 
@@ -33,6 +34,7 @@ def context(component, task="train", consent=(), private=(), **policy):
     fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
     fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)  # what it would seal is looked at here; test_sealing.py has the seals
     properties = {"data": "nowhere", "consent": list(consent), "private": list(private), **policy}
+    properties = SitePolicy.admitting(component.plan) | properties
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
     return fl_ctx
 
@@ -221,6 +223,16 @@ def test_without_a_policy_a_site_refuses(component):
         ({"data": "x", "methods": ["feddp", "magic"]}, r"methods is \['feddp', 'magic'\]; write a list of centralized, ditto"),
         ({"data": "x", "methods": "feddp"}, "methods is 'feddp'"),
         ({"data": "x", "consent": [["calibration"]]}, "consent is"),
+        ({"data": "x", "networks": ["vgg"]}, r"networks is \['vgg'\]; write a list of pvt_v2_b0-fpn"),
+        ({"data": "x", "approve": "all"}, "approve is 'all'; write \"any\", or a list"),
+        ({"data": "x", "approve": [{"job": "feddp", "plan": "0d5a"}]}, "which `feddp kit approve JOB_FOLDER KIT` writes"),
+        ({"data": "x", "tensors": "any"}, "tensors is 'any'; write a list of SHA-256"),
+        ({"data": "x", "bounds": {"epochs": 3}}, r"bounds is \{'epochs': 3\}; write values for min_sites, batch"),
+        ({"data": "x", "bounds": {"batch": "4"}}, "bounds: batch is '4'; write a whole number"),
+        ({"data": "x", "bounds": {"batch": True}}, "bounds: batch is True; write a whole number"),
+        ({"data": "x", "bounds": {"lr": float("nan")}}, "bounds: lr is nan; write a number"),
+        ({"data": "x", "bounds": {"augment": 1}}, "bounds: augment is 1; write true or false"),
+        ({"data": "x", "bounds": {"losses": ["mse"]}}, r"bounds: losses is \['mse'\]; write a list of dice_ce, dice"),
     ],
 )
 def test_a_wrong_policy_is_refused_by_name(component, properties, message):

@@ -108,7 +108,7 @@ def job(
         raise FedDPError("which sites? name them with --sites A,B,... or take them from --data ROOT")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
     plan = options.plan(facts, names)
-    print(export(plan, names, out, scope, options.initial(plan)))
+    print(export(plan, out, scope, options.initial(plan)))
 
 
 @app.command()

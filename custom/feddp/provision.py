@@ -13,11 +13,14 @@ from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.errors import FedDPError
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
-from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
+from feddp.jobs import SCOPE
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
 RESOURCES = "resources.json.default"
+DEPLOYER = "feddp.flare.admission.AdmittingDeployer"
+AT_SERVER = "feddp.flare.admission.AdmittedApp"
 LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
 # the component that refuses whatever reaches a participant's cells and is not needed, by the participant's kind
 GATE = {"server": "feddp.flare.gate.ServerGate", "client": "feddp.flare.gate.SiteGate"}
@@ -66,9 +69,10 @@ def privacy(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any]) -> dict[str, Any]:
+def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any], **own: Any) -> dict[str, Any]:
     """A participant's resources.json: `classes` are the whole allow-list, no log is streamed, `more` components are added."""
     return resources | {
+        **own,
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": classes,
         "allow_log_streaming": False,
@@ -77,8 +81,8 @@ def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any
 
 
 class SitePolicyBuilder(Builder):
-    """A FLARE provisioning builder, named after FLARE's own StaticFileBuilder in a project file: our allow-list, gate and
-    authorization in the server's and every site's kit, a privacy.json in every site's.
+    """A FLARE provisioning builder, named after FLARE's own StaticFileBuilder in a project file: our allow-list, our gate, our
+    admission of jobs and our authorization in the server's and every site's kit, a privacy.json in every site's.
 
     A client of the project file says under `policy` what `flare.policy.SitePolicy` holds: where its data lie on its own
     machine, its device, its consent; the server under `storage` where it keeps jobs. Resources and authorization are written as
@@ -87,23 +91,27 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
-        self._restrict(server, SERVER_CLASSES, ctx, GATE["server"])
+        self._restrict(server, SERVER_CLASSES, ctx, GATE["server"], app_validator={"path": AT_SERVER, "args": {}})
         if folder := server.get_prop(STORAGE):
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
             properties = client.get_prop(POLICY)
             if not properties:
                 raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
+            properties = {"approve": [], **properties}  # each plan is approved at the hospital, by `feddp kit approve`
             SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
             self._restrict(client, SITE_CLASSES, ctx, GATE["client"])
             _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
     @staticmethod
-    def _restrict(participant: Participant, classes: dict[str, str], ctx: ProvisionContext, gate: str) -> None:
+    def _restrict(
+        participant: Participant, classes: dict[str, str], ctx: ProvisionContext, gate: str, **own: Any
+    ) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources = local / RESOURCES
         said = json.loads(resources.read_text(encoding="utf-8"))
-        _write(resources, restrict(said, sorted(classes.values()), {"id": "cell_gate", "path": gate, "args": {}}))
+        ours = [{"id": "cell_gate", "path": gate, "args": {}}, {"id": "app_deployer", "path": DEPLOYER}]
+        _write(resources, restrict(said, sorted(classes.values()), *ours, **own))
         _write(local / "authorization.json.default", AUTHORIZATION)
 
 

@@ -10,7 +10,7 @@ from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
 from feddp.flare.executors import TaskExecutor
 from feddp.flare.policy import OUTSIDE
-from feddp.flare.site import SiteComponent, require_job_id
+from feddp.flare.site import SiteComponent
 from feddp.methods.aggregation import Spec
 from feddp.methods.site import last_network
 from feddp.networks.weights import read_network
@@ -18,7 +18,7 @@ from feddp.outside.adapt import read_settings
 from feddp.outside.hospital import Request, adapt
 from feddp.outside.models import FACTS, GLOBAL, Models, completed
 from feddp.training.device import usable
-from feddp.training.store import Tensors, by_site
+from feddp.training.store import Tensors, by_site, require_job_id
 
 MASKS = "masks"
 

@@ -2,19 +2,25 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feddp.errors import FedDPError
+from feddp.flare.bounds import Bounds
 from feddp.methods import METHODS, base
 from feddp.methods.plan import Plan
+from feddp.networks import NETWORKS
 from feddp.partition import ROLES
 
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 SIMULATED = "FEDDP_SIMULATED"
 KEYS = {"data", "device", "consent", "recipients", "private", "methods", "spectra", "min_images", "threads"}
+KEYS |= {"approve", "networks", "tensors", "bounds"}
+ANY = "any"
+_SHA = r"[0-9a-f]{64}"
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,10 @@ class SitePolicy:
     `recipients` names the sites that may read what this one gives in any of these; all that the project's root made a
     certificate for where it is left out.
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
-    `methods` are those whose jobs it takes, any method's if not given; `spectra` is how many training images' amplitudes a job
-    may ask for; means over fewer than `min_images` images, or cases, do not leave.
+    `methods` and `networks` are those whose jobs it takes, any if not given; `spectra` is how many training images' amplitudes
+    a job may ask for; means over fewer than `min_images` images, or cases, do not leave.
+    `approve` holds the digests of the plans that it takes (`Plan.digest`), or is "any"; of either, none is taken beyond
+    `bounds`, or with initial tensors whose SHA-256 is not among `tensors`.
     """
 
     data: Path
@@ -41,6 +49,10 @@ class SitePolicy:
     spectra: int = 16
     min_images: int = 5
     threads: int = 1  # CPU threads; one gives the same bits on every machine
+    approve: tuple[str, ...] | str = ()
+    networks: tuple[str, ...] | None = None
+    tensors: tuple[str, ...] = ()
+    bounds: Bounds = Bounds()
 
     @classmethod
     def of(cls, site: str, properties: Mapping[str, Any] | None, simulated: bool) -> "SitePolicy":
@@ -77,24 +89,62 @@ class SitePolicy:
             _count(site, "spectra", properties.get("spectra", cls.spectra), 0, "training images"),
             _count(site, "min_images", properties.get("min_images", cls.min_images), 1, "images"),
             _count(site, "threads", properties.get("threads", cls.threads), 1, "CPU threads"),
+            _approved(site, properties.get("approve", [])),
+            _words(site, "networks", properties["networks"], tuple(NETWORKS)) if "networks" in properties else None,
+            _hashes(site, properties.get("tensors", [])),
+            Bounds.of(site, properties.get("bounds", {})),
         )
+
+    @staticmethod
+    def admitting(plan: Plan) -> dict[str, Any]:
+        """Properties of a policy that takes this plan and no other: for runs whose sites are all of one person."""
+        approve, bounds = [{"job": plan.method, "plan": plan.digest()}], Bounds.admitting(plan)
+        tensors = [plan.weights] if plan.weights else []
+        return {"approve": approve, **({"bounds": bounds} if bounds else {}), **({"tensors": tensors} if tensors else {})}
 
     def consents(self, word: str) -> bool:
         return word in self.consent
 
-    def accept(self, site: str, plan: Plan) -> None:
-        """FedDPError for a job that this hospital does not take."""
-        if self.methods is not None and plan.method not in self.methods:
+    def accept(self, site: str, plan: Plan, request: Mapping[str, Any] | None = None) -> None:
+        """FedDPError for a job that this hospital does not take.
+
+        Args:
+            request: a newcomer's, beside the plan of the finished run (`outside.request.OutsideRequest.to_json`).
+        """
+        if problems := self.problems(plan, request):
+            raise FedDPError(f"site {site}: {problems[0]}")
+        if not self.approves(plan, request):
             raise FedDPError(
-                f"site {site}: its policy takes jobs of {', '.join(self.methods) or 'no method'}, and this one's is"
-                f" {plan.method}; add it to `methods` of privacy.json, or leave this site out"
+                f"site {site}: its administrator has not approved plan {plan.digest(request)[:12]} ({plan.method});"
+                " send the job's folder there for `feddp kit approve JOB_FOLDER KIT`, then submit again"
             )
+
+    def approves(self, plan: Plan, request: Mapping[str, Any] | None = None) -> bool:
+        return self.approve == ANY or plan.digest(request) in self.approve
+
+    def problems(self, plan: Plan, request: Mapping[str, Any] | None = None) -> list[str]:
+        """Why this hospital does not take a job, whoever approves it: each with the setting, its bound and the remedy."""
+        found = []
+        for what, value, taken in (("methods", plan.method, self.methods), ("networks", plan.network, self.networks)):
+            if taken is not None and value not in taken:
+                found.append(
+                    f"its policy takes jobs of {', '.join(taken) or f'no {what[:-1]}'}, and this one's is {value};"
+                    f" add it to `{what}` of privacy.json, or leave this site out"
+                )
+        if request is not None:  # nothing is trained, and the finished run's γ waits at the server for the newcomer
+            return found
         asked = plan.hyper.spectra if base.SPECTRA in plan.stages and self.consents(SPECTRA) else 0
         if asked > self.spectra:
-            raise FedDPError(
-                f"site {site}: the job asks for the spectra of {asked} images, its policy gives {self.spectra} at most;"
+            found.append(
+                f"the job asks for the spectra of {asked} images, its policy gives {self.spectra} at most;"
                 f" submit it with --set spectra={self.spectra}, or raise `spectra` of privacy.json"
             )
+        if plan.weights and plan.weights not in self.tensors:
+            found.append(
+                f"the job brings initial tensors ({plan.weights[:12]}), which can be made to copy an image into what the site"
+                " sends; leave --weights out, or add their SHA-256 to `tensors` of privacy.json"
+            )
+        return found + self.bounds.problems(plan)
 
 
 def _folder(site: str, given: Any) -> Path:
@@ -119,3 +169,23 @@ def _count(site: str, name: str, given: Any, least: int, what: str) -> int:
     if type(given) is not int or given < least:
         raise FedDPError(f"site {site}: privacy.json's {name} is {given!r}; write a number of {what}, at least {least}")
     return given
+
+
+def _approved(site: str, given: Any) -> tuple[str, ...] | str:
+    if given == ANY:
+        return ANY
+    listed = given if isinstance(given, list) else [None]
+    if not all(isinstance(line, Mapping) and line.keys() == {"job", "plan"} for line in listed) or not all(
+        isinstance(line["job"], str) and re.fullmatch(_SHA, str(line["plan"])) for line in listed
+    ):
+        raise FedDPError(
+            f'site {site}: privacy.json\'s approve is {given!r}; write "any", or a list of {{"job": name, "plan": SHA-256}},'
+            " which `feddp kit approve JOB_FOLDER KIT` writes"
+        )
+    return tuple(line["plan"] for line in listed)
+
+
+def _hashes(site: str, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(value, str) and re.fullmatch(_SHA, value) for value in given):
+        raise FedDPError(f"site {site}: privacy.json's tensors is {given!r}; write a list of SHA-256 in hex")
+    return tuple(given)

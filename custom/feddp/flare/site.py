@@ -1,7 +1,6 @@
 """The site component: one `Site` shared by a job's executors, its filters, and nobody else."""
 
 import os
-import re
 import threading
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,7 @@ from feddp.methods.plan import Plan
 from feddp.methods.site import Site
 from feddp.partition import Partition, select
 from feddp.sealing.session import Session
-from feddp.training.store import INITIAL, Store, Tensors
+from feddp.training.store import INITIAL, Store, Tensors, require_job_id
 
 
 class SiteComponent(FLComponent):
@@ -33,11 +32,12 @@ class SiteComponent(FLComponent):
 
     Args:
         plan: the run, as `Plan.to_json`.
+        outside: a newcomer's request, as `OutsideRequest.to_json`, beside the plan of the finished run.
     """
 
-    def __init__(self, plan: dict[str, Any]):
+    def __init__(self, plan: dict[str, Any], outside: dict[str, Any] | None = None):
         super().__init__()
-        self.plan = Plan.from_json(plan)
+        self.plan, self.outside = Plan.from_json(plan), outside
         # FLARE starts a task that the server pushes beside the one that was fetched; there is one network for both
         self.one_at_a_time = threading.Lock()
         self._site: Site | None = None
@@ -64,7 +64,7 @@ class SiteComponent(FLComponent):
         if not simulated(fl_ctx):
             require_gate(site)
         policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), simulated(fl_ctx))
-        policy.accept(site, self.plan)
+        policy.accept(site, self.plan, self.outside)
         if without := [role for role in policy.private if not select(self.network, role)]:
             raise FedDPError(
                 f"site {site}: its policy keeps {', '.join(without)} private, and the job's {self.plan.network} has no such"
@@ -110,9 +110,10 @@ class SiteComponent(FLComponent):
             policy, store = self.policy(fl_ctx), self.store(fl_ctx)
             store.claim(self.plan.to_json())
             torch.set_num_threads(policy.threads)
-            site = fl_ctx.get_identity_name()
-            initial = self._initial(site, store)
-            self._site = Site(site, SiteFolder.open(policy.data), self.plan, store, policy.device, initial)
+            site, folder = fl_ctx.get_identity_name(), SiteFolder.open(policy.data)
+            if few := policy.bounds.too_few(len(folder.rows_of("train"))):
+                raise FedDPError(f"site {site}: {few[0]}")
+            self._site = Site(site, folder, self.plan, store, policy.device, self._initial(site, store))
         self._site.stopped = lambda: abort_signal.triggered
         return self._site
 
@@ -140,12 +141,6 @@ class SiteComponent(FLComponent):
                 " (task initial); it takes no part: submit the job again when the site has joined"
             )
         return store.read(INITIAL)[0]
-
-
-def require_job_id(job: str) -> None:
-    """FedDPError for what is no job's id, and would lead out of the site's folder of jobs."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", str(job)):
-        raise FedDPError(f"{job!r} is no job's id; say that of the finished run")
 
 
 def site_component(fl_ctx: FLContext) -> SiteComponent:

@@ -1,11 +1,11 @@
-"""`feddp kit`: check a startup kit before it is started, and have a certificate renewed."""
+"""`feddp kit`: check a startup kit before it is started, approve jobs in it, and have a certificate renewed."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Check a participant's startup kit; renew its certificate.")
+app = typer.Typer(no_args_is_help=True, help="Check a participant's startup kit; approve jobs in it; renew its certificate.")
 
 
 @app.command()
@@ -26,6 +26,32 @@ def check(
     if problems:
         raise typer.Exit(2)
     typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
+
+
+@app.command()
+def approve(
+    job: Annotated[Path, typer.Argument(help="The job's folder, as the lead exported it.")],
+    kit: Annotated[Path, typer.Argument(help="A hospital's folder, with startup/ and local/.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")] = False,
+) -> None:
+    """Say what a job will do at this hospital, and let it run there; exit 2 where the hospital's bounds refuse it."""
+    from feddp.kit.approve import Approval
+
+    approval = Approval.of(job, kit)
+    for line in approval.words():
+        typer.echo(line)
+    if approval.problems:
+        for problem in approval.problems:
+            typer.echo(f"refused: {problem}")
+        raise typer.Exit(2)
+    if approval.given:
+        typer.echo(f"{approval.privacy} takes it already; nothing was written")
+        return
+    if not yes and not typer.confirm("Let it run here?"):
+        typer.echo("not approved; nothing was written")
+        raise typer.Exit(1)
+    approval.write()
+    typer.echo(f"approved in {approval.privacy}, for the next submission of this job")
 
 
 @app.command()

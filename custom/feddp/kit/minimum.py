@@ -14,8 +14,9 @@ from nvflare.security.security import COMMAND_CATEGORIES
 from feddp.data.check import check as data_problems
 from feddp.data.description import BadFile, Problem
 from feddp.errors import FedDPError
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
-from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
+from feddp.jobs import SCOPE
 from feddp.kit.containers import Containers
 from feddp.kit.kit import CLIENT, SERVER, Kit, components, read_json
 from feddp.provision import GATE, GUARD, LOGGING, NOBODY

@@ -25,7 +25,7 @@ from feddp.training.spectra import interpolated
 
 @dataclass(frozen=True)
 class Hyper:
-    spectra: int = setting(16, "FedDG: training images of a site, at most, the centre of whose amplitude its peers receive")
+    spectra: int = setting(16, "FedDG: of how many images of a site, at most, its peers receive the amplitude's centre", 10_000)
 
     def __post_init__(self):
         require_positive(self, "spectra")

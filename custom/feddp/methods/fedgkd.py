@@ -22,7 +22,7 @@ from feddp.training.settings import require_not_negative, require_positive, sett
 @dataclass(frozen=True)
 class Hyper:
     gkd_gamma: float = setting(0.2, "FedGKD: γ, twice the weight of the distillation")
-    gkd_models: int = setting(5, "FedGKD: M, global models whose mean is the teacher")
+    gkd_models: int = setting(5, "FedGKD: M, global models whose mean is the teacher", most=100)
 
     def __post_init__(self):
         require_not_negative(self, "gkd_gamma")

@@ -16,7 +16,7 @@ from feddp.training.settings import require_positive, setting
 
 @dataclass(frozen=True)
 class Hyper:
-    head_epochs: int = setting(1, "FedRep: epochs of the head, before the body's local_epochs")
+    head_epochs: int = setting(1, "FedRep: epochs of the head, before the body's local_epochs", most=1_000)
 
     def __post_init__(self):
         require_positive(self, "head_epochs")

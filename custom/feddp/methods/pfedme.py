@@ -24,7 +24,7 @@ class Hyper:
     pfedme_lambda: float = setting(15.0, "pFedMe: λ, weight of the distance between θ and w")
     pfedme_eta: float = setting(0.05, "pFedMe: η, step of w towards θ; ηλ is at most 1")
     pfedme_beta: float = setting(1.0, "pFedMe: β, the server's step towards the mean")
-    inner_steps: int = setting(5, "pFedMe: steps of θ on each batch")
+    inner_steps: int = setting(5, "pFedMe: steps of θ on each batch", most=1_000)
 
     def __post_init__(self):
         require_positive(self, "pfedme_lambda", "pfedme_eta", "pfedme_beta", "inner_steps")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,25 @@ from feddp.partition import HEAD, Partition, chosen, resolve
 from feddp.training.calibration import Calibration, Tuning
 from feddp.training.seeds import seed_of
 from feddp.training.settings import (
+    COUNT,
     Training,
     defaults,
     from_settings,
     key,
     meanings,
     require_choice,
+    require_most,
+    require_name,
     require_not_negative,
     require_positive,
     setting,
 )
 
 WEIGHTS = "weights.safetensors"  # in the config folder of the server's app, and nowhere else in a job
+LABELS = ("nested", "exclusive")
+# far above what a run needs; nothing a job says keeps a site busy for ever, or fills it
+LARGEST = {"channels": 64, "size": 4096, "rounds": 100_000, "seed": 2**63 - 1}
+LONGEST = {"classes": 64, "stages": len(STAGES), "sites": COUNT}
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Federation:
     """What the server does with the sites' contributions."""
 
     aggregation: str = setting("uniform", "uniform (all four papers), or samples: weighed by training samples")
-    min_sites: int = setting(2, "a task counts with this many good answers")
+    min_sites: int = setting(2, "a task counts with this many good answers; `feddp job` and `run`: 3 of 3 sites or more", COUNT)
     task_timeout: int = setting(0, "seconds after which a site without an answer is left out; 0: until FLARE holds it dead")
     start: str = setting("auto", "stage 1 hands on its last round or the best; auto: last to a later stage, else best")
     precision: str = setting("float32", "the rounds' tensors travel as float32, or float16: half the bytes, rounded both ways")
@@ -86,8 +94,12 @@ class Plan:
                 f"weights={self.weights!r} is no SHA-256 in hex, which a plan says of the initial tensors that its job brings;"
                 " export the job with `feddp job --weights`"
             )
+        if self.labels not in LABELS:
+            raise FedDPError(f"labels={self.labels!r}: there are {', '.join(LABELS)}")
         if self.rounds < 1:
             raise FedDPError(f"rounds={self.rounds}: a run needs at least 1 round")
+        if self.channels < 1 or not self.classes:
+            raise FedDPError(f"channels={self.channels}, {len(self.classes)} classes: a network needs at least one of each")
         if self.size < 32 or self.size % 32:
             raise FedDPError(f"size={self.size}: the networks need a multiple of 32, at least 32")
         method = METHODS[self.method]
@@ -123,10 +135,14 @@ class Plan:
         for name in ("channels", "size", "rounds", "seed"):
             if type(getattr(self, name)) is not int:
                 raise FedDPError(f"{name}={getattr(self, name)!r} is not a whole number; correct the plan")
+            require_most(name, abs(getattr(self, name)), LARGEST[name])
         for name in ("classes", "stages", "sites"):
             value = getattr(self, name)
             if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
                 raise FedDPError(f"{name}={value!r} is not a list of names; correct the plan")
+            require_most(f"the number of {name}", len(value), LONGEST[name])
+            for item in value:
+                require_name(name, item)
             if name != "stages" and len(set(value)) < len(value):
                 raise FedDPError(f"{name}={value!r} has a name twice; correct the plan")
         if not isinstance(self.settings, Mapping):
@@ -187,6 +203,11 @@ class Plan:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["settings"] = {name: _jsonable(value) for name, value in self.settings.items()}
         return {name: _jsonable(value) for name, value in values.items() if value not in ("", (), {})}
+
+    def digest(self, request: Mapping[str, Any] | None = None) -> str:
+        """What a hospital approves: SHA-256 of the plan as JSON, sorted and without spaces, and of a newcomer's request."""
+        content = self.to_json() | ({} if request is None else {"outside": dict(request)})
+        return sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
     def build_network(self, weights: str | None = None) -> nn.Module:
         """The common start of every participant, from the seed alone; `weights="timm"` fetches the encoder's."""

@@ -28,8 +28,8 @@ from feddp.training.virtual import EXCLUDED, LITERAL, dice, real_loss, virtual_l
 class Hyper:
     lambda_r: float = setting(1.0, "virtual classes: weight of the cross-entropy over the real classes")
     lambda_v: float = setting(1.0, "virtual classes: weight of the cross-entropy over the virtual ones")
-    temperature: float = setting(0.1, "virtual classes: what the similarities, -1 to 1, are divided by; ours")
-    virtual: float = setting(1.0, "virtual classes: V, in units of C classes (the background too) times N sites; 0: none")
+    temperature: float = setting(0.1, "virtual classes: what the similarities, -1 to 1, are divided by; ours", most=100)
+    virtual: float = setting(1.0, "virtual classes: V, in units of C classes (the background too) times N sites; 0: none", 100)
     paa: bool = setting(True, "virtual classes: personalized affinity aggregation; false leaves the skips (Table II)")
     mask: str = setting(EXCLUDED, "virtual classes: real maps excluded from L_v's softmax, or literal zeros in it (Eq. 7)")
 

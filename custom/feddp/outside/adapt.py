@@ -25,15 +25,15 @@ Report = Callable[[int, float], None]  # (epoch, its loss)
 class Settings:
     """How a network is adapted; the defaults are the paper's (004, IV) where it states them."""
 
-    epochs: int = setting(10, "passes over the images; 0 only measures the start")
-    lr: float = setting(1e-3, "Adam's learning rate")
+    epochs: int = setting(10, "passes over the images; 0 only measures the start", most=10_000)
+    lr: float = setting(1e-3, "Adam's learning rate", most=100)
     beta: float = setting(0.01, "weight of the shape loss; 0 leaves it out")
     noise: float = setting(0.5, "standard deviation of the consistency loss's noise; 0 leaves that loss out")
-    neighbourhood: int = setting(10, "pixels on either side within which the shape loss wants probabilities alike")
+    neighbourhood: int = setting(10, "pixels on either side within which the shape loss wants probabilities alike", most=1024)
     mix: str = setting("softmax", "softmax over the models, or sigmoid (the released code's)")
     norm: str = setting("mean", "mean of the models' normalisations, or batch: its own statistics, affine tensors trained")
-    batch: int = setting(4, "images a step; the paper does not state it")
-    seed: int = setting(0, "every random draw comes from it")
+    batch: int = setting(4, "images a step; the paper does not state it", most=4096)
+    seed: int = setting(0, "every random draw comes from it", most=2**63 - 1)
 
     def __post_init__(self):
         require_not_negative(self, "epochs", "beta", "noise", "neighbourhood")

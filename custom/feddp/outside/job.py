@@ -1,22 +1,23 @@
 """The FLARE job of a hospital that joins a consortium after a run: what `feddp job-outside` exports."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from feddp.errors import FedDPError
-from feddp.flare.site import require_job_id
-from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES, TASKS, client_config, server_config, write_job
+from feddp.flare.configuration import SERVER
+from feddp.jobs import SCOPE, write_job
 from feddp.methods.aggregation import Spec, Tensors
 from feddp.methods.plan import Plan
 from feddp.methods.results import SHARED, read_results
 from feddp.networks.weights import fingerprint, read_network
-from feddp.outside.adapt import Settings, read_settings
+from feddp.outside.adapt import read_settings
 from feddp.outside.hospital import Request
-from feddp.outside.models import GLOBAL, Models, plan_of, refuse_layers, some
+from feddp.outside.models import Models, plan_of, refuse_layers, some
+from feddp.outside.request import OutsideRequest
 from feddp.outside.ways import WAYS
 from feddp.run.options import pairs
 from feddp.run.session import handed_on
@@ -50,37 +51,22 @@ def export(
         FedDPError: no finished federation's run, a donor that had no part in it, an option that cannot be, a method that
             gives each site layers of its own, a network that cannot go this way, or the folder holds something else.
     """
-    request = Request(how, read_settings(pairs(settings)), score)
+    asked = pairs(settings)
+    Request(how, read_settings(asked), score)  # a wrong option is said before the run is read
     results = read_results(run)
     plan, shared = _plan(run, results)
     donors = sorted(set(results["sites"]) - {newcomer} if donors is None else set(donors))
     if unknown := [site for site in donors if site not in results["sites"]]:
         raise FedDPError(f"--donors {unknown[0]}: no site of {run}; there are {', '.join(sorted(results['sites']))}")
-    if not newcomer.strip() or "/" in newcomer:
-        raise FedDPError(f"--newcomer {newcomer!r} is no site's name; say what the federation calls it")
-    if GLOBAL in (newcomer, *donors):
-        raise FedDPError(f"a site called {GLOBAL!r} cannot take part: that is the global model's name; give it another")
     if not donors or newcomer in donors:
         raise FedDPError(f"--newcomer {newcomer} --donors {','.join(donors)}: name a donor beside it, or leave --donors out")
     job = job or results.get("job")
     if job in (None, SIMULATED):
         why = "was the simulator's, whose sites are no hospitals" if job else "does not say its job's id (an older run)"
         raise FedDPError(f"{run} {why}; name the id of the job whose networks the donors hold with --job-id")
-    require_job_id(job)
-    _rehearse(plan, request)
-    workflow = {"newcomer": newcomer, "donors": donors, "job": job}
-    task = {"job": job, "how": how, "settings": _changed(request.settings), "score": score}
-    return write_job(
-        folder,
-        scope,
-        [newcomer, *donors],
-        {"min_clients": 2, "mandatory_clients": [newcomer]},
-        server_config(plan, [{"id": "outside", "path": SERVER_CLASSES["outside"], "args": workflow}], filters={}),
-        client_config(
-            plan, [{"tasks": TASKS["outside"], "executor": {"path": SITE_CLASSES["outside"], "args": task}}], filters={}
-        ),
-        shared,
-    )
+    request = OutsideRequest(newcomer, tuple(donors), job, how, asked, score)
+    _rehearse(plan, request.request)
+    return write_job(folder, scope, plan, request, shared)
 
 
 def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
@@ -104,7 +90,3 @@ def _rehearse(plan: Plan, request: Request) -> None:
     models, blank = Models.of({"donor": state}, state, plan.facts), torch.zeros(2, plan.channels, 64, 64)
     once = replace(request.settings, epochs=0)
     WAYS[request.how](models, list(blank), once, torch.device("cpu"), lambda epoch, loss: None)
-
-
-def _changed(settings: Settings) -> dict[str, Any]:
-    return {name: value for name, value in asdict(settings).items() if value != getattr(Settings(), name)}

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from feddp.errors import FedDPError
+from feddp.flare.bounds import LEAST_SITES
 from feddp.flare.policy import CONSENTS
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
@@ -61,8 +62,7 @@ class Options:
             FedDPError: an option is unknown, cannot be read or contradicts another; or as `initial`.
         """
         values: dict[str, Any] = pairs(self.settings)
-        if len(sites) == 1:
-            values.setdefault("min_sites", 1)
+        values.setdefault("min_sites", min(LEAST_SITES, len(sites)))  # what hospitals ask of a job (`flare.bounds`)
         if self.method not in METHODS:
             raise FedDPError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         stages = METHODS[self.method].stages

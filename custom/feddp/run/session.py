@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from feddp import jobs
 from feddp.data.folder import refuse_occupied
 from feddp.errors import FedDPError
 from feddp.flare.persistor import BEST, LATEST
+from feddp.flare.policy import SitePolicy
 from feddp.methods.plan import Plan
 from feddp.methods.results import RESULTS, SHARED
 from feddp.methods.site import last_network
@@ -27,10 +29,14 @@ class Request:
     """What to run and where to leave it."""
 
     plan: Plan
-    policies: Mapping[str, dict[str, Any]]  # each site's own properties, by name (`flare.policy.SitePolicy`)
+    policies: Mapping[str, dict[str, Any]]  # each site's own properties, by name; to them is added that it takes this plan
     out: Path
     threads: int | None = None  # sites that run at once, in the simulator; all of them if None
     initial: dict[str, Tensor] | None = None
+
+    def __post_init__(self):
+        admitting = SitePolicy.admitting(self.plan)  # who starts all the sites is every one's administrator
+        object.__setattr__(self, "policies", {site: admitting | dict(own) for site, own in self.policies.items()})
 
     @property
     def sites(self) -> list[str]:
@@ -65,7 +71,8 @@ def run(request: Request, environment: Environment, name: str) -> dict:
     """
     out = request.out
     fresh(out)
-    job = jobs.export(request.plan, request.sites, out / "job" / name, initial=request.initial)
+    job = jobs.export(request.plan, out / "job" / name, initial=request.initial)
+    print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
     with environment(request, job) as running:
         Follower(request.plan, request.sites, running.progress).until(running.finished)
         succeeded, server = running.outcome()

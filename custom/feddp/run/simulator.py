@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SIMULATED
-from feddp.jobs import SERVER_CLASSES, SITE_CLASSES
 from feddp.provision import restrict
 from feddp.run.session import Request
 

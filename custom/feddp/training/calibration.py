@@ -27,8 +27,8 @@ Report = Callable[[int, float, float], None]  # (epoch, its mean loss, its mean 
 class Tuning:
     """Local epochs at a reduced rate after the federation, without peers (FineTune, FedBABU)."""
 
-    tune_epochs: int = setting(20, "epochs of the tuning; ours, as IGC's control")
-    tune_lr: float = setting(1e-4, "its learning rate; ours, as IGC's control")
+    tune_epochs: int = setting(20, "epochs of the tuning; ours, as IGC's control", most=10_000)
+    tune_lr: float = setting(1e-4, "its learning rate; ours, as IGC's control", most=100)
 
     def __post_init__(self):
         require_positive(self, "tune_epochs", "tune_lr")
@@ -38,9 +38,9 @@ class Tuning:
 class Calibration:
     """Inconsistency-guided calibration's hyper-parameters (001, IV-B and Fig. 9)."""
 
-    calibration_epochs: int = setting(20, "epochs of the calibration")
-    calibration_lr: float = setting(1e-4, "its learning rate")
-    heads_lr: float = setting(1e-3, "the learning rate of FedLC's head calibration, whose own head is new")
+    calibration_epochs: int = setting(20, "epochs of the calibration", most=10_000)
+    calibration_lr: float = setting(1e-4, "its learning rate", most=100)
+    heads_lr: float = setting(1e-3, "the learning rate of FedLC's head calibration, whose own head is new", most=100)
     lambda_: float = setting(1.0, "weight of L_aux; 0 is the control: the same epochs without peers")
     delta: str = setting("frozen", "frozen, live (ŷ^k is the current prediction) or std (the released code's)")
 

@@ -1,6 +1,7 @@
 """Hyper-parameters as frozen data classes, set by name."""
 
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -13,19 +14,24 @@ from feddp.training.losses import LOSSES
 T = TypeVar("T")
 
 
-def setting(default: Any, meaning: str) -> Any:
-    """A field that `--set` reaches; its meaning is what `feddp methods` prints."""
-    return field(default=default, metadata={"meaning": meaning})
+MOST = 1e6  # the largest value of a setting that names none of its own
+COUNT = 1_000  # the most sites, or names in any other list, of a plan
+_NAME = re.compile(r"\w[\w .+-]{0,63}")  # nothing that a parser of FLARE's expands: no $, no brace
+
+
+def setting(default: Any, meaning: str, most: float = MOST) -> Any:
+    """A field that `--set` reaches; its meaning is what `feddp methods` prints. A number is at most `most`."""
+    return field(default=default, metadata={"meaning": meaning, "most": most})
 
 
 @dataclass(frozen=True)
 class Training:
     """The local loop's hyper-parameters; defaults are FedDP's (001, IV-B) where the paper states them."""
 
-    lr: float = setting(1e-3, "AdamW's learning rate")
-    batch: int = setting(6, "samples a step")
-    local_epochs: int = setting(1, "epochs a round")
-    weight_decay: float = setting(0.01, "AdamW's; torch's default, the paper does not state it")
+    lr: float = setting(1e-3, "AdamW's learning rate", most=100)
+    batch: int = setting(6, "samples a step", most=4096)
+    local_epochs: int = setting(1, "epochs a round", most=1_000)
+    weight_decay: float = setting(0.01, "AdamW's; torch's default, the paper does not state it", most=10)
     clip: float = setting(1.0, "gradients are clipped element-wise to [-clip, clip]")
     loss: str = setting("dice_ce", "dice_ce, or dice (the released code's)")
     augment: bool = setting(True, "random flips and quarter turns; the paper does not state it")
@@ -48,6 +54,20 @@ def require_not_negative(settings: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(settings, name) < math.inf:  # nor is nan
             raise FedDPError(f"{key(name)}={getattr(settings, name)} must be a number of at least 0; correct {key(name)}")
+
+
+def require_most(name: str, value: float, most: float) -> None:
+    """FedDPError for a number that no run needs, and that would keep a machine busy for ever or fill it."""
+    if value > most:
+        raise FedDPError(f"{name}={value}: at most {most:.15g}; lower {name}")
+
+
+def require_name(what: str, value: Any) -> None:
+    """FedDPError for what is no plain name of at most 64 characters."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise FedDPError(
+            f"{what} {str(value)[:80]!r} is no name of at most 64 letters, digits, spaces and '_', '.', '+', '-'; correct it"
+        )
 
 
 def require_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
@@ -78,6 +98,9 @@ def from_settings(cls: type[T], settings: Mapping[str, Any]) -> T:
     """
     hints = typing.get_type_hints(cls)
     given = {f.name: _read(key(f.name), settings[key(f.name)], hints[f.name]) for f in fields(cls) if key(f.name) in settings}
+    for f in fields(cls):
+        if isinstance(given.get(f.name), int | float):
+            require_most(key(f.name), given[f.name], f.metadata.get("most", MOST))
     return cls(**given)
 
 
@@ -88,11 +111,23 @@ def _read(name: str, value: Any, kind: Any) -> Any:
         kind = next(a for a in typing.get_args(kind) if a is not type(None))
     try:
         if typing.get_origin(kind) is tuple:
-            return tuple(value.split(",") if isinstance(value, str) else value)
+            return _words(name, value.split(",") if isinstance(value, str) else value)
         if kind is bool and isinstance(value, str):
             return {"true": True, "false": False}[value.lower()]
+        if isinstance(value, bool) != (kind is bool):  # true is no 1
+            raise ValueError
+        if kind is str and not isinstance(value, str):
+            raise ValueError
         if kind is int and not isinstance(value, str) and int(value) != value:
             raise ValueError
         return kind(value)
     except (KeyError, ValueError, TypeError, OverflowError):
         raise FedDPError(f"{name}={value!r} cannot be read as {getattr(kind, '__name__', kind)}; correct the value") from None
+
+
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or len(value) > COUNT:
+        raise ValueError
+    for word in value:
+        require_name(name, word)
+    return tuple(value)

@@ -156,3 +156,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, network: nn.Module, tens
         parameter = parameters[name]
         # a step counter stays on the CPU, where AdamW expects it
         optimizer.state[parameter][slot] = value.clone() if slot == "step" else value.to(parameter.device, copy=True)
+
+
+def require_job_id(job: str) -> None:
+    """FedDPError for what is no job's id, and would lead out of the site's folder of jobs."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", str(job)):
+        raise FedDPError(f"{job!r} is no job's id; say that of the finished run")

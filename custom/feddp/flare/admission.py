@@ -1,0 +1,123 @@
+"""Which jobs are taken at all, before anything of one is unpacked, parsed by FLARE or built.
+
+A job's folder is a function of its plan (`feddp.flare.configuration`): whatever else is in it is refused by name, whoever
+submitted it and whatever role he is said to have. A site asks its policy then, as it stands in privacy.json at that moment.
+"""
+
+import json
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.app_deployer_spec import AppDeployerSpec
+from nvflare.apis.app_validation import AppValidator
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, WorkspaceConstants
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.private.fed.utils.app_deployer import AppDeployer
+
+from feddp.errors import FedDPError
+from feddp.flare.archive import read_app
+from feddp.flare.audit import audit
+from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER
+from feddp.flare.documents import only_json, require_equal
+from feddp.flare.job_folder import META, admitted, read_folder, require_meta, require_object
+from feddp.flare.policy import SitePolicy
+
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class AdmittingDeployer(FLComponent, AppDeployerSpec):
+    """For resources.json, under the id at which FLARE looks for a deployer of apps.
+
+    At a site it deploys what is admitted and what the site's policy takes; the refusal of anything else is the lead's to read
+    (`get_job_meta`), and a line in the site's audit file. FLARE's server has a deployer of its own: there this one refuses
+    what meta.json says of a job that is submitted, and `AdmittedApp` the rest of it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        only_json()
+        self._one_at_a_time = threading.Lock()
+
+    def deploy(
+        self, workspace: Workspace, job_id: str, job_meta: dict, app_name: str, app_data: bytes, fl_ctx: FLContext
+    ) -> str | None:
+        with self._one_at_a_time:
+            try:
+                self._admit(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
+            except FedDPError as error:
+                self.log_warning(fl_ctx, line := audit(fl_ctx, f"job {job_id} refused: {error}"), fire_event=False)
+                return line
+            return AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.SUBMIT_JOB:
+            try:
+                require_meta(fl_ctx.get_prop(FLContextKey.JOB_META))
+            except FedDPError as error:
+                fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, audit(fl_ctx, str(error)), private=True, sticky=False)
+
+    def _admit(
+        self, workspace: Workspace, job_id: str, job_meta: dict, app_name: str, app_data: bytes, fl_ctx: FLContext
+    ) -> None:
+        site = workspace.site_name
+        if not isinstance(job_id, str) or not JOB_ID.fullmatch(job_id):
+            raise FedDPError("its id is none that FLARE gives to a job")
+        kept = os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT) or workspace.get_root_dir()
+        for folder in (Path(workspace.get_run_dir(job_id)), Path(kept) / "feddp" / job_id):
+            if os.path.lexists(folder):
+                raise FedDPError(f"site {site}: a job of this id was here before, and a job is deployed once; submit it anew")
+        require_equal("the app", APPS[CLIENT], app_name, "its name")
+        job = admitted(CLIENT, read_app(app_data, FILES[CLIENT]))
+        meta = require_object(META, "all of it", job_meta)
+        require_meta(meta, job)
+        if site not in meta["deploy_map"][APPS[CLIENT]]:
+            raise FedDPError(f"{META}: deploy_map does not name site {site}")
+        policy = self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx)
+        policy.accept(site, job.plan, job.asked)
+
+    @staticmethod
+    def _policy(privacy: Path, site: str, scope: str, fl_ctx: FLContext) -> SitePolicy:
+        """The site's policy as it is now: FLARE reads the file when it starts, and a plan may have been approved since."""
+        try:
+            properties = scope_properties(privacy, scope)
+            policy = SitePolicy.of(site, properties, simulated=False) if properties is not None else None
+        except FedDPError as error:  # what it says of the file is the site's own
+            audit(fl_ctx, str(error))
+            what = "its privacy.json is not in order; its administrator runs `feddp kit check`"
+            raise FedDPError(f"site {site}: {what}") from error
+        if policy is None:
+            raise FedDPError(f"site {site}: privacy scope '{scope}' is not allowed; its privacy.json has none of that name")
+        return policy
+
+
+class AdmittedApp(AppValidator):
+    """For the server's resources.json, as its `app_validator`: what FLARE asks when it has unpacked the server's own app."""
+
+    def validate(self, app_folder: str) -> tuple[str, dict]:
+        try:
+            read_folder(SERVER, Path(app_folder))
+        except FedDPError as error:
+            return " ".join(str(error).split())[:500], {}
+        return "", {}
+
+
+def scope_properties(privacy: Path, scope: str) -> dict[str, Any] | None:
+    """The properties of a scope of a site's privacy.json as it is now; None where it has no such scope.
+
+    Raises:
+        FedDPError: it cannot be read.
+    """
+    try:
+        scopes = json.loads(privacy.read_text(encoding="utf-8"))["scopes"]
+        found = [entry for entry in scopes if entry["name"] == scope]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedDPError(f"{privacy} cannot be read ({type(error).__name__}: {error}); correct it") from error
+    if len(found) > 1:
+        raise FedDPError(f"{privacy} has the scope {scope} twice; remove one")
+    return dict(found[0].get("properties") or {}) if found else None

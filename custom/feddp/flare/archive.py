@@ -1,0 +1,51 @@
+"""An app as it arrives, in a zip: what is in it is known by name before a byte is unpacked. FLARE itself has no bounds."""
+
+import io
+import stat
+from collections.abc import Collection, Iterable
+from zipfile import BadZipFile, ZipFile
+
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+
+from feddp.errors import FedDPError
+
+LARGEST = 1024 * 1024  # bytes of a site's app, packed or not
+CONFIG = "config"
+# what FLARE's console adds in every folder of a job when it signs it
+_SIGNATURE = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
+SIGNATURES = (*_SIGNATURE, *(f"{CONFIG}/{name}" for name in _SIGNATURE))
+
+
+def read_app(data: bytes, file: str) -> bytes:
+    """The one configuration `file` of a site's app.
+
+    Raises:
+        FedDPError: it is too large, no zip, or holds anything else but what signs it; the message names it.
+    """
+    if len(data) > LARGEST:
+        raise FedDPError(f"the app has {len(data)} bytes, and at most {LARGEST} are read; export the job with `feddp job`")
+    try:
+        with ZipFile(io.BytesIO(data)) as archive:
+            infos = archive.infolist()
+            require_files("the app", [info.filename for info in infos if info.filename != f"{CONFIG}/"], [file])
+            for info in infos:
+                kind = stat.S_IFMT(info.external_attr >> 16)
+                if info.flag_bits & 1 or kind not in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG):
+                    raise FedDPError(f"the app holds {info.filename!r}, which is no plain file; export it with `feddp job`")
+            if (total := sum(info.file_size for info in infos)) > LARGEST:
+                raise FedDPError(f"the app unpacks to {total} bytes, and at most {LARGEST} are read")
+            return archive.read(file)
+    except (BadZipFile, NotImplementedError, EOFError, OSError, ValueError) as error:
+        raise FedDPError(f"the app is no zip that can be read ({error}); submit the job again") from None
+
+
+def require_files(what: str, found: Iterable[str], wanted: Collection[str]) -> None:
+    """FedDPError where files are not exactly those wanted, and FLARE's signatures of them."""
+    files = list(found)
+    for name in files:
+        if name not in wanted and name not in SIGNATURES:
+            raise FedDPError(f"{what} holds {name[:200]!r}, which no job of ours has; export the job with `feddp job`")
+    if twice := [name for name in files if files.count(name) > 1]:
+        raise FedDPError(f"{what} holds {twice[0]!r} twice; export the job with `feddp job`")
+    if missing := sorted(set(wanted) - set(files)):
+        raise FedDPError(f"{what} lacks {missing[0]}; export the job with `feddp job`")

@@ -1,0 +1,109 @@
+"""`feddp kit approve`: the line in a hospital's privacy.json without which it takes no job."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddp.data.folder import SiteFolder
+from feddp.errors import FedDPError
+from feddp.flare.admission import scope_properties
+from feddp.flare.configuration import APPS, SIDES
+from feddp.flare.documents import LARGEST, parsed
+from feddp.flare.job_folder import META, Job, read_folder, require_meta
+from feddp.flare.policy import SitePolicy
+from feddp.kit.containers import Containers
+from feddp.kit.describe import described
+from feddp.kit.kit import CLIENT as HOSPITAL
+from feddp.kit.kit import Kit, read_json
+
+
+@dataclass(frozen=True)
+class Approval:
+    """A job's folder, read as a site reads what is deployed there, and a hospital's policy."""
+
+    name: str
+    scope: str
+    job: Job
+    kit: Kit
+    policy: SitePolicy
+    data: Path | None  # the site's folder, where this machine can see it
+
+    @classmethod
+    def of(cls, folder: Path, kit: Path) -> "Approval":
+        """Reads both.
+
+        Raises:
+            FedDPError: the folder is not what the export writes, the kit is no hospital's, or its policy is not in order.
+        """
+        opened = Kit.open(kit)
+        if opened.kind != HOSPITAL:
+            raise FedDPError(f"{kit} is the kit of a {opened.kind}; jobs are approved in a hospital's")
+        meta, job = read_job(folder)
+        privacy = opened.folder / "local" / "privacy.json"
+        properties = scope_properties(privacy, meta["scope"])
+        if properties is None:
+            raise FedDPError(f"{privacy} has no scope {meta['scope']}, under which the job runs; add it, or refuse the job")
+        policy = SitePolicy.of(opened.name, properties, simulated=False)
+        containers = Containers.of(opened)
+        data = containers.here(policy.data) if containers else policy.data
+        return cls(meta["name"], meta["scope"], job, opened, policy, data if data and data.exists() else None)
+
+    @property
+    def privacy(self) -> Path:
+        return self.kit.folder / "local" / "privacy.json"
+
+    @property
+    def given(self) -> bool:
+        """Whether the policy takes the job as it is."""
+        return self.policy.approves(self.job.plan, self.job.asked)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the hospital does not take the job, approved or not."""
+        found = self.policy.problems(self.job.plan, self.job.asked)
+        if self.data and not self.job.request:
+            found += self.policy.bounds.too_few(len(SiteFolder.open(self.data).rows_of("train")))
+        if self.kit.name not in (self.job.request.sites if self.job.request else self.job.plan.sites):
+            found.append(f"the job is not for {self.kit.name}; ask its lead to export it for this hospital too")
+        return found
+
+    def words(self) -> list[str]:
+        """What the job will do here."""
+        return described(self.name, self.job, self.policy, self.data)
+
+    def write(self) -> None:
+        """Adds the line to the job's scope: the whole file or nothing, under the mode that it has."""
+        content = read_json(self.privacy)
+        for scope in content["scopes"]:
+            if scope["name"] == self.scope:
+                properties = scope["properties"]
+                line = {"job": self.name, "plan": self.job.plan.digest(self.job.asked)}
+                properties["approve"] = [*properties.get("approve", []), line]
+        part = self.privacy.with_name(f".{self.privacy.name}.part")
+        part.unlink(missing_ok=True)
+        mode = self.privacy.stat().st_mode & 0o777
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as handle:
+            handle.write(json.dumps(content, indent=2) + "\n")
+        os.replace(part, self.privacy)
+
+
+def read_job(folder: Path) -> tuple[dict[str, Any], Job]:
+    """A job folder's meta.json and what the job is.
+
+    Raises:
+        FedDPError: it is not what the export writes; both apps must be those of one plan.
+    """
+    if not (folder / META).is_file():
+        raise FedDPError(f"{folder} is no job's folder: it has no {META}; name the folder that `feddp job` wrote")
+    extra = [path.name for path in sorted(folder.iterdir()) if path.name not in (META, *APPS.values())]
+    if extra:
+        raise FedDPError(f"{folder} holds {extra[0]!r}, which no job of ours has; export the job with `feddp job`")
+    job, at_server = (read_folder(side, folder / APPS[side]) for side in reversed(SIDES))
+    if at_server.plan != job.plan:
+        raise FedDPError(f"{folder}: the server's app has another plan than the sites'; export the job with `feddp job`")
+    with open(folder / META, "rb") as handle:
+        meta = parsed(META, handle.read(LARGEST + 1))
+    require_meta(meta, job)
+    return meta, job

@@ -1,0 +1,101 @@
+"""What a job will do at one hospital, in words for its administrator."""
+
+from pathlib import Path
+
+from feddp.data.folder import SiteFolder
+from feddp.flare.job_folder import Job
+from feddp.flare.policy import CALIBRATION, OUTSIDE, SPECTRA, SitePolicy
+from feddp.methods import base
+from feddp.methods.aggregation import Spec
+from feddp.methods.plan import Plan
+
+# what a setting that differs from its default means for privacy; of any other nothing is known to hang on it
+PRIVACY = {
+    "lr": "a larger step writes more of a batch into what leaves",
+    "heads_lr": "a larger step writes more of a batch into the heads that peers receive",
+    "batch": "the fewer images in a step, the more of each shows in what leaves",
+    "local_epochs": "the more epochs before a round ends, the less a single image shows in it",
+    "clip": "a wider clip lets one image weigh more",
+    "weight_decay": "a strong decay wipes out what earlier steps left, and so lets a single step show",
+    "loss": "another loss was not looked at as the default was",
+    "augment": "without it the network sees the images as they are",
+    "selection": "with test, the test images choose the round, and say more of themselves",
+    "min_sites": "with fewer sites in a mean each one's contribution shows more",
+    "private": "what is not named here is sent to the server every round",
+    "precision": "coarser numbers leave, of the same tensors",
+    "spectra": "of so many training images the centre of the amplitude spectrum goes to the peers",
+    "start": "which round is kept; no more leaves",
+    "rounds": "every round leaves one more contribution",
+}
+_USES = {base.SPECTRA: SPECTRA, base.CALIBRATE: CALIBRATION, base.HEADS: CALIBRATION}
+
+
+def described(name: str, job: Job, policy: SitePolicy, data: Path | None) -> list[str]:
+    """Lines; `data` is the site's folder, where this machine can see it."""
+    plan = job.plan
+    lines = [
+        f"job {name}, plan {plan.digest(job.asked)}",
+        f"method {plan.method}, network {plan.network}, images of {plan.channels} channels at {plan.size} x {plan.size}",
+        f"classes {', '.join(plan.classes)} ({plan.labels}); seed {plan.seed}",
+    ]
+    lines += _outside(job, policy) if job.request else _rounds(plan, policy, data)
+    lines += [_tensors(job), *_settings(plan)]
+    return lines
+
+
+def _outside(job: Job, policy: SitePolicy) -> list[str]:
+    request = job.request
+    changed = ", ".join(f"{name}={value}" for name, value in request.settings.items()) or "none"
+    return [
+        f"no training: {', '.join(request.donors)} give their whole networks of job {request.job} to {request.newcomer}",
+        f"{request.newcomer} adapts them to its images ({request.how}), and sends counts and losses"
+        + (", and the mean metrics of its masks" if request.score else ""),
+        f"settings of the adaptation that differ from the defaults: {changed}",
+        _consent(OUTSIDE, policy),
+    ]
+
+
+def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
+    network = plan.build_network()
+    partition = plan.partition(network)
+    shared = Spec.of(network.state_dict(), partition.shared)
+    spec = shared.halved if plan.federation.half else shared
+    training = plan.training
+    names = f"{len(partition.shared)} tensors, {spec.nbytes:,} bytes" + (" (in half precision)" if plan.federation.half else "")
+    images = len(SiteFolder.open(data).rows_of("train")) if data else None
+    steps = f", {-(-images // training.batch)} an epoch over the {images} training images here" if images else ""
+    phases = f" in {plan.phases} phases" if plan.phases > 1 else ""
+    uses = dict.fromkeys(_USES[stage] for stage in plan.stages if stage in _USES)
+    return [
+        f"sites: {', '.join(plan.sites)}; a round counts with {plan.federation.min_sites}",
+        f"leaves this site in each of {plan.rounds} rounds{phases}, to the server: {names}, and means of losses and metrics",
+        f"stays here: {len(partition.private)} tensors of this network ({', '.join(partition.private[:2]) or 'none'}, ...)"
+        if partition.private
+        else "stays here: no tensor; the whole network is shared",
+        f"each round: {training.local_epochs} epochs in steps of {training.batch} images{steps}; learning rate {training.lr}",
+        f"stages: {', '.join(plan.stages)}",
+        *([_consent(word, policy) for word in uses] or ["consent: this job asks for none"]),
+    ]
+
+
+def _consent(word: str, policy: SitePolicy) -> str:
+    gives = "gives" if policy.consents(word) else "does not give: this site takes no part in that exchange"
+    whom = "every consenting site" if policy.recipients is None else ", ".join(policy.recipients) or "nobody"
+    return f"consent to {word}: asked for; this kit {gives}" + (f", to {whom}" if policy.consents(word) else "")
+
+
+def _tensors(job: Job) -> str:
+    if not job.plan.weights:
+        return "initial tensors: none; the network starts from the plan's seed"
+    what = "the finished run's shared tensors, at the server" if job.request else "brought by the job"
+    return f"initial tensors: {what}, SHA-256 {job.plan.weights}"
+
+
+def _settings(plan: Plan) -> list[str]:
+    known, meanings = Plan.known_settings(plan.method), Plan.meanings(plan.method)
+    changed = [
+        f"  {name}={value} (default {known[name]}): {meanings[name]}; "
+        + (f"privacy: {PRIVACY[name]}" if name in PRIVACY else "nothing more leaves by it")
+        for name, value in plan.settings.items()
+    ]
+    return ["settings that differ from the defaults:", *changed] if changed else ["settings: all as the method's defaults"]
