@@ -1,7 +1,10 @@
-"""Cells of FLARE's network, as a server and sites have them, in one process and without a wire: what a cell gets is handed to it
-as FLARE's connection manager would, with the neighbour's name and certificate."""
+"""Cells of FLARE's network, as a server and sites have them, in one process and without a wire: what a cell gets is handed
+to it as FLARE's connection manager would, with the neighbour's name and certificate."""
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +13,9 @@ from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
+from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.cellnet.utils import encode_payload
 from nvflare.fuel.f3.endpoint import Endpoint
-from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
@@ -61,7 +64,7 @@ class Federation:
         }
         message = Message(said, payload)
         encode_payload(message)
-        message.payload = _as_bytes(message.payload)
+        message.payload = as_bytes(message.payload)
         message.add_headers(headers)
         connection = SimpleNamespace(get_conn_properties=lambda: {"peer_cn": person} if person else {})
         self.cells[to].core_cell.process_message(Endpoint(by or origin), connection, CoreCell.APP_ID, message)
@@ -77,7 +80,7 @@ class Federation:
             StreamHeaderKey.STREAM_REQ_ID: asked,
             StreamHeaderKey.PAYLOAD_ENCODING: "fobs",
         }
-        data = _as_bytes(fobs.dumps(payload))
+        data = as_bytes(fobs.dumps(payload))
         self.hand(to, STREAM_CHANNEL, STREAM_DATA_TOPIC, data, **({StreamHeaderKey.SIZE: len(data)} | more))
 
     def command(self, topic: str, body="", to=A, origin=SERVER, by=SERVER, **headers) -> str:
@@ -86,8 +89,9 @@ class Federation:
         request = AdminMessage(topic, body)
         request.set_headers(headers)
         self.cells[to].core_cell._send_to_endpoint = lambda to_endpoint, message: answered.append(message) or ""
+        expected = {MessageHeaderKey.REPLY_EXPECTED: True, MessageHeaderKey.REQ_ID: "1"}
         try:
-            self.hand(to, "admin", "admin", request, origin, by, **{MessageHeaderKey.REPLY_EXPECTED: True, MessageHeaderKey.REQ_ID: "1"})
+            self.hand(to, "admin", "admin", request, origin, by, **expected)
         finally:
             self.cells[to].core_cell._send_to_endpoint = sent
         payloads = [getattr(message.payload, "body", message.headers.get(MessageHeaderKey.ERROR)) for message in answered]
@@ -105,12 +109,12 @@ class Engine(ClientEngine):
         self.new_context, self.fire_event = FLContext, lambda event, ctx: None
 
 
-def _as_bytes(payload):
+def as_bytes(payload):
     return b"".join(bytes(part) for part in payload) if isinstance(payload, list) else payload
 
 
-@pytest.fixture
-def federation(monkeypatch, tmp_path):
+@contextmanager
+def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Federation]:
     """No cell of another test's is here, and none of this one's stays."""
     monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
     monkeypatch.setattr(CoreCell, "__init__", CoreCell.__init__)  # a gate wraps it

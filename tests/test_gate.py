@@ -8,11 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gated import A, B, CONSOLE, JOB, OTHER, SERVER, federation, with_right  # noqa: F401: a fixture
+from gated import A, B, CONSOLE, JOB, OTHER, SERVER, as_bytes, in_process, with_right
+from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
+from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_ERROR_TOPIC, StreamHeaderKey
+from nvflare.fuel.hci.server.reg import ServerCommandRegister
+from nvflare.fuel.utils import fobs
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
@@ -31,10 +36,20 @@ GATED = pytest.mark.parametrize("gated", [False, True], ids=["without the gate",
 
 
 @pytest.fixture
+def federation(monkeypatch, tmp_path):
+    with in_process(monkeypatch, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
 def kit(tmp_path, monkeypatch):
     """A hospital's folder, in which its FLARE runs."""
     folder = tmp_path / "kit"
-    for file, text in {"startup/client.key": KEY, "local/privacy.json": "{}", f"feddp/{OTHER}/private.safetensors": "x"}.items():
+    for file, text in {
+        "startup/client.key": KEY,
+        "local/privacy.json": "{}",
+        f"feddp/{OTHER}/private.safetensors": "x",
+    }.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text)
     (folder / JOB).mkdir()
@@ -78,7 +93,7 @@ def test_the_key_is_not_read(federation, kit, gated, origin, by):
 
 
 @GATED
-@pytest.mark.parametrize("job", ["feddp", "local", "startup", JOB, f"{JOB}/../local"])
+@pytest.mark.parametrize("job", ["feddp", "local", "startup", JOB])
 def test_nothing_is_deleted(federation, kit, gated, job):
     gated and SiteGate()
     federation.site(A, kit)
@@ -101,7 +116,9 @@ def test_what_a_site_answers_is_the_table_and_the_threat_model_names_it(federati
 
 
 @pytest.mark.parametrize("topic", [topic for topic, known in cells.ADMIN.items() if known.job])
-@pytest.mark.parametrize("job", ["local", "startup", "feddp", "..", f"../{JOB}", JOB.upper().replace("0", "A"), JOB[:-1], None, 7])
+@pytest.mark.parametrize(
+    "job", ["local", "startup", "feddp", "..", f"../{JOB}", JOB.upper().replace("0", "A"), JOB[:-1], None, 7]
+)
 def test_a_job_is_named_by_its_id_and_no_folder_of_the_kit(federation, kit, topic, job):
     """FLARE's deployment deletes the folder of that name first."""
     SiteGate()
@@ -119,7 +136,12 @@ def test_what_needs_a_right_has_the_site_look_it_up(federation, kit, topic):
     SiteGate()
     reached = heard(federation.cell(A), "admin")
     right = with_right(cells.ADMIN[topic].right)
-    for wrong in ({}, right | {"require_authz": "false"}, right | {"require_authz": True}, right | {"admin_command": "check_status"}):
+    for wrong in (
+        {},
+        right | {"require_authz": "false"},
+        right | {"require_authz": True},
+        right | {"admin_command": "check_status"},
+    ):
         assert "answered to who has the right" in federation.command(topic, job_id=JOB, **wrong)
     assert not reached
     federation.command(topic, job_id=JOB, **right)
@@ -271,7 +293,11 @@ def test_a_piece_of_a_stream_is_not_decoded_by_itself(federation, monkeypatch):
     seen = []
     monkeypatch.setattr(cell, "decrypt_payload", seen.append)
     for encoding in ("fobs", None, ["fobs"]):
-        headers = {StreamHeaderKey.CHANNEL: AUX, StreamHeaderKey.TOPIC: "__end_run__", MessageHeaderKey.PAYLOAD_ENCODING: encoding}
+        headers = {
+            StreamHeaderKey.CHANNEL: AUX,
+            StreamHeaderKey.TOPIC: "__end_run__",
+            MessageHeaderKey.PAYLOAD_ENCODING: encoding,
+        }
         federation.stream(A_JOB, AUX, "__end_run__", {}, origin=SERVER_JOB, by=SERVER, **headers)
     assert not seen
     federation.stream(A_JOB, AUX, "__end_run__", {}, origin=SERVER_JOB, by=SERVER)
@@ -320,7 +346,9 @@ def test_no_filter_of_another_hides_the_gate_and_others_filters_are_asked_after_
 
 def test_a_cell_that_is_there_already_gets_the_gate_and_a_site_without_it_takes_no_job(federation):
     federation.cell(A_JOB)
-    with pytest.raises(FedDPError, match=f"no gate stands before {A_JOB}.*cell_gate.*feddp.flare.gate.SiteGate.*resources.json"):
+    with pytest.raises(
+        FedDPError, match=f"no gate stands before {A_JOB}.*cell_gate.*feddp.flare.gate.SiteGate.*resources.json"
+    ):
         require_gate(A)
     require_gate(B)  # its cells are in other processes
     SiteGate()
@@ -364,6 +392,20 @@ def test_a_flood_of_refusals_does_not_fill_the_disk(federation):
     assert "(997 refusals before this one are not shown)]" in federation.lines()[3]
     refusals.add(JOB, "x", "z")
     assert f"[J:{JOB}][gate refused z]" in federation.lines()[4]
+
+
+@pytest.mark.parametrize("name", ["subprocess.Popen", "builtins.eval", "feddp.flare.gate.SiteGate", "logging.FileHandler"])
+@pytest.mark.parametrize("by", ["", "DataClassDecomposer", "EnumTypeDecomposer", "DictDecomposer"])
+def test_what_is_decoded_builds_no_class_by_its_name(name, by):
+    """FLARE's own lists, which this version has: what the gate lets in is decoded by it."""
+    made = {"__fobs_type__": name, "__fobs_data__": {"data": {}}}
+    if by:
+        made["__fobs_dc__"] = f"nvflare.fuel.utils.fobs.decomposer.{by}"
+    with pytest.raises(ValueError, match="is not allowed|must be registered"):
+        fobs.loads(as_bytes(fobs.dumps(made)))
+    flare_decomposers.register()
+    known = AdminMessage("train.check_status", "")
+    assert fobs.loads(as_bytes(fobs.dumps(known))).topic == known.topic, "the control"
 
 
 # the server's
@@ -431,10 +473,10 @@ def test_of_a_running_job_a_site_gets_its_tasks_and_nothing_else(federation, gat
     sent = forwarded(federation, gated)
     reached = heard(federation.cell(SERVER_JOB), channel)
     of = between(f"{B}.{JOB}", SERVER_JOB)
-    federation.stream(SERVER, channel, topic, {}, **of)
-    federation.stream(SERVER_JOB, channel, topic, {}, **(of | {"by": SERVER}))
     passes = not gated or (channel, topic) in FROM_SITES
+    federation.stream(SERVER, channel, topic, {}, **of)
     assert sent == [SERVER_JOB] * passes
+    federation.stream(SERVER_JOB, channel, topic, {}, **(of | {"by": SERVER}))
     assert soon(lambda: reached == [topic]) if passes else not reached
 
 
@@ -455,11 +497,14 @@ def test_no_site_ends_the_servers_job_by_a_report(federation, gated, monkeypatch
     ended = []
     monkeypatch.setattr("os._exit", ended.append)
     gated and ServerGate()
-    federation.cell(SERVER_JOB)
+    of = f"{B}.{JOB}"
+    sent = federation.cell(SERVER_JOB).send_blob("return_only", "x:y", of, Message({}, b"z"))
+    assert soon(lambda: sent.stream_id in ByteStreamer.error_context_map), "it could not be sent, and FLARE remembers it"
     for error in ("StreamError", "BlobSizeError"):
-        report = {StreamHeaderKey.ERROR_TYPE: error, StreamHeaderKey.STREAM_ID: 1}
-        federation.hand(SERVER_JOB, STREAM_CHANNEL, STREAM_ERROR_TOPIC, None, origin=f"{B}.{JOB}", by=SERVER, **report)
-    assert bool(ended) is not gated
+        report = {StreamHeaderKey.ERROR_TYPE: error, StreamHeaderKey.STREAM_ID: sent.stream_id}
+        report |= {StreamHeaderKey.CHANNEL: "return_only", StreamHeaderKey.TOPIC: "x:y"}
+        federation.hand(SERVER_JOB, STREAM_CHANNEL, STREAM_ERROR_TOPIC, None, origin=of, by=SERVER, **report)
+    assert ended == ([] if gated else [1])
     assert len(federation.lines()) == gated, "the other report passes"
 
 
@@ -488,22 +533,51 @@ def test_a_console_speaks_to_the_servers_console_and_a_site_does_not(federation)
     assert sorted(said) == ["console", "site", "site"]
 
 
-@pytest.mark.parametrize("of", [A, f"{A}.{JOB}"])
-def test_what_a_federation_lives_by_passes_both_gates(federation, of):
-    """The names of every message that a FedDP run of provisioned kits sends; test_gate_deployment.py runs one."""
-    SiteGate(), ServerGate()
+@pytest.mark.parametrize("by", [A, A_JOB])
+def test_what_a_federation_lives_by_passes_the_servers_gate(federation, by):
+    """Every message that a FedDP run of provisioned kits sends (test_gate_deployment.py runs one), also by the job's parent."""
     sent = forwarded(federation)
-    job = federation.cell(A_JOB)
-    reached = [heard(federation.cells[SERVER], "task"), heard(job, AUX), heard(job, "download_service__")]
+    reached = heard(federation.cells[SERVER], "task")
     for topic in ("challenge", "register", "heart_beat", "quit", "report_job_failure"):
         federation.hand(SERVER, "task", topic, {}, origin=A, person=A)
     for channel, topic in (*FROM_SITES, (AUX, "__job_heartbeat__"), ("download_service__", "download_service__download")):
-        federation.stream(SERVER, channel, topic, {}, origin=A_JOB, by=of, person=A, destination=SERVER_JOB)
-    federation.stream(A_JOB, AUX, "__end_run__", {}, origin=SERVER_JOB, by=A if of == A else SERVER)
-    federation.stream(A_JOB, "download_service__", "download_service__download", {}, origin=SERVER_JOB, by=SERVER)
-    assert soon(lambda: [len(topics) for topics in reached] == [5, 1, 1])
-    assert len(sent) == 6
+        federation.stream(SERVER, channel, topic, {}, origin=A_JOB, by=by, person=A, destination=SERVER_JOB)
+    assert (len(reached), sent) == (5, [SERVER_JOB] * 6)
     assert federation.lines() == []
+
+
+@pytest.mark.parametrize("by", [A, SERVER])
+def test_what_a_federation_lives_by_passes_the_sites_gate(federation, by):
+    SiteGate()
+    job = federation.cell(A_JOB)
+    reached = [heard(job, AUX), heard(job, "download_service__")]
+    federation.stream(A_JOB, AUX, "__end_run__", {}, origin=SERVER_JOB, by=by)
+    federation.stream(A_JOB, "download_service__", "download_service__download", {}, origin=SERVER_JOB, by=by)
+    assert soon(lambda: [len(topics) for topics in reached] == [1, 1])
+    parent, sent = federation.cell(A).core_cell, []
+    parent._forward = lambda endpoint, origin, destination, kind, message: sent.append(destination)
+    federation.stream(A, AUX, "__end_run__", {}, origin=SERVER_JOB, by=SERVER, destination=A_JOB)
+    federation.stream(A, COMMAND, "get_task", {}, origin=A_JOB, destination=SERVER_JOB)
+    assert sent == [A_JOB, SERVER_JOB]
+    assert federation.lines() == []
+    federation.stream(A, COMMAND, "get_task", {}, origin=A_JOB, destination=f"{SERVER}.{OTHER}")
+    federation.stream(A, AUX, "__end_run__", {}, origin=SERVER_JOB, by=SERVER, destination=f"{A}.{OTHER}")
+    federation.stream(A, AUX, "__end_run__", {}, origin=SERVER_JOB, by=SERVER, destination=B)
+    federation.stream(A, AUX, "__end_run__", {}, origin=f"{B}.{JOB}", by=SERVER, destination=A_JOB)
+    assert len(sent) == 2
+    assert len(federation.lines()) == 4
+
+
+@GATED
+@pytest.mark.parametrize("command", ["change_root", "stop_net", "stop_cell", "cells", "route", "show_config_vars"])
+def test_no_console_rules_the_network(federation, gated, command):
+    """FLARE asks no right of whoever types them: its filter passes over a command without `authz_func`."""
+    gated and ServerGate()
+    register = ServerCommandRegister(app_ctx=None)
+    register.register_module(NetManager(None))
+    register.finalize()
+    found = register.get_command_entries(command)
+    assert [entry.authz_func for entry in found] == ([] if gated else [None])
 
 
 def test_a_cells_name_is_its_parents_and_its_job():

@@ -29,8 +29,9 @@ class Refused(FedDPError):
 class Arrival:
     """What the headers say, and what the connection proves.
 
-    `channel` and `topic` are the stream's where it is a piece of one (`stream`). `origin` and `destination` are the sender's words.
-    `endpoint` is the neighbouring cell, `person` the common name of its certificate: FLARE's mTLS has held one against the other.
+    `channel` and `topic` are the stream's where it is a piece of one (`stream`). `origin` and `destination` are the sender's
+    words. `endpoint` is the neighbouring cell, `person` the common name of its certificate: FLARE's mTLS has held one against
+    the other.
     """
 
     kind: str
@@ -113,4 +114,4 @@ def _stream_is_awaited(cell: CoreCell, message: Message, origin: str) -> bool:
 
 def shown(word: object, limit: int = 80) -> str:
     """A sender's word for a line of the audit file: it makes no second line, no field, and none without end."""
-    return re.sub(r"[^A-Za-z0-9_.:@/*-]", "?", str(word)[:limit]) or "-"
+    return re.sub(r"[^A-Za-z0-9_.:@/*-]", "?", "" if word is None else str(word)[:limit]) or "-"

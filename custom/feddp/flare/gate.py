@@ -1,11 +1,10 @@
-"""The cell gate: a filter before every cell of a kit's process, which lets in what a federation needs (`cells`) and nothing else.
+"""The cell gate: a filter before every cell of a kit's process, which lets in what a federation needs (`cells`), nothing else.
 
 FLARE 2.9's server hands a client's messages on to any other client, and its client believes who a message says it comes from.
 So a site has a gate of its own, which holds whatever the server's does; and the server one that keeps clients apart.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
@@ -46,8 +45,8 @@ class First(Registry):
 class Gate(FLComponent):
     """For a kit's resources.json, whose components FLARE builds in the parent process and in each job's before their cells.
 
-    No event of FLARE's lies between a cell's making and its start. So a gate puts itself on the cells that are there (a container's
-    job has fetched its workspace by one), and has every later one made with it.
+    No event of FLARE's lies between a cell's making and its start. So a gate puts itself on the cells that are there (a
+    container's job has fetched its workspace by one), and has every later one made with it.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ class Gate(FLComponent):
             self.judge(cell, message, Arrival.of(message))
         except Refused as refused:
             self._note(cell, message, str(refused))
-            return make_reply(ReturnCode.INVALID_REQUEST)  # FLARE sends it to nobody: an answer would carry the site's own token
+            return make_reply(ReturnCode.INVALID_REQUEST)  # sent to nobody: an answer would carry the site's own token
         return None
 
     def _note(self, cell: CoreCell, message: Message, why: str, inside: str = "") -> None:
@@ -211,10 +210,9 @@ class ServerGate(Gate):
         table = cells.AT_SERVER_JOB if to[1] else cells.AT_SERVER
         if cells.is_bootstrap(me):
             table = cells.AT_BOOTSTRAP
-        outwards = to[0] != SERVER
-        if arrival.kind == MessageType.REQ and not outwards:
-            if not table.passes(arrival.channel, arrival.topic, arrival.stream, sender):
-                raise Refused(f"{shown(arrival.topic)} of {shown(arrival.channel)} is not taken from a {sender}")
+        passes = table.passes(arrival.channel, arrival.topic, arrival.stream, sender)
+        if arrival.kind == MessageType.REQ and to[0] == SERVER and not passes:  # what goes to a site is that site's to judge
+            raise Refused(f"{shown(arrival.topic)} of {shown(arrival.channel)} is not taken from a {sender}")
         if arrival.destination == me:
             require_awaited(cell, message, arrival)
 
