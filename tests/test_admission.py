@@ -1,0 +1,474 @@
+"""What a site deploys: the export of a plan that its policy takes, and nothing else, whoever says he submitted it.
+
+FLARE's own classes throughout: its zip of an app, its client's deployer underneath ours, its parser of a job's configuration, its
+server's validator of what is submitted. Each attack has its control: without ours it does its work, or the genuine job passes.
+"""
+
+import http.server
+import io
+import json
+import os
+import shutil
+import stat
+import struct
+import threading
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.sec.authz import AuthorizationService
+from nvflare.fuel.utils.config import ConfigFormat
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+from nvflare.fuel_opt.utils.pyhocon_loader import PyhoconLoader
+from nvflare.lighter.tool_consts import NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.private.fed.app.fl_app_validator import FLAppValidator
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.private.fed.utils.app_deployer import AppDeployer
+from nvflare.private.json_configer import JsonConfigurator
+from nvflare.private.privacy_manager import PrivacyService
+from nvflare.security.security import FLAuthorizer
+
+from feddp.errors import FedDPError
+from feddp.flare.admission import AdmittedApp, AdmittingDeployer
+from feddp.flare.job_folder import read_folder
+from feddp.flare.policy import SitePolicy
+from feddp.jobs import export
+from feddp.kit.approve import read_job
+from feddp.provision import AUTHORIZATION, GUARD
+
+SITE, SITES = "site-1", ("site-1", "site-2", "site-3")
+CLIENT, SERVER = "app_client/config/config_fed_client.json", "app_server/config/config_fed_server.json"
+JOB = "0d2c1f2e-1111-4222-8333-444455556666"
+BYTES = 1024 * 1024
+
+
+@pytest.fixture
+def plan(plan_for):
+    return plan_for(sites=SITES, min_sites=3)
+
+
+@pytest.fixture
+def folder(plan, tmp_path):
+    return export(plan, tmp_path / "ours")
+
+
+@pytest.fixture
+def hospital(tmp_path, plan):
+    """A site's kit, its audit file, FLARE's services as its parent process has them, and a role that FLARE allows everything."""
+    AuditService.close()
+    AuditService.initialize(str(tmp_path / "audit.txt"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("hospital", AUTHORIZATION))
+        patch.setattr(AppAuthzService, "app_validator", FLAppValidator(site_type="client"))
+        patch.setattr(PrivacyService, "manager", None)
+        patch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
+        yield Hospital(tmp_path / "kit", tmp_path / "audit.txt", SitePolicy.admitting(plan))
+    AuditService.close()
+
+
+class Hospital:
+    def __init__(self, kit: Path, audit: Path, properties: dict):
+        self.kit, self.audit = kit, audit
+        for name in ("startup", "local"):
+            (kit / name).mkdir(parents=True)
+        self.policy(properties)
+
+    def policy(self, properties: dict) -> None:
+        scope = {
+            "name": "feddp",
+            "properties": {"data": "/secret/place"} | properties,
+            "task_result_filters": [{"path": GUARD}],
+        }
+        (self.kit / "local/privacy.json").write_text(json.dumps({"scopes": [scope]}))
+
+    def deploys(
+        self, folder: Path, job: str = JOB, deployer=AdmittingDeployer, data: bytes | None = None, **meta
+    ) -> str | None:
+        """What FLARE's client does when the server sends an app: nothing where it is deployed, else why not."""
+        submitter = {"submitter_name": "x@y", "submitter_org": "x", "submitter_role": "super"}
+        content = json.loads((folder / "meta.json").read_text()) | {"job_id": job, "study": "default", **submitter, **meta}
+        app = zip_directory_to_bytes(str(folder / "app_client"), "") if data is None else data
+        return deployer().deploy(Workspace(str(self.kit), SITE), job, content, "app_client", app, FLContext())
+
+    def refuses(self, folder: Path, *words: str, **given) -> str:
+        """Nothing is unpacked, and the audit file has what the lead is told, in one line."""
+        said = self.deploys(folder, **given)
+        assert said is not None
+        assert "\n" not in said
+        for word in words:
+            assert word in said
+        assert not (self.kit / JOB).exists()
+        assert self.audit.read_text().splitlines()[-1].endswith(f"[{said}]")
+        return said
+
+
+def changed(folder: Path, file: str, change) -> Path:
+    content = json.loads((folder / file).read_text())
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+    return folder
+
+
+def signed(folder: Path) -> Path:
+    """As the console leaves it: two files more in every folder of an app. (FLARE looks at what they say before us.)"""
+    for inner in (folder / "app_client", folder / "app_client/config"):
+        (inner / NVFLARE_SUBMITTER_CRT_FILE).write_text("certificate")
+    return folder
+
+
+def test_a_genuine_job_is_deployed_as_flare_deploys_it(hospital, folder):
+    assert hospital.deploys(signed(folder)) is None
+    deployed = hospital.kit / JOB / f"app_{SITE}" / "config/config_fed_client.json"
+    assert deployed.read_bytes() == (folder / CLIENT).read_bytes()
+
+
+def test_a_job_is_deployed_once(hospital, folder):
+    """Its id is the server's word: FLARE would remove what lies under it, and that of a folder of the kit's own too."""
+    assert hospital.deploys(folder) is None
+    for id, words in ((JOB, "deployed once"), ("local", "its id is none"), ("startup", "its id is none"), ("../kit", "its id")):
+        said = hospital.deploys(folder, job=id)
+        assert words in said
+    kept = hospital.kit / "feddp" / (other := str(uuid.uuid4()))
+    kept.mkdir(parents=True)
+    assert "deployed once" in hospital.deploys(folder, job=other)
+    assert (hospital.kit / JOB).is_dir()
+    assert (hospital.kit / "local/privacy.json").exists()
+    hospital.deploys(folder, job="local", deployer=AppDeployer)
+    assert not (hospital.kit / "local/privacy.json").exists(), "the control"
+
+
+CODE = {"id": "x", "path": "subprocess.Popen", "args": {"args": "id"}}
+SMUGGLED = {
+    "components[1]": (CLIENT, lambda c: c["components"].append(CODE)),
+    "components[0].path": (CLIENT, lambda c: c["components"][0].update(path="feddp.flare.persistor.SharedTensorPersistor")),
+    "components[0].args.device": (CLIENT, lambda c: c["components"][0]["args"].update(device="cuda")),
+    "executors[0].tasks[3]": (CLIENT, lambda c: c["executors"][0]["tasks"].append("evaluate")),
+    "executors[0].executor.path": (CLIENT, lambda c: c["executors"][0]["executor"].update(path="os.mkdir")),
+    "executors[0].executor.args": (CLIENT, lambda c: c["executors"][0]["executor"].update(args={"x": CODE})),
+    "executors[1].tasks[0]": (CLIENT, lambda c: c["executors"][1].update(tasks=["harvest"])),
+    "task_result_filters[0].filters[1]": (CLIENT, lambda c: c["task_result_filters"][0]["filters"].append({"path": "x.Y"})),
+    "task_result_filters is missing": (CLIENT, lambda c: c.pop("task_result_filters")),
+    "task_data_filters": (CLIENT, lambda c: c.update(task_data_filters=[{"tasks": ["*"], "filters": [CODE]}])),
+    "format_version": (CLIENT, lambda c: c.update(format_version=True)),
+    "tensor_download_chunk_size": (CLIENT, lambda c: c.update(tensor_download_chunk_size=1)),
+    "handlers": (CLIENT, lambda c: c.update(handlers=[CODE])),
+    "settings.lr": (CLIENT, lambda c: _settings(c).update(lr="0.002")),
+    "settings.private": (CLIENT, lambda c: _settings(c).update(private="none")),
+    'private "{': (CLIENT, lambda c: _settings(c).update(private=[CODE])),
+    "unknown setting": (CLIENT, lambda c: _settings(c).update(path="os.mkdir")),
+    "unknown keys": (CLIENT, lambda c: _plan(c).update(path="os.mkdir")),
+    "rounds=True": (CLIENT, lambda c: _plan(c).update(rounds=True)),
+    "min_clients is 1": ("meta.json", lambda m: m.update(min_clients=1)),
+    "launcher_spec": ("meta.json", lambda m: m.update(launcher_spec={SITE: {"docker": {"image": "x"}}})),
+    "byoc": ("meta.json", lambda m: m.update(byoc=True)),
+    "custom_props": ("meta.json", lambda m: m.update(custom_props={"x": 1})),
+    "stats_pool_config": ("meta.json", lambda m: m.update(stats_pool_config={})),
+    "mandatory_clients": ("meta.json", lambda m: m.update(mandatory_clients=[SITE])),
+    "deploy_map.app_client[0]": ("meta.json", lambda m: m["deploy_map"].update(app_client=["site-0", "site-2", "site-3"])),
+    "resource_spec.site-1.image": ("meta.json", lambda m: m.update(resource_spec={SITE: {"image": "x"}})),
+    "resource_spec.site-1.docker": ("meta.json", lambda m: m.update(resource_spec={SITE: {"docker": {"num_of_gpus": 1}}})),
+    "resource_spec.site-1.num_of_gpus": ("meta.json", lambda m: m.update(resource_spec={SITE: {"num_of_gpus": "1"}})),
+    "resource_spec.@default": ("meta.json", lambda m: m.update(resource_spec={"@default": {"num_of_gpus": 1}})),
+    "scope": ("meta.json", lambda m: m.update(scope="")),
+}
+
+
+def _plan(config: dict) -> dict:
+    return config["components"][0]["args"]["plan"]
+
+
+def _settings(config: dict) -> dict:
+    return _plan(config)["settings"]
+
+
+@pytest.mark.parametrize("place", SMUGGLED)
+def test_whatever_differs_from_the_export_is_refused_by_its_place(hospital, folder, place):
+    """The policy takes any plan: it is the folder that is refused. FLARE's own deployer would unpack each of them."""
+    hospital.policy({"approve": "any"})
+    file, change = SMUGGLED[place]
+    hospital.refuses(changed(folder, file, change), place)
+
+
+def test_gpus_may_be_asked_for_and_change_nothing_else(hospital, folder):
+    spec = {SITE: {"num_of_gpus": 1, "mem_per_gpu_in_GiB": 15.5}}
+    assert hospital.deploys(changed(folder, "meta.json", lambda m: m.update(resource_spec=spec))) is None
+
+
+def test_a_plan_that_was_changed_is_another_plan(hospital, folder):
+    hospital.refuses(changed(folder, CLIENT, lambda c: _plan(c).update(rounds=3)), "its administrator has not approved plan")
+
+
+def test_an_app_for_another_side_or_site_is_refused(hospital, folder):
+    others = {"app_server": ["server"], "app_client": ["site-2", "site-3"]}
+    hospital.refuses(folder, "deploy_map.app_client[0]", deploy_map=others)
+    said = AdmittingDeployer().deploy(Workspace(str(hospital.kit), SITE), JOB, {}, "app_server", b"", FLContext())
+    assert '"app_server", and the export writes "app_client"' in said
+    elsewhere = AdmittingDeployer().deploy(
+        Workspace(str(hospital.kit), "site-9"),
+        JOB,
+        json.loads((folder / "meta.json").read_text()),
+        "app_client",
+        zip_directory_to_bytes(str(folder / "app_client"), ""),
+        FLContext(),
+    )
+    assert "deploy_map does not name site site-9" in elsewhere
+
+
+# files
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "custom/mine.py",
+        "config/config_fed_client.conf",
+        "config/config_fed_client.yml",
+        "config/config_fed_client.json.default",
+        "config/log_config.json",
+        "config/weights.safetensors",
+        "config/deeper/config_fed_client.json",
+        "privacy.json",
+    ],
+)
+def test_a_file_more_is_refused_by_its_name(hospital, folder, name):
+    """By the role `super`, to which FLARE's authorization allows code: the control deploys it."""
+    path = folder / "app_client" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("1")
+    first = name if path.parent.name == "config" or "/" not in name else f"{name.rsplit('/', 1)[0]}"
+    hospital.refuses(folder, f"the app holds '{first}")
+    assert hospital.deploys(folder, deployer=AppDeployer) is None
+    assert (hospital.kit / JOB / f"app_{SITE}" / name).exists(), "the control"
+
+
+def packed(*entries: tuple[ZipInfo | str, bytes], **options) -> bytes:
+    data = io.BytesIO()
+    with ZipFile(data, "w", **options) as archive:
+        for name, content in entries:
+            archive.writestr(name, content)
+    return data.getvalue()
+
+
+def test_a_link_or_a_path_out_of_the_app_is_refused(hospital, folder):
+    link = ZipInfo("config/config_fed_client.json")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    hospital.refuses(folder, "which is no plain file", data=packed((link, b"/etc/passwd")))
+    good = (folder / CLIENT).read_bytes()
+    for name in ("../config_fed_client.json", "/etc/config_fed_client.json", "config/../../x"):
+        hospital.refuses(folder, repr(name), data=packed(("config/config_fed_client.json", good), (name, good)))
+    assert hospital.deploys(folder, data=packed(("config/config_fed_client.json", good))) is None
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(hospital, folder):
+    """By size, by what it unpacks to, by members, and where the directory of the zip lies about the size."""
+    hospital.refuses(folder, f"{2 * BYTES} bytes, and at most", data=b"x" * 2 * BYTES)
+    huge = packed(("config/config_fed_client.json", b" " * 200 * BYTES), compression=ZIP_DEFLATED)
+    assert len(huge) < BYTES
+    hospital.refuses(folder, f"unpacks to {200 * BYTES} bytes", data=huge)
+    many = packed(*((f"config/{n}", b"") for n in range(5000)))
+    hospital.refuses(folder, "the app holds 'config/0'", data=many)
+    place = huge.rindex(b"PK\x01\x02")
+    lying = huge[: place + 24] + struct.pack("<I", 1000) + huge[place + 28 :]
+    hospital.refuses(folder, "the app is no zip that can be read", data=lying)
+    hospital.refuses(folder, "no zip that can be read", data=b"PK nothing")
+    with pytest.warns(UserWarning, match="Duplicate"):
+        twice = packed(*[("config/config_fed_client.json", (folder / CLIENT).read_bytes())] * 2)
+    hospital.refuses(folder, "twice", data=twice)
+
+
+# what FLARE would expand, include, or read otherwise
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"format_version": 2, "format_version": 2}', "the key 'format_version' stands there twice"),
+        ('{"x": NaN}', "NaN is no number"),
+        ('{"x": ' + "1" * 5000 + "}", "no plain JSON"),
+        ('{"x": "\u00e4"}', "no plain JSON"),
+        ("[" * 100_000, "more than 500 objects and lists"),
+        (" " * 300 * 1024, "at most 262144 are read"),
+        ("include url(http://127.0.0.1/x)", "no plain JSON"),
+        ("[]", "holds no JSON object"),
+        ('{"components": []}', "components[0] is missing"),
+    ],
+)
+def test_only_plain_json_is_read(hospital, folder, text, words):
+    (folder / CLIENT).write_text(text, encoding="utf-8")
+    hospital.refuses(folder, "config_fed_client.json", words)
+
+
+@pytest.mark.parametrize("value", ["{$SECRET}", "${SECRET}", "$SECRET", "{lr}", "x}"])
+def test_nothing_of_a_job_is_expanded(hospital, folder, value):
+    def everywhere(config):
+        _settings(config)["loss"] = value
+
+    said = hospital.refuses(changed(folder, CLIENT, everywhere), "components[0].args.plan.settings.loss holds one of $, {, }")
+    assert "SECRET" not in said, "not even its name comes back"
+    key = changed(folder, CLIENT, lambda c: (_settings(c).pop("loss"), c.update({value: 1})))
+    hospital.refuses(key, "holds one of $, {, }")
+
+
+def test_flare_expands_the_environment_in_plain_json(monkeypatch, tmp_path):
+    """Why: FLARE's parser of a job's configuration, the control of the test above."""
+
+    class Parser(JsonConfigurator):
+        seen = None
+
+        def process_config_element(self, config_ctx, node):
+            if node.path() == "lr":
+                Parser.seen = node.element
+
+    monkeypatch.setenv("SECRET", "0.0317")
+    (tmp_path / "job.json").write_text('{"format_version": 2, "lr": "{$SECRET}"}')
+    Parser(str(tmp_path / "job.json"), ["feddp"], ["errors"]).configure()
+    assert Parser.seen == "0.0317"
+
+
+@contextmanager
+def listening():
+    """A server that counts who asks it."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"stolen = 1")
+
+        def log_message(self, *words):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/x", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_hocon_is_never_parsed_and_its_include_never_fetched(hospital, tmp_path, folder):
+    """FLARE's own loader fetches it; with a deployer of ours in the process no loader of FLARE's reads anything but JSON."""
+    with listening() as (url, asked):
+        (tmp_path / "hocon").mkdir()
+        (tmp_path / "hocon/config_fed_client.conf").write_text(f'include url("{url}")\n')
+        ConfigFactory._fmt2Loader[ConfigFormat.PYHOCON] = PyhoconLoader()
+        loaded = ConfigFactory.load_config("config_fed_client.json", [str(tmp_path / "hocon")])
+        assert loaded.to_dict() == {"stolen": 1}, "the control"
+        assert asked == ["/x"]
+        AdmittingDeployer()
+        with pytest.raises(ValueError, match="no PYHOCON is read here; write JSON"):
+            ConfigFactory.load_config("config_fed_client.json", [str(tmp_path / "hocon")])
+        (folder / "app_client/config/config_fed_client.json").unlink()
+        shutil.copy(tmp_path / "hocon/config_fed_client.conf", folder / "app_client/config")
+        hospital.refuses(folder, "the app holds 'config/config_fed_client.conf'")
+        assert asked == ["/x"]
+    for other in set(ConfigFormat) - {ConfigFormat.JSON}:
+        with pytest.raises(ValueError, match="write JSON"):
+            ConfigFactory.get_config_loader(other).load_config_from_str("a = 1")
+    assert ConfigFactory.get_config_loader(ConfigFormat.JSON).load_config_from_str('{"a": 1}').to_dict() == {"a": 1}
+
+
+# the server
+
+
+def submitted(folder: Path) -> tuple[bool, str, dict]:
+    """What FLARE's server says of a job that is submitted."""
+    return JobMetaValidator().validate(folder.name, zip_directory_to_bytes(str(folder.parent), folder.name))
+
+
+def test_the_server_fetches_nothing_for_a_job_that_is_submitted(hospital, folder):
+    """FLARE's validator reads meta.conf, and the server's configuration, by HOCON: the control fetches both."""
+    with listening() as (url, asked):
+        for file, lines in (("meta.json", (folder / "meta.json").read_text()), (SERVER, "{}")):
+            path = folder / file
+            whole = path.read_text()
+            path.with_suffix(".conf").write_text(f'include url("{url}")\n{lines[1:-2] if lines != "{}" else ""}\n')
+            path.unlink()
+            ConfigFactory._fmt2Loader[ConfigFormat.PYHOCON] = PyhoconLoader()
+            before = len(asked)
+            submitted(folder)
+            assert len(asked) == before + 1, "the control"
+            AdmittingDeployer()
+            valid, said, _ = submitted(folder)
+            assert not valid
+            assert said == "no PYHOCON is read here; write JSON"
+            assert len(asked) == before + 1
+            path.with_suffix(".conf").unlink()
+            path.write_text(whole)
+    assert submitted(folder)[:2] == (True, "")
+
+
+def blocked(meta: dict) -> str | None:
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(FLContextKey.JOB_META, meta, private=True, sticky=False)
+    AdmittingDeployer().handle_event(EventType.SUBMIT_JOB, fl_ctx)
+    return fl_ctx.get_prop(FLContextKey.JOB_BLOCK_REASON)
+
+
+def test_the_server_refuses_what_meta_says_when_it_is_submitted(hospital, folder):
+    valid, _, meta = submitted(folder)
+    assert valid
+    assert blocked(meta) is None
+    (folder / "app_client/custom").mkdir()
+    assert blocked(submitted(folder)[2]) == "meta.json: byoc is True, and the export writes no such key"
+    assert "launcher_spec" in blocked(meta | {"launcher_spec": {"server": {"docker": {"image": "x"}}}})
+    assert "the apps of deploy_map" in blocked(meta | {"deploy_map": {"app_server": ["server"], "mine": ["site-1"]}})
+
+
+def test_the_server_refuses_its_own_app(folder):
+    app = folder / "app_server"
+    assert AdmittedApp().validate(str(app)) == ("", {})
+    changed(folder, SERVER, lambda c: c["workflows"][0].update(path="feddp.flare.outside.Outside"))
+    assert AdmittedApp().validate(str(app))[0].startswith("config_fed_server.json: workflows[0].path is ")
+    (app / "config/config_fed_server.conf").write_text("a = 1")
+    assert "app_server holds 'config/config_fed_server.conf'" in AdmittedApp().validate(str(app))[0]
+    (app / "config/config_fed_server.conf").unlink()
+    os.symlink("/etc/passwd", app / "config/passwd")
+    assert "holds the link config/passwd" in AdmittedApp().validate(str(app))[0]
+
+
+# the policy, as it is when the job comes
+
+
+def test_an_approval_holds_from_the_moment_it_is_written(hospital, folder, plan):
+    hospital.policy({})
+    hospital.refuses(folder, f"site {SITE}: its administrator has not approved plan {plan.digest()[:12]}", "feddp kit approve")
+    hospital.policy({"approve": [{"job": "another", "plan": "0" * 64}]})
+    hospital.refuses(folder, "has not approved")
+    hospital.policy({"approve": [{"job": "ours", "plan": plan.digest()}]})
+    assert hospital.deploys(folder) is None
+
+
+def test_what_is_wrong_with_a_policy_is_the_sites_own(hospital, folder):
+    hospital.policy({"approve": "any", "consents": "x"})
+    said = hospital.refuses(folder, "its privacy.json is not in order")
+    assert "consents" not in said
+    assert "unknown properties ['consents']" in hospital.audit.read_text()
+    hospital.refuses(folder, "privacy scope 'study' is not allowed", scope="study")
+    (hospital.kit / "local/privacy.json").unlink()
+    said = hospital.refuses(folder, "its privacy.json is not in order")
+    assert str(hospital.kit) not in said
+
+
+def test_both_sides_are_read_back_to_the_plan(folder, plan):
+    assert [read_folder(side, folder / f"app_{side}").plan for side in ("server", "client")] == [plan, plan]
+
+
+def test_a_folder_whose_sides_differ_in_the_plan_is_two_jobs(folder):
+    changed(folder, SERVER, lambda c: _plan(c).update(rounds=5))
+    with pytest.raises(FedDPError, match="the server's app has another plan"):
+        read_job(folder)
