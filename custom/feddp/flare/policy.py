@@ -14,7 +14,17 @@ from feddp.partition import ROLES
 
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 SIMULATED = "FEDDP_SIMULATED"
+OWN, PLAN = SEEDS = ("own", "plan")
 KEYS = {"data", "device", "consent", "recipients", "private", "methods", "spectra", "min_images", "threads"}
+KEYS |= {"std_images", "budget", "seed"}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all jobs together may ask of one data folder: how many jobs, and how many results with measured numbers."""
+
+    jobs: int = 20
+    evaluations: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,9 @@ class SitePolicy:
     certificate for where it is left out.
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     `methods` are those whose jobs it takes, any method's if not given; `spectra` is how many training images' amplitudes a job
-    may ask for; means over fewer than `min_images` images, or cases, do not leave.
+    may ask for; means over fewer than `min_images` images, or cases, do not leave, nor standard deviations over fewer than
+    `std_images`. `budget` is what jobs may ask of the data in all; `seed` is "own" where order, augmentation and dropout come
+    from a secret of the site's too, "plan" where the job's seed says them all.
     """
 
     data: Path
@@ -41,6 +53,9 @@ class SitePolicy:
     spectra: int = 16
     min_images: int = 5
     threads: int = 1  # CPU threads; one gives the same bits on every machine
+    std_images: int = 20
+    budget: Budget = Budget()
+    seed: str = OWN
 
     @classmethod
     def of(cls, site: str, properties: Mapping[str, Any] | None, simulated: bool) -> "SitePolicy":
@@ -77,6 +92,9 @@ class SitePolicy:
             _count(site, "spectra", properties.get("spectra", cls.spectra), 0, "training images"),
             _count(site, "min_images", properties.get("min_images", cls.min_images), 1, "images"),
             _count(site, "threads", properties.get("threads", cls.threads), 1, "CPU threads"),
+            std_images=_count(site, "std_images", properties.get("std_images", cls.std_images), 1, "images"),
+            budget=_budget(site, properties.get("budget", {})),
+            seed=_seed(site, properties.get("seed", cls.seed)),
         )
 
     def consents(self, word: str) -> bool:
@@ -118,4 +136,17 @@ def _sites(site: str, given: Any) -> tuple[str, ...]:
 def _count(site: str, name: str, given: Any, least: int, what: str) -> int:
     if type(given) is not int or given < least:
         raise FedDPError(f"site {site}: privacy.json's {name} is {given!r}; write a number of {what}, at least {least}")
+    return given
+
+
+def _budget(site: str, given: Any) -> Budget:
+    known = vars(Budget())
+    if not isinstance(given, Mapping) or not given.keys() <= known.keys():
+        raise FedDPError(f"site {site}: privacy.json's budget is {given!r}; write {json.dumps(known)}, or what differs from it")
+    return Budget(**{name: _count(site, f"budget's {name}", value, 1, name) for name, value in given.items()})
+
+
+def _seed(site: str, given: Any) -> str:
+    if given not in SEEDS:
+        raise FedDPError(f"site {site}: privacy.json's seed is {given!r}; write {' or '.join(SEEDS)}")
     return given

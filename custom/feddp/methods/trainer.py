@@ -217,9 +217,9 @@ class Trainer:
         """The validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r; of the personal model where the method keeps one.
 
         Raises:
-            FedDPError: the plan has no γ of such a round to score.
+            FedDPError: the plan has no γ of such a round.
         """
-        self._require("round", round, 1, self.plan.rounds)
+        self._require("round", round, 0, self.plan.rounds)
         state = self.store.load_state(round * self.plan.phases)
         self.network.load_state_dict(state.personal or self._received(shared, state))
         scores = self._validate()
@@ -272,7 +272,7 @@ class Trainer:
     def _keep(self, round: int, private: Tensors, besides: set[int]) -> None:
         """Writes the state after `round` rounds.
 
-        States are removed, all but those of the rounds `besides`, only where this is the round after the latest: who asks for it
+        Only where this is the round after the latest are states removed, all but those of the rounds `besides`: who asks for it
         has the answer to the one before. A round that was pushed, or comes again or too early, removes none; where it left a
         state ahead of the others, these stay until the rounds in order have come as far.
         """
