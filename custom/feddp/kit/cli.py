@@ -1,4 +1,4 @@
-"""`feddp kit`: check a startup kit before it is started, and have a certificate renewed."""
+"""`feddp kit`: check a startup kit before it is started, see what jobs used of its budget, have a certificate renewed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,18 @@ def check(
     if problems:
         raise typer.Exit(2)
     typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
+
+
+@app.command()
+def budget(
+    kit: Annotated[Path, typer.Argument(help="A site's folder, with startup/ and local/.")],
+    reset: Annotated[bool, typer.Option("--reset", help="Begin anew: nothing is used.")] = False,
+) -> None:
+    """Say how many jobs and evaluations were asked of the site's data, and how many its policy allows."""
+    from feddp.kit.budget import budget as lines_of
+
+    for line in lines_of(kit, reset):
+        typer.echo(line)
 
 
 @app.command()
