@@ -48,9 +48,10 @@ NUMBERS = {"round": 1, "phase": 0, "loss": 0.5, "dice": 0.5, "iou": 0.4, "sample
 class Hospital:
     """A site whose guard stands in its privacy.json: its data, its audit file, and a job's components in its process."""
 
-    def __init__(self, folder, data, plan, consent=("calibration",), min_images=2, **policy):
+    def __init__(self, folder, data, plan, consent=("calibration",), min_images=2, std_images=1, **policy):
         self.folder, self.data, self.audit_file = folder, data, folder / "audit.txt"
-        self.policy = {"data": str(data), "consent": list(consent), "min_images": min_images, **policy}
+        self.policy = {"data": str(data), "consent": list(consent), **policy}
+        self.policy |= {"min_images": min_images, "std_images": std_images}
         self.submitted(plan)
 
     def submitted(self, plan, **policy):
@@ -373,10 +374,10 @@ def test_passes_the_mean_of_every_training_image_in_a_running_mean(hospital, pla
 
 
 def test_passes_fifty_bits_inside_a_known_number(hospital):
-    """A loss is a number of 64 bits; an int is one of 53 at most."""
+    """A count is an int of 53 bits at most. A loss keeps three digits, and its power of ten."""
     site = hospital()
-    for hidden in (0.123456789012345, 1e300):
-        assert site.sends("train", messages.pack(site.shared, **NUMBERS | {"loss": hidden}))[1]["loss"] == hidden
+    for hidden, left in ((0.123456789012345, 0.123), (1.23456e300, 1.23e300)):
+        assert site.sends("train", messages.pack(site.shared, **NUMBERS | {"loss": hidden}))[1]["loss"] == left
     assert site.sends("train", messages.pack(site.shared, **NUMBERS | {"samples": 2**53}))[1]["samples"] == 2**53
     site.stopped("train", messages.pack(site.shared, **NUMBERS | {"samples": 2**53 + 1}), "a number of 54 bits")
 

@@ -51,7 +51,7 @@ def by_hand(open_site, monkeypatch):
     monkeypatch.setitem(NETWORKS, "one", One)
     monkeypatch.setitem(NETWORKS, "product", Product)
     monkeypatch.setattr("feddp.methods.trainer.adamw", lambda network, lr, _: torch.optim.SGD(network.parameters(), lr=lr))
-    exact = {"lr": 0.1, "augment": False, "clip": 1e6}
+    exact = {"lr": 0.1, "augment": False, "clip": 1e6, "rounds": 5}
 
     def open(method, name="site-1", slope=1.0, network="one", **changes) -> Site:
         monkeypatch.setitem(LOSSES, f"slope {slope}", lambda logits, mask: slope * logits.mean())

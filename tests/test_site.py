@@ -225,7 +225,7 @@ def test_local_training_exchanges_nothing(plan_for, open_site, toy):
 
 def test_adopt_joins_gamma_and_rho_of_the_same_round(plan_for, open_site, toy):
     """Three rounds; round 1 was the best, and `keep` holds its ρ while 2 and 3 come."""
-    site = open_site(plan_for(network=toy))
+    site = open_site(plan_for(network=toy, rounds=3))
     gammas, rhos = [first(site)], [None]
     for round in range(3):
         gammas.append(site.train(gammas[-1], round, keep=1 if round else None)[0])
@@ -233,7 +233,7 @@ def test_adopt_joins_gamma_and_rho_of_the_same_round(plan_for, open_site, toy):
     assert not same(rhos[1], rhos[2])
     assert sorted(path.name for path in site.store.folder.glob("state_*")) == [f"state_0000{t}.safetensors" for t in (1, 2, 3)]
 
-    fresh = open_site(plan_for(network=toy))
+    fresh = open_site(plan_for(network=toy, rounds=3))
     scores = fresh.adopt(gammas[1], 1)
     assert same(tensors(fresh, "start"), fresh.partition.join(gammas[1], rhos[1]))
     network = fresh.plan.build_network()
@@ -246,7 +246,7 @@ def test_adopt_joins_gamma_and_rho_of_the_same_round(plan_for, open_site, toy):
 
 def test_states_that_nobody_needs_are_removed(plan_for, open_site, toy):
     """Round t needs the state t, and leaves t + 1; both stay, in case round t comes again."""
-    site = open_site(plan_for(network=toy))
+    site = open_site(plan_for(network=toy, rounds=3))
     trained_to = first(site)
     for round in range(3):
         trained_to, _ = site.train(trained_to, round)

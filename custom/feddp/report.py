@@ -6,7 +6,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from feddp.methods.results import VOLUMES, WHEN, WITHHELD
+from feddp.methods.results import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
+
+_ROUNDED = "Each site rounded what it measured, metrics to three decimals and losses to three digits, before it left."
+_NO_STD = "—"
 
 
 def write_markdown(results: Mapping[str, Any]) -> str:
@@ -26,7 +29,7 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         " of mask and prediction is empty counts with the image's diagonal as its distance.",
         f"Stage 1 handed on round {results['start_round']} (best by mean validation IoU: {results['best_round']}).",
     ]
-    lines += _withheld(results)
+    lines += _notes(results)
     for site in sites:
         styles = results["sites"][site].get("spectra")
         if styles is not None:
@@ -70,7 +73,7 @@ def table(results: Mapping[str, Any]) -> Table:
     title = f"{results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
     if results["selection"] == "test":
         title += " (optimistic: chosen on the test images)"
-    caption = "\n".join(_withheld(results)) or None
+    caption = "\n".join(_notes(results)) or None
     view = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1))
     for head in ("site", "Dice (%)\nbefore", "\nfinal", "ASSD (pix.)\nbefore", "\nfinal", "peers"):
         view.add_column(head, justify="left" if head == "site" else "right", no_wrap=True)
@@ -81,11 +84,13 @@ def table(results: Mapping[str, Any]) -> Table:
     return view
 
 
-def _withheld(results: Mapping[str, Any]) -> list[str]:
-    """Why a site has no numbers."""
-    least = {site: found[WITHHELD] for site, found in sorted(results["sites"].items()) if WITHHELD in found}
-    why = "its policy withholds what is measured over fewer than"
-    return [f"{site}: {why} {number} test images or cases." for site, number in least.items()]
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    """That the numbers are rounded; why a site has none, or no ±."""
+    notes = [_ROUNDED] if results.get(ROUNDED) else []
+    for word, what in ((WITHHELD, "what is measured"), (STD_WITHHELD, f"the standard deviation (± {_NO_STD})")):
+        least = {site: found[word] for site, found in sorted(results["sites"].items()) if word in found}
+        notes += [f"{site}: its policy withholds {what} over fewer than {n} test images or cases." for site, n in least.items()]
+    return notes
 
 
 def _before_and_final(parts: Mapping[str, Any], metrics: Mapping[str, tuple[str, float]]) -> list[str]:
@@ -101,4 +106,5 @@ def _before_and_final(parts: Mapping[str, Any], metrics: Mapping[str, tuple[str,
 def _cell(summary: Mapping[str, Any] | None, metric: str, scale: float) -> str:
     if summary is None:
         return WITHHELD
-    return f"{scale * summary[metric]['mean']:.2f} ± {scale * summary[metric]['std']:.2f}"
+    cell = summary[metric]
+    return f"{scale * cell['mean']:.2f} ± " + (f"{scale * cell['std']:.2f}" if "std" in cell else _NO_STD)

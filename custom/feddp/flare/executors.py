@@ -101,11 +101,11 @@ class TrainExecutor(SiteExecutor):
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
         if task not in messages.ROUNDS:
             return super().answer(task, site, component, tensors, scalars, fl_ctx)
-        round = scalars["round"]
+        round, phase = scalars.get("round"), scalars.get("phase")  # whatever they are, the site says which it takes
         if task == messages.TRAIN:
             fl_ctx.set_prop(messages.RECEIVED, tensors, private=True, sticky=False)
-            mine, metrics = site.train(tensors, round, scalars.get("keep"), scalars["phase"])
-            return messages.pack(mine, round=round, phase=scalars["phase"], **metrics)
+            mine, metrics = site.train(tensors, round, scalars.get("keep"), phase)
+            return messages.pack(mine, round=round, phase=phase, **metrics)
         scores = {messages.SCORE: site.score, messages.ADOPT: site.adopt}[task](tensors, round)
         return messages.pack(**scores, round=round)
 
@@ -120,7 +120,7 @@ class CalibrationExecutor(SiteExecutor):
         if task == messages.COLLECT:
             return messages.pack(site.personal() if consents else {}, consent=consents)
         if task == messages.COLLECT_HEADS:
-            return messages.pack(site.head(scalars["epoch"]) if consents else {}, consent=consents)
+            return messages.pack(site.head(scalars.get("epoch")) if consents else {}, consent=consents)
         if tensors and not consents:
             raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
         if task == messages.TUNE:
@@ -128,7 +128,7 @@ class CalibrationExecutor(SiteExecutor):
         elif task == messages.CALIBRATE:
             tuned = site.calibrate(by_site(tensors))
         elif task == messages.CALIBRATE_HEADS:
-            tuned = site.calibrate_heads(by_site(tensors), scalars["epoch"])
+            tuned = site.calibrate_heads(by_site(tensors), scalars.get("epoch"))
         else:
             return super().answer(task, site, component, tensors, scalars, fl_ctx)
         return messages.pack(loss=tuned.losses[-1], iou_before=tuned.scores[0], iou=tuned.scores[tuned.best], epoch=tuned.best)

@@ -18,7 +18,7 @@ from feddp.flare.sealing import NEEDS, leaving
 from feddp.flare.site import SiteComponent, site_component
 from feddp.methods import base, spectra
 from feddp.methods.aggregation import Spec
-from feddp.methods.results import WITHHELD
+from feddp.methods.results import STD_WITHHELD, WITHHELD
 from feddp.partition import select
 
 CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
@@ -49,10 +49,11 @@ class PrivateTensorGuard(Filter):
     A training result holds exactly the shared tensors, a collection exactly the ones that are exchanged (FedLC's: the head;
     FedDG's: the centres of amplitude spectra, nothing larger), and only with consent; what is given to a hospital outside is
     exactly a whole network, with consent to that. A role that the site's policy names in `private` leaves in none of them. Of
-    what is measured over fewer images than the policy's `min_images`, the answer says only that it is withheld. The message is
-    written anew, so nothing rides along with it; what is stopped or withheld is in the site's log and in its audit file. What
-    other sites are to have is sealed for them here, last of all; with an introduction goes this site's certificate, which no
-    executor has a hand in.
+    what is measured over fewer images than the policy's `min_images`, the answer says only that it is withheld, and over
+    fewer than its `std_images`, no standard deviation; what is left is rounded (`flare.numbers`), and counted against the
+    policy's `budget`. The message is written anew, so nothing rides along with it; what is stopped or withheld is in the
+    site's log and in its audit file. What other sites are to have is sealed for them here, last of all; with an introduction
+    goes this site's certificate, which no executor has a hand in.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -73,6 +74,12 @@ class PrivateTensorGuard(Filter):
                 self._note(fl_ctx, f"withheld {what}")
                 said = {name: value for name, value in said.items() if name not in few}
                 said[WITHHELD] = policy.min_images
+            means = numbers.without_std(task, said, plan, policy.data, policy.std_images)
+            if means != said:
+                said = means | {STD_WITHHELD: policy.std_images}
+            if numbers.MEASURED & said.keys():
+                component.measured(fl_ctx)
+            said = {name: numbers.rounded(name, value) for name, value in said.items()}
             return messages.pack(leaving(component, task, sent, fl_ctx), **said)
         except Exception as error:  # of whatever kind: nothing was sent, and the site's own files say why
             self._note(fl_ctx, f"stopped: {error if isinstance(error, FedDPError) else type(error).__name__}")

@@ -1,4 +1,4 @@
-"""Which numbers leave a site, by task: under known names, finite, bounded, and no mean over too few of the site's images."""
+"""Which numbers leave a site, by task: known names, finite, bounded, coarse, and nothing over too few of the site's images."""
 
 import math
 from collections.abc import Mapping
@@ -41,6 +41,10 @@ _TABLES = (*WHEN, "peers")  # over the test images: they go together or not at a
 _SCORES = ("dice", "iou", "iou_before")  # over the images that choose rounds and epochs
 _ADAPTED = ("loss", "loss_before", "empty_masks", "scores")  # over the images that a newcomer adapts to
 MEASURED = frozenset((*_TABLES, *_SCORES, *_ADAPTED, VOLUMES))  # what a site may withhold; counts of images are not
+
+
+_METRICS, _LOSSES = (*_SCORES, "mean", "std"), ("loss", "loss_before")
+DECIMALS, DIGITS = 3, 3  # of a metric, decimals; of a loss, significant digits
 
 
 def checked(site: str, task: str, scalars: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -92,6 +96,32 @@ def too_few(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least
     counts = _counts(task, plan, data)
     few = {name for name in MEASURED & scalars.keys() if min([counts[name], *_said(scalars[name])]) < least}
     return few | (set(_TABLES) & scalars.keys() if few & set(_TABLES) else set())
+
+
+def rounded(name: str, value: Any) -> Any:
+    """A number as it leaves: a metric to three decimals, a loss to three significant digits, seconds to tenths; counts as they
+    are. Of a table, every number in it. Rounding twice is rounding once."""
+    if isinstance(value, Mapping):
+        return {below: rounded(below, each) for below, each in value.items()}
+    if name in _METRICS:
+        return round(value, DECIMALS)
+    if name in _LOSSES:
+        return float(f"{value:.{DIGITS}g}")
+    return round(value, 1) if name == "seconds" else value
+
+
+def without_std(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least: int) -> dict[str, Any]:
+    """The same numbers; of the tables over fewer than `least` images, or cases, the means and counts alone."""
+    tables = {name for name, value in scalars.items() if isinstance(value, Mapping)}
+    if not tables:
+        return dict(scalars)
+    counts = _counts(task, plan, data)
+    few = {name for name in tables if min([counts[name], *_said(scalars[name])]) < least}
+    return {name: _means(value) if name in few else value for name, value in scalars.items()}
+
+
+def _means(value: Any) -> Any:
+    return {name: _means(below) for name, below in value.items() if name != "std"} if isinstance(value, Mapping) else value
 
 
 def _counts(task: str, plan: Plan, data: Path) -> dict[str, int]:

@@ -12,7 +12,7 @@ from feddp.flare import messages
 from feddp.flare.evaluation import is_whole
 from feddp.flare.exchange import Exchange, is_sealed, of_peers
 from feddp.flare.stage import Answer, no_tensor
-from feddp.methods.results import WITHHELD
+from feddp.methods.results import ROUNDED, STD_WITHHELD, WITHHELD
 from feddp.outside.models import GLOBAL
 from feddp.training.metrics import METRICS
 from feddp.training.store import together
@@ -77,9 +77,11 @@ class Outside(Exchange):
         return answers, without
 
     def _results(self, answer: Answer, donors: list[str], without: dict[str, str]) -> dict[str, Any]:
-        said = {name: answer.scalars[name] for name in (*NUMBERS, *FIT, "scores", WITHHELD) if name in answer.scalars}
+        names = (*NUMBERS, *FIT, "scores", WITHHELD, STD_WITHHELD)
+        said = {name: answer.scalars[name] for name in names if name in answer.scalars}
         who = {"newcomer": self.newcomer, "donors": donors, "without": without}
-        return {"run": self.job, **who, "sealed": is_sealed(self.fl_ctx), **said}
+        real = is_sealed(self.fl_ctx)  # the guards stand, and round, wherever there are certificates
+        return {"run": self.job, **who, "sealed": real, ROUNDED: real, **said}
 
 
 def _check(site: str, answer: Answer) -> None:
@@ -87,5 +89,5 @@ def _check(site: str, answer: Answer) -> None:
     fit = [answer.scalars[name] for name in FIT if name in answer.scalars]
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in fit):
         raise FedDPError(f"site {site}: its losses or its epoch are not finite numbers")
-    if "scores" in answer.scalars and not is_whole(answer.scalars["scores"], METRICS):
+    if "scores" in answer.scalars and not is_whole(answer.scalars["scores"], METRICS, answer.scalars):
         raise FedDPError(f"site {site}: its scores lack a metric, or hold one that is not a finite number")

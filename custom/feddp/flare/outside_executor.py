@@ -1,5 +1,6 @@
 """A site's part in `flare.outside`: a donor gives what an earlier job left here, the newcomer adapts what it is given."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from feddp.outside.adapt import read_settings
 from feddp.outside.hospital import Request, adapt
 from feddp.outside.models import FACTS, GLOBAL, Models, completed
 from feddp.training.device import usable
+from feddp.training.seeds import seed_of
 from feddp.training.store import Tensors, by_site, require_job_id
 
 MASKS = "masks"
@@ -42,6 +44,7 @@ class OutsideExecutor(TaskExecutor):
         self.job, self.request = job, Request(how, read_settings(settings), score)
 
     def respond(self, task, component, tensors, scalars, fl_ctx, abort_signal):
+        component.enter(fl_ctx)
         consents = component.policy(fl_ctx).consents(OUTSIDE)
         if task == messages.JOIN:
             return messages.pack(consent=consents)
@@ -65,6 +68,12 @@ class OutsideExecutor(TaskExecutor):
             raise FedDPError(f"site {site}: {file} is another network than this job's: {'; '.join(wrong)}")
         return state
 
+    def _own(self, secret: str) -> Request:
+        """The job's request, with a seed that comes from this site's secret too, where it has one."""
+        settings = self.request.settings
+        seed = seed_of(secret, settings.seed) if secret else settings.seed
+        return replace(self.request, settings=replace(settings, seed=seed))
+
     def _adapt(self, component: SiteComponent, tensors: Tensors, fl_ctx: FLContext, abort_signal: Signal) -> dict[str, Any]:
         """Masks on this site's disk; the numbers that leave."""
         policy, store = component.policy(fl_ctx), component.store(fl_ctx)
@@ -83,7 +92,7 @@ class OutsideExecutor(TaskExecutor):
             if abort_signal.triggered:
                 raise Stopped("the job was aborted")
 
-        done = adapt(models, self.job, policy.data, store.folder / MASKS, self.request, where, report)
+        done = adapt(models, self.job, policy.data, store.folder / MASKS, self._own(component.secret(fl_ctx)), where, report)
         numbers = {name: done[name] for name in ("images", "empty_masks")} | {"seconds": done["seconds_per_image"]}
         if losses := done["losses"]:
             numbers |= {"loss_before": losses[0], "loss": losses[done["kept_epoch"]], "epoch": done["kept_epoch"]}

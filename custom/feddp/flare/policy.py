@@ -17,10 +17,19 @@ from feddp.partition import ROLES
 
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 SIMULATED = "FEDDP_SIMULATED"
+OWN, PLAN = SEEDS = ("own", "plan")
 KEYS = {"data", "device", "consent", "recipients", "private", "methods", "spectra", "min_images", "threads"}
-KEYS |= {"approve", "networks", "tensors", "bounds"}
+KEYS |= {"approve", "networks", "tensors", "bounds", "std_images", "budget", "seed"}
 ANY = "any"
 _SHA = r"[0-9a-f]{64}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all jobs together may ask of one data folder: how many jobs, and how many results with measured numbers."""
+
+    jobs: int = 20
+    evaluations: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,12 @@ class SitePolicy:
     certificate for where it is left out.
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     `methods` and `networks` are those whose jobs it takes, any if not given; `spectra` is how many training images' amplitudes
-    a job may ask for; means over fewer than `min_images` images, or cases, do not leave.
+    a job may ask for; means over fewer than `min_images` images, or cases, do not leave, nor standard deviations over fewer than
+    `std_images`.
     `approve` holds the digests of the plans that it takes (`Plan.digest`), or is "any"; of either, none is taken beyond
     `bounds`, or with initial tensors whose SHA-256 is not among `tensors`.
+    `budget` is what jobs may ask of the data in all; `seed` is "own" where order, augmentation and dropout come from a secret
+    of the site's too, "plan" where the job's seed says them all.
     """
 
     data: Path
@@ -53,6 +65,9 @@ class SitePolicy:
     networks: tuple[str, ...] | None = None
     tensors: tuple[str, ...] = ()
     bounds: Bounds = Bounds()
+    std_images: int = 20
+    budget: Budget = Budget()
+    seed: str = OWN
 
     @classmethod
     def of(cls, site: str, properties: Mapping[str, Any] | None, simulated: bool) -> "SitePolicy":
@@ -93,6 +108,9 @@ class SitePolicy:
             _words(site, "networks", properties["networks"], tuple(NETWORKS)) if "networks" in properties else None,
             _hashes(site, properties.get("tensors", [])),
             Bounds.of(site, properties.get("bounds", {})),
+            std_images=_count(site, "std_images", properties.get("std_images", cls.std_images), 1, "images"),
+            budget=_budget(site, properties.get("budget", {})),
+            seed=_seed(site, properties.get("seed", cls.seed)),
         )
 
     @staticmethod
@@ -189,3 +207,16 @@ def _hashes(site: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(value, str) and re.fullmatch(_SHA, value) for value in given):
         raise FedDPError(f"site {site}: privacy.json's tensors is {given!r}; write a list of SHA-256 in hex")
     return tuple(given)
+
+
+def _budget(site: str, given: Any) -> Budget:
+    known = vars(Budget())
+    if not isinstance(given, Mapping) or not given.keys() <= known.keys():
+        raise FedDPError(f"site {site}: privacy.json's budget is {given!r}; write {json.dumps(known)}, or what differs from it")
+    return Budget(**{name: _count(site, f"budget's {name}", value, 1, name) for name, value in given.items()})
+
+
+def _seed(site: str, given: Any) -> str:
+    if given not in SEEDS:
+        raise FedDPError(f"site {site}: privacy.json's seed is {given!r}; write {' or '.join(SEEDS)}")
+    return given

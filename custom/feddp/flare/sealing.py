@@ -68,6 +68,8 @@ def arriving(component: "SiteComponent", task: str, tensors: Tensors, scalars: d
     if simulated(fl_ctx):
         return tensors
     epoch = scalars.get("epoch", 0)
+    if type(epoch) is not int:
+        raise FedDPError(f"site {fl_ctx.get_identity_name()}: it was asked for epoch {epoch!r}, which is no number of one")
     if task in NEEDS:
         policy, word = component.policy(fl_ctx), NEEDS[task]
         if policy.consents(word):

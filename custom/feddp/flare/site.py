@@ -15,9 +15,11 @@ from torch import nn
 
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
+from feddp.flare.budget import Ledger
 from feddp.flare.gate import require_gate
+from feddp.flare.kept import secret_of
 from feddp.flare.messages import register_tensors
-from feddp.flare.policy import SitePolicy
+from feddp.flare.policy import OWN, SitePolicy
 from feddp.flare.sealing import identity_of, simulated
 from feddp.methods.aggregation import Spec
 from feddp.methods.plan import Plan
@@ -86,8 +88,39 @@ class SiteComponent(FLComponent):
             FedDPError: the id would lead elsewhere.
         """
         require_job_id(job)
+        return SiteComponent.kept(fl_ctx) / job
+
+    @staticmethod
+    def kept(fl_ctx: FLContext) -> Path:
+        """The folder of all jobs' files, and of what the site keeps across jobs."""
         root = os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT)
-        return Path(root or fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()) / "feddp" / job
+        return kept_below(Path(root or fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
+
+    def enter(self, fl_ctx: FLContext) -> None:
+        """Counts this job among those of the site's data; the simulator's are research, and not counted.
+
+        Raises:
+            FedDPError: the policy's budget has no more jobs.
+        """
+        if not simulated(fl_ctx):
+            policy = self.policy(fl_ctx)
+            self._ledger(fl_ctx).enter(policy.data, fl_ctx.get_job_id(), policy.budget)
+
+    def measured(self, fl_ctx: FLContext) -> None:
+        """Counts a result with measured numbers; for the guard, which the simulator does not apply.
+
+        Raises:
+            FedDPError: the policy's budget has no more evaluations.
+        """
+        policy = self.policy(fl_ctx)
+        self._ledger(fl_ctx).measured(policy.data, fl_ctx.get_job_id(), policy.budget)
+
+    def _ledger(self, fl_ctx: FLContext) -> Ledger:
+        return Ledger(fl_ctx.get_identity_name(), self.kept(fl_ctx))
+
+    def secret(self, fl_ctx: FLContext) -> str:
+        """The site's own part of every seed; empty in the simulator and where the policy says that the plan's decides alone."""
+        return secret_of(self.kept(fl_ctx)) if self.policy(fl_ctx).seed == OWN and not simulated(fl_ctx) else ""
 
     def seals(self, fl_ctx: FLContext) -> Session:
         """This site's part in the job's sealed exchanges.
@@ -103,17 +136,19 @@ class SiteComponent(FLComponent):
         """The site, opened once a process; `abort_signal` stops whatever it does.
 
         Raises:
-            FedDPError: the policy does not take this job, what is stored under its id is another plan's, or the site lacks
-                the network that the job starts from.
+            FedDPError: the policy does not take this job, or no more jobs, what is stored under its id is another plan's, or the
+                site lacks the network that the job starts from.
         """
         if self._site is None:
+            self.enter(fl_ctx)
             policy, store = self.policy(fl_ctx), self.store(fl_ctx)
             store.claim(self.plan.to_json())
             torch.set_num_threads(policy.threads)
             site, folder = fl_ctx.get_identity_name(), SiteFolder.open(policy.data)
             if few := policy.bounds.too_few(len(folder.rows_of("train"))):
                 raise FedDPError(f"site {site}: {few[0]}")
-            self._site = Site(site, folder, self.plan, store, policy.device, self._initial(site, store))
+            initial, secret = self._initial(site, store), self.secret(fl_ctx)
+            self._site = Site(site, folder, self.plan, store, policy.device, initial, secret=secret)
         self._site.stopped = lambda: abort_signal.triggered
         return self._site
 
@@ -141,6 +176,11 @@ class SiteComponent(FLComponent):
                 " (task initial); it takes no part: submit the job again when the site has joined"
             )
         return store.read(INITIAL)[0]
+
+
+def kept_below(root: Path) -> Path:
+    """Where a site whose workspace is `root` keeps its files."""
+    return root / "feddp"
 
 
 def site_component(fl_ctx: FLContext) -> SiteComponent:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
-from feddp.flare.numbers import MEASURED
+from feddp.flare.numbers import MEASURED, rounded
 from feddp.flare.persistor import SharedTensorPersistor
-from feddp.methods.results import WITHHELD
+from feddp.methods.results import STD_WITHHELD, WITHHELD
 
 POLL = 0.05  # seconds; FLARE's default of 0.5 s would be felt in every round
 
@@ -170,7 +170,7 @@ class Stage(Controller):
 
 def _check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str]) -> None:
     withheld = MEASURED - scalars.keys() if WITHHELD in scalars else frozenset()
-    for name in (*names, *([WITHHELD] if WITHHELD in scalars else [])):
+    for name in (*names, *(word for word in (WITHHELD, STD_WITHHELD) if word in scalars)):
         value = scalars.get(name)
         if name not in withheld and (not isinstance(value, int | float) or not math.isfinite(value)):
             raise FedDPError(f"site {site}: its answer's {name} is {value!r}, not a finite number")
@@ -189,6 +189,9 @@ def no_tensor(site: str, answer: Answer) -> None:
 
 
 def mean_of(answers: Mapping[str, Answer], name: str) -> float | None:
-    """The uniform mean of one scalar over the sites that sent it; None where all withhold it."""
-    values = [answer.scalars[name] for answer in answers.values() if name in answer.scalars]
+    """The uniform mean of one scalar over the sites that sent it; None where all withhold it.
+
+    Of rounded values, whether a site's guard has rounded them or, in the simulator, there is none: the same runs compare alike.
+    """
+    values = [rounded(name, answer.scalars[name]) for answer in answers.values() if name in answer.scalars]
     return sum(values) / len(values) if values else None

@@ -1,4 +1,4 @@
-"""`feddp kit`: check a startup kit before it is started, approve jobs in it, and have a certificate renewed."""
+"""`feddp kit`: check a startup kit, approve jobs in it, see what jobs used of its budget, have a certificate renewed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -52,6 +52,18 @@ def approve(
         raise typer.Exit(1)
     approval.write()
     typer.echo(f"approved in {approval.privacy}, for the next submission of this job")
+
+
+@app.command()
+def budget(
+    kit: Annotated[Path, typer.Argument(help="A site's folder, with startup/ and local/.")],
+    reset: Annotated[bool, typer.Option("--reset", help="Begin anew: nothing is used.")] = False,
+) -> None:
+    """Say how many jobs and evaluations were asked of the site's data, and how many its policy allows."""
+    from feddp.kit.budget import budget as lines_of
+
+    for line in lines_of(kit, reset):
+        typer.echo(line)
 
 
 @app.command()

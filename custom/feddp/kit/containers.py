@@ -63,6 +63,16 @@ class Containers:
                 problems.append(Problem(Path(mount.source), "is no folder, and jobs are to write there", "Make it"))
         return problems
 
+    def kept(self) -> Path | None:
+        """Where on this machine the site keeps what outlives a job; None: in a volume of the cluster.
+
+        Raises:
+            BadFile: nothing outlives a job.
+        """
+        if problems := self.problems(CLIENT):
+            raise BadFile(problems[0])
+        return self.here(Path(self.given.env[RESULTS]))
+
     def here(self, data: Path) -> Path | None:
         """Where the folder that jobs see as `data` lies on this machine; None: in a volume of the cluster.
 

@@ -17,6 +17,8 @@ SHARED = "shared.safetensors"  # beside it: γ of the round that stage 1 handed 
 WHEN = ("before_calibration", "final")
 VOLUMES = "volumes"  # beside WHEN, where images are slices: the same by case
 WITHHELD = "withheld"  # in place of what a site's policy does not let out: over how many images or cases it would
+STD_WITHHELD = "std_withheld"  # the same, where of a summary the standard deviation alone stays
+ROUNDED = "rounded"  # whether the sites' guards rounded what they measured (`flare.numbers.rounded`)
 
 
 def read_results(run: Path) -> dict[str, Any]:

@@ -71,7 +71,11 @@ class Site(Trainer):
         return self._tune(CALIBRATED, settings.calibration_epochs, settings.calibration_lr, loss, samples)
 
     def head(self, epoch: int) -> Tensors:
-        """This site's segmentation head before `epoch` of FedLC's head calibration: given only with consent."""
+        """This site's segmentation head before `epoch` of FedLC's head calibration: given only with consent.
+
+        Raises:
+            FedDPError: the plan has no such epoch, or the state before it is gone.
+        """
         self._open_heads(epoch)
         state = self.copy()
         return {name: state[name] for name in self.plan.heads(self.network)}
@@ -84,7 +88,7 @@ class Site(Trainer):
         Its states on disk continue the count of rounds.
 
         Raises:
-            FedDPError: a peer's tensors are not exactly a head, or it is not among the plan's sites.
+            FedDPError: a peer's tensors are not exactly a head, or it is not among the plan's sites; or as for `head`.
         """
         settings = self.plan.calibration
         spec = Spec.of(self.network.state_dict(), self.plan.heads(self.network))
@@ -116,8 +120,9 @@ class Site(Trainer):
 
     def _open_heads(self, epoch: int) -> State:
         """The network as it is before `epoch`; the site's state there, empty where this is its first."""
+        self._require("epoch", epoch, 1, self.plan.calibration.calibration_epochs)
         start, _ = self.store.read(self._latest(before=HEADED))
-        state = self.store.load_state(self._exchanges + epoch - 1)
+        state = self._state_before(self._exchanges + epoch - 1, f"epoch {epoch}", first=epoch == 1)
         if state.round <= self._exchanges:
             state = State(self._exchanges)
         self.network.load_state_dict(start | state.private)
@@ -136,8 +141,7 @@ class Site(Trainer):
             self.store.record(slot, epoch=epoch, of=epochs, loss=loss, iou=score)
             also(epoch, loss, score)
 
-        seed = (self.plan.seed, self.name, slot)
-        training = self.plan.training
+        training, seed = self.plan.training, self.chance(slot)
         tuned = tune(self.network, samples, self.validation, loss, training, epochs, lr, seed, self.stopped, report)
         self._save(slot)
         return tuned

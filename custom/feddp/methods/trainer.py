@@ -39,6 +39,7 @@ class Trainer:
         store: where its private tensors, its optimiser and its networks live.
         device: "cpu", "cuda" or "cuda:N".
         initial: a whole network's tensors to start from; the plan's seed decides where it is not given.
+        secret: this site's own part of every seed that it draws by; without one, what it draws follows from the plan's seed.
         stopped: asked before every step; training ends with an error once it is true.
 
     Raises:
@@ -54,6 +55,7 @@ class Trainer:
         device: str = "cpu",
         initial: Mapping[str, Tensor] | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        secret: str = "",
     ):
         wanted = (plan.channels, plan.classes, plan.labels)
         found = (folder.channels, folder.classes, folder.labels)
@@ -64,6 +66,7 @@ class Trainer:
             )
         self.device = usable(device, f"site {name}: device", "correct it in the site's policy")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
+        self._secret = (secret,) if secret else ()
         self.method = plan.build_method()
         self.network = plan.build_network()
         if initial is not None:
@@ -103,18 +106,26 @@ class Trainer:
 
         Args:
             shared: γ^t, exactly the shared tensors.
-            round: t, from 0.
+            round: t, from 0. The next one, or a later one where the site missed some; again the last one, or the first.
             keep: a round whose state must stay on disk, because it is the best so far.
             phase: from 0; each phase of the method's ends with an aggregation, and what it received is scored in the first.
 
         Returns:
             The site's shared tensors after training, and its metrics: the loss; from the second round on Dice and IoU of
             v_k as it was received; the number of training samples; the seconds it took.
+
+        Raises:
+            FedDPError: the plan has no such round or phase, `keep` is none that was scored, or the state that the round begins
+                with is gone.
         """
         started = time.monotonic()
         phases = self.plan.phases
+        self._require("round", round, 0, self.plan.rounds - 1)
+        self._require("phase", phase, 0, phases - 1)
+        if keep is not None:
+            self._require("keep", keep, 1, round)
         step = round * phases + phase
-        state = self.store.load_state(step)
+        state = self._state_before(step, f"round {round}", first=step == 0)
         received = self._received(shared, state)
         scores = {}
         if round and not phase:
@@ -158,7 +169,7 @@ class Trainer:
         with self._only(train, freeze):
             for _ in range(epochs):
                 # counted over the whole round, so that a method's second call draws other samples than its first
-                seed = seed_of(self.plan.seed, self.name, self._round, self._epochs)
+                seed = seed_of(*self.chance(self._round, self._epochs))
                 training, batch_loss = self.plan.training, loss or self._batch_loss
                 mean = fit_epoch(
                     *(self.network, self.optimizer, self.samples, batch_loss, training, seed, self.stopped),
@@ -203,7 +214,12 @@ class Trainer:
         return self.method.loss(self, logits, batch)
 
     def score(self, shared: Mapping[str, Tensor], round: int) -> Scores:
-        """The validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r; of the personal model where the method keeps one."""
+        """The validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r; of the personal model where the method keeps one.
+
+        Raises:
+            FedDPError: the plan has no γ of such a round.
+        """
+        self._require("round", round, 0, self.plan.rounds)
         state = self.store.load_state(round * self.plan.phases)
         self.network.load_state_dict(state.personal or self._received(shared, state))
         scores = self._validate()
@@ -218,6 +234,30 @@ class Trainer:
 
     # --- what every stage needs ------------------------------------------------------------------------------------
 
+    def chance(self, *what: int | str) -> tuple[int | str, ...]:
+        """What the seed of a draw at this site is made of; `what` says which draw it is."""
+        return *self._secret, self.plan.seed, self.name, *what
+
+    def _require(self, what: str, value: object, least: int, most: int) -> None:
+        if type(value) is not int or not least <= value <= most:
+            raise FedDPError(
+                f"site {self.name}: it was asked for {what} {value!r}, where its plan has {least} to {most}; nothing was done"
+            )
+
+    def _state_before(self, step: int, what: str, first: bool) -> State:
+        """The state that a step begins with: the one after the step before, or the latest where this site missed some.
+
+        Raises:
+            FedDPError: the site has gone on since, and the state is gone; the `first` step needs none.
+        """
+        state = self.store.load_state(step)
+        if not first and state.round < step < self.store.latest() - 1:  # the last one may come again, with a gap before it
+            raise FedDPError(
+                f"site {self.name}: it was asked for {what} again, or after a later one, and no longer has the state that it"
+                " begins with; submit the job anew"
+            )
+        return state
+
     def _received(self, shared: Mapping[str, Tensor], state: State) -> Tensors:
         return self.partition.join(shared, state.private or self._first_private)
 
@@ -230,10 +270,17 @@ class Trainer:
         return optimizer
 
     def _keep(self, round: int, private: Tensors, besides: set[int]) -> None:
-        """Writes the state after `round` rounds; the states of the rounds `besides` stay, no other."""
+        """Writes the state after `round` rounds.
+
+        Only where this is the round after the latest are states removed, all but those of the rounds `besides`: who asks for it
+        has the answer to the one before. A round that was pushed, or comes again or too early, removes none; where it left a
+        state ahead of the others, these stay until the rounds in order have come as far.
+        """
+        in_order = self.store.latest() == round - 1
         optimizer = optimizer_tensors(self.optimizer, self.network)
         self.store.save_state(State(round, private, self.personal_model, optimizer, self.memory))
-        self.store.prune_states({round} | besides)
+        if in_order:
+            self.store.prune_states({round} | besides)
 
     def _save(self, slot: str) -> None:
         self.store.write(slot, self.network.state_dict(), **self.plan.facts, site=self.name)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feddp.errors import FedDPError
 from feddp.flare.bounds import LEAST_SITES
-from feddp.flare.policy import CONSENTS
+from feddp.flare.policy import CONSENTS, PLAN
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
@@ -141,6 +141,7 @@ def run_here(
             "data": str((data / site).resolve()),
             "device": device,
             "consent": [] if site in without_consent else list(CONSENTS),
+            "seed": PLAN,  # the same run, the same bits
             **({"spectra": plan.hyper.spectra} if SPECTRA in plan.stages else {}),  # one's own images: as many as one asks for
         }
         for site in sites

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
+from feddp.flare.numbers import rounded
 from feddp.methods.results import gathered
 from feddp.methods.site import Site
 from feddp.methods.trainer import START
@@ -48,8 +49,9 @@ def run(request: Request) -> dict[str, Any]:
     def note(round: int, scores: dict[str, float]) -> None:
         nonlocal best, best_iou
         _record(out, "answer", site="pool", task="score", round=round, scalars=scores)
-        if scores["iou"] > best_iou:
-            best, best_iou = round, scores["iou"]
+        iou = rounded("iou", scores["iou"])  # as a federation's server compares its rounds
+        if iou > best_iou:
+            best, best_iou = round, iou
 
     for t in range(plan.rounds):
         started = time.monotonic()

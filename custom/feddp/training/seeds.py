@@ -1,4 +1,4 @@
-"""Seeds: every random draw of a run comes from (seed, site, round) and what it is for."""
+"""Seeds: every random draw of a run comes from (seed, site, round) and what it is for; at a real site, from its secret too."""
 
 import hashlib
 from collections.abc import Iterator

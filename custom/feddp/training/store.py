@@ -27,7 +27,7 @@ from feddp.limits import STORED_BYTES
 from feddp.networks.weights import read_network, save_network
 
 Tensors = dict[str, Tensor]
-_STATE = re.compile(r"state_(\d{5})\.safetensors")
+_STATE = re.compile(r"state_(\d{5,})\.safetensors")
 _PLAN = "plan.json"
 INITIAL = "initial"
 
@@ -110,6 +110,10 @@ class Store:
             group, name = key.split("/", 1)
             groups[group][name] = value
         return State(int(metadata["round"]), **groups)
+
+    def latest(self) -> int:
+        """How many rounds the latest state is after; 0 where there is none."""
+        return max(self._rounds(), default=0)
 
     def prune_states(self, keep: Iterable[int]) -> None:
         """Removes every state that `load_state` of a round in `keep` would not read."""

@@ -1,0 +1,58 @@
+"""What jobs have used of a site's budget, and beginning anew."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from feddp.errors import FedDPError
+from feddp.flare.budget import Ledger, Used
+from feddp.flare.policy import Budget, SitePolicy
+from feddp.flare.site import kept_below
+from feddp.kit.containers import Containers
+from feddp.kit.kit import CLIENT, Kit, read_json
+
+
+def budget(folder: Path, reset: bool) -> list[str]:
+    """A line for each data folder that the site's policy names, or that jobs have opened; with `reset` all of them are unused.
+
+    Raises:
+        FedDPError: the kit is no site's, its policy or its budget cannot be read, or the files lie in a cluster.
+    """
+    kit = Kit.open(folder)
+    if kit.kind != CLIENT:
+        raise FedDPError(f"{folder} is the kit of the {kit.kind} {kit.name}: only a site has data, and a budget for them")
+    ledger = Ledger(kit.name, kept_below(_root(kit)))
+    if reset:
+        ledger.reset()
+    return _lines(ledger.used(), _allowed(kit))
+
+
+def _root(kit: Kit) -> Path:
+    """The folder on this machine under which the site's jobs keep their files."""
+    containers = Containers.of(kit)
+    if containers is None:
+        return kit.folder
+    root = containers.kept()
+    if root is None:
+        raise FedDPError(f"site {kit.name}: its budget lies in a volume of the cluster; to reset it, remove budget.json there")
+    return root
+
+
+def _allowed(kit: Kit) -> dict[str, Budget]:
+    """By data folder. Of scopes that name the same, a job has its own scope's; here the last one's is said."""
+    path = kit.folder / "local" / "privacy.json"
+    scopes = read_json(path).get("scopes")
+    if not isinstance(scopes, list) or not all(isinstance(scope, Mapping) for scope in scopes):
+        raise FedDPError(f"{path} holds no list of scopes; put back the file as it was provisioned")
+    policies = [SitePolicy.of(kit.name, scope.get("properties"), simulated=False) for scope in scopes]
+    inside = Containers.of(kit) is not None  # where `data` is no path of this machine
+    return {str(policy.data if inside else policy.data.resolve()): policy.budget for policy in policies}
+
+
+def _lines(used: Mapping[str, Used], allowed: Mapping[str, Budget]) -> list[str]:
+    lines = []
+    for data in sorted(used.keys() | allowed.keys()):
+        mine, limit = used.get(data, Used()), allowed.get(data)
+        of = (f" of {limit.jobs}", f" of {limit.evaluations}") if limit else ("", "")
+        end = "" if limit else ", and no scope of privacy.json names it now"
+        lines.append(f"{data}: {len(mine.jobs)}{of[0]} jobs, {mine.evaluations}{of[1]} evaluations{end}")
+    return lines
