@@ -5,24 +5,37 @@ against it.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.errors import FedDPError
 from feddp.flare.commands import CODE, NEVER
 from feddp.flare.policy import SitePolicy
+from feddp.flare.private_files import OTHERS
 from feddp.jobs import SCOPE, SERVER_CLASSES, SITE_CLASSES
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
 RESOURCES = "resources.json.default"
 LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
 REFUSAL = "feddp.flare.commands.RefuseCommands"
+PRIVATE_FILES = "feddp.flare.private_files.PrivateFiles"
+SERVER, CLIENT = "server", "client"
+GATE = {SERVER: "feddp.flare.gate.ServerGate", CLIENT: "feddp.flare.gate.SiteGate"}
+DEPLOYER = "feddp.flare.admission.AdmittingDeployer"
+_PRIVATE_FILES = {"id": "private_files", "path": PRIVATE_FILES, "args": {}}
+# the components that a kit of ours has beside FLARE's; `feddp kit check` demands each of them as it stands here
+COMPONENTS = {SERVER: [_PRIVATE_FILES], CLIENT: [_PRIVATE_FILES, {"id": "refuse_commands", "path": REFUSAL, "args": {}}]}
+# below which a site's policy shows single images: nobody's is provisioned so, and `feddp kit check` refuses it
+MINIMUM = {"min_images": 5}
 # the rights that nobody has, and what they would let a person do
 NOBODY = dict.fromkeys(("byoc", "server-predeployed-flwr"), CODE) | NEVER
 POLICY = "policy"  # the key of a hospital's properties in the project file
+CERTIFICATES = "cert.json"  # FLARE's, in its state folder, with every private key that it has made
 STORAGE = "storage"  # the key of the folder in which the server keeps jobs and their results
 
 # FLARE's rights: a category or a command, and who has it. `o:site`: whoever's organisation is the site's own, `n:submitter`:
@@ -77,7 +90,7 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
-        self._restrict(server, SERVER_CLASSES, ctx)
+        self._restrict(server, SERVER, SERVER_CLASSES, ctx)
         if folder := server.get_prop(STORAGE):
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
@@ -85,15 +98,33 @@ class SitePolicyBuilder(Builder):
             if not properties:
                 raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
             SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
-            self._restrict(client, SITE_CLASSES, ctx, {"id": "refuse_commands", "path": REFUSAL, "args": {}})
+            self._restrict(client, CLIENT, SITE_CLASSES, ctx)
             _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
+    def finalize(self, project: Project, ctx: ProvisionContext) -> None:
+        """Kits and state are their owner's alone. FLARE finalizes in the reverse order of the builders: the kits are still where
+        they were built, and CertBuilder, which comes later, keeps the mode of the file into which it writes the root's key."""
+        state = Path(ctx.get_state_dir())
+        if ctx.get(CtxKey.ROOT_PRI_KEY):  # `nvflare package` has none
+            (state / CERTIFICATES).touch(mode=0o600)
+        Path(ctx.get_workspace()).chmod(0o700)
+        for folder in (state, Path(ctx.get_wip_dir())):
+            _close(folder)
+
     @staticmethod
-    def _restrict(participant: Participant, classes: dict[str, str], ctx: ProvisionContext, *more: dict[str, Any]) -> None:
+    def _restrict(participant: Participant, kind: str, classes: dict[str, str], ctx: ProvisionContext) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources = local / RESOURCES
-        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), sorted(classes.values()), *more))
+        allowed = sorted(classes.values())
+        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), allowed, *COMPONENTS[kind]))
         _write(local / "authorization.json.default", AUTHORIZATION)
+
+
+def _close(folder: Path) -> None:
+    """Takes from a folder, its folders and its files what others than their owner may do with them."""
+    for where, _, files in os.walk(folder):
+        for path in (Path(where), *(Path(where) / name for name in files)):
+            path.chmod(path.stat().st_mode & ~OTHERS)
 
 
 def _keep(resources: Path, folder: Path) -> None:
