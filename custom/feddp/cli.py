@@ -1,5 +1,6 @@
 """FedDP on NVIDIA FLARE: personalized federated segmentation."""
 
+import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -147,7 +148,9 @@ def methods() -> None:
 
 
 def main() -> None:
-    """The command; a user's mistake ends in one line and exit code 2."""
+    """The command; a user's mistake ends in one line and exit code 2. What it writes is for its user alone: most of it comes from a
+    site's images."""
+    os.umask(0o077)
     try:
         app()
     except (FedDPError, OSError) as error:

@@ -5,16 +5,19 @@ against it.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_constant import AdminCommandNames
+from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.errors import FedDPError
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
+from feddp.flare.private_files import OTHERS
 from feddp.jobs import SCOPE
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
@@ -22,8 +25,23 @@ RESOURCES = "resources.json.default"
 DEPLOYER = "feddp.flare.admission.AdmittingDeployer"
 AT_SERVER = "feddp.flare.admission.AdmittedApp"
 LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
+PRIVATE_FILES = "feddp.flare.private_files.PrivateFiles"
+SERVER, CLIENT = "server", "client"
 # the component that refuses whatever reaches a participant's cells and is not needed, by the participant's kind
-GATE = {"server": "feddp.flare.gate.ServerGate", "client": "feddp.flare.gate.SiteGate"}
+GATE = {SERVER: "feddp.flare.gate.ServerGate", CLIENT: "feddp.flare.gate.SiteGate"}
+# the components that a kit of ours has beside FLARE's, by its kind; `feddp kit check` demands each of them as it stands here
+COMPONENTS = {
+    kind: [
+        {"id": "private_files", "path": PRIVATE_FILES, "args": {}},
+        {"id": "cell_gate", "path": gate, "args": {}},
+        {"id": "app_deployer", "path": DEPLOYER, "args": {}},
+    ]
+    for kind, gate in GATE.items()
+}
+# what FLARE's server asks about its own app of a job, which no deployer of ours sees there
+VALIDATOR = {"path": AT_SERVER, "args": {}}
+# below which a site's policy shows single images: nobody's is provisioned so, and `feddp kit check` refuses it
+MINIMUM = {"min_images": 5}
 # the rights that nobody has, and what they would let a person do. A log's configuration names classes and functions that Python
 # builds and calls, with any arguments
 _CODE = "bring code of their own"
@@ -36,6 +54,7 @@ NOBODY = {
     AdminCommandNames.SHOW_ERRORS: "read a site's errors",
 }
 POLICY = "policy"  # the key of a hospital's properties in the project file
+CERTIFICATES = "cert.json"  # FLARE's, in its state folder, with every private key that it has made
 STORAGE = "storage"  # the key of the folder in which the server keeps jobs and their results
 
 # FLARE's rights: a category or a command, and who has it. `o:site`: whoever's organisation is the site's own, `n:submitter`:
@@ -91,7 +110,7 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
-        self._restrict(server, SERVER_CLASSES, ctx, GATE["server"], app_validator={"path": AT_SERVER, "args": {}})
+        self._restrict(server, SERVER, SERVER_CLASSES, ctx, app_validator=VALIDATOR)
         if folder := server.get_prop(STORAGE):
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
@@ -100,19 +119,33 @@ class SitePolicyBuilder(Builder):
                 raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
             properties = {"approve": [], **properties}  # each plan is approved at the hospital, by `feddp kit approve`
             SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
-            self._restrict(client, SITE_CLASSES, ctx, GATE["client"])
+            self._restrict(client, CLIENT, SITE_CLASSES, ctx)
             _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
+    def finalize(self, project: Project, ctx: ProvisionContext) -> None:
+        """Kits and state are their owner's alone. FLARE finalizes in the reverse order of the builders: the kits are still where
+        they were built, and CertBuilder, which comes later, keeps the mode of the file into which it writes the root's key."""
+        state = Path(ctx.get_state_dir())
+        if ctx.get(CtxKey.ROOT_PRI_KEY):  # `nvflare package` has none
+            (state / CERTIFICATES).touch(mode=0o600)
+        Path(ctx.get_workspace()).chmod(0o700)
+        for folder in (state, Path(ctx.get_wip_dir())):
+            _close(folder)
+
     @staticmethod
-    def _restrict(
-        participant: Participant, classes: dict[str, str], ctx: ProvisionContext, gate: str, **own: Any
-    ) -> None:
+    def _restrict(participant: Participant, kind: str, classes: dict[str, str], ctx: ProvisionContext, **own: Any) -> None:
         local = Path(ctx.get_local_dir(participant))
-        resources = local / RESOURCES
+        resources, allowed = local / RESOURCES, sorted(classes.values())
         said = json.loads(resources.read_text(encoding="utf-8"))
-        ours = [{"id": "cell_gate", "path": gate, "args": {}}, {"id": "app_deployer", "path": DEPLOYER}]
-        _write(resources, restrict(said, sorted(classes.values()), *ours, **own))
+        _write(resources, restrict(said, allowed, *COMPONENTS[kind], **own))
         _write(local / "authorization.json.default", AUTHORIZATION)
+
+
+def _close(folder: Path) -> None:
+    """Takes from a folder, its folders and its files what others than their owner may do with them."""
+    for where, _, files in os.walk(folder):
+        for path in (Path(where), *(Path(where) / name for name in files)):
+            path.chmod(path.stat().st_mode & ~OTHERS)
 
 
 def _keep(resources: Path, folder: Path) -> None:

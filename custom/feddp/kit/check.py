@@ -5,13 +5,16 @@ from pathlib import Path
 from feddp.data.description import Problem
 from feddp.kit.certificates import certificate_problems
 from feddp.kit.containers import KUBERNETES, runtime
+from feddp.kit.files import file_problems, links
 from feddp.kit.here import here_problems
-from feddp.kit.kit import ADMIN, CLIENT, Kit
+from feddp.kit.kit import CLIENT, Kit
 from feddp.kit.minimum import policy_problems
 
 
 def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -> tuple[Kit, list[Problem]]:
-    """A kit, and all that is wrong with its certificate, its policy, its data and its way to the server.
+    """A kit, and all that is wrong with its files, its certificate, its policy, its data and its way to the server.
+
+    Nothing that the kit names is loaded or built, but for the filters of `feddp.kit.privacy.FILTERS`.
 
     Args:
         offline: leave out what only the machine can tell that the kit will run on (`feddp.kit.here`).
@@ -21,9 +24,9 @@ def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -
         FedDPError: the folder holds no kit.
     """
     kit = Kit.open(folder)
-    problems = certificate_problems(kit, fingerprint)
-    if kit.kind != ADMIN:  # FLARE reads no policy from a person's kit
-        problems += policy_problems(kit)
+    if outside := links(kit):
+        return kit, outside
+    problems = file_problems(kit) + certificate_problems(kit, fingerprint) + policy_problems(kit)
     if not problems and not offline:
         problems += here_problems(kit)
     return kit, problems

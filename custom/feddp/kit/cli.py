@@ -16,9 +16,11 @@ def check(
         str | None, typer.Option(help="SHA-256 of the consortium's root certificate, learnt otherwise than with the kit.")
     ] = None,
 ) -> None:
-    """Say everything that is wrong with certificate, policy, data and connection, one line each; exit 2 if anything is."""
+    """Say everything that is wrong with files, certificate, policy, data and connection, one line each; exit 2 if anything is.
+    Otherwise say what the policy lets leave."""
     from feddp.kit.check import check as find_problems
     from feddp.kit.check import unseen
+    from feddp.kit.effective import effective
 
     opened, problems = find_problems(kit, offline, fingerprint)
     for problem in problems:
@@ -26,6 +28,8 @@ def check(
     if problems:
         raise typer.Exit(2)
     typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
+    for line in effective(opened):
+        typer.echo(line)
 
 
 @app.command()

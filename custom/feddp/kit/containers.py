@@ -1,7 +1,9 @@
 """A kit prepared for containers (`nvflare deploy prepare`): what a job's container is given must fit the site's policy."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.apis.job_def import DEFAULT_STUDY
@@ -15,6 +17,11 @@ DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
 LAUNCHERS = {f"nvflare.app_opt.job_launcher.{runtime}_launcher.": runtime for runtime in (DOCKER, KUBERNETES)}
 RESULTS = WorkspaceConstants.ENV_VAR_RESULT_ROOT
 SEE = "See provisioning/README.md, 'Site images'"
+# what of a container a site may choose; the rest could put other code in place of the image's, or open the machine to it
+PYTHON = (None, "/usr/local/bin/python", "/usr/local/bin/python3")
+ENVIRONMENT = {RESULTS, WorkspaceConstants.ENV_VAR_AUDIT_ROOT, WorkspaceConstants.ENV_VAR_LOG_ROOT}
+ENVIRONMENT |= {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TZ"}
+OPTIONS = {"device_requests", "cap_drop", "security_opt", "shm_size", "mem_limit", "nano_cpus", "cpuset_cpus", "pids_limit", "read_only"}
 
 
 def runtime(kit: Kit) -> str | None:
@@ -25,11 +32,13 @@ def runtime(kit: Kit) -> str | None:
 
 @dataclass(frozen=True)
 class Containers:
-    """What the site gives the container of every job of ours: `file` says it, `given` is it."""
+    """What the site gives the containers of jobs: `file` says it for each study, and the launcher for all."""
 
     runtime: str
     file: Path
-    given: StudyRuntime
+    studies: dict[str, StudyRuntime]
+    launcher: dict[str, Any]  # its arguments
+    resources: Path  # the file that has the launcher
 
     @classmethod
     def of(cls, kit: Kit) -> "Containers | None":
@@ -45,11 +54,18 @@ class Containers:
             studies = load_study_runtime_file(str(file), launcher_mode=found)
         except ValueError as error:
             raise BadFile(Problem(file, f"is refused by FLARE ({error})", SEE)) from error
-        return cls(found, file, studies.get(DEFAULT_STUDY) or StudyRuntime(DEFAULT_STUDY))
+        resources = kit.effective("resources.json")
+        (launcher, *_) = [c for c in components(resources) if str(c.get("path")).startswith(tuple(LAUNCHERS))]
+        return cls(found, file, studies, launcher.get("args") or {}, resources)
+
+    @property
+    def given(self) -> StudyRuntime:
+        """What jobs of ours get."""
+        return self.studies.get(DEFAULT_STUDY) or StudyRuntime(DEFAULT_STUDY)
 
     def problems(self, kind: str) -> list[Problem]:
         """No image to start a job in; at a site, what it keeps of a job lost with the job's container."""
-        problems = []
+        problems = [*self._code()]
         if not self.given.container_image:
             remedy = f"Name it as studies.{DEFAULT_STUDY}.container.image; a job that brings its own is refused"
             problems.append(Problem(self.file, "gives jobs no image", remedy))
@@ -72,6 +88,24 @@ class Containers:
         if problems := self.problems(CLIENT):
             raise BadFile(problems[0])
         return self.here(Path(self.given.env[RESULTS]))
+
+    def _code(self) -> Iterator[Problem]:
+        """What would run other code than the image's, or open the machine to it."""
+        said = self.launcher
+        if said.get("config_file_path") is not None or said.get("study_data_pvc_file_path") is not None:
+            yield Problem(self.resources, "has the launcher read a file outside the kit", "Write null for it")
+        for key in ("default_python_path", "python_path"):
+            if said.get(key) not in PYTHON:
+                yield Problem(self.resources, f"starts jobs with {said[key]!r}", f"Write {PYTHON[1]}")
+        chosen = [(self.resources, said.get("default_job_env"), said.get("default_job_container_kwargs"))]
+        chosen += [(self.file, study.env, study.docker_kwargs) for study in self.studies.values()]
+        for file, environment, options in chosen:
+            for word in sorted({*(environment or {})} - ENVIRONMENT | {*(options or {})} - OPTIONS):
+                yield Problem(file, f"gives containers {word}, which the check does not know", f"Take it out. {SEE}")
+        for study in self.studies.values():
+            if study.pod_template or study.secret_env or study.secret_mounts:
+                what = f"gives containers of study {study.study} a pod template or secrets, which the check does not know"
+                yield Problem(self.file, what, f"Take them out. {SEE}")
 
     def here(self, data: Path) -> Path | None:
         """Where the folder that jobs see as `data` lies on this machine; None: in a volume of the cluster.

@@ -7,8 +7,10 @@ from typing import Any
 
 from feddp.data.description import BadFile, Problem
 from feddp.errors import FedDPError
+from feddp.provision import CLIENT, SERVER
 
-SERVER, CLIENT, ADMIN = KINDS = ("server", "client", "admin")
+ADMIN = "admin"
+KINDS = (SERVER, CLIENT, ADMIN)
 AGAIN = "Ask the consortium for the kit anew"
 
 

@@ -88,9 +88,10 @@ def run(request: Request, environment: Environment, name: str) -> dict:
 
 
 def fresh(out: Path) -> None:
-    """Makes the folder of a run. FedDPError where it is not empty."""
+    """Makes the folder of a run, which gets every site's own network, for its owner alone. FedDPError where it is not empty."""
     refuse_occupied([out])
     out.mkdir(parents=True, exist_ok=True)
+    out.chmod(0o700)
 
 
 def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
 
 def bring_home(store: Path, home: Path) -> None:
     """Copies what a person wants of a site's own files: its last network, its metrics by image and by case, its log."""
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if network := last_network(store):
         shutil.copy(network, home / "network.safetensors")
     for name in ("images.csv", "cases.csv", "record.jsonl"):

@@ -54,7 +54,7 @@ class Store:
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def claim(self, plan: Mapping[str, Any]) -> None:
         """Keeps the plan that the folder is first opened with. A job's id is the server's word: were another plan let in under

@@ -1,0 +1,86 @@
+"""The classes that a kit may have FLARE build, told by their names: nothing here is imported or built to find out."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nvflare.tool.deploy import deploy_common as flare
+
+from feddp.data.description import Problem
+from feddp.kit.kit import CLIENT, SERVER, Kit, read_json
+from feddp.kit.settings import resources
+from feddp.provision import COMPONENTS, DEPLOYER, GATE, PRIVATE_FILES, VALIDATOR
+
+_STORAGE = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
+_OURS = {PRIVATE_FILES, DEPLOYER}
+# what `nvflare provision` and `nvflare deploy prepare` write, less what carries logs or events out; and ours
+REVIEWED = {
+    SERVER: _OURS
+    | {
+        GATE[SERVER],
+        "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+        "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+        _STORAGE,
+        "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
+        flare.PASSTHROUGH_RESOURCE_MANAGER,
+        flare.PROCESS_SERVER_LAUNCHER,
+        flare.DOCKER_SERVER_LAUNCHER,
+        flare.K8S_SERVER_LAUNCHER,
+    },
+    CLIENT: _OURS
+    | {
+        GATE[CLIENT],
+        flare.GPU_RESOURCE_MANAGER,
+        flare.GPU_RESOURCE_CONSUMER,
+        flare.PASSTHROUGH_RESOURCE_MANAGER,
+        flare.PROCESS_CLIENT_LAUNCHER,
+        flare.DOCKER_CLIENT_LAUNCHER,
+        flare.K8S_CLIENT_LAUNCHER,
+    },
+}
+_CLASS_KEYS = ("path", "class_path", "name")  # in which FLARE looks for a class, the first that is there
+
+
+def component_problems(kit: Kit) -> list[Problem]:
+    """Every component that is not on the list, in each file of resources, and those of ours that the one in force lacks."""
+    problems = []
+    for path in resources(kit):
+        said = read_json(path)
+        listed = said.get("components", [])
+        if not isinstance(listed, list):
+            problems.append(Problem(path, "has components that are no list", "Put back the kit's file"))
+            listed = []
+        persistor = {"id": "snapshot_persistor", **said["snapshot_persistor"]} if said.get("snapshot_persistor") else None
+        for component in [*listed, *filter(None, [persistor])]:
+            what = "the component " + repr(component.get("id") if isinstance(component, Mapping) else component)
+            problems += [Problem(path, why, "Remove it from components") for why in strangers(component, REVIEWED[kit.kind], what)]
+    path = kit.effective("resources.json")
+    there = read_json(path).get("components")
+    validator = read_json(path).get("app_validator")
+    if validator != (VALIDATOR if kit.kind == SERVER else None):
+        remedy = f'Write "app_validator": {json.dumps(VALIDATOR)}' if kit.kind == SERVER else "Take app_validator out"
+        problems.append(Problem(path, f"has {json.dumps(validator)} as app_validator, which looks at the apps of jobs", remedy))
+    for demanded in COMPONENTS[kit.kind]:
+        if not isinstance(there, list) or demanded not in there:
+            what = f"lacks the component {demanded['id']}, {demanded['path']}"
+            problems.append(Problem(path, what, f"Add to components, to the letter: {json.dumps(demanded)}"))
+    return problems
+
+
+def strangers(entry: Any, reviewed: Mapping[str, Any] | set[str], what: str) -> Iterator[str]:
+    """Why FLARE is not to build an entry, or one nested in its arguments, as FLARE would go through them."""
+    if not isinstance(entry, Mapping):
+        yield f"has {what}, which is no object"
+        return
+    path = entry.get("path")
+    if not isinstance(path, str):
+        yield f"has {what} and does not say of which class it is by a `path`"
+    elif path not in reviewed:
+        yield f"has {what}, of {path}, which is no reviewed class"
+    args = entry.get("args", {})
+    if not isinstance(args, Mapping) or "class_attributes" in args:
+        yield f"has {what} with arguments that are no plain object"
+        return
+    for name, value in args.items():
+        if isinstance(value, Mapping) and any(key in value for key in _CLASS_KEYS):
+            yield from strangers(value, reviewed, f"{what}, {name}")

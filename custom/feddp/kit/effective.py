@@ -1,0 +1,47 @@
+"""What a kit's policy lets leave, in words: for the administrator who is to start it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from feddp.flare.policy import SitePolicy
+from feddp.kit.kit import CLIENT, Kit
+from feddp.kit.privacy import privacy_file, scopes
+
+# of a property of privacy.json; one that is not named here is shown under its own name
+WORDS = {
+    "data": "trains on",
+    "device": "computes on",
+    "consent": "gives other sites, beside the shared tensors that the server averages",
+    "recipients": "to these sites",
+    "private": "never shares, whatever the method",
+    "methods": "takes jobs of",
+    "spectra": "training images of whose spectra a job may ask, at most",
+    "min_images": "fewest images over which a mean leaves",
+    "threads": "CPU threads",
+}
+
+
+def effective(kit: Kit) -> Iterator[str]:
+    """One line for each property of each scope, defaults included; nothing for a server or a person."""
+    if kit.kind != CLIENT:
+        return
+    for scope in scopes(privacy_file(kit)):
+        policy = SitePolicy.of(kit.name, scope["properties"], simulated=False)
+        yield f"a job under scope {scope['name']}"
+        for field in fields(policy):
+            yield f"  {WORDS.get(field.name, field.name)} ({field.name}): {_words(getattr(policy, field.name))}"
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "any"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key} {_words(inner)}" for key, inner in value.items())
+    if isinstance(value, tuple | list | frozenset | set):
+        return ", ".join(_words(inner) for inner in value) or "none"
+    return str(value)

@@ -1,0 +1,93 @@
+"""Which files lie in a kit and who may read or change them. FLARE finds its files by their names: what no kit has may be code to it."""
+
+import os
+import stat
+from collections.abc import Iterator
+from importlib.machinery import all_suffixes
+from pathlib import Path
+
+from nvflare.fuel.utils.config import ConfigFormat
+
+from feddp.data.description import Problem
+from feddp.kit.kit import ADMIN, CLIENT, SERVER, Kit
+
+_OWN = ("resources.json", "authorization.json", "log_config.json")
+_SITES = {name + end for name in _OWN for end in ("", ".default")} | {"comm_config.json", "study_runtime.yaml", "privacy.json.sample"}
+LOCAL = {
+    SERVER: _SITES,
+    CLIENT: _SITES | {"privacy.json", "relay__resources.json"},
+    ADMIN: {"resources.json", "resources.json.default"},
+}
+# FLARE looks for these in the kit's folder and in all folders below, in any order, under each of its extensions
+SOUGHT = {stem + extension for stem in ("fed_client", "fed_server", "resources", "comm_config") for extension in ConfigFormat.extensions()}
+KEPT = "feddp"  # the folder of the site's own tensors and metrics of single images
+
+
+def links(kit: Kit) -> list[Problem]:
+    """Links in a kit's two folders, which lead out of it: nothing of theirs is read."""
+    found = [path for part in _parts(kit) for path in (part, *sorted(part.iterdir())) if path.is_symlink()]
+    return [Problem(path, "is a link", "Put the file itself in its place") for path in found]
+
+
+def file_problems(kit: Kit) -> list[Problem]:
+    """Files that no kit has, and modes that let others than the owner read or change what is in one."""
+    return [*_strangers(kit), *_shadows(kit), *_importable(kit.folder), *_modes(kit)]
+
+
+def _strangers(kit: Kit) -> Iterator[Problem]:
+    for path in sorted((kit.folder / "local").iterdir()):
+        if path.name == "custom":
+            yield Problem(path, "holds code of its own, which FLARE loads when it starts", "Remove it")
+        elif path.name not in LOCAL[kit.kind]:
+            yield Problem(path, "is no file of a kit; FLARE may read it as configuration", "Take it out of local/")
+
+
+def _shadows(kit: Kit) -> Iterator[Problem]:
+    """FLARE takes the first file of a name that it comes upon, for the settings that its processes ask for by name."""
+    own = {str(part) for part in _parts(kit)}
+    for folder, _, names in os.walk(kit.folder):
+        if folder not in own:
+            for name in sorted(SOUGHT.intersection(names)):
+                yield Problem(Path(folder, name), "may be read by FLARE in place of the kit's own file", "Take it out of the kit")
+
+
+def _importable(folder: Path) -> Iterator[Problem]:
+    """Jobs are started as `python -m` in the kit's folder: Python looks there first for each module."""
+    suffixes = tuple(all_suffixes())
+    for path in sorted(folder.iterdir()):
+        package = path.is_dir() and any(name.startswith("__init__.") for name in os.listdir(path))
+        if package or path.name.endswith(suffixes):
+            yield Problem(path, "holds code, which jobs would load in place of what is installed", "Take it out of the kit")
+
+
+def _modes(kit: Kit) -> Iterator[Problem]:
+    """The key is the owner's; so are the folder as a whole and what a site keeps; nobody else changes a file."""
+    private = [kit.folder, *(kit.folder / "startup").glob("*.key")]
+    if (kit.folder / KEPT).exists():
+        private.append(kit.folder / KEPT)
+    for path in private:
+        if _mode(path) & 0o077:
+            mode = "700" if path.is_dir() else "600"
+            yield Problem(path, f"is open to others than its owner (mode {_mode(path):04o})", f"chmod {mode} {path}")
+    for part in _parts(kit):
+        for path in (part, *sorted(part.iterdir())):
+            if _mode(path) & 0o022:
+                yield Problem(path, f"can be changed by others than its owner (mode {_mode(path):04o})", f"chmod go-w {path}")
+
+
+def open_to_all(data: Path) -> list[Problem]:
+    """A data folder, or something in it, that everybody on the machine may change: images, masks, and who is to test."""
+    for folder, folders, names in os.walk(data):
+        for path in (Path(folder), *(Path(folder, name) for name in sorted([*folders, *names]))):
+            if not path.is_symlink() and _mode(path) & 0o002:
+                what = f"can be changed by everybody on this machine (mode {_mode(path):04o})"
+                return [Problem(path, what, f"chmod -R o-w {data}")]
+    return []
+
+
+def _parts(kit: Kit) -> tuple[Path, Path]:
+    return kit.folder / "startup", kit.folder / "local"
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
