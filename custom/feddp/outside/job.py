@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from feddp.errors import FedDPError
-from feddp.flare.configuration import SERVER
 from feddp.jobs import SCOPE, write_job
 from feddp.methods.aggregation import Spec, Tensors
 from feddp.methods.plan import Plan
