@@ -61,7 +61,7 @@ class Hospital:
         self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
         self.fl_ctx.get_identity_name = lambda *a, **k: "site-1"
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
-        workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder), get_app_config_dir=lambda job: str(self.folder))
+        workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder))
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
         self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, SitePolicy.admitting(plan) | self.policy | policy)
         return self

@@ -4,13 +4,17 @@ import hashlib
 import json
 import struct
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from driven import drive
 from in_flare import SITES, request_for
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
+from nvflare.apis.workspace import Workspace
 from safetensors.torch import load_file
 from test_hostile import hospital  # noqa: F401 (a fixture)
 from test_stage import SITES as ABC
@@ -21,6 +25,7 @@ from feddp.compare.progress import traffic
 from feddp.flare import messages
 from feddp.flare.executors import SpectraExecutor, TrainExecutor
 from feddp.flare.partial_aggregation import PartialAggregation
+from feddp.flare.persistor import SharedTensorPersistor
 from feddp.flare.spectra import Spectra
 from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import fingerprint, read_network, save_network
@@ -100,7 +105,7 @@ def server(plan_for, toy, tmp_path):
     def run(*stages, answer=answers, edit=lambda state: state, named=False, **plan):
         state, wanted = brought_by(plan_for(network=toy, sites=tuple(ABC), rounds=1, **plan))
         state = edit(state)
-        save_network(tmp_path / WEIGHTS, state, {})
+        save_network(tmp_path / "config" / WEIGHTS, state, {})
         wanted = replace(wanted, weights=fingerprint(state)) if named else wanted
         return state, Run(tmp_path, wanted, ABC, answer).run(*(stages or (PartialAggregation,)))
 
@@ -144,6 +149,21 @@ def test_the_server_starts_no_job_whose_file_is_not_the_plans(server):
     (said,) = run.panics
     assert f"{WEIGHTS}: tensors of SHA-256" in said
     assert run.sent == []
+
+
+@pytest.mark.parametrize("config_folder", ["config", ""])
+def test_the_server_finds_it_in_kits_of_either_way(plan_for, toy, tmp_path, config_folder):
+    """In a kit of `nvflare package` FLARE knows no name of the folder `config`, and its own word for the path leaves it out."""
+    for name in ("startup", "local"):
+        (tmp_path / name).mkdir()
+    workspace = Workspace(str(tmp_path), "server", config_folder)
+    state, plan = brought_by(plan_for(network=toy))
+    save_network(tmp_path / "job/app_server/config" / WEIGHTS, state, {})
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
+    fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_workspace=lambda: workspace)
+    assert same(SharedTensorPersistor(plan.to_json()).brought(fl_ctx), state)
+    assert (Path(workspace.get_app_config_dir("job")) / WEIGHTS).exists() == bool(config_folder), "the control"
 
 
 @pytest.mark.parametrize(
@@ -270,12 +290,12 @@ def test_nothing_leaves_with_the_answer(site):
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["feddp", "feddg"])
-def test_a_run_with_weights_is_the_plain_loop_to_the_bit(tiny_root, plan_for, tmp_path, method):
-    """In the simulator, with a new process for every task: what a site was handed is on its disk. The plain loop gives every
-    site the tensors themselves."""
-    state, plan = brought_by(plan_for(method=method, rounds=1, start="last"))
-    request = replace(request_for(tiny_root, tmp_path / "run", plan, threads=1), initial=state)
+@pytest.mark.parametrize(("method", "stages", "threads"), [("feddp", ("train",), 1), ("feddg", (), None)])
+def test_a_run_with_weights_is_the_plain_loop_to_the_bit(tiny_root, plan_for, tmp_path, method, stages, threads):
+    """In the simulator; FedDP's, whose private tensors come from there too, with a new process for every task: what a site was
+    handed is on its disk. The plain loop gives every site the tensors themselves."""
+    state, plan = brought_by(plan_for(method=method, rounds=1, stages=stages, start="last"))
+    request = replace(request_for(tiny_root, tmp_path / "run", plan, threads), initial=state)
     results = session.run(request, simulator, method)
     assert results["weights"] == fingerprint(state)
     for name, site in drive(plan, tiny_root, tmp_path / "plain", initial=state).items():

@@ -108,9 +108,6 @@ def context(component, site, folder, task):
         def get_root_dir(self):
             return str(folder)
 
-        def get_app_config_dir(self, job):
-            return str(folder)
-
     fl_ctx = FLContext()
     fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)  # without a seal, whose bytes would hide a leak
     fl_ctx.get_engine = lambda *a, **k: Engine()

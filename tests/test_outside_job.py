@@ -337,8 +337,7 @@ def server(run, tmp_path):
         job = export(run, tmp_path / "late", "--donors", "A,B")
         (workflow,) = configs(job)[0]["workflows"]
         carried = Plan.from_json(configs(job)[0]["components"][0]["args"]["plan"])
-        folder = job / "app_server/config"
-        return Run(folder, carried, list(sites), answer).run(lambda: Outside(**workflow["args"]))
+        return Run(job / "app_server", carried, list(sites), answer).run(lambda: Outside(**workflow["args"]))
 
     return start
 

@@ -56,7 +56,7 @@ class Hospital:
         self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
         self.fl_ctx.get_identity_name = lambda *a, **k: name
         self.fl_ctx.get_job_id = lambda *a, **k: "job"
-        workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder), get_app_config_dir=lambda job: str(self.folder))
+        workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder))
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
         self.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, not secure)
         properties = SitePolicy.admitting(plan) | {"data": str(data), "consent": list(EVERYTHING)} | policy
@@ -340,7 +340,7 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
         part = made["N"].component.partition
         shared = {name: value for name, value in plan.build_network().state_dict().items() if name in part.shared}
         folder = tmp_path / f"server-{secure}"
-        save_network(folder / WEIGHTS, shared, {})
+        save_network(folder / "config" / WEIGHTS, shared, {})
         passed = []
 
         def answer(site, task, tensors, scalars, made=made, passed=passed):

@@ -37,7 +37,7 @@ class Engine:
         return {"persistor": self.persistor}[name]
 
     def get_workspace(self):
-        return SimpleNamespace(get_run_dir=lambda job: str(self.folder), get_app_config_dir=lambda job: str(self.folder))
+        return SimpleNamespace(get_run_dir=lambda job: str(self.folder), get_app_dir=lambda job: str(self.folder))
 
 
 class Run:

@@ -79,7 +79,9 @@ class SharedTensorPersistor(FLComponent):
         Raises:
             FedDPError: they are not those of the plan.
         """
-        return self.plan.initial(Path(fl_ctx.get_engine().get_workspace().get_app_config_dir(fl_ctx.get_job_id())))
+        # its get_app_config_dir leaves "config" out in kits of `nvflare package`
+        app = fl_ctx.get_engine().get_workspace().get_app_dir(fl_ctx.get_job_id())
+        return self.plan.initial(Path(app) / "config")
 
     def first(self, fl_ctx: FLContext) -> dict[str, Tensor]:
         """γ^0: the shared part of the common start."""
