@@ -34,14 +34,11 @@ def first(site: Path, part: str = "images") -> Path:
 
 # -- pictures --------------------------------------------------------------------------------------------------------
 
-READ = "read_image(Path({file!r}), 1, Path({folder!r}))"
-
 
 def reading(file: Path, lifted: bool = False) -> tuple[str, float]:
-    setup = "import feddp.data.pixels as pixels; from feddp.data.pixels import read_image"
-    return cost(
-        setup + ("; pixels.IMAGE_PIXELS = 10**12" if lifted else ""), READ.format(file=str(file), folder=str(file.parent))
-    )
+    lift = "; pixels.IMAGE_PIXELS = 10**12; import warnings; warnings.resetwarnings()" if lifted else ""
+    read = f"pixels.read_image(Path({str(file)!r}), 1, Path({str(file.parent)!r}))"
+    return cost(f"import feddp.data.pixels as pixels{lift}", read)
 
 
 def test_a_picture_of_a_few_bytes_and_billions_of_pixels_is_refused_by_its_header(tmp_path):
@@ -61,8 +58,8 @@ def test_a_picture_that_pillow_would_only_warn_of_is_refused_and_would_cost_hund
     assert "large.png" in error
     assert grown < 30
     error, grown = reading(file, lifted=True)
-    assert error == "" or "bomb" in error
-    assert error or grown > 300
+    assert error == ""
+    assert grown > 300
 
 
 def test_the_largest_picture_is_read_and_one_row_more_is_not(tmp_path):
@@ -94,15 +91,16 @@ BROKEN = {
 def test_a_picture_that_is_none_or_several_is_named(site, spoil):
     file = first(site)
     spoil(file)
-    with pytest.raises(BadFile, match=rf"{file.name}: (is not a readable image|holds 3 pictures)"):
+    with pytest.raises(BadFile, match=rf"{file.name}: (is not a readable image|holds [34] pictures)"):
         read_image(file, 3, site)
     assert [problem.file for problem in check(site)] == [file]
 
 
 def test_whatever_bytes_are_changed_a_picture_is_read_or_named(site):
-    """Any other exception than BadFile fails the test; both outcomes must come up, or the changes would show nothing."""
-    file, rng, outcomes = first(site), np.random.default_rng(0), set()
+    """Any other exception than BadFile fails the test. The file as it was is read."""
+    file, rng, named = first(site), np.random.default_rng(0), 0
     content = file.read_bytes()
+    read_image(file, 3, site)
     for _ in range(300):
         changed = bytearray(content)
         for place in rng.integers(0, 120, 3):
@@ -110,10 +108,9 @@ def test_whatever_bytes_are_changed_a_picture_is_read_or_named(site):
         file.write_bytes(changed)
         try:
             read_image(file, 3, site)
-            outcomes.add("read")
         except BadFile:
-            outcomes.add("named")
-    assert outcomes == {"read", "named"} or outcomes == {"named"}
+            named += 1
+    assert named > 200
 
 
 def test_a_pipe_is_not_waited_for(site):
