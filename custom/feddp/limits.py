@@ -6,10 +6,10 @@ one line on a hospital's workstation. A limit that is in the way of real data is
 
 MIB = 1024**2
 
-# pictures: of fundus cameras, dermatoscopes and mammographs the largest have 50 million pixels; as a network's input, three
-# channels of float32, these are 768 MiB
-IMAGE_PIXELS = 8192 * 8192
-IMAGE_BYTES = 256 * MIB + MIB  # of the file: as many pixels of four bytes, without compression, and a header
+# pictures: of dermatoscopes, fundus cameras and mammographs the largest have 30 million pixels. On the way to a network's
+# input, three channels of float32, 36 million take 412 MiB
+IMAGE_PIXELS = 6000 * 6000
+IMAGE_BYTES = 160 * MIB  # of the file: as many pixels of four bytes, without compression, and a header
 
 # volumes: MRI of 512 x 512 x 256; the largest prostate volume has a quarter of that
 VOXELS = 512 * 512 * 256
@@ -39,6 +39,6 @@ STORED_BYTES = 64 * 1024 * MIB  # what a site keeps of its peers: 100 of the lar
 HEADER_SHARE = 1024  # a header may be this part of these bytes: 1 MiB, or 64; 500 tensors take 75 KiB
 PICKLE_BYTES = 16 * MIB  # of a PyTorch file: names and shapes, not the values
 CHANNELS = 16
-SIZE = 2048  # pixels of a side of the network's input; the paper's are 384
+SIZE = 1024  # pixels of a side of the network's input, where attention takes 600 MiB an image; the paper's are 384
 LAYER_OPTION = 100_000  # the largest is the number of virtual classes, sites times classes
 SITES = 1000

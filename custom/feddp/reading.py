@@ -82,10 +82,11 @@ def parse(content: bytes | str, file: Path, what: str = "") -> Any:
     except (ValueError, RecursionError) as error:
         raise BadFile(Problem(file, f"{name} not readable JSON ({short(str(error))})", "Correct it")) from None
     level, deep = [value], 0
-    while level := [inner for outer in level if isinstance(outer, dict | list) for inner in _entries(outer)]:
+    while level := [inner for inner in level if isinstance(inner, dict | list)]:
         deep += 1
         if deep > JSON_DEPTH:
             raise BadFile(Problem(file, f"{name} nested more than {JSON_DEPTH} deep", "Correct it"))
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
     return value
 
 
@@ -105,10 +106,6 @@ def is_name(value: Any, most: int = NAME) -> bool:
 def amount(count: int) -> str:
     """Bytes in words."""
     return f"{count // MIB} MiB" if count >= MIB else f"{count} bytes"
-
-
-def _entries(outer: dict | list) -> Any:
-    return outer.values() if isinstance(outer, dict) else outer
 
 
 def _reason(error: Exception) -> str:

@@ -136,7 +136,7 @@ def _require_plain(path: Path) -> None:
     archive.close()
     for name, (size, packed) in archive.sizes.items():
         if size != packed or (name.endswith(".pkl") and size > PICKLE_BYTES):
-            raise FedDPError(f"{path} holds {short(name)}, {size} bytes in {packed}: PyTorch writes no such file; save it again")
+            raise FedDPError(f"{path} holds {short(name)}, {size} bytes in {packed}: PyTorch writes no such file")
 
 
 def _encoder_state(state: State, encoder: nn.Module) -> State:
