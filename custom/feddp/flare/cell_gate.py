@@ -1,4 +1,4 @@
-"""A gate before every cell of a process: put there before a cell starts, asked before any other filter, and what it refuses noted."""
+"""A gate before every cell of a process: there before the cell starts, asked before any other filter; it notes what it refuses."""
 
 import functools
 from typing import Any

@@ -110,9 +110,9 @@ class ServerGate(Gate):
 
     What passes is `cells.AT_SERVER` at the parent process, `AT_SERVER_JOB` at a job's. From one client nothing goes to another.
 
-    FLARE 2.9 gives every console thirteen hidden commands over its message network and looks no right up for them: `route` shows
-    bearer tokens, `show_config_vars` a process's settings, `stress` keeps all busy. The server has none of them where this gate
-    was built before its console.
+    FLARE 2.9 gives every console thirteen hidden commands over its message network and looks up no right for them: `route`
+    shows bearer tokens, `show_config_vars` a process's settings, `stress` keeps all busy. The server has none of them where
+    this gate was built before its console.
     """
 
     def __init__(self) -> None:
