@@ -1,4 +1,4 @@
-"""A gate before every cell of a process: there before the cell starts, asked before any other filter; it notes what it refuses."""
+"""A gate before every cell of a process: there before the cell starts, asked before all other filters. It notes refusals."""
 
 import functools
 from typing import Any
