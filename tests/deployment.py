@@ -177,7 +177,7 @@ def environment(root: Path) -> dict[str, str]:
 
 
 @contextmanager
-def deployment(root: Path) -> Iterator[Deployment]:
+def deployment(root: Path, kind: type[Deployment] = Deployment) -> Iterator[Deployment]:
     """Provisions a federation of four hospitals, each with 36 images: 20 to train on, 8 to validate, 8 to test. Whatever has
     been started is stopped when the block ends."""
     folder = Path(shutil.copytree(SHIPPED, root / "provisioning"))
@@ -187,7 +187,7 @@ def deployment(root: Path) -> Iterator[Deployment]:
     ports = free_ports()
     for path in (folder / "project.yml", folder / "hospital-e.yml"):
         path.write_text(local(path.read_text(encoding="utf-8"), ports, root), encoding="utf-8")
-    federation = Deployment(folder, environment(root))
+    federation = kind(folder, environment(root))
     federation.shell("nvflare provision -p project.yml -w kits")
     try:
         yield federation

@@ -1,7 +1,7 @@
 """What passes the gate before a cell of FLARE 2.9: the tables. Whatever they do not name is refused, whoever claims to send it.
 
 A cell is an endpoint of FLARE's message network: the parent process of a site or of the server, and one a job beside each. What
-a cell answers is found by channel and topic; most messages come as pieces of a stream, and carry the stream's channel and topic.
+a cell answers is found by channel and topic; most come as pieces of a stream, and carry the stream's channel and topic.
 A console's commands come on one channel, as a message inside of the message (`ADMIN`).
 """
 

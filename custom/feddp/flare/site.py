@@ -16,7 +16,7 @@ from torch import nn
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare.budget import Ledger
-from feddp.flare.gate import require_gate
+from feddp.flare.cell_gate import require_gate
 from feddp.flare.kept import secret_of
 from feddp.flare.messages import register_tensors
 from feddp.flare.policy import OWN, SitePolicy
