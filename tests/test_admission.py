@@ -1,7 +1,7 @@
 """What a site deploys: the export of a plan that its policy takes, and nothing else, whoever says he submitted it.
 
-FLARE's own classes throughout: its zip of an app, its client's deployer underneath ours, its parser of a job's configuration, its
-server's validator of what is submitted. Each attack has its control: without ours it does its work, or the genuine job passes.
+FLARE's own classes throughout: its zip of an app, its deployer underneath ours, its parser of a job's configuration, its server's
+validator of what is submitted. Each attack has its control: without ours it does its work, or the genuine job passes.
 """
 
 import http.server
@@ -63,7 +63,7 @@ def folder(plan, tmp_path):
 
 @pytest.fixture
 def hospital(tmp_path, plan):
-    """A site's kit, its audit file, FLARE's services as its parent process has them, and a role that FLARE allows everything."""
+    """A site's kit, its audit file, and FLARE's services as its parent process has them."""
     AuditService.close()
     AuditService.initialize(str(tmp_path / "audit.txt"))
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +93,8 @@ class Hospital:
     def deploys(
         self, folder: Path, job: str = JOB, deployer=AdmittingDeployer, data: bytes | None = None, **meta
     ) -> str | None:
-        """What FLARE's client does when the server sends an app: nothing where it is deployed, else why not."""
+        """What FLARE's client does when the server sends an app: nothing where it is deployed, else why not. The submitter has
+        the role to which FLARE allows everything."""
         submitter = {"submitter_name": "x@y", "submitter_org": "x", "submitter_role": "super"}
         content = json.loads((folder / "meta.json").read_text()) | {"job_id": job, "study": "default", **submitter, **meta}
         app = zip_directory_to_bytes(str(folder / "app_client"), "") if data is None else data
