@@ -1,7 +1,7 @@
 """What a site deploys: the export of a plan that its policy takes, and nothing else, whoever says he submitted it.
 
-FLARE's own classes throughout: its zip of an app, its deployer underneath ours, its parser of a job's configuration, its server's
-validator of what is submitted. Each attack has its control: without ours it does its work, or the genuine job passes.
+FLARE's own classes throughout: its zip of an app, its deployer underneath ours, its parser of a job's configuration, its
+server's validator of what is submitted. Each attack has its control: without ours it does its work, or the genuine job passes.
 """
 
 import http.server
