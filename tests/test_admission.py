@@ -11,6 +11,8 @@ import os
 import shutil
 import stat
 import struct
+import subprocess
+import sys
 import threading
 import uuid
 from contextlib import contextmanager
@@ -463,6 +465,14 @@ def test_what_is_wrong_with_a_policy_is_the_sites_own(hospital, folder):
     (hospital.kit / "local/privacy.json").unlink()
     said = hospital.refuses(folder, "its privacy.json is not in order")
     assert str(hospital.kit) not in said
+
+
+def test_a_participant_that_waits_for_jobs_has_loaded_nothing_that_trains(tmp_path):
+    """Every one of them, the server too, imports the admission when it starts."""
+    heavy = "monai", "timm", "segmentation_models_pytorch", "torchvision", "scipy"
+    code = f"import sys, feddp.flare.admission; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_both_sides_are_read_back_to_the_plan(folder, plan):
