@@ -7,6 +7,7 @@ federation serves one file of tests, which provisions it, may edit the kits as h
         federation.up()
 """
 
+import json
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ import psutil
 from nvflare.fuel.flare_api.flare_api import Session
 
 from feddp.data.synthesize import synthesize
+from feddp.kit.approve import Approval
 from feddp.run.poc import connect, free_ports
 from feddp.run.simulator import end
 
@@ -131,6 +133,12 @@ class Deployment:
         lines = (self.kits / hospital / job / "audit.log").read_text(encoding="utf-8").splitlines()
         return [line for line in lines if re.search(r"\[(egress guard|task failed)", line)]
 
+    def refused(self, hospital: str, job: str) -> str:
+        """The line of a hospital's audit file about a job that was not deployed there."""
+        lines = (self.kits / hospital / "audit.log").read_text(encoding="utf-8").splitlines()
+        (line,) = [line for line in lines if f"[job {job} refused: " in line]
+        return line
+
     def finished(self, job: str) -> dict[str, Any]:
         """A job's meta data, when it has ended."""
 
@@ -143,6 +151,25 @@ class Deployment:
     def results(self, job: str) -> Path:
         """The server's files of a finished job, downloaded."""
         return Path(self.session.download_job_result(job)) / "workspace"
+
+
+def bounded(kit: Path, **bounds: Any) -> None:
+    """A hospital changes the bounds of its policy, in every scope."""
+    path = kit / "local/privacy.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for scope in content["scopes"]:
+        scope["properties"]["bounds"] = bounds
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def approved(job: Path, *kits: Path) -> Path:
+    """The job, once these hospitals have approved it as `feddp kit approve` does."""
+    for kit in kits:
+        approval = Approval.of(job, kit)
+        assert approval.problems == [], kit.name
+        if not approval.given:
+            approval.write()
+    return job
 
 
 def until(holds: Callable[[], Any], otherwise: str) -> Any:

@@ -1,6 +1,6 @@
 """What a site deploys: the export of a plan that its policy takes, and nothing else, whoever says he submitted it.
 
-FLARE's own classes throughout: its zip of an app, its client's deployer underneath ours, its parser of a job's configuration, its
+FLARE's own classes throughout: its zip of an app, its deployer underneath ours, its parser of a job's configuration, its
 server's validator of what is submitted. Each attack has its control: without ours it does its work, or the genuine job passes.
 """
 
@@ -11,6 +11,8 @@ import os
 import shutil
 import stat
 import struct
+import subprocess
+import sys
 import threading
 import uuid
 from contextlib import contextmanager
@@ -63,7 +65,7 @@ def folder(plan, tmp_path):
 
 @pytest.fixture
 def hospital(tmp_path, plan):
-    """A site's kit, its audit file, FLARE's services as its parent process has them, and a role that FLARE allows everything."""
+    """A site's kit, its audit file, and FLARE's services as its parent process has them."""
     AuditService.close()
     AuditService.initialize(str(tmp_path / "audit.txt"))
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +95,8 @@ class Hospital:
     def deploys(
         self, folder: Path, job: str = JOB, deployer=AdmittingDeployer, data: bytes | None = None, **meta
     ) -> str | None:
-        """What FLARE's client does when the server sends an app: nothing where it is deployed, else why not."""
+        """What FLARE's client does when the server sends an app: nothing where it is deployed, else why not. The submitter has
+        the role to which FLARE allows everything."""
         submitter = {"submitter_name": "x@y", "submitter_org": "x", "submitter_role": "super"}
         content = json.loads((folder / "meta.json").read_text()) | {"job_id": job, "study": "default", **submitter, **meta}
         app = zip_directory_to_bytes(str(folder / "app_client"), "") if data is None else data
@@ -462,6 +465,14 @@ def test_what_is_wrong_with_a_policy_is_the_sites_own(hospital, folder):
     (hospital.kit / "local/privacy.json").unlink()
     said = hospital.refuses(folder, "its privacy.json is not in order")
     assert str(hospital.kit) not in said
+
+
+def test_a_participant_that_waits_for_jobs_has_loaded_nothing_that_trains(tmp_path):
+    """Every one of them, the server too, imports the admission when it starts."""
+    heavy = "monai", "timm", "segmentation_models_pytorch", "torchvision", "scipy"
+    code = f"import sys, feddp.flare.admission; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_both_sides_are_read_back_to_the_plan(folder, plan):

@@ -34,6 +34,7 @@ def kit(tmp_path, tiny_root):
         (folder / name).mkdir(parents=True)
     servers = [{"name": "feddp", "identity": "server", "service": {"target": "server:8002"}}]
     (folder / "startup/fed_client.json").write_text(json.dumps({"servers": servers, "client": {"fqsn": "site-1"}}))
+    (folder / "local/resources.json.default").write_text('{"components": []}')
     scopes = [
         {
             "name": name,
@@ -79,7 +80,7 @@ def test_the_line_that_is_written_lets_this_plan_in_and_no_other(folder, kit, pl
         policy(kit).accept("site-1", plan_for(sites=SITES, min_sites=3, seed=1))
     assert properties(kit, "study")["approve"] == [], "the job's scope alone"
     assert os.stat(kit / "local/privacy.json").st_mode & 0o777 == 0o600
-    assert sorted(os.listdir(kit / "local")) == ["privacy.json"]
+    assert sorted(os.listdir(kit / "local")) == ["privacy.json", "resources.json.default"]
     code, said = approve(folder, kit, "--yes")
     assert (code, "takes it already" in said) == (0, True)
     assert len(properties(kit)["approve"]) == 1
@@ -123,7 +124,7 @@ def test_without_a_yes_nothing_is_written(folder, kit):
     [
         ({"lr": 40}, {}, "lr=40.0 is above the largest of its bounds, 0.01"),
         ({"batch": 1}, {}, "batch=1 is below the least of its bounds, 4"),
-        ({}, {"methods": ["fedavg"]}, "takes jobs of fedavg, and this one's is feddp"),
+        ({}, {"methods": ["fedavg"]}, "its policy takes jobs of fedavg, and this one's is feddp"),
         ({}, {"bounds": {"batch": 4, "min_sites": 4}}, "min_sites=3 is below the least of its bounds, 4"),
         ({"batch": 16}, {"bounds": {"batch": 9}}, "it has 8 training images, and its bounds want a step over 9"),
         ({"sites": ("a", "b", "c")}, {}, "the job is not for site-1"),

@@ -3,6 +3,7 @@
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,10 +138,8 @@ def component_of(plan, data, folder, **properties):
     component, fl_ctx = SiteComponent(plan.to_json()), FLContext()
     fl_ctx.get_identity_name = lambda *a, **k: "site-1"
     fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
-    workspace = type(
-        "Workspace", (), {"get_root_dir": lambda self: str(folder), "get_app_config_dir": lambda self, job: str(folder)}
-    )
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace())
+    workspace = SimpleNamespace(get_root_dir=lambda: str(folder), get_app_config_dir=lambda job: str(folder))
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(data), **properties})
     return component, fl_ctx
 
@@ -163,10 +162,9 @@ def test_no_step_is_over_a_single_image_whatever_is_approved(plan_for, toy, tiny
         component.open(fl_ctx, Signal())
     for one in ("batch", "lr", "min_sites"):  # each alone is enough
         alone = plan_for(network=toy, method="fedavg", sites=SITES, **{"min_sites": 3, "rounds": 1, one: SINGLE[one]})
+        component, fl_ctx = component_of(alone, tiny_root / "site-1", tmp_path / "a", approve="any")
         with pytest.raises(FedDPError, match=f"{one}="):
-            component_of(alone, tiny_root / "site-1", tmp_path / "a", approve="any")[0].policy(
-                component_of(alone, tiny_root / "site-1", tmp_path / "a", approve="any")[1]
-            )
+            component.open(fl_ctx, Signal())
     wide, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path / "b", **SitePolicy.admitting(plan))
     assert steps_of(wide.open(fl_ctx, Signal())) == [1] * 8, "the control"
     usual = plan_for(network=toy, method="fedavg", sites=SITES, min_sites=3)

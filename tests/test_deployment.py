@@ -8,6 +8,7 @@ import shlex
 import shutil
 import socket
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,28 +18,30 @@ from certificates import put, self_signed, signed
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from deployment import HOSPITALS, LEAD, NEWCOMER, README, SERVER, SHIPPED_SERVER, deployment, until
+from deployment import HOSPITALS, LEAD, NEWCOMER, README, SERVER, SHIPPED_SERVER, approved, bounded, deployment, until
 from driven import drive
+from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition
 from rich.console import Console as Screen
 from safetensors.torch import load_file
 
+from feddp import jobs
 from feddp.flare.configuration import SITE_CLASSES
+from feddp.kit.approve import Approval
 from feddp.kit.check import check
 from feddp.methods.plan import Plan
+from feddp.provision import DEPLOYER
 from feddp.report import table
 from feddp.sealing.envelope import MAGIC
 
 CONSENTING = HOSPITALS[:3]  # to the calibration exchange
 STUDY = "study"  # a scope that hospital-d lacks
 SHORT = {
-    "--rounds 200": "--rounds 2 --set batch=4",
+    "--rounds 200": "--rounds 2 --set batch=4 --set min_sites=2",
     "--calibration-epochs 20": "--calibration-epochs 1",
     "--size 384": "--size 64",
 }
-WIDGETS = {
-    HOSPITALS[0]: "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
-    HOSPITALS[1]: "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",
-}
+WIDGETS = ("widgets.convert_to_fed_event.ConvertToFedEvent", "logging.job_log_streamer.JobLogStreamer")
+WITHOUT = HOSPITALS[3]  # has taken the admission out of its kit, so that what stands behind it is seen
 KEY = "startup/client.key"
 FILTER = "nvflare.app_common.filters.exclude_vars.ExcludeVars"
 OAEP = padding.OAEP(padding.MGF1(SHA256()), SHA256(), label=None)
@@ -58,14 +61,15 @@ def typed(line: str, folder: Path, job: str = "") -> str:
     return line
 
 
-STARTING, EXPORT, SUBMITTING = blocks("bash")
+STARTING, EXPORT, APPROVING, SUBMITTING = blocks("bash")
 (CONSOLE,) = blocks("console")
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory, capture):
     """hospital-a to -c have a second scope, with the same guard, and hospital-a more images that a mean must be over there;
-    hospital-b takes FedDP alone in the first; hospital-d keeps its queries and consents to nothing."""
+    hospital-b takes FedDP alone in the first; hospital-d keeps its queries, consents to nothing, and has no admission. All take
+    jobs for two hospitals, as one of four is to fail."""
     with deployment(tmp_path_factory.mktemp("deployment")) as made:
         for hospital in HOSPITALS[:3]:
             path = made.kits / hospital / "local/privacy.json"
@@ -76,7 +80,12 @@ def federation(tmp_path_factory, capture):
             if hospital == "hospital-b":
                 scope["properties"]["methods"] = ["feddp"]
             path.write_text(json.dumps({"scopes": [scope, other]}))
+        for hospital in HOSPITALS:
+            bounded(made.kits / hospital, min_sites=2)
         assert [check(made.kits / name, offline=True)[1] for name in (SERVER, *HOSPITALS, LEAD)] == [[]] * 6
+        resources = json.loads((made.kits / WITHOUT / "local/resources.json.default").read_text())
+        resources["components"] = [c for c in resources["components"] if c["path"] != DEPLOYER]
+        (made.kits / WITHOUT / "local/resources.json").write_text(json.dumps(resources))
         for line in EXPORT:
             made.shell(typed(line, made.folder))
         made.up()
@@ -104,8 +113,35 @@ def progress(folder: Path, event: str, task: str) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def feddp(federation, capture):
-    """What the README's console lines show, by command, and the job's id; the table is there before it is downloaded."""
+def unapproved(federation):
+    """FedDP's job, submitted before any hospital has approved it."""
+    id = federation.session.submit_job(str(federation.folder / "jobs/feddp"))
+    return id, federation.finished(id)
+
+
+def test_a_job_that_no_hospital_has_approved_runs_nowhere(federation, unapproved):
+    """The lead reads why. At hospital-d, which has no admission, the job process would have refused it."""
+    id, meta = unapproved
+    assert meta["status"] == "FINISHED:FAILED_TO_RUN"
+    plan = plan_of(federation.folder / "jobs/feddp").digest()
+    for hospital in HOSPITALS[:3]:
+        (said,) = [line for line in meta["job_deploy_detail"] if line.startswith(f"{hospital}: ")]
+        assert f"site {hospital}: its administrator has not approved plan {plan[:12]} (feddp)" in said
+        assert "feddp kit approve JOB_FOLDER KIT" in federation.refused(hospital, id)
+        assert not (federation.kits / hospital / id).exists()
+
+
+def plan_of(folder: Path) -> Plan:
+    client = json.loads((folder / "app_client/config/config_fed_client.json").read_text())
+    return Plan.from_json(client["components"][0]["args"]["plan"])
+
+
+@pytest.fixture(scope="module")
+def feddp(federation, unapproved, capture):
+    """What the README's console lines show, by command, and the job's id; the table is there before it is downloaded. The
+    hospitals approve it while they run."""
+    for line in APPROVING:
+        assert "approved in" in federation.shell(typed(line, federation.folder))
     shown, job = {}, ""
     with capture, federation.console() as console:
         shown["login"] = console.welcome
@@ -166,8 +202,7 @@ def test_what_is_exchanged_is_sealed_and_changes_no_bit(federation, feddp, tmp_p
         peers = [peer for peer in CONSENTING if peer != hospital]
         assert recorded(federation, hospital, job, "seal", "recipients") == ([peers] if hospital in CONSENTING else [])
         assert recorded(federation, hospital, job, "open", "senders") == ([peers] if hospital in CONSENTING else [])
-    client = json.loads((federation.folder / "jobs/feddp/app_client/config/config_fed_client.json").read_text())
-    plan = Plan.from_json(client["components"][0]["args"]["plan"])
+    plan = plan_of(federation.folder / "jobs/feddp")
     sites = drive(plan, federation.folder.parent / "data", tmp_path, tuple(HOSPITALS), silent=("hospital-d",))
     for hospital, site in sites.items():
         own, wanted = load_file(federation.store(hospital, job) / "calibrated.safetensors"), site.store.read("calibrated")[0]
@@ -210,14 +245,16 @@ def fedavg(federation):
     said, job = {}, ""
     for line in SUBMITTING:
         words = shlex.split(line)
-        said[words[2] if words[0] == "nvflare" else "export"] = text = federation.shell(typed(line, federation.folder, job))
+        said[words[2] if words[0] == "nvflare" or words[1] == "kit" else "export"] = text = federation.shell(
+            typed(line, federation.folder, job)
+        )
         job = job or (re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text) or [""])[0]
     return job, said
 
 
 def test_the_lead_submits_without_the_console(federation, fedavg):
     job, said = fedavg
-    assert list(said) == ["export", "submit", "list", "wait", "meta", "download"]
+    assert list(said) == ["export", "approve", "submit", "list", "wait", "meta", "download"]
     assert job in said["list"]
     assert "FINISHED:COMPLETED" in said["meta"]
     assert json.loads((federation.folder / "results" / job / "workspace/results.json").read_text())["method"] == "fedavg"
@@ -228,7 +265,7 @@ def test_what_a_hospital_keeps_private_stops_fedavg_there_and_the_others_go_on(f
     job, _ = fedavg
     workspace = federation.folder / "results" / job / "workspace"
     refused = progress(workspace, "refused", "train")
-    assert set(refused) == {"hospital-b", "hospital-d"}
+    assert set(refused) == {"hospital-d"}
     assert "TASK_RESULT_FILTER_ERROR" in refused["hospital-d"]["reason"]
     stopped = "egress guard stopped: site hospital-d: task train tried to send 16 tensors that may not leave"
     assert stopped in federation.log("hospital-d", job)
@@ -239,16 +276,16 @@ def test_what_a_hospital_keeps_private_stops_fedavg_there_and_the_others_go_on(f
         assert federation.audited(hospital, job) == []
 
 
-def test_a_method_that_a_hospital_does_not_take_is_stopped_there_before_it_trains(federation, fedavg, feddp):
-    """FedDP, which it takes, ran there in the same scope."""
-    job, _ = fedavg
-    refused = progress(federation.folder / "results" / job / "workspace", "refused", "train")
-    assert "EXECUTION_EXCEPTION" in refused["hospital-b"]["reason"]
-    words = r"\[task failed: site hospital-b: its policy takes jobs of feddp, and this one's is fedavg; add it to `methods`"
-    lines = [re.search(rf"\[A:(\w+)#[^]]*\]{words}", said) for said in federation.audited("hospital-b", job)]
-    assert [line and line[1] for line in lines] == ["train", "train", "score", "adopt", "evaluate"]
-    assert not list(federation.store("hospital-b", job).glob("*.safetensors"))
+def test_a_method_that_a_hospital_does_not_take_is_not_deployed_there(federation, fedavg, feddp):
+    """FedDP, which it takes, ran there in the same scope; and the hospital could not have approved this one."""
+    job, said = fedavg
+    words = "site hospital-b: its policy takes jobs of feddp, and this one's is fedavg; add it to `methods`"
+    assert words in said["meta"]
+    assert words in federation.refused("hospital-b", job)
+    assert not federation.store("hospital-b", job).exists()
     assert list(federation.store("hospital-b", feddp[0]).glob("*.safetensors")), "the control"
+    approval = Approval.of(federation.folder / "jobs/fedavg", federation.kits / "hospital-b")
+    assert words.endswith(approval.problems[0].split(";")[0] + "; add it to `methods`")
 
 
 # refused at the console
@@ -302,41 +339,27 @@ def test_the_lead_touches_no_hospitals_machine(federation):
 
 @pytest.fixture(scope="module")
 def hostile(federation, feddp, fedavg, tmp_path_factory):
-    """Submits them all, then waits for each: {name: (id, meta data at the end)}. Most are for one hospital alone."""
+    """Submits them all, then waits for each: {name: (id, meta data at the end)}. Each is the approved FedAvg, altered."""
     root = tmp_path_factory.mktemp("hostile")
     shipped = federation.folder / "jobs/fedavg"
 
-    def job(name: str, sites: list[str], **meta) -> Path:
+    def job(name: str, side: str, change) -> Path:
         folder = Path(shutil.copytree(shipped, root / name))
-        configured(folder, "app_server", "server", lambda c: c["components"][0]["args"]["plan"].update(rounds=1))
-        configured(folder, "app_client", "client", lambda c: c["components"][0]["args"]["plan"].update(rounds=1))
-        deploy = {"app_server": ["server"], "app_client": sites}
-        described(folder, name=name, min_clients=min(2, len(sites)), deploy_map=deploy, **meta)
+        configured(folder, f"app_{side}", side, change)
+        described(folder, name=name)
         return folder
 
-    made = []
-    for site, path in WIDGETS.items():
-        made.append(job(path.rsplit(".", 1)[1], [site]))
-        configured(made[-1], "app_client", "client", lambda c, path=path: c["components"].append({"id": "x", "path": path}))
-    made.append(job("filter", ["hospital-c"]))
-    configured(made[-1], "app_client", "client", lambda c: c["task_result_filters"][0]["filters"].append({"path": FILTER}))
-    made.append(job("unanswered", ["hospital-d"]))
-    configured(made[-1], "app_client", "client", lambda c: c["executors"][0].update(tasks=["harvest"]))
-    made.append(job("server", ["hospital-a"]))
-    configured(made[-1], "app_server", "server", lambda c: c["components"].append({"id": "x", "path": AT_SERVER}))
-    for app in ("app_client", "app_server"):
-        made.append(job(f"code-{app}", HOSPITALS))
-        (made[-1] / app / "custom").mkdir()
-        (made[-1] / app / "custom/mine.py").write_text("print('hello')\n")
-    made.append(job(STUDY, HOSPITALS, scope=STUDY))
-    shutil.copytree(made[-1] / "app_client", made[-1] / "app_renamed")
-    configured(made[-1], "app_renamed", "client", _train_evaluates)
-    renamed = {
-        "app_server": ["server"],
-        "app_client": [h for h in HOSPITALS if h != "hospital-c"],
-        "app_renamed": ["hospital-c"],
-    }
-    described(made[-1], deploy_map=renamed)
+    def filtered(config: dict) -> None:
+        config["task_result_filters"][0]["filters"].append({"path": FILTER})
+
+    def added(path: str):
+        return lambda config: config["components"].append({"id": "x", "path": path})
+
+    made = [job(path.rsplit(".", 1)[1], "client", added(f"nvflare.app_common.{path}")) for path in WIDGETS]
+    made += [job("filter", "client", filtered), job("server", "server", added(AT_SERVER))]
+    made.append(job("renamed", "client", _train_evaluates))
+    made.append(jobs.export(replace(plan_of(shipped), seed=1), root / STUDY, STUDY))
+    approved(made[-1], *(federation.kits / hospital for hospital in HOSPITALS[:3]))
     ids = {folder.name: federation.session.submit_job(str(folder)) for folder in made}
     return {name: (id, federation.finished(id)) for name, id in ids.items()}
 
@@ -349,36 +372,50 @@ def _train_evaluates(config: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "site", "path"),
+    ("name", "place"),
     [
-        *((path.rsplit(".", 1)[1], site, path) for site, path in WIDGETS.items()),
-        ("filter", "hospital-c", FILTER),
+        *((path.rsplit(".", 1)[1], "components[1] is") for path in WIDGETS),
+        ("filter", "task_result_filters[0].filters[1] is"),
+        ("renamed", "executors[0].tasks[3] is"),
     ],
 )
-def test_a_class_off_the_hospitals_list_is_not_loaded(federation, hostile, name, site, path):
-    """FLARE's own ways past a result filter, and a filter after the guard; no task reaches the hospital."""
+def test_what_the_export_does_not_write_is_deployed_at_no_hospital(federation, hostile, name, place):
+    """FLARE's own ways past a result filter, a filter after the guard, an executor under another task's name. The plan is one
+    that two of the hospitals have approved."""
     id, meta = hostile[name]
-    assert meta["status"] == "FINISHED:ABNORMAL"
-    assert re.search(rf"Component '{re.escape(path)}' at config path '[^']*' is not in allow_list", federation.log(site, id))
-    assert not (federation.kits / site / "feddp" / id).exists()
+    assert meta["status"] == "FINISHED:FAILED_TO_RUN"
+    for hospital in HOSPITALS[:3]:
+        (said,) = [line for line in meta["job_deploy_detail"] if line.startswith(f"{hospital}: ")]
+        assert f"config_fed_client.json: {place}" in said
+        assert federation.refused(hospital, id).endswith(f"{said.split('NVFLARE_ERROR: ')[1]}]")
+        assert not (federation.kits / hospital / id).exists()
 
 
-def test_a_class_off_the_servers_list_is_not_loaded(federation, hostile):
+def test_the_server_deploys_no_app_of_its_own_but_what_the_export_writes(federation, hostile):
     id, meta = hostile["server"]
-    assert meta["status"] == "FINISHED:EXECUTION_EXCEPTION"
-    said = (federation.kits / SERVER / "console.log").read_text()
-    assert re.search(rf"{id}/.*Component '{AT_SERVER}' at config path '[^']*' is not in allow_list", said)
-    assert not (federation.kits / "hospital-a/feddp" / id).exists()
+    assert meta["status"] == "FINISHED:FAILED_TO_RUN"
+    (said,) = meta["job_deploy_detail"]
+    assert said.startswith("server: config_fed_server.json: components[1] is ")
 
 
-def test_nobody_brings_code(federation, hostile):
-    """submit_job accepts it, as FLARE 2.9 looks at code where it is deployed."""
-    id, meta = hostile["code-app_client"]
-    assert meta["status"] == "FINISHED:FAILED_TO_RUN"
-    assert {f"{hospital}: NVFLARE_ERROR: BYOC not permitted" for hospital in HOSPITALS} <= set(meta["job_deploy_detail"])
-    id, meta = hostile["code-app_server"]
-    assert meta["status"] == "FINISHED:FAILED_TO_RUN"
-    assert "Failed to deploy app 'app_server': BYOC not permitted" in federation.log(SERVER).split(id)[-1]
+@pytest.mark.parametrize("app", ["app_client", "app_server"])
+def test_nobody_brings_code(federation, tmp_path, app):
+    """FLARE's server would accept it, and look at code where it is deployed; a `meta.conf` it would parse by HOCON."""
+    folder = Path(shutil.copytree(federation.folder / "jobs/fedavg", tmp_path / "code"))
+    described(folder, name="code")
+    (folder / app / "custom").mkdir()
+    (folder / app / "custom/mine.py").write_text("print('hello')\n")
+    with pytest.raises(InvalidJobDefinition, match="meta.json: byoc is True, and the export writes no such key"):
+        federation.session.submit_job(str(folder))
+    (folder / "meta.json").rename(folder / "meta.conf")
+    with pytest.raises(InvalidJobDefinition, match="no PYHOCON is read here; write JSON"):
+        federation.session.submit_job(str(folder))
+
+
+def test_behind_the_admission_stands_the_job_process(federation, hostile):
+    """hospital-d deployed what the others refused: FLARE's allow-list stops a class that is not on it, where the run begins."""
+    id, meta = hostile["ConvertToFedEvent"]
+    assert f"{WITHOUT}: OK" in meta["job_deploy_detail"]
 
 
 def test_a_hospital_without_the_jobs_scope_refuses_and_the_others_go_on(federation, hostile):
@@ -404,24 +441,6 @@ def test_means_over_too_few_images_are_withheld_from_the_results(federation, hos
     assert len(withheld) == 1
     assert re.search(r"\[egress guard withheld .*\bfinal\b.*: over fewer than 9 images or cases\]$", withheld[0])
     assert federation.audited("hospital-b", id) == []
-
-
-def test_an_executor_under_another_tasks_name_sends_nothing(federation, hostile):
-    """The others' evaluation, of the same job, is the control."""
-    id, _ = hostile[STUDY]
-    workspace = federation.results(id)
-    assert set(progress(workspace, "answer", "evaluate")) == {"hospital-a", "hospital-b"}
-    refused = progress(workspace, "refused", "evaluate")
-    assert list(refused) == ["hospital-c"]
-    assert "evaluate ended with EXECUTION_EXCEPTION" in refused["hospital-c"]["reason"]
-    (line,) = federation.audited("hospital-c", id)
-    assert re.search(r"\[A:evaluate#[^]]*\]\[task failed: TrainExecutor does not answer evaluate\]$", line)
-
-
-def test_a_task_that_nobody_answers_ends_the_run(federation, hostile):
-    id, meta = hostile["unanswered"]
-    assert meta["status"] == "FINISHED:EXECUTION_EXCEPTION"
-    assert "no executor available for task train" in federation.log("hospital-d", id)
 
 
 # a hospital joins later, and who comes with a wrong kit

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, environment, local
+from deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, bounded, environment, local
 from safetensors.torch import load_file
 
 from feddp import jobs
@@ -55,8 +55,10 @@ def _second(text: str) -> str:
 
 def test_feddp_runs_on_keys_that_never_travelled(federation, plan_for, tmp_path):
     """The sealed exchange too: each took the other's certificate, made by `nvflare cert approve`, for a hospital's."""
-    plan = plan_for(rounds=1, sites=tuple(HOSPITALS))
-    job = federation.session.submit_job(str(jobs.export(plan, tmp_path / "job")))
+    plan, kits = plan_for(rounds=1, sites=tuple(HOSPITALS)), [federation.kits / name for name in HOSPITALS]
+    for kit in kits:
+        bounded(kit, min_sites=2)  # a job is for three otherwise
+    job = federation.session.submit_job(str(approved(jobs.export(plan, tmp_path / "job"), *kits)))
     assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
     results = json.loads((federation.results(job) / "results.json").read_text())
     assert results["sealed"] is True

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from captured import value_of
+from deployment import approved
 from nvflare.fuel.flare_api.api_spec import NoConnection
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -32,7 +33,7 @@ def poc(tmp_path_factory, plan_for, capture):
     few = {"min_images": 1}  # two test images a site
     policies = {site: {"data": str(root / "data" / site), "consent": ["calibration", "outside"], **few} for site in SITES[:2]}
     policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], **few}
-    with federation(Request(plan_for(), policies, root / "run")) as (kits, session):
+    with federation(Request(plan_for(sites=SITES), policies, root / "run")) as (kits, session):
 
         def run(name, plan, scope=jobs.SCOPE):
             return submit(jobs.export(plan, root / name, scope))
@@ -51,7 +52,7 @@ def poc(tmp_path_factory, plan_for, capture):
 @pytest.fixture(scope="module")
 def feddp(poc, plan_for):
     _, run, _ = poc
-    job = run("feddp", plan_for())
+    job = run("feddp", plan_for(sites=SITES))  # the plan that the federation was started for, and no other is approved
     succeeded, server = job.outcome()
     assert succeeded, job.log.read_text()[-3000:]
     return job, server, json.loads((server / "results.json").read_text())
@@ -104,7 +105,8 @@ def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does
     before = {path: path.read_bytes() for site in donors for path in earlier.store(site).iterdir()}
     data, home, options = kits.parents[3] / "data" / newcomer, tmp_path / "run", ["epochs=1", "seed=3"]
     with capture:
-        job = submit(outside.export(server, newcomer, donors, tmp_path / "outside", "routing", options, score=True))
+        made = outside.export(server, newcomer, donors, tmp_path / "outside", "routing", options, score=True)
+        job = submit(approved(made, *(kits / site for site in SITES)))
     succeeded, left = job.outcome()
     assert succeeded, job.log.read_text()[-3000:]
 
@@ -148,7 +150,7 @@ def masks(job) -> Path:
 
 def test_a_job_of_an_unknown_scope_is_refused_by_every_site(poc, plan_for):
     kits, run, _ = poc
-    job = run("unscoped", plan_for(rounds=1), scope="research")
+    job = run("unscoped", plan_for(rounds=1, sites=SITES), scope="research")
     assert job._status != "FINISHED:COMPLETED"
     assert not (kits / "site-1" / "feddp" / job.id).exists(), "no site opened its data for it"
 

@@ -1,18 +1,9 @@
 """A site's folder -> samples in memory -> the batches of one epoch. The seed is the only source of chance."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from monai.transforms import (
-    Compose,
-    EnsureType,
-    EnsureTyped,
-    NormalizeIntensity,
-    RandFlipd,
-    RandRotate90d,
-    Resize,
-)
 from torch.utils.data import default_collate
 
 from feddp.data.folder import SiteFolder
@@ -28,6 +19,8 @@ def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
     Images are resized bilinearly, masks by nearest neighbour, aspect ratio not kept. An empty split gives an empty list.
     FedDPError (naming the file) for an unreadable, wrongly shaped or out-of-range PNG, or an unknown split.
     """
+    from monai.transforms import Resize  # here, as everywhere MONAI's: a job is admitted without it
+
     samples = []
     for row in track(folder.rows_of(split), f"Loading {folder.site} {split}"):
         image = read_image(folder.image_path(row.image), folder.channels, folder.path)
@@ -43,11 +36,15 @@ def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
 
 def network_input(image: np.ndarray, size: int) -> torch.Tensor:
     """What a network is given of an image (H, W, channels) or (H, W): float32 (channels, size, size), as `load` says."""
+    from monai.transforms import NormalizeIntensity, Resize
+
     channels_first = np.moveaxis(np.atleast_3d(image), -1, 0).astype(np.float32)
     return _plain(Resize((size, size), mode="bilinear"), NormalizeIntensity(channel_wise=True))(channels_first)
 
 
-def _plain(*transforms) -> Compose:
+def _plain(*transforms: Callable) -> Callable:
+    from monai.transforms import Compose, EnsureType
+
     return Compose([*transforms, EnsureType(dtype=torch.float32, track_meta=False)])
 
 
@@ -100,7 +97,9 @@ def _collated(samples, order, batch, warp) -> Iterator[dict]:
         yield default_collate([sample if warp is None else warp(sample) for sample in chosen])
 
 
-def _warp(sample: dict, seed: int) -> Compose:
+def _warp(sample: dict, seed: int) -> Callable:
+    from monai.transforms import Compose, EnsureTyped, RandFlipd, RandRotate90d
+
     keys = [key for key, value in sample.items() if isinstance(value, torch.Tensor)]
     transforms = [RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in (0, 1)]
     transforms += [RandRotate90d(keys, prob=0.75), EnsureTyped(keys, track_meta=False)]

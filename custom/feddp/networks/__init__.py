@@ -1,4 +1,5 @@
-"""Networks by name. A new one on a timm encoder is one line of NETWORKS.
+"""Networks by name. A new one on a timm encoder is one line of NETWORKS. The libraries behind them are imported when a network
+is built: a plan is read, and a job admitted, without.
 
 Every one has an `encoder` (images -> a list of feature maps, from high to low resolution, of `encoder.out_channels`), a
 `decoder` (that list -> one map) and a `segmentation_head` (a Sequential whose first layer is the convolution that gives the
@@ -7,19 +8,15 @@ classes), called in this order; `roles` says so, and the decoder's layers say wh
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
-import segmentation_models_pytorch as smp
 import torch
 from torch import nn
 
 from feddp.errors import FedDPError
-from feddp.networks.attention import split_kv
-from feddp.networks.levels import with_levels
 from feddp.networks.local_calibration import LocalCalibration
 from feddp.networks.projector import with_projector
 from feddp.networks.rotation import with_rotation_head
-from feddp.networks.unet import unet
-from feddp.networks.virtual_classes import with_virtual_classes
 from feddp.partition import DECODER, ENCODER, HEAD
 
 
@@ -65,11 +62,17 @@ def build(
         return builder()
 
 
-def _smp(kind: type[nn.Module], encoder: str, channels: int, classes: int, pretrained: bool) -> nn.Module:
+def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool) -> nn.Module:
     """A `kind` of segmentation-models-pytorch's networks on the timm encoder `encoder`, key and value layers split."""
+    import segmentation_models_pytorch
+
+    from feddp.networks.attention import split_kv
+    from feddp.networks.levels import with_levels
+
     try:
         # "tu-" is segmentation-models-pytorch's prefix for timm; there, any weights but None mean pretrained
-        network = kind(f"tu-{encoder}", encoder_weights=True if pretrained else None, in_channels=channels, classes=classes)
+        model = getattr(segmentation_models_pytorch, kind)
+        network = model(f"tu-{encoder}", encoder_weights=True if pretrained else None, in_channels=channels, classes=classes)
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
@@ -82,7 +85,19 @@ def _smp(kind: type[nn.Module], encoder: str, channels: int, classes: int, pretr
     return split_kv(network)
 
 
-_fpn = partial(_smp, smp.FPN)  # a feature pyramid network: Kirillov et al., 2019
+def _unet(channels: int, classes: int, pretrained: bool) -> nn.Module:
+    from feddp.networks.unet import unet
+
+    return unet(channels, classes, pretrained)
+
+
+def _virtual_classes(network: nn.Module, classes: int, **options: Any) -> nn.Module:
+    from feddp.networks.virtual_classes import with_virtual_classes
+
+    return with_virtual_classes(network, classes, **options)
+
+
+_fpn = partial(_smp, "FPN")  # a feature pyramid network: Kirillov et al., 2019
 DEFAULT = "pvt_v2_b0-fpn"
 NETWORKS = {
     DEFAULT: partial(_fpn, "pvt_v2_b0"),
@@ -91,15 +106,15 @@ NETWORKS = {
     "resnet18-fpn": partial(_fpn, "resnet18"),
     "resnet34-fpn": partial(_fpn, "resnet34"),
     "resnet50-fpn": partial(_fpn, "resnet50"),
-    "unet": unet,
+    "unet": _unet,
     # pFLFE's Table 6 says "Unet++" and "Res-Unet" and no encoder: both are on ResNet-18 here
-    "unetplusplus": partial(_smp, smp.UnetPlusPlus, "resnet18"),
-    "resunet": partial(_smp, smp.Unet, "resnet18"),
+    "unetplusplus": partial(_smp, "UnetPlusPlus", "resnet18"),
+    "resunet": partial(_smp, "Unet", "resnet18"),
 }
 # what a method adds to a network, by name: (network, classes, options) -> network
 LAYERS = {
     "local_calibration": LocalCalibration,
     "projector": with_projector,
     "rotation": with_rotation_head,
-    "virtual_classes": with_virtual_classes,
+    "virtual_classes": _virtual_classes,
 }

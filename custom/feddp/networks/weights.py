@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from timm.models.pvt_v2 import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from feddp.archive import Archive
@@ -142,6 +141,8 @@ def _require_plain(path: Path) -> None:
 def _encoder_state(state: State, encoder: nn.Module) -> State:
     """A checkpoint's tensors under the names of `encoder`, timm's feature extractor with split key and value."""
     if "patch_embed1.proj.weight" in state:
+        from timm.models.pvt_v2 import checkpoint_filter_fn
+
         state = checkpoint_filter_fn(state, encoder)
     renamed: State = {}
     for name, tensor in state.items():

@@ -10,15 +10,6 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from monai.transforms import (
-    Compose,
-    RandFlip,
-    RandGaussianSmooth,
-    RandRotate90,
-    RandScaleIntensity,
-    RandShiftIntensity,
-    RandZoom,
-)
 from torch import Tensor, nn
 
 Project = Callable[[nn.Module, Tensor], Tensor]  # (network, images (B, channels, H, W)) -> (B, D)
@@ -76,15 +67,17 @@ def views(images: Tensor) -> Tensor:
 
     Ours, as the paper does not state them. Chance comes from torch's generator of the CPU.
     """
+    from monai import transforms
+
     seed = int(torch.randint(2**31, ()).item())
-    warp = Compose(
+    warp = transforms.Compose(
         [
-            *(RandFlip(prob=0.5, spatial_axis=axis) for axis in (0, 1)),
-            RandRotate90(prob=0.5),
-            RandZoom(prob=0.8, min_zoom=1.0, max_zoom=1.5),
-            RandGaussianSmooth(prob=0.5, sigma_x=(0.25, 1.0), sigma_y=(0.25, 1.0)),
-            RandScaleIntensity(prob=0.8, factors=0.4, channel_wise=True),
-            RandShiftIntensity(prob=0.8, offsets=0.4, channel_wise=True),
+            *(transforms.RandFlip(prob=0.5, spatial_axis=axis) for axis in (0, 1)),
+            transforms.RandRotate90(prob=0.5),
+            transforms.RandZoom(prob=0.8, min_zoom=1.0, max_zoom=1.5),
+            transforms.RandGaussianSmooth(prob=0.5, sigma_x=(0.25, 1.0), sigma_y=(0.25, 1.0)),
+            transforms.RandScaleIntensity(prob=0.8, factors=0.4, channel_wise=True),
+            transforms.RandShiftIntensity(prob=0.8, offsets=0.4, channel_wise=True),
         ]
     ).set_random_state(seed=seed)
     return torch.stack([torch.as_tensor(warp(image)) for image in images.cpu()]).to(images.device)

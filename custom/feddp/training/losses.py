@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
-from monai.losses import DiceLoss
 from torch import Tensor, nn
 
 from feddp.errors import FedDPError
@@ -22,6 +21,8 @@ def dice(logits: Tensor, mask: Tensor) -> Tensor:
 
     FedDP's released choice. From random weights it can collapse to empty predictions on small sites.
     """
+    from monai.losses import DiceLoss  # where it is needed: a plan is read, and a job admitted, without MONAI
+
     # float32: under mixed precision a sum over 384 x 384 pixels overflows float16
     return DiceLoss(sigmoid=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(logits.float(), mask.float())
 

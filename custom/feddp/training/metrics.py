@@ -14,8 +14,6 @@ import math
 
 import numpy as np
 import torch
-from monai.metrics import compute_dice, compute_iou
-from monai.metrics.utils import get_mask_edges, get_surface_distance
 from torch import Tensor
 
 from feddp.errors import FedDPError
@@ -48,6 +46,8 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
     """
     if probabilities.shape != mask.shape or mask.ndim != 3:
         raise FedDPError(f"prediction {tuple(probabilities.shape)} and mask {tuple(mask.shape)} must both be (C, H, W)")
+    from monai.metrics import compute_dice, compute_iou
+
     predicted, truth = foreground(probabilities), (mask > THRESHOLD).cpu()
     dice = compute_dice(predicted[None].float(), truth[None].float(), ignore_empty=False)[0]
     iou = compute_iou(predicted[None].float(), truth[None].float(), ignore_empty=False)[0]
@@ -81,6 +81,8 @@ def _distances(predicted: Tensor, truth: Tensor) -> Row:
     if empty:
         distance = 0.0 if empty == 2 else math.hypot(*truth.shape)
         return {"hd": distance, "hd95": distance, "assd": distance}
+    from monai.metrics.utils import get_mask_edges, get_surface_distance
+
     edges, true_edges = get_mask_edges(predicted, truth, crop=False)
     there = get_surface_distance(edges, true_edges).double().numpy()
     back = get_surface_distance(true_edges, edges).double().numpy()

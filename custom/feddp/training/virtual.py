@@ -5,7 +5,6 @@ Everywhere, maps are (B, classes, H, W), similarities over a temperature; an ind
 
 import torch
 import torch.nn.functional as F
-from monai.losses import DiceLoss
 from torch import Tensor
 
 EXCLUDED, LITERAL = "excluded", "literal"
@@ -16,6 +15,8 @@ def dice(real: Tensor, index: Tensor) -> Tensor:
 
     Sums over the whole batch and image, smooth 1e-5, as feddp.training.losses.dice.
     """
+    from monai.losses import DiceLoss
+
     return DiceLoss(softmax=True, to_onehot_y=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(real, index[:, None])
 
 

@@ -6,7 +6,6 @@ images are resized in the plane and may leave slices out (the prostate's without
 
 from collections.abc import Sequence
 
-from monai.metrics import compute_dice, compute_iou
 from torch import Tensor
 
 from feddp.errors import FedDPError
@@ -27,6 +26,8 @@ def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str]) 
     if probabilities.shape != masks.shape or masks.ndim != 4 or len(cases) != len(masks):
         shapes = f"predictions {tuple(probabilities.shape)}, masks {tuple(masks.shape)} and {len(cases)} cases"
         raise FedDPError(f"{shapes}: predictions and masks must be (N, C, H, W), with a case for each of the N slices")
+    from monai.metrics import compute_dice, compute_iou
+
     predicted, truth = foreground(probabilities), (masks > THRESHOLD).cpu()
     slices: dict[str, list[int]] = {}
     for place, case in enumerate(cases):
