@@ -1,6 +1,6 @@
 """A round that was pushed, played again or comes out of order removes nothing of what a site remembers.
 
-States are `state_<steps>`: a site that has answered rounds 0 to t−1 has state t, and the one before it, in case t−1 comes again.
+A site that has answered rounds 0 to t−1 has the state t, and the one before it, in case round t−1 comes again.
 """
 
 import pytest
@@ -127,7 +127,7 @@ def test_a_site_that_missed_rounds_comes_back(site):
 
 @pytest.mark.parametrize(("again", "keep"), [(3, 2), (3, None), (2, None), (0, None)])
 def test_a_round_that_comes_again_gives_the_same_and_removes_nothing(open_site, toy, again, keep):
-    """The last round, with what it was to keep and without; the best one, whose state is still there; the first, which needs none.
+    """The last round, with what it was to keep and without; the best, whose state is still there; the first, which needs none.
     Every state that was there is there to the bit; a round before the last leaves its own, which it left before."""
     site = open_site(network=toy, rounds=200)
     gammas, answers = [first(site)], []
