@@ -148,8 +148,7 @@ def methods() -> None:
 
 
 def main() -> None:
-    """The command; a user's mistake ends in one line and exit code 2. What it writes is for its user alone: most of it comes from a
-    site's images."""
+    """The command; a user's mistake ends in one line and exit code 2. What it writes is for its user alone."""
     os.umask(0o077)
     try:
         app()

@@ -123,7 +123,7 @@ class SitePolicyBuilder(Builder):
             _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
     def finalize(self, project: Project, ctx: ProvisionContext) -> None:
-        """Kits and state are their owner's alone. FLARE finalizes in the reverse order of the builders: the kits are still where
+        """Kits and state are their owner's alone. FLARE finalizes in the reverse order of the builders: the kits lie where
         they were built, and CertBuilder, which comes later, keeps the mode of the file into which it writes the root's key."""
         state = Path(ctx.get_state_dir())
         if ctx.get(CtxKey.ROOT_PRI_KEY):  # `nvflare package` has none

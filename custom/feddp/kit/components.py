@@ -52,8 +52,9 @@ def component_problems(kit: Kit) -> list[Problem]:
             listed = []
         persistor = {"id": "snapshot_persistor", **said["snapshot_persistor"]} if said.get("snapshot_persistor") else None
         for component in [*listed, *filter(None, [persistor])]:
-            what = "the component " + repr(component.get("id") if isinstance(component, Mapping) else component)
-            problems += [Problem(path, why, "Remove it from components") for why in strangers(component, REVIEWED[kit.kind], what)]
+            what = f"the component {component.get('id') if isinstance(component, Mapping) else component}"
+            strange = strangers(component, REVIEWED[kit.kind], what)
+            problems += [Problem(path, why, "Remove it from components") for why in strange]
     path = kit.effective("resources.json")
     there = read_json(path).get("components")
     validator = read_json(path).get("app_validator")

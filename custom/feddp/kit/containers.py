@@ -21,7 +21,8 @@ SEE = "See provisioning/README.md, 'Site images'"
 PYTHON = (None, "/usr/local/bin/python", "/usr/local/bin/python3")
 ENVIRONMENT = {RESULTS, WorkspaceConstants.ENV_VAR_AUDIT_ROOT, WorkspaceConstants.ENV_VAR_LOG_ROOT}
 ENVIRONMENT |= {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TZ"}
-OPTIONS = {"device_requests", "cap_drop", "security_opt", "shm_size", "mem_limit", "nano_cpus", "cpuset_cpus", "pids_limit", "read_only"}
+OPTIONS = {"device_requests", "cap_drop", "security_opt", "read_only"}
+OPTIONS |= {"shm_size", "mem_limit", "nano_cpus", "cpuset_cpus", "pids_limit"}
 
 
 def runtime(kit: Kit) -> str | None:

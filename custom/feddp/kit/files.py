@@ -1,4 +1,4 @@
-"""Which files lie in a kit and who may read or change them. FLARE finds its files by their names: what no kit has may be code to it."""
+"""Which files lie in a kit, and who may read or change them. FLARE finds files by name: one that no kit has may be code."""
 
 import os
 import stat
@@ -12,14 +12,16 @@ from feddp.data.description import Problem
 from feddp.kit.kit import ADMIN, CLIENT, SERVER, Kit
 
 _OWN = ("resources.json", "authorization.json", "log_config.json")
-_SITES = {name + end for name in _OWN for end in ("", ".default")} | {"comm_config.json", "study_runtime.yaml", "privacy.json.sample"}
+_SITES = {name + end for name in _OWN for end in ("", ".default")}
+_SITES |= {"comm_config.json", "study_runtime.yaml", "privacy.json.sample"}
 LOCAL = {
     SERVER: _SITES,
     CLIENT: _SITES | {"privacy.json", "relay__resources.json"},
     ADMIN: {"resources.json", "resources.json.default"},
 }
 # FLARE looks for these in the kit's folder and in all folders below, in any order, under each of its extensions
-SOUGHT = {stem + extension for stem in ("fed_client", "fed_server", "resources", "comm_config") for extension in ConfigFormat.extensions()}
+_STEMS = ("fed_client", "fed_server", "resources", "comm_config")
+SOUGHT = {stem + extension for stem in _STEMS for extension in ConfigFormat.extensions()}
 KEPT = "feddp"  # the folder of the site's own tensors and metrics of single images
 
 
@@ -48,7 +50,8 @@ def _shadows(kit: Kit) -> Iterator[Problem]:
     for folder, _, names in os.walk(kit.folder):
         if folder not in own:
             for name in sorted(SOUGHT.intersection(names)):
-                yield Problem(Path(folder, name), "may be read by FLARE in place of the kit's own file", "Take it out of the kit")
+                what = "may be read by FLARE in place of the kit's own file"
+                yield Problem(Path(folder, name), what, "Take it out of the kit")
 
 
 def _importable(folder: Path) -> Iterator[Problem]:
@@ -61,10 +64,10 @@ def _importable(folder: Path) -> Iterator[Problem]:
 
 
 def _modes(kit: Kit) -> Iterator[Problem]:
-    """The key is the owner's; so are the folder as a whole and what a site keeps; nobody else changes a file."""
-    private = [kit.folder, *(kit.folder / "startup").glob("*.key")]
-    if (kit.folder / KEPT).exists():
-        private.append(kit.folder / KEPT)
+    """The key is its owner's; so are the server's and a site's kit as a whole, and what a site keeps."""
+    private = [*(kit.folder / "startup").glob("*.key")]
+    if kit.kind != ADMIN:  # a person's holds no more than a key that is private
+        private += [path for path in (kit.folder, kit.folder / KEPT) if path.exists()]
     for path in private:
         if _mode(path) & 0o077:
             mode = "700" if path.is_dir() else "600"

@@ -118,12 +118,13 @@ def _site(kit: Kit, path: Path, scope: Mapping[str, Any]) -> list[Problem]:
         policy = SitePolicy.of(kit.name, scope.get("properties"), simulated=False)
     except FedDPError as error:
         return [Problem(path, f"scope {name}: {error}", SEE)]
-    below = [(word, least) for word, least in MINIMUM.items() if getattr(policy, word) < least]
-    problems = [
-        Problem(path, f"scope {name} lets leave what the consortium does not: {word} is {getattr(policy, word)}", f"Write at least {least}")
-        for word, least in below
+    said = {word: getattr(policy, word) for word in MINIMUM}
+    below = [
+        Problem(path, f"scope {name} is below the consortium's minimum: {word} is {said[word]}", f"Write at least {least}")
+        for word, least in MINIMUM.items()
+        if said[word] < least
     ]
-    return problems + _data(kit, path, policy)
+    return below + _data(kit, path, policy)
 
 
 def _data(kit: Kit, path: Path, policy: SitePolicy) -> list[Problem]:

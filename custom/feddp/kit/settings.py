@@ -1,7 +1,7 @@
 """Files in which a hospital writes settings for FLARE: none of them names code, and none says what no kit says.
 
-FLARE expands what stands in braces, from the file itself and from the process's environment, before it reads any of it, and Python's
-logging calls what its configuration names. So both are told by their form, and nothing is expanded or called here.
+FLARE expands what stands in braces, from the file itself and from the process's environment, before it reads any of it, and
+Python's logging calls what its configuration names. So both are told by their form, and nothing is expanded or called here.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,8 @@ def setting_problems(kit: Kit) -> list[Problem]:
         section = Section.RELAY_RESOURCES_JSON if path.name.startswith("relay") else RESOURCES[kit.kind]
         form = {key: value for key, value in shape(section).items() if key not in (*POLICIES, *BUILT)}
         problems += [Problem(path, what, "Take it out") for what in deviations(said, form, exact=False)]
-    for name, rule in (("comm_config.json", _communication), ("log_config.json", _logging), ("log_config.json.default", _logging)):
+    logs = dict.fromkeys(("log_config.json", "log_config.json.default"), _logging)
+    for name, rule in {"comm_config.json": _communication, **logs}.items():
         path = kit.folder / "local" / name
         if path.exists():
             problems += [Problem(path, what, "Put back the kit's file") for what in rule(read_json(path))]

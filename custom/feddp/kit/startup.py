@@ -1,9 +1,9 @@
 """startup/ of a kit is what FLARE's templates give for this participant: nothing else is in it, and no script was changed.
 
-Both ways of provisioning write nothing of their own there, so nothing has to be signed or kept: every file is made again from the
-installed FLARE, and from what the certificate says of the participant, and compared to the letter. What the consortium alone can say is anchored
-elsewhere: certificate and key by the root (`kit.certificates`), the root by its fingerprint. The server's address is anchored by nothing but
-the certificate that is shown there.
+Both ways of provisioning write nothing of their own there, so no hashes need be kept or signed: every file is made again from
+the installed FLARE and from what the certificate says of the participant, and compared to the letter. What the consortium alone
+can say is anchored elsewhere: certificate and key by the root (`kit.certificates`), the root by its fingerprint. The server's
+address is anchored by nothing but the certificate that is shown there.
 """
 
 import re
