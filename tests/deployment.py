@@ -153,12 +153,12 @@ class Deployment:
         return Path(self.session.download_job_result(job)) / "workspace"
 
 
-def bounded(kit: Path, **bounds: Any) -> None:
-    """A hospital changes the bounds of its policy, in every scope."""
+def decided(kit: Path, **properties: Any) -> None:
+    """A hospital changes its policy, in every scope."""
     path = kit / "local/privacy.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     for scope in content["scopes"]:
-        scope["properties"]["bounds"] = bounds
+        scope["properties"] |= properties
     path.write_text(json.dumps(content), encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, bounded, environment, local
+from deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, decided, environment, local
 from safetensors.torch import load_file
 
 from feddp import jobs
@@ -43,6 +43,8 @@ def federation(tmp_path_factory):
     try:
         done = subprocess.run(["bash", "-c", script], cwd=folder, env=made.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        for name in HOSPITALS:
+            decided(made.kits / name, bounds={"min_sites": 2})  # a job is for three otherwise
         made.up(HOSPITALS)
         yield made
     finally:
@@ -56,8 +58,6 @@ def _second(text: str) -> str:
 def test_feddp_runs_on_keys_that_never_travelled(federation, plan_for, tmp_path):
     """The sealed exchange too: each took the other's certificate, made by `nvflare cert approve`, for a hospital's."""
     plan, kits = plan_for(rounds=1, sites=tuple(HOSPITALS)), [federation.kits / name for name in HOSPITALS]
-    for kit in kits:
-        bounded(kit, min_sites=2)  # a job is for three otherwise
     job = federation.session.submit_job(str(approved(jobs.export(plan, tmp_path / "job"), *kits)))
     assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
     results = json.loads((federation.results(job) / "results.json").read_text())
@@ -73,7 +73,10 @@ def test_a_job_that_brings_31_megabytes_runs_from_the_console(federation, plan_f
     state = {name: value + 1 for name, value in plan.build_network().state_dict().items()}
     parameters = {name for name, _ in plan.build_network().named_parameters()}
     plan = replace(plan, weights=fingerprint(state))
-    job_folder = jobs.export(plan, HOSPITALS, federation.folder / "jobs/pretrained", initial=state)
+    job_folder = jobs.export(plan, federation.folder / "jobs/pretrained", initial=state)
+    for kit in (federation.kits / name for name in HOSPITALS):
+        decided(kit, tensors=[plan.weights])
+        approved(job_folder, kit)
     file = job_folder / "app_server/config" / WEIGHTS
     assert file.stat().st_size > 31_000_000
     with federation.console() as console:
