@@ -18,7 +18,7 @@ from certificates import put, self_signed, signed
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from deployment import HOSPITALS, LEAD, NEWCOMER, README, SERVER, SHIPPED_SERVER, approved, bounded, deployment, until
+from deployment import HOSPITALS, LEAD, NEWCOMER, README, SERVER, SHIPPED_SERVER, approved, decided, deployment, until
 from driven import drive
 from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition
 from rich.console import Console as Screen
@@ -81,7 +81,7 @@ def federation(tmp_path_factory, capture):
                 scope["properties"]["methods"] = ["feddp"]
             path.write_text(json.dumps({"scopes": [scope, other]}))
         for hospital in HOSPITALS:
-            bounded(made.kits / hospital, min_sites=2)
+            decided(made.kits / hospital, bounds={"min_sites": 2})
         assert [check(made.kits / name, offline=True)[1] for name in (SERVER, *HOSPITALS, LEAD)] == [[]] * 6
         resources = json.loads((made.kits / WITHOUT / "local/resources.json.default").read_text())
         resources["components"] = [c for c in resources["components"] if c["path"] != DEPLOYER]
