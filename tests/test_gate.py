@@ -15,7 +15,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
 from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
-from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_ERROR_TOPIC, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, STREAM_ERROR_TOPIC, StreamHeaderKey
 from nvflare.fuel.hci.server.reg import ServerCommandRegister
 from nvflare.fuel.utils import fobs
 from nvflare.private.admin_defs import Message as AdminMessage
@@ -507,6 +507,19 @@ def test_no_site_ends_the_servers_job_by_a_report(federation, gated, monkeypatch
         federation.hand(SERVER_JOB, STREAM_CHANNEL, STREAM_ERROR_TOPIC, None, origin=of, by=SERVER, **report)
     assert ended == ([] if gated else [1])
     assert len(federation.lines()) == gated, "the other report passes"
+
+
+@GATED
+@pytest.mark.parametrize("topic", [STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC])
+def test_a_site_reports_of_its_own_streams_alone(federation, gated, topic, monkeypatch):
+    """FLARE stops a stream at an error from anybody."""
+    gated and ServerGate()
+    reached = heard(federation.cell(SERVER_JOB), STREAM_CHANNEL, topic)
+    monkeypatch.setitem(ByteStreamer.tx_task_map, 77, SimpleNamespace(target=A_JOB))
+    for of in (f"{B}.{JOB}", A_JOB):
+        report = {StreamHeaderKey.STREAM_ID: 77, StreamHeaderKey.ERROR_MSG: "x"}
+        federation.hand(SERVER_JOB, STREAM_CHANNEL, topic, None, origin=of, by=SERVER, **report)
+    assert len(reached) == (1 if gated else 2)
 
 
 @pytest.mark.parametrize("topic", ["get_clients", "update_run_status", "heartbeat"])

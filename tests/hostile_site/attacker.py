@@ -50,7 +50,7 @@ class Attacker(FLComponent):
             self.bearer = {name: message.headers[name] for name in names}
 
     def send(self, cell, to, channel, topic, command="", body="", headers=None, stream=False, origin=""):
-        """Says what came back: the text of a command's answer, or the return code and kind of another's; nothing where none did."""
+        """Says what came back: the text of a command's answer, another's return code and kind; nothing where none came."""
         payload = Shareable()
         if command:
             payload = AdminMessage(command, body)
@@ -63,10 +63,8 @@ class Attacker(FLComponent):
         reply = sender.send_request(channel=channel, topic=topic, target=to, request=Message({}, payload), timeout=5.0)
         if reply.get_header(MessageHeaderKey.RETURN_CODE) in ("timeout", "comm_error"):
             return None
-        answered = reply.payload
-        return str(
-            getattr(answered, "body", None) or f"{reply.get_header(MessageHeaderKey.RETURN_CODE)} {type(answered).__name__}"
-        )
+        code, answered = reply.get_header(MessageHeaderKey.RETURN_CODE), reply.payload
+        return str(getattr(answered, "body", None) or f"{code} {type(answered).__name__}")
 
     def _spoof(self, cell, to, channel, topic, payload, origin) -> None:
         headers = {

@@ -12,7 +12,8 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.stream_const import STREAM_ERROR_TOPIC, StreamHeaderKey
+from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
 from nvflare.fuel.hci.reg import CommandModuleSpec
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
@@ -131,8 +132,8 @@ class ServerGate(Gate):
         to = cells.split(arrival.destination)
         if arrival.destination != me:
             self._forwards(job, sender, to, arrival)
-        if sender in (cells.SITE, cells.SITE_JOB) and self._ends_job(message):
-            raise Refused("a site does not end the server's job")
+        if sender == cells.SITE_JOB and arrival.channel == STREAM_CHANNEL:
+            self._reports(message, arrival)
         table = cells.AT_SERVER_JOB if to[1] else cells.AT_SERVER
         if cells.is_bootstrap(me):
             table = cells.AT_BOOTSTRAP
@@ -176,11 +177,16 @@ class ServerGate(Gate):
             raise Refused(f"nothing goes from {shown(arrival.origin)} to {shown(arrival.destination)}")
 
     @staticmethod
-    def _ends_job(message: Message) -> bool:
-        """FLARE's job process ends where a receiver reports that a stream of its was too large, whether it sent one or not."""
+    def _reports(message: Message, arrival: Arrival) -> None:
+        """A site reports of the streams that it receives, whose numbers anyone can guess. FLARE ends a job's process where one is
+        reported as too large."""
         headers = message.headers or {}
-        topic, kind = headers.get(MessageHeaderKey.TOPIC), headers.get(StreamHeaderKey.ERROR_TYPE)
-        return topic == STREAM_ERROR_TOPIC and kind == BlobSizeError.__name__
+        if headers.get(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
+            raise Refused("a site does not end the server's job")
+        stream = headers.get(StreamHeaderKey.STREAM_ID)
+        sent = ByteStreamer.tx_task_map.get(stream) if isinstance(stream, int) else None
+        if sent is not None and sent.target != arrival.origin:
+            raise Refused("the stream is another's")
 
 
 def _no_commands(manager: NetManager) -> CommandModuleSpec:
