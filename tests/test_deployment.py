@@ -428,7 +428,7 @@ def test_a_task_that_nobody_answers_ends_the_run(federation, hostile):
 
 
 def test_what_a_participant_writes_is_its_owners_alone(federation, feddp):
-    """Logs, audit, the job's folder, and what a site keeps of it; FLARE's script leaves its process numbers to all, the control.
+    """Logs, audit, the job's folder, and what a site keeps of it; the control: FLARE's script leaves process numbers to all.
     The kits, with all that is in them by now, may start again."""
     job, _ = feddp
     for kit in (federation.kits / name for name in (SERVER, *HOSPITALS)):
