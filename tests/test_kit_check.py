@@ -191,7 +191,11 @@ def _filter(entry, chain="task_result_filters"):
         ),
         ("resources.json", _component(path=CONSUMER, args={"class_attributes": {}}), "that are no plain object"),
         ("resources.json", lambda r: r["components"].append(POPEN), "which is no object"),
-        ("resources.json", lambda r: r.update(app_validator={"path": POPEN}), "says app_validator, which no kit says"),
+        (
+            "resources.json",
+            lambda r: r.update(app_validator={"path": POPEN}),
+            "has the component app_validator, of subprocess.Popen",
+        ),
         ("resources.json", lambda r: r.update(JOBS_OWN), f"says {ConfigVarName.DECOMPOSER_MODULE}, which no kit says"),
         ("resources.json", lambda r: r["client"].update(compression="{$HOME}"), "'{$HOME}', which FLARE would replace"),
         ("resources.json", lambda r: r.update({"@x": {}}), "'@x', which FLARE would replace"),

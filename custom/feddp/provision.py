@@ -27,9 +27,12 @@ PRIVATE_FILES = "feddp.flare.private_files.PrivateFiles"
 SERVER, CLIENT = "server", "client"
 GATE = {SERVER: "feddp.flare.gate.ServerGate", CLIENT: "feddp.flare.gate.SiteGate"}
 DEPLOYER = "feddp.flare.admission.AdmittingDeployer"
+AT_SERVER = "feddp.flare.admission.AdmittedApp"
 _PRIVATE_FILES = {"id": "private_files", "path": PRIVATE_FILES, "args": {}}
 # the components that a kit of ours has beside FLARE's; `feddp kit check` demands each of them as it stands here
 COMPONENTS = {SERVER: [_PRIVATE_FILES], CLIENT: [_PRIVATE_FILES, {"id": "refuse_commands", "path": REFUSAL, "args": {}}]}
+# what else of the kind a kit's resources.json says at its top, and `feddp kit check` demands to the letter
+SETTINGS: dict[str, dict[str, Any]] = {SERVER: {}, CLIENT: {}}
 # below which a site's policy shows single images: nobody's is provisioned so, and `feddp kit check` refuses it
 MINIMUM = {"min_images": 5}
 # the rights that nobody has, and what they would let a person do
@@ -115,8 +118,8 @@ class SitePolicyBuilder(Builder):
     def _restrict(participant: Participant, kind: str, classes: dict[str, str], ctx: ProvisionContext) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources = local / RESOURCES
-        allowed = sorted(classes.values())
-        _write(resources, restrict(json.loads(resources.read_text(encoding="utf-8")), allowed, *COMPONENTS[kind]))
+        content = json.loads(resources.read_text(encoding="utf-8"))
+        _write(resources, restrict(content, sorted(classes.values()), *COMPONENTS[kind]) | SETTINGS[kind])
         _write(local / "authorization.json.default", AUTHORIZATION)
 
 

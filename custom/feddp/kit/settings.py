@@ -21,7 +21,7 @@ RESOURCES = {
     ADMIN: Section.DEFAULT_ADMIN_RESOURCES,
 }
 POLICIES = ("class_list_enforcement_mode", "class_allow_list", "allow_log_streaming")  # `kit.minimum`'s
-BUILT = ("components", "snapshot_persistor")  # what FLARE makes objects of: `kit.components`'s
+BUILT = ("components", "snapshot_persistor", "app_validator")  # what FLARE makes objects of: `kit.components`'s
 SCHEMES = ("tcp", "grpc", "http")
 _COMMUNICATION = {name for key, name in vars(VarName).items() if key.isupper()} - {VarName.COMM_DRIVER_PATH}
 
