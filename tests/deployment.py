@@ -84,10 +84,10 @@ class Deployment:
         return said
 
     def start(self, kit: Path) -> None:
-        """A participant, with its kit's own script."""
+        """A participant, with its kit's own script, as from a login with the usual umask."""
         with open(kit / "console.log", "w", encoding="utf-8") as console:
             script = ["bash", str(kit / "startup/start.sh")]
-            subprocess.run(script, env=self.env, stdout=console, stderr=subprocess.STDOUT, check=True)
+            subprocess.run(script, env=self.env, stdout=console, stderr=subprocess.STDOUT, check=True, umask=0o022)
         self.started.append(kit)
 
     def up(self, hospitals: list[str] = HOSPITALS) -> None:

@@ -189,6 +189,13 @@ def study(change):
     return lambda content: change(content["studies"]["default"])
 
 
+def launcher(**args):
+    return lambda content: next(c for c in content["components"] if c["id"] == "docker_launcher")["args"].update(args)
+
+
+SECRET = {"x": {"source": "/x", "mount_path": "/usr/local/lib/python3.11"}}
+
+
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
@@ -203,6 +210,21 @@ def study(change):
         ("study_runtime.yaml", study(lambda s: s["datasets"]["site"].update(source="/nowhere")), "is not a site's folder"),
         ("study_runtime.yaml", study(lambda s: s["datasets"].pop("site")), "mounts no /data/default/site, which privacy.json"),
         ("study_runtime.yaml", study(lambda s: s.update(pod_template={})), "is refused by FLARE"),
+        ("study_runtime.yaml", study(lambda s: s["env"].update(LD_PRELOAD="/x.so")), "gives containers LD_PRELOAD, which"),
+        (
+            "study_runtime.yaml",
+            study(lambda s: s["docker_kwargs"].update(privileged=True)),
+            "gives containers privileged, which",
+        ),
+        ("study_runtime.yaml", study(lambda s: s.update(secret_mounts=SECRET)), "a pod template or secrets, which the check"),
+        (
+            "study_runtime.yaml",
+            lambda content: content["studies"].update(other={"env": {"PYTHONSTARTUP": "/x.py"}}),
+            "gives containers PYTHONSTARTUP, which",
+        ),
+        ("resources.json.default", launcher(default_python_path="/data/python"), "starts jobs with '/data/python'"),
+        ("resources.json.default", launcher(default_job_env={"LD_PRELOAD": "/x.so"}), "gives containers LD_PRELOAD, which"),
+        ("comm_config.json", lambda c: c.update(comm_driver_path="/data"), "says comm_driver_path, which no kit says"),
         ("privacy.json", lambda p: p["scopes"][0]["properties"].update(data="/data/site"), "mounts no /data/site"),
         ("privacy.json", lambda p: p["scopes"][0].pop("task_result_filters"), "does not put the guard"),
         (
@@ -217,6 +239,19 @@ def test_a_prepared_kit_below_the_minimum_is_one_line(spoil, name, change, words
     (line,) = spoil(name, change)
     assert words in line
     assert line.endswith(".")
+
+
+def test_a_changed_start_script_is_found(kits, tmp_path):
+    """Another image is the site's own business; what is started in it is not."""
+    kit = Path(shutil.copytree(kits / "docker" / HOSPITAL, tmp_path / "kit"))
+    path = kit / "startup/start_docker.sh"
+    script = path.read_text()
+    path.write_text(script.replace(IMAGE, "registry.example.org/other:1"))
+    assert said(kit)[0].endswith("may start")
+    for old, new in (("--rm ", "--rm --privileged "), ("client_train", "x"), (f'"{IMAGE}"', '"$(id)"')):
+        assert old in script
+        path.write_text(script.replace(old, new))
+        assert said(kit)[0].startswith(f"{path}: is not the script that FLARE's templates give")
 
 
 def test_a_sites_files_lie_where_its_container_keeps_them(monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.lighter.impl.cert import _CertState
 from typer.testing import CliRunner
@@ -36,7 +37,7 @@ def _usual_umask():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_root):
-    """What `nvflare provision` writes under the usual umask: hospital-a's data are a real site's, on a machine without a GPU."""
+    """What `nvflare provision` writes under the usual umask: data are a real site's, and there is no GPU."""
     folder = Path(shutil.copytree(SHIPPED, tmp_path_factory.mktemp("office") / "provisioning"))
     project = folder / "project.yml"
     text = project.read_text(encoding="utf-8").replace("/data/site", str(tiny_root / "site-1"))
@@ -109,6 +110,9 @@ def flare_starts(kit: Path) -> subprocess.CompletedProcess:
 # nothing that a kit names is run
 
 
+JOBS_OWN = {ConfigVarName.DECOMPOSER_MODULE: "a.module.that.flare.loads"}
+
+
 @pytest.fixture(scope="module")
 def hostile(made, tmp_path_factory):
     """A kit with code in every place from which FLARE would run it; what has run leaves a mark."""
@@ -119,14 +123,14 @@ def hostile(made, tmp_path_factory):
     edit(kit / "local/privacy.json", lambda p: p["scopes"][0].update(task_data_filters=[mkdir]))
     popen = {"id": "x", "path": "subprocess.Popen", "args": {"args": ["mkdir", str(marks["component"])]}}
     edit(kit / "local/resources.json.default", lambda r: r["components"].append(popen))
-    code = kit / "local/custom/decomposer_module"
+    code = kit / "local/custom" / ConfigVarName.DECOMPOSER_MODULE
     code.mkdir(parents=True)
     (code / "mine.py").write_text(f"import os; os.mkdir({str(marks['custom'])!r})")
     handler = {"()": "os.mkdir", "path": str(marks["log"])}
     edit(kit / "local/log_config.json", lambda c: c["handlers"].update(mine=handler))
     run = kit / "a-job/app_hospital-a/config"
     run.mkdir(parents=True)
-    (run / "resources.json").write_text('{"decomposer_module": "mine"}')
+    (run / "resources.json").write_text(json.dumps(JOBS_OWN))
     return kit, marks
 
 
@@ -144,7 +148,7 @@ def test_a_hostile_kit_is_refused_with_every_reason_and_nothing_of_it_runs(hosti
         assert words in lines
     assert not [name for name, mark in marks.items() if mark.exists()]
     started = flare_starts(kit)
-    assert [json.loads(line) for line in started.stdout.splitlines()] == [{"decomposer_module": "mine"}], started.stderr
+    assert [json.loads(line) for line in started.stdout.splitlines()] == [JOBS_OWN], started.stderr
     assert [name for name, mark in marks.items() if mark.exists()] == list(marks), started.stderr
 
 
@@ -187,8 +191,12 @@ def _filter(entry, chain="task_result_filters"):
         ),
         ("resources.json", _component(path=CONSUMER, args={"class_attributes": {}}), "that are no plain object"),
         ("resources.json", lambda r: r["components"].append(POPEN), "which is no object"),
-        ("resources.json", lambda r: r.update(app_validator={"path": POPEN}), "says app_validator, which no kit says"),
-        ("resources.json", lambda r: r.update(decomposer_module="x"), "says decomposer_module, which no kit says"),
+        (
+            "resources.json",
+            lambda r: r.update(app_validator={"path": POPEN}),
+            "has the component app_validator, of subprocess.Popen",
+        ),
+        ("resources.json", lambda r: r.update(JOBS_OWN), f"says {ConfigVarName.DECOMPOSER_MODULE}, which no kit says"),
         ("resources.json", lambda r: r["client"].update(compression="{$HOME}"), "'{$HOME}', which FLARE would replace"),
         ("resources.json", lambda r: r.update({"@x": {}}), "'@x', which FLARE would replace"),
         ("resources.json.default", _component(path=POPEN), "has the component x, of subprocess.Popen"),

@@ -268,7 +268,12 @@ def _inwards(privacy):
 
 
 def _before_another(privacy):
-    privacy["scopes"][0]["task_result_filters"].append({"path": "some.filter.Noise"})
+    update = {"path": UPDATE_PRIVACY, "args": {"mechanism": {"path": PERCENTILE}}}
+    privacy["scopes"][0]["task_result_filters"].append(update)
+
+
+def _strange(privacy):
+    privacy["scopes"][0]["task_result_filters"].insert(0, {"path": "some.filter.Noise"})
 
 
 UPDATE_PRIVACY = "feddp.flare.update_privacy.UpdatePrivacy"
@@ -284,7 +289,8 @@ BY_NAME = {"id": "x", "name": "SiteLogStreamer"}
     [
         ("privacy.json", lambda p: p["scopes"][0].pop("task_result_filters") and None, "scope feddp does not put the guard"),
         ("privacy.json", _inwards, "scope feddp does not put the guard"),
-        ("privacy.json", _before_another, "scope feddp has some.filter.Noise after the guard"),
+        ("privacy.json", _before_another, f"scope feddp has {UPDATE_PRIVACY} after the guard"),
+        ("privacy.json", _strange, "of some.filter.Noise, which is no reviewed class"),
         ("privacy.json", lambda p: p["scopes"][0]["task_result_filters"][0].update(disabled=True), "does not put the guard"),
         ("privacy.json", _second_scope, "scope research does not put the guard"),
         ("privacy.json", lambda p: p.update(scopes=[]), "has no scope feddp"),
@@ -307,11 +313,11 @@ BY_NAME = {"id": "x", "name": "SiteLogStreamer"}
         ("resources.json", lambda r: r["class_allow_list"].append("*"), "allows *, which is not a reviewed class"),
         ("resources.json", lambda r: r.pop("class_allow_list") and None, "FLARE's own wide one applies"),
         ("resources.json", lambda r: r.update(class_list_enforcement_mode="warn"), "does not enforce the allow-list"),
-        ("resources.json", lambda r: r["components"].pop() and None, "has no cell gate"),
+        ("resources.json", lambda r: r["components"].pop() and None, "lacks the component app_deployer"),
         ("resources.json", lambda r: r.update(allow_log_streaming=True), "lets jobs stream the site's log"),
-        ("resources.json", lambda r: r["components"].append(STREAMER), "which carries logs past every filter"),
-        ("resources.json", lambda r: r["components"].append(BY_CLASS_PATH), "which carries logs past every filter"),
-        ("resources.json", lambda r: r["components"].append(FED_EVENTS), "which carries events past every filter"),
+        ("resources.json", lambda r: r["components"].append(STREAMER), f"of {STREAMER['path']}, which is no reviewed"),
+        ("resources.json", lambda r: r["components"].append(BY_CLASS_PATH), "x and does not say of which class it is"),
+        ("resources.json", lambda r: r["components"].append(FED_EVENTS), f"of {FED_EVENTS['path']}, which is no"),
         ("resources.json", lambda r: r["components"].append(BY_NAME), "component x and does not say of which class it is"),
     ],
 )
@@ -342,7 +348,7 @@ def test_jobs_that_nobody_signed(kit):
 def test_a_streamer_in_a_file_of_its_own_is_found(kit):
     (kit / "local/x__j_resources.json").write_text(json.dumps({"components": [STREAMER]}))
     (line,) = said(kit)
-    assert line.startswith(f"{kit}/local/x__j_resources.json: has the component x")
+    assert line.startswith(f"{kit}/local/x__j_resources.json: is no file of a kit")
 
 
 @pytest.mark.parametrize("name", ["privacy.json", "resources.json.default", "authorization.json.default"])
@@ -362,7 +368,7 @@ def test_a_filter_of_the_hospitals_own_stands_before_the_guard(kit):
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"path": "feddp.flare.update_privacy.UpdatePrivacie"}, "names a filter that FLARE cannot build"),
+        ({"path": "feddp.flare.update_privacy.UpdatePrivacie"}, "UpdatePrivacie, which is no reviewed class"),
         ({"path": UPDATE_PRIVACY, "args": {"mechanism": {"path": PERCENTILE, "args": {"percentil": 9}}}}, "FLARE cannot build"),
         ({"path": PERCENTILE}, "takes weights for differences. Put it into feddp.flare.update_privacy.UpdatePrivacy"),
     ],

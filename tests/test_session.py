@@ -1,6 +1,23 @@
 """What a person is given of a site's own files after a run."""
 
-from feddp.run.session import bring_home
+import os
+
+import pytest
+
+from feddp.run.session import bring_home, fresh
+from feddp.training.store import Store
+
+
+@pytest.mark.parametrize("make", [fresh, Store, lambda folder: bring_home(folder.parent, folder)], ids=["run", "store", "home"])
+def test_a_folder_with_a_sites_own_files_is_its_owners_alone(tmp_path, make):
+    """Whatever the process's umask; a plain folder is the control."""
+    before = os.umask(0o022)
+    try:
+        make(tmp_path / "own")
+        (tmp_path / "control").mkdir()
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("own", "control")] == [0o700, 0o755]
 
 
 def test_what_comes_home(tmp_path):

@@ -38,8 +38,9 @@ COMPONENTS = {
     ]
     for kind, gate in GATE.items()
 }
-# what FLARE's server asks about its own app of a job, which no deployer of ours sees there
-VALIDATOR = {"path": AT_SERVER, "args": {}}
+# what else of the kind a kit's resources.json says at its top, and `feddp kit check` demands to the letter: what FLARE's server
+# asks about its own app of a job, which no deployer of ours sees there
+SETTINGS: dict[str, dict[str, Any]] = {SERVER: {"app_validator": {"path": AT_SERVER, "args": {}}}, CLIENT: {}}
 # below which a site's policy shows single images: nobody's is provisioned so, and `feddp kit check` refuses it
 MINIMUM = {"min_images": 5}
 # the rights that nobody has, and what they would let a person do. A log's configuration names classes and functions that Python
@@ -88,10 +89,9 @@ def privacy(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any], **own: Any) -> dict[str, Any]:
+def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any]) -> dict[str, Any]:
     """A participant's resources.json: `classes` are the whole allow-list, no log is streamed, `more` components are added."""
     return resources | {
-        **own,
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": classes,
         "allow_log_streaming": False,
@@ -110,7 +110,7 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
-        self._restrict(server, SERVER, SERVER_CLASSES, ctx, app_validator=VALIDATOR)
+        self._restrict(server, SERVER, SERVER_CLASSES, ctx)
         if folder := server.get_prop(STORAGE):
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
@@ -133,11 +133,11 @@ class SitePolicyBuilder(Builder):
             _close(folder)
 
     @staticmethod
-    def _restrict(participant: Participant, kind: str, classes: dict[str, str], ctx: ProvisionContext, **own: Any) -> None:
+    def _restrict(participant: Participant, kind: str, classes: dict[str, str], ctx: ProvisionContext) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources, allowed = local / RESOURCES, sorted(classes.values())
         said = json.loads(resources.read_text(encoding="utf-8"))
-        _write(resources, restrict(said, allowed, *COMPONENTS[kind], **own))
+        _write(resources, restrict(said, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
         _write(local / "authorization.json.default", AUTHORIZATION)
 
 

@@ -9,6 +9,7 @@ from feddp.kit.files import file_problems, links
 from feddp.kit.here import here_problems
 from feddp.kit.kit import CLIENT, Kit
 from feddp.kit.minimum import policy_problems
+from feddp.kit.startup import startup_problems
 
 
 def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -> tuple[Kit, list[Problem]]:
@@ -26,7 +27,8 @@ def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -
     kit = Kit.open(folder)
     if outside := links(kit):
         return kit, outside
-    problems = file_problems(kit) + certificate_problems(kit, fingerprint) + policy_problems(kit)
+    problems = certificate_problems(kit, fingerprint) or startup_problems(kit)  # which goes by what the certificate says
+    problems += file_problems(kit) + policy_problems(kit)
     if not problems and not offline:
         problems += here_problems(kit)
     return kit, problems

@@ -8,8 +8,8 @@ from nvflare.tool.deploy import deploy_common as flare
 
 from feddp.data.description import Problem
 from feddp.kit.kit import CLIENT, SERVER, Kit, read_json
-from feddp.kit.settings import resources
-from feddp.provision import COMPONENTS, DEPLOYER, GATE, PRIVATE_FILES, VALIDATOR
+from feddp.kit.settings import BUILT, resources
+from feddp.provision import AT_SERVER, COMPONENTS, DEPLOYER, GATE, PRIVATE_FILES, SETTINGS
 
 _STORAGE = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
 _OURS = {PRIVATE_FILES, DEPLOYER}
@@ -18,6 +18,7 @@ REVIEWED = {
     SERVER: _OURS
     | {
         GATE[SERVER],
+        AT_SERVER,
         "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
         "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
         _STORAGE,
@@ -50,17 +51,17 @@ def component_problems(kit: Kit) -> list[Problem]:
         if not isinstance(listed, list):
             problems.append(Problem(path, "has components that are no list", "Put back the kit's file"))
             listed = []
-        persistor = {"id": "snapshot_persistor", **said["snapshot_persistor"]} if said.get("snapshot_persistor") else None
-        for component in [*listed, *filter(None, [persistor])]:
-            what = f"the component {component.get('id') if isinstance(component, Mapping) else component}"
-            strange = strangers(component, REVIEWED[kit.kind], what)
+        named = [(component.get("id") if isinstance(component, Mapping) else "", component) for component in listed]
+        named += [(key, said[key]) for key in BUILT[1:] if key in said]
+        for name, component in named:
+            strange = strangers(component, REVIEWED[kit.kind], f"the component {name}")
             problems += [Problem(path, why, "Remove it from components") for why in strange]
     path = kit.effective("resources.json")
-    there = read_json(path).get("components")
-    validator = read_json(path).get("app_validator")
-    if validator != (VALIDATOR if kit.kind == SERVER else None):
-        remedy = f'Write "app_validator": {json.dumps(VALIDATOR)}' if kit.kind == SERVER else "Take app_validator out"
-        problems.append(Problem(path, f"has {json.dumps(validator)} as app_validator, which looks at the apps of jobs", remedy))
+    said = read_json(path)
+    there = said.get("components")
+    for key, value in SETTINGS[kit.kind].items():
+        if said.get(key) != value:
+            problems.append(Problem(path, f"lacks {key}", f"Write, to the letter: {json.dumps({key: value})}"))
     for demanded in COMPONENTS[kit.kind]:
         if not isinstance(there, list) or demanded not in there:
             what = f"lacks the component {demanded['id']}, {demanded['path']}"

@@ -11,8 +11,7 @@ from feddp.kit.components import component_problems
 from feddp.kit.containers import Containers
 from feddp.kit.kit import ADMIN, CLIENT, SERVER, Kit, read_json
 from feddp.kit.privacy import privacy_problems
-from feddp.kit.settings import setting_problems
-from feddp.kit.startup import startup_problems
+from feddp.kit.settings import setting_problems, variable_problems
 from feddp.provision import NOBODY
 
 REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_CLASSES.values())}
@@ -20,7 +19,7 @@ REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_C
 
 def policy_problems(kit: Kit) -> list[Problem]:
     """Every deviation of a kit from the minimum; a site's data folder is checked as well."""
-    rules = [startup_problems, setting_problems]
+    rules = [setting_problems, variable_problems]
     if kit.kind != ADMIN:  # FLARE reads no policy from a person's kit
         rules += [_resources, component_problems, _authorization, _signatures, _containers]
     if kit.kind == CLIENT:

@@ -45,11 +45,15 @@ def setting_problems(kit: Kit) -> list[Problem]:
         path = kit.folder / "local" / name
         if path.exists():
             problems += [Problem(path, what, "Put back the kit's file") for what in rule(read_json(path))]
-    expanded = [*resources(kit), kit.configuration, *([kit.folder / "local" / "privacy.json"] if kit.kind == CLIENT else [])]
-    for path in expanded:
-        if path.exists():
-            what = "has {}, which FLARE would replace by something else"
-            problems += [Problem(path, what.format(word), "Write what is meant") for word in _expanded(read_json(path))]
+    return problems
+
+
+def variable_problems(kit: Kit) -> list[Problem]:
+    """What FLARE would expand. BadFile where one of the files cannot be read."""
+    problems = []
+    for path in (*resources(kit), kit.configuration, kit.folder / "local" / "privacy.json"):
+        words = _expanded(read_json(path)) if path.exists() else ()
+        problems += [Problem(path, f"has {word}, which FLARE would replace", "Write what is meant") for word in words]
     return problems
 
 

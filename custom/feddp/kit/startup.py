@@ -8,13 +8,14 @@ address is anchored by nothing but the certificate that is shown there.
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 from nvflare.tool.deploy import docker_deploy
 from nvflare.tool.deploy.deploy_common import DOCKER_START_SH, WORKSPACE_MOUNT_PATH, KitInfo
 
-from feddp.data.description import BadFile, Problem
+from feddp.data.description import Problem
 from feddp.kit.kit import ADMIN, AGAIN, CLIENT, SERVER, Kit, read_json
 from feddp.kit.templates import Section, deviations, rendered, shape
 
@@ -28,7 +29,7 @@ _NETWORK = re.compile(r'^NETWORK_NAME="([\w.-]+)"$', re.MULTILINE)
 
 
 def startup_problems(kit: Kit) -> list[Problem]:
-    """Every file of startup/ that is not a kit's, or not as FLARE writes it."""
+    """Every file of startup/ that is not a kit's, or not as FLARE writes it, where nothing is wrong with the certificate."""
     problems = [Problem(kit.configuration, what, AGAIN) for what in _configuration(kit)]
     scripts = _scripts(kit)
     ours = {kit.configuration, kit.certificate, kit.key, kit.root, kit.configuration.with_name(README)}
@@ -42,7 +43,7 @@ def startup_problems(kit: Kit) -> list[Problem]:
     return problems
 
 
-def _changed(path, allowed: set[str]) -> list[Problem]:
+def _changed(path: Path, allowed: set[str]) -> list[Problem]:
     if path.read_text(encoding="utf-8", errors="replace") in allowed:
         return []
     return [Problem(path, "is not the script that FLARE's templates give", FLARES)]
@@ -103,9 +104,6 @@ def _docker(kit: Kit, script: str) -> set[str]:
 
 def _organisation(kit: Kit) -> str:
     """As the certificate has it, which the root signed."""
-    try:
-        subject = x509.load_pem_x509_certificate(kit.certificate.read_bytes()).subject
-    except (OSError, ValueError) as error:
-        raise BadFile(Problem(kit.certificate, f"cannot be read ({error})", AGAIN)) from error
+    subject = x509.load_pem_x509_certificate(kit.certificate.read_bytes()).subject
     named = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     return str(named[0].value) if named else ""
