@@ -7,6 +7,7 @@ A console's commands come on one channel, as a message inside of the message (`A
 
 import uuid
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nvflare.apis.fl_constant import AdminCommandNames as Command
 from nvflare.apis.fl_constant import ReservedTopic, ServerCommandNames
@@ -162,6 +163,7 @@ def is_job(name: object) -> bool:
         return False
 
 
+@lru_cache(maxsize=1024)  # asked several times of every message
 def split(cell: str) -> tuple[str, str]:
     """A cell's name: that of its parent process, and the job it is of; no job for a parent process."""
     parent, _, last = cell.rpartition(".")

@@ -178,7 +178,7 @@ class ServerGate(Gate):
 
     @staticmethod
     def _reports(message: Message, arrival: Arrival) -> None:
-        """A site reports of the streams that it receives, whose numbers anyone can guess. FLARE ends a job's process where one is
+        """A site reports of the streams that it receives; their numbers can be guessed. FLARE ends a job's process where one is
         reported as too large."""
         headers = message.headers or {}
         if headers.get(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
