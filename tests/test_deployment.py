@@ -362,6 +362,14 @@ def hostile(federation, feddp, fedavg, tmp_path_factory):
     made = [job(path.rsplit(".", 1)[1], "client", added(f"nvflare.app_common.{path}")) for path in WIDGETS]
     made += [job("filter", "client", filtered), job("server", "server", added(AT_SERVER))]
     made.append(job("renamed", "client", _train_evaluates))
+    behind = {"min_clients": 1, "deploy_map": {"app_server": ["server"], "app_client": [WITHOUT]}}
+    for path in WIDGETS:
+        made.append(job(f"behind-{path.rsplit('.', 1)[1]}", "client", added(f"nvflare.app_common.{path}")))
+        described(made[-1], **behind)
+    made.append(job("behind-filter", "client", filtered))
+    described(made[-1], **behind)
+    made.append(jobs.export(replace(plan_of(shipped), seed=2), root / "behind-unapproved"))
+    described(made[-1], **behind)
     made.append(jobs.export(replace(plan_of(shipped), seed=1), root / STUDY, STUDY))
     approved(made[-1], *(federation.kits / hospital for hospital in HOSPITALS[:3]))
     ids = {folder.name: federation.session.submit_job(str(folder)) for folder in made}
@@ -416,10 +424,28 @@ def test_nobody_brings_code(federation, tmp_path, app):
         federation.session.submit_job(str(folder))
 
 
-def test_behind_the_admission_stands_the_job_process(federation, hostile):
-    """hospital-d deployed what the others refused: FLARE's allow-list stops a class that is not on it, where the run begins."""
-    id, meta = hostile["ConvertToFedEvent"]
-    assert f"{WITHOUT}: OK" in meta["job_deploy_detail"]
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [*((path.rsplit(".", 1)[1], f"nvflare.app_common.{path}") for path in WIDGETS), ("filter", FILTER)],
+)
+def test_behind_the_admission_a_class_off_the_hospitals_list_is_not_loaded(federation, hostile, name, path):
+    """At a hospital that took the admission out; no task reaches it."""
+    id, meta = hostile[f"behind-{name}"]
+    assert f"{WITHOUT}: OK" in meta["job_deploy_detail"], "the control"
+    assert meta["status"] == "FINISHED:ABNORMAL"
+    assert re.search(rf"Component '{re.escape(path)}' at config path '[^']*' is not in allow_list", federation.log(WITHOUT, id))
+    assert not (federation.kits / WITHOUT / "feddp" / id).exists()
+
+
+def test_behind_the_admission_an_unapproved_plan_gets_no_answer(federation, hostile):
+    """The job's process asks the policy again, at every task."""
+    id, meta = hostile["behind-unapproved"]
+    assert f"{WITHOUT}: OK" in meta["job_deploy_detail"], "the control"
+    assert meta["status"] != "FINISHED:COMPLETED"
+    lines = federation.audited(WITHOUT, id)
+    assert lines
+    assert all(f"[task failed: site {WITHOUT}: its administrator has not approved plan" in line for line in lines)
+    assert not list(federation.store(WITHOUT, id).glob("*.safetensors"))
 
 
 def test_a_hospital_without_the_jobs_scope_refuses_and_the_others_go_on(federation, hostile):

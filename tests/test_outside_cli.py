@@ -344,12 +344,14 @@ class Done:
         return self.folder / site
 
 
-def test_what_a_run_leaves_can_be_adapted(tiny_root, plan_for, tmp_path, feddp):
-    """`feddp run` leaves the shared tensors of the round it handed on and no private one; FedDP on PVT, routed and scored."""
+def test_what_a_run_leaves_can_be_adapted(tiny_root, plan_for, tmp_path, feddp, capsys):
+    """`feddp run` says that it approves its own plan, leaves the shared tensors of the round it handed on and no private one;
+    FedDP on PVT, routed and scored."""
     plan = plan_for(stages=("train",))
     policies = {name: {"data": str(tiny_root / name)} for name in plan.sites}
     done, out = Done(tmp_path / "done", plan), tmp_path / "run"
     session.run(Request(plan, policies, out), lambda request, job: nullcontext(done), "tiny")
+    assert capsys.readouterr().err.splitlines()[0] == f"approved for this run: plan {plan.digest()[:12]} at 2 sites"
     found = load_file(out / "shared.safetensors")
     assert found.keys() == set(plan.partition(plan.build_network()).shared)
     assert all(value.equal(done.shared[name]) for name, value in found.items())
