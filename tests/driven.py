@@ -1,5 +1,6 @@
 """A run as a plain loop over its sites in one process: what the controllers do, without FLARE."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from feddp.data.folder import SiteFolder
@@ -17,13 +18,15 @@ def drive(
     folder: Path,
     names: tuple[str, ...] = ("site-1", "site-2"),
     silent: tuple[str, ...] = (),
+    secrets: Mapping[str, str] | None = None,
 ) -> dict[str, Site]:
     """All stages of `plan`, whose start must be the last round; the sites as they are before their evaluation.
 
-    Sites in `silent` take no part in the exchange of IGC.
+    Sites in `silent` take no part in the exchange of IGC; `secrets` are the sites' own parts of their seeds.
     """
     assert plan.start == "last"
-    sites = {name: Site(name, SiteFolder.open(root / name), plan, Store(folder / name)) for name in names}
+    own = secrets or dict.fromkeys(names, "")
+    sites = {n: Site(n, SiteFolder.open(root / n), plan, Store(folder / n), secret=own[n]) for n in names}
     if SPECTRA in plan.stages:
         given = {name: spectra.given(site) for name, site in sites.items()}
         for name, site in sites.items():
