@@ -76,7 +76,8 @@ def test_beyond_its_evaluations_nothing_of_a_result_leaves(hospital):
     assert "`feddp kit budget KIT --reset`" in site.audited()[-1]
     assert spent(site).evaluations == 2
     assert site.sends("introduce", messages.pack(consent=False)) == ({}, {"consent": False})
-    under(site, "another").stopped("train", messages.pack(site.shared, **NUMBERS), "2 of 2 evaluations")
+    with pytest.raises(FedDPError, match="2 of 2 evaluations"):
+        under(site, "another").sends("train", messages.pack(site.shared, **NUMBERS))
     Ledger("site-1", site.folder / "feddp").reset()
     site.sends("train", messages.pack(site.shared, **NUMBERS))
     assert spent(site) == Used(["another"], 1)
