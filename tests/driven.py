@@ -1,5 +1,6 @@
 """A run as a plain loop over its sites in one process: what the controllers do, without FLARE."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -20,13 +21,19 @@ def drive(
     names: tuple[str, ...] = ("site-1", "site-2"),
     silent: tuple[str, ...] = (),
     initial: dict[str, Tensor] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> dict[str, Site]:
     """All stages of `plan`, whose start must be the last round; the sites as they are before their evaluation.
 
-    Sites in `silent` take no part in the exchange of IGC. All start from `initial`, where it is given.
+    Sites in `silent` take no part in the exchange of IGC. All start from `initial`, where it is given; `secrets` are the sites'
+    own parts of their seeds.
     """
     assert plan.start == "last"
-    sites = {name: Site(name, SiteFolder.open(root / name), plan, Store(folder / name), initial=initial) for name in names}
+    own = secrets or dict.fromkeys(names, "")
+    sites = {
+        name: Site(name, SiteFolder.open(root / name), plan, Store(folder / name), initial=initial, secret=own[name])
+        for name in names
+    }
     if SPECTRA in plan.stages:
         given = {name: spectra.given(site) for name, site in sites.items()}
         for name, site in sites.items():

@@ -76,7 +76,8 @@ def test_beyond_its_evaluations_nothing_of_a_result_leaves(hospital):
     assert "`feddp kit budget KIT --reset`" in site.audited()[-1]
     assert spent(site).evaluations == 2
     assert site.sends("introduce", messages.pack(consent=False)) == ({}, {"consent": False})
-    under(site, "another").stopped("train", messages.pack(site.shared, **NUMBERS), "2 of 2 evaluations")
+    with pytest.raises(FedDPError, match="2 of 2 evaluations"):
+        under(site, "another").sends("train", messages.pack(site.shared, **NUMBERS))
     Ledger("site-1", site.folder / "feddp").reset()
     site.sends("train", messages.pack(site.shared, **NUMBERS))
     assert spent(site) == Used(["another"], 1)
@@ -142,7 +143,10 @@ def test_the_simulator_counts_nothing(hospital):
     assert not (site.folder / "feddp/budget.json").exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"/d": 3}', '{"/d": {"jobs": []}}', '{"/d": {"jobs": [], "evaluations": "0"}}'])
+WORDS = '{"/d": {"jobs": [], "evaluations": "0"}}'
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"/d": 3}', '{"/d": {"jobs": []}}', WORDS])
 def test_a_count_that_cannot_be_read_lets_nothing_leave(hospital, content):
     site = hospital()
     site.sends("score", messages.pack(dice=0.5))

@@ -194,8 +194,8 @@ def recorded(federation, hospital: str, job: str, event: str, part: str) -> list
 
 
 def test_what_is_exchanged_is_sealed_and_changes_no_bit(federation, feddp, tmp_path):
-    """Results and the hospitals' own records say that it was; the networks are those of a plain loop over the same sites, in
-    which nothing is sealed and hospital-d takes no part in the exchange."""
+    """Results and the hospitals' own records say that it was; the networks are those of a plain loop over the same sites, with
+    the secrets that they drew, in which nothing is sealed and hospital-d takes no part in the exchange."""
     job, _ = feddp
     assert json.loads((federation.kits / LEAD / "transfer" / job / "workspace/results.json").read_text())["sealed"] is True
     for hospital in HOSPITALS:
@@ -203,7 +203,10 @@ def test_what_is_exchanged_is_sealed_and_changes_no_bit(federation, feddp, tmp_p
         assert recorded(federation, hospital, job, "seal", "recipients") == ([peers] if hospital in CONSENTING else [])
         assert recorded(federation, hospital, job, "open", "senders") == ([peers] if hospital in CONSENTING else [])
     plan = plan_of(federation.folder / "jobs/feddp")
-    sites = drive(plan, federation.folder.parent / "data", tmp_path, tuple(HOSPITALS), silent=("hospital-d",))
+    secrets = {hospital: (federation.kits / hospital / "feddp/site.secret").read_text() for hospital in HOSPITALS}
+    assert len(set(secrets.values())) == 4
+    data = federation.folder.parent / "data"
+    sites = drive(plan, data, tmp_path, tuple(HOSPITALS), silent=("hospital-d",), secrets=secrets)
     for hospital, site in sites.items():
         own, wanted = load_file(federation.store(hospital, job) / "calibrated.safetensors"), site.store.read("calibrated")[0]
         assert own.keys() == wanted.keys()

@@ -353,24 +353,27 @@ def test_passes_pixels_inside_a_shared_tensor(hospital, pixels):
     assert torch.equal(tensors["norm.bias"], inside)
 
 
-def test_passes_the_mean_of_every_training_image_in_a_running_mean(hospital, plan_for, toy, tiny_root):
+@pytest.mark.parametrize("seed", ["plan", "own"])
+def test_passes_a_number_of_every_training_image_in_a_running_variance(hospital, plan_for, toy, tiny_root, seed):
     """What training itself leaves in a shared tensor is not free of single images: the job says how large a batch is, and its
-    seed says which image is in it. With batches of one, r' = 0.9 r + 0.1 mean(q(image)) for one image after another; q, which
-    the server sent, gives the image's first channel. So 8 rounds are 8 equations in the means of 8 images."""
-    site = hospital().submitted(plan_for(network=toy, method="fedavg", batch=1, lr=1e-30, rounds=8, augment=False))
+    seed says which image is in it. With batches of one, r' = 0.9 r + 0.1 var(q(image)) for one image after another; q, which
+    the server sent, adds an image's first two channels. So 8 rounds are 8 equations in 8 images' variances, where the policy
+    leaves the order to the plan's seed; where it is the site's own, they are the wrong equations."""
+    site = hospital(seed=seed).submitted(plan_for(network=toy, method="fedavg", batch=1, lr=1e-30, rounds=8, augment=False))
     images = [sample["image"] for sample in load(SiteFolder.open(tiny_root / "site-1"), "train", 32)]
     weight = torch.zeros(4, 3, 1, 1)
-    weight[0, 0] = 1
+    weight[0, :2] = 1
     gamma = site.shared | {"q.weight": weight, "q.bias": torch.zeros(4)}
     lines, sums = [], []
     for t in range(len(images)):
         answer = site.executed(TrainExecutor, messages.TRAIN, gamma, round=t, phase=0)
-        sums.append(site.sends("train", answer)[0]["norm.running_mean"][0].item())
-        seed = seed_of(seed_of(site.plan.seed, "site-1", t, 0), "order")
-        order = np.random.default_rng(seed).permutation(len(images))
+        sums.append(site.sends("train", answer)[0]["norm.running_var"][0].item() - 0.9 ** len(images))  # it began at 1
+        order = np.random.default_rng(seed_of(seed_of(site.plan.seed, "site-1", t, 0), "order")).permutation(len(images))
         lines.append([0.1 * 0.9 ** (len(images) - 1 - order.tolist().index(i)) for i in range(len(images))])
     found = np.linalg.solve(np.array(lines), np.array(sums))
-    assert found == pytest.approx([image[0].mean().item() for image in images], abs=1e-4)
+    wanted = [(image[0] + image[1]).var().item() for image in images]
+    assert max(wanted) - min(wanted) > 0.1
+    assert (found == pytest.approx(wanted, abs=1e-3)) == (seed == "plan")
 
 
 def test_passes_fifty_bits_inside_a_known_number(hospital):

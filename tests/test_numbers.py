@@ -84,14 +84,14 @@ def dealt(tiny_root, tmp_path):
             {"loss": 0.123, "iou_before": 0.123, "iou": 0.988, "epoch": 17},
         ),
         ("evaluate", tables(FINE), tables(COARSE)),
-        ("evaluate", {"peers": {"site-2": dict.fromkeys(METRICS, FINE)}}, {"peers": {"site-2": dict.fromkeys(METRICS, COARSE)}}),
+        ("evaluate", {"peers": {"site-2": {"dice": FINE}}}, {"peers": {"site-2": {"dice": COARSE}}}),
         ("evaluate", tables({"mean": 123.456789, "std": 9.87654, "n": 2}), tables({"mean": 123.457, "std": 9.877, "n": 2})),
         (
             "adapt",
             {"images": 2, "empty_masks": 1, "seconds": 0.123, "loss_before": 0.98765, "loss": 0.12345, "epoch": 3},
             {"images": 2, "empty_masks": 1, "seconds": 0.1, "loss_before": 0.988, "loss": 0.123, "epoch": 3},
         ),
-        ("adapt", {"images": 2, "scores": dict.fromkeys(METRICS, FINE)}, {"images": 2, "scores": dict.fromkeys(METRICS, COARSE)}),
+        ("adapt", {"images": 2, "scores": {"dice": FINE}}, {"images": 2, "scores": {"dice": COARSE}}),
     ],
 )
 def test_what_leaves_is_rounded_and_counts_are_not(hospital, task, said, left):
@@ -139,7 +139,8 @@ def test_a_deviation_over_too_few_images_stays(hospital, dealt, least, left):
 def test_twenty_unless_a_policy_says(hospital, dealt):
     site = hospital(dealt(5))
     del site.policy["std_images"]
-    assert site.submitted(site.plan).sends("evaluate", messages.pack(**tables(FINE))) == ({}, tables(MEANS) | {"std_withheld": 20})
+    site.submitted(site.plan)
+    assert site.sends("evaluate", messages.pack(**tables(FINE))) == ({}, tables(MEANS) | {"std_withheld": 20})
 
 
 def test_a_table_is_believed_where_it_says_fewer(hospital, dealt):
@@ -168,8 +169,9 @@ def everywhere(shared):
 def solutions(found):
     """All five areas, in order of size, that a table over five images leaves.
 
-    Of an image with a lesion of a pixels of N that is predicted everywhere, IoU = a/N and Dice = 2a/(N+a). So the mean IoU gives
-    Σa, its deviation Σa², and the mean Dice tells apart what is left. Three areas are tried, the other two solve the two sums.
+    Of an image with a lesion of a pixels of N that is predicted everywhere, IoU = a/N and Dice = 2a/(N+a), in float32. So the
+    mean IoU gives Σa, its deviation Σa², and the mean Dice tells apart what is left. Three areas are tried, the other two solve
+    the two sums.
     """
     mean, std = found["iou"]["mean"], found["iou"]["std"]
     total, squares = round(5 * PIXELS * mean), round(5 * PIXELS**2 * (std**2 + mean**2))
@@ -184,18 +186,18 @@ def solutions(found):
         fits = (second >= first) & (root >= 0) & (whole**2 == root) & ((rest - whole) % 2 == 0) & ((rest - whole) // 2 >= third)
         for b, c, r, w in zip(second[fits], third[fits], rest[fits], whole[fits], strict=True):
             areas = (first, int(b), int(c), int(r - w) // 2, int(r + w) // 2)
-            if abs(sum(2 * a / (PIXELS + a) for a in areas) / 5 - found["dice"]["mean"]) < 1e-7:
+            if abs(np.mean([float(np.float32(2 * a) / np.float32(PIXELS + a)) for a in areas]) - found["dice"]["mean"]) < 1e-12:
                 results.add(areas)
     return results
 
 
 def test_five_lesions_areas_come_out_of_exact_numbers_and_not_out_of_rounded_ones(hospital, dealt, plan_for, toy):
-    """A job whose network says foreground everywhere and does not learn. What its executor answers gives the area of each of five
-    lesions exactly (the control). What the guard sends has no deviation, and of two numbers three decimals: 1001² answers at most
-    for C(1028, 5) = 9.5 · 10¹² fivefold areas, 9 million for each on average. Of those within ten pixels of the true areas alone
-    there are still tens of thousands, and no area is left fewer than all of its 21 values: Σa is known to ±2.56 (0.0005 · 5 N),
-    which leaves at least 5 of its values, so at least 5 · 0.0275 of the 21⁵ (the sum of five uniform numbers has a deviation of
-    13.5), 560,000; the mean Dice, whose slope 2N/(N+a)² differs little from area to area, repeats most of that.
+    """A job whose network says foreground everywhere and does not learn. What its executor answers gives the area of each of
+    five lesions exactly (the control). What the guard sends has no deviation, and of two numbers three decimals: 1001² answers
+    at most for C(1028, 5) = 9.5 · 10¹² fivefold areas, 9 million for each on average. Of those within ten pixels of the true
+    areas alone there are still tens of thousands, and no area is left fewer than all of its 21 values: Σa is known to ±2.56
+    (0.0005 · 5 N), which leaves at least 5 of its values, so at least 5 · 0.0275 of the 21⁵ (the sum of five uniform numbers
+    has a deviation of 13.5), 560,000; the mean Dice, whose slope 2N/(N+a)² differs little between areas, repeats most of that.
     """
     data = dealt(5)
     site = hospital(data, plan_for(network=toy, method="fedavg", lr=1e-30), min_images=5, std_images=20)
@@ -223,13 +225,12 @@ def test_five_lesions_areas_come_out_of_exact_numbers_and_not_out_of_rounded_one
 
 @pytest.mark.parametrize("area", [1, 17, 100, 513])
 def test_passes_a_single_area_to_a_quarter_per_cent_of_the_image(hospital, dealt, area):
-    """What rounding leaves: a network that misses four lesions of five makes their IoU 0, so that the mean is the fifth's fifth:
-    to ±0.0005, which is 2.56 of 1024 pixels."""
+    """What rounding leaves: a network that misses four lesions of five makes their IoU 0, so that the mean is a fifth of the
+    last one's: to ±0.0005, which is 2.56 of 1024 pixels."""
     site = hospital(dealt(5), min_images=5, std_images=20)
-    said = {"round": 1, "dice": 2 * area / (PIXELS + area) / 5, "iou": area / PIXELS / 5}
-    found = 5 * PIXELS * site.sends("score", messages.pack(**said))[1]["iou"]
-    assert abs(found - area) <= 2.561
-    assert len({rounded("iou", a / PIXELS / 5) for a in range(area, area + 6)}) <= 3
+    sent = site.sends("evaluate", messages.pack(**tables({"mean": area / PIXELS / 5, "std": 0.1, "n": 5})))[1]
+    assert abs(5 * PIXELS * sent["final"]["iou"]["mean"] - area) <= 2.561
+    assert len({rounded("iou", a / PIXELS / 5) for a in range(area, area + 5)}) <= 2
 
 
 # --- the server ---------------------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ def test_a_deviation_is_missing_with_the_word_alone(tmp_path, plan_for, more):
 @pytest.mark.parametrize(("second", "best"), [(0.3004, 1), (0.3006, 2)])
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_best_round_is_the_same_with_guards_and_without(tmp_path, plan_for, guarded, second, best):
-    """A says 0.2004 after both rounds, B and C 0.3 and then a little more: it counts where it makes another third decimal."""
+    """A says 0.2004 after both rounds, B and C 0.3 and then a little more, which counts where the third decimal is another."""
     ious = {"A": (0, 0.2004, 0.2004), "B": (0, 0.3, second), "C": (0, 0.3, second)}
 
     def answer(site, task, tensors, scalars):

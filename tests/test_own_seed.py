@@ -176,8 +176,8 @@ def test_where_the_plan_decides_no_secret_is_drawn(hospital, how, open_site, toy
 
 
 def test_the_secret_is_the_sites_for_all_jobs_and_in_no_file_of_theirs(hospital, caplog):
-    """Drawn once, 64 digits, its owner's alone; another process reads the same. After training, adoption and evaluation it is in
-    no other file of the workspace, in no log line, and in nothing that the guard sends."""
+    """Drawn once, 64 digits, its owner's alone; another process reads the same. After training, adoption and evaluation it is
+    in no other file of the workspace, in no log line, and in nothing that the guard sends."""
     caplog.set_level(0)
     before = os.umask(0o022)
     try:

@@ -59,7 +59,7 @@ class Hospital:
         workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder))
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
         self.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, not secure)
-        properties = SitePolicy.admitting(plan) | {"data": str(data), "consent": list(EVERYTHING)} | policy
+        properties = SitePolicy.admitting(plan) | {"data": str(data), "consent": list(EVERYTHING), "seed": "plan"} | policy
         self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
         self.executors = {task: CalibrationExecutor() for task in TASKS["calibrate"]}
         self.executors |= {task: SpectraExecutor() for task in TASKS["spectra"]}

@@ -107,13 +107,14 @@ class SiteComponent(FLComponent):
             self._ledger(fl_ctx).enter(policy.data, fl_ctx.get_job_id(), policy.budget)
 
     def measured(self, fl_ctx: FLContext) -> None:
-        """Counts a result with measured numbers; for the guard, which the simulator does not apply.
+        """Counts a result with measured numbers, likewise.
 
         Raises:
             FedDPError: the policy's budget has no more evaluations.
         """
-        policy = self.policy(fl_ctx)
-        self._ledger(fl_ctx).measured(policy.data, fl_ctx.get_job_id(), policy.budget)
+        if not simulated(fl_ctx):
+            policy = self.policy(fl_ctx)
+            self._ledger(fl_ctx).measured(policy.data, fl_ctx.get_job_id(), policy.budget)
 
     def _ledger(self, fl_ctx: FLContext) -> Ledger:
         return Ledger(fl_ctx.get_identity_name(), self.kept(fl_ctx))
