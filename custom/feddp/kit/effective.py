@@ -19,6 +19,13 @@ WORDS = {
     "spectra": "training images of whose spectra a job may ask, at most",
     "min_images": "fewest images over which a mean leaves",
     "threads": "CPU threads",
+    "approve": "takes these plans, by digest",
+    "networks": "takes these networks",
+    "tensors": "initial tensors that a job may bring, by SHA-256",
+    "bounds": "of an approved plan",
+    "std_images": "fewest images over which a standard deviation leaves",
+    "budget": "jobs and evaluations over the same data, at most",
+    "seed": "whose draws the order of images follows",
 }
 
 
