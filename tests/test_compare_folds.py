@@ -79,7 +79,7 @@ def test_five_folds_leave_data_runs_and_two_tables(compare, fake, tmp_path, tiny
         assert sorted(tested) == sorted(row.image for row in own.rows)
         assert all([(r.image, r.patient) for r in fold.rows] == [(r.image, r.patient) for r in own.rows] for fold in folds)
         assert all((fold.site, fold.dataset, fold.labels) == (site, own.dataset, own.labels) for fold in folds)
-        assert len(load(folds[0], "test", 32)) == len(folds[0].rows_of("test")), "images and masks are found through the links"
+        assert len(load(folds[0], "test", 32)) == len(folds[0].rows_of("test")), "images and masks are there"
     found = read(out / "table_methods.csv")[0]
     assert float(found["Dice (%) site-1"]) == pytest.approx(70)
     assert float(found["Dice (%) Average"]) == pytest.approx(60)

@@ -70,5 +70,5 @@ class _Careful(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > ARCHIVE_DIRECTORY:
-            raise zipfile.BadZipFile(f"its directory has {amount(size)}, and {amount(ARCHIVE_DIRECTORY)} is the most")
+            raise zipfile.BadZipFile(f"its directory has {size} bytes, and {amount(ARCHIVE_DIRECTORY)} is the most")
         return super().read(size)

@@ -12,7 +12,7 @@ from feddp.limits import IMAGE_BYTES, IMAGE_PIXELS
 from feddp.reading import opened, short
 
 MODES = {1: "L", 3: "RGB"}
-# Pillow warns of what it holds a bomb, and decodes it: here it is an error, as `decode` says anyway
+# of a picture of 89 million pixels Pillow only warns
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
 
@@ -37,6 +37,8 @@ def decode(stream: BinaryIO, formats: tuple[str, ...], file: Path, remedy: str, 
         return image.convert(mode) if mode else image
     except BadFile:
         raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadFile(Problem(file, f"has too many pixels ({error})", "Scale it down")) from None
     except Exception as error:  # the file may hold any bytes: decoders fail in as many ways
         raise BadFile(Problem(file, f"is not a readable image ({short(str(error), 200)})", remedy)) from None
 

@@ -9,7 +9,7 @@ from feddp.reading import amount, opened, parse, short
 
 Shapes = dict[str, tuple[int, ...]]
 
-_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
+_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 _DIMENSIONS = 8
 _METADATA = "__metadata__"
 
@@ -28,7 +28,7 @@ def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, st
     with file:
         length, longest = int.from_bytes(file.read(8), "little"), most // HEADER_SHARE
         if length > longest:
-            raise unreadable(path, f"its header has {amount(length)}, and {amount(longest)} is the most")
+            raise unreadable(path, f"its header has {length} bytes, and {amount(longest)} is the most")
         try:
             header = parse(file.read(length), path)
         except BadFile as bad:
