@@ -15,7 +15,7 @@ from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.executors import EvaluationExecutor, TrainExecutor
-from feddp.flare.kept import secret_of
+from feddp.flare.kept import SECRET, secret_of
 from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.policy import SitePolicy
 from feddp.methods import spectra
@@ -157,7 +157,7 @@ def test_a_policy_says_own_unless_it_says_plan(hospital, open_site, toy):
     """Of the same site and plan: by default the secret that its workspace holds, with "plan" a plain loop's bits."""
     site = hospital()
     mine = trained(site)
-    secret = (site.folder / "feddp/secret").read_text()
+    secret = (site.folder / "feddp/site.secret").read_text()
     plain = open_site(network=toy, rounds=3)
     assert not same(mine, plain.train(first(plain), 0)[0])
     known = open_site(secret, network=toy, rounds=3)
@@ -172,7 +172,7 @@ def test_where_the_plan_decides_no_secret_is_drawn(hospital, how, open_site, toy
         site.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)
     plain = open_site(network=toy, rounds=3)
     assert same(trained(site), plain.train(first(plain), 0)[0])
-    assert not (site.folder / "feddp/secret").exists()
+    assert not (site.folder / "feddp/site.secret").exists()
 
 
 def test_the_secret_is_the_sites_for_all_jobs_and_in_no_file_of_theirs(hospital, caplog):
@@ -185,7 +185,7 @@ def test_the_secret_is_the_sites_for_all_jobs_and_in_no_file_of_theirs(hospital,
         gamma = trained(site)
     finally:
         os.umask(before)
-    path = site.folder / "feddp/secret"
+    path = site.folder / "feddp/site.secret"
     secret = path.read_text()
     assert (len(secret), len(set(secret)) > 4, path.stat().st_mode & 0o777) == (64, True, 0o600)
     site.submitted(site.plan)
@@ -202,10 +202,10 @@ def test_the_secret_is_the_sites_for_all_jobs_and_in_no_file_of_theirs(hospital,
 
 @pytest.mark.parametrize("content", ["", "secret", ONE + "\n", "G" * 64])
 def test_a_secret_that_is_none_is_named(tmp_path, content):
-    (tmp_path / "secret").write_text(content)
+    (tmp_path / "site.secret").write_text(content)
     with pytest.raises(FedDPError, match="secret is no secret of 64 hexadecimal digits; remove it"):
         secret_of(tmp_path)
-    (tmp_path / "secret").unlink()
+    (tmp_path / "site.secret").unlink()
     assert secret_of(tmp_path) == secret_of(tmp_path)
 
 
@@ -213,15 +213,15 @@ def test_processes_that_ask_at_once_get_one_secret(tmp_path):
     command = "from pathlib import Path; from feddp.flare.kept import secret_of; print(secret_of(Path('feddp')))"
     run = [sys.executable, "-c", command]
     jobs = [subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert {job.communicate(timeout=300)[0].strip() for job in jobs} == {(tmp_path / "feddp/secret").read_text()}
+    assert {job.communicate(timeout=300)[0].strip() for job in jobs} == {(tmp_path / "feddp/site.secret").read_text()}
 
 
 def test_no_job_is_called_like_the_secret(hospital):
     """A server may give a job any id: its folder would lie where the secret does."""
     site = hospital()
-    with pytest.raises(FedDPError, match="'secret' is no job's id"):
-        site.component.files(site.fl_ctx, "secret")
-    assert site.component.files(site.fl_ctx, "secrets").name == "secrets"
+    with pytest.raises(FedDPError, match="'site.secret' is no job's id"):
+        site.component.files(site.fl_ctx, SECRET)
+    assert site.component.files(site.fl_ctx, "secret").name == "secret"
 
 
 def test_a_newcomer_s_draws_are_its_own(hospital):
