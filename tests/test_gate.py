@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
@@ -27,6 +29,7 @@ from feddp.flare import cell_gate, cells
 from feddp.flare.audit import Refusals
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.gate import ServerGate, SiteGate
+from feddp.flare.site import SiteComponent
 
 THREAT_MODEL = (Path(__file__).parents[1] / "provisioning/threat-model.md").read_text(encoding="utf-8")
 KEY = "-----BEGIN PRIVATE KEY-----"
@@ -359,6 +362,24 @@ def test_a_cell_that_is_there_already_gets_the_gate_and_a_site_without_it_takes_
     federation.cells[A_JOB].core_cell.in_filter_reg = cell_gate.Registry()
     with pytest.raises(FedDPError, match=A_JOB):
         require_gate(A)
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+@GATED
+def test_a_job_is_refused_where_the_gate_is_missing(federation, plan_for, gated, simulated):
+    """Before anything of the job is done, by what every executor and filter asks; FLARE's simulator has no kits."""
+    gated and SiteGate()
+    federation.cell(A_JOB)
+    fl_ctx = FLContext()
+    fl_ctx.get_identity_name = lambda *_, **__: A
+    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": "x"})
+    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated)
+    component = SiteComponent(plan_for().to_json())
+    if gated or simulated:
+        assert str(component.policy(fl_ctx).data) == "x"
+    else:
+        with pytest.raises(FedDPError, match="no gate stands before"):
+            component.policy(fl_ctx)
 
 
 def test_a_consoles_cell_in_the_same_process_is_not_the_sites(federation):
