@@ -17,7 +17,7 @@ import threading
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
 
 import pytest
 from nvflare.apis.event_type import EventType
@@ -283,6 +283,11 @@ def test_a_bomb_is_refused_before_it_is_unpacked(hospital, folder):
     lying = huge[: place + 24] + struct.pack("<I", 1000) + huge[place + 28 :]
     hospital.refuses(folder, "the app is no zip that can be read", data=lying)
     hospital.refuses(folder, "no zip that can be read", data=b"PK nothing")
+    broken = bytearray(packed(("config/config_fed_client.json", b" " * BYTES), compression=ZIP_DEFLATED))
+    broken[80:100] = b"\xff" * 20
+    hospital.refuses(folder, "no zip that can be read", data=bytes(broken))
+    other = packed(("config/config_fed_client.json", (folder / CLIENT).read_bytes()), compression=ZIP_LZMA)
+    hospital.refuses(folder, "no plain file", data=other)
     with pytest.warns(UserWarning, match="Duplicate"):
         twice = packed(*[("config/config_fed_client.json", (folder / CLIENT).read_bytes())] * 2)
     hospital.refuses(folder, "twice", data=twice)

@@ -2,8 +2,9 @@
 
 import io
 import stat
+import zlib
 from collections.abc import Collection, Iterable
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 
@@ -30,12 +31,13 @@ def read_app(data: bytes, file: str) -> bytes:
             require_files("the app", [info.filename for info in infos if info.filename != f"{CONFIG}/"], [file])
             for info in infos:
                 kind = stat.S_IFMT(info.external_attr >> 16)
-                if info.flag_bits & 1 or kind not in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG):
+                plain = kind in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG)
+                if not plain or info.flag_bits & 1 or info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
                     raise FedDPError(f"the app holds {info.filename!r}, which is no plain file; export it with `feddp job`")
             if (total := sum(info.file_size for info in infos)) > LARGEST:
                 raise FedDPError(f"the app unpacks to {total} bytes, and at most {LARGEST} are read")
             return archive.read(file)
-    except (BadZipFile, NotImplementedError, EOFError, OSError, ValueError) as error:
+    except (BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
         raise FedDPError(f"the app is no zip that can be read ({error}); submit the job again") from None
 
 
