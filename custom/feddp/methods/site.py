@@ -12,6 +12,7 @@ from torch import Tensor
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
+from feddp.methods.order import require, state_before
 from feddp.methods.results import VOLUMES, WHEN
 from feddp.methods.spectra import SLOT as SPECTRA
 from feddp.methods.trainer import START, Trainer
@@ -120,9 +121,9 @@ class Site(Trainer):
 
     def _open_heads(self, epoch: int) -> State:
         """The network as it is before `epoch`; the site's state there, empty where this is its first."""
-        self._require("epoch", epoch, 1, self.plan.calibration.calibration_epochs)
+        require(self.name, "epoch", epoch, 1, self.plan.calibration.calibration_epochs)
         start, _ = self.store.read(self._latest(before=HEADED))
-        state = self._state_before(self._exchanges + epoch - 1, f"epoch {epoch}", first=epoch == 1)
+        state = state_before(self.name, self.store, self._exchanges + epoch - 1, f"epoch {epoch}", first=epoch == 1)
         if state.round <= self._exchanges:
             state = State(self._exchanges)
         self.network.load_state_dict(start | state.private)

@@ -15,6 +15,7 @@ from torch import Tensor
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError
+from feddp.methods.order import require, state_before
 from feddp.methods.plan import Plan
 from feddp.partition import Rule, chosen
 from feddp.training.calibration import mean_scores
@@ -120,12 +121,12 @@ class Trainer:
         """
         started = time.monotonic()
         phases = self.plan.phases
-        self._require("round", round, 0, self.plan.rounds - 1)
-        self._require("phase", phase, 0, phases - 1)
+        require(self.name, "round", round, 0, self.plan.rounds - 1)
+        require(self.name, "phase", phase, 0, phases - 1)
         if keep is not None:
-            self._require("keep", keep, 1, round)
+            require(self.name, "keep", keep, 1, round)
         step = round * phases + phase
-        state = self._state_before(step, f"round {round}", first=step == 0)
+        state = state_before(self.name, self.store, step, f"round {round}", first=step == 0)
         received = self._received(shared, state)
         scores = {}
         if round and not phase:
@@ -219,7 +220,7 @@ class Trainer:
         Raises:
             FedDPError: the plan has no γ of such a round.
         """
-        self._require("round", round, 0, self.plan.rounds)
+        require(self.name, "round", round, 0, self.plan.rounds)
         state = self.store.load_state(round * self.plan.phases)
         self.network.load_state_dict(state.personal or self._received(shared, state))
         scores = self._validate()
@@ -237,26 +238,6 @@ class Trainer:
     def chance(self, *what: int | str) -> tuple[int | str, ...]:
         """What the seed of a draw at this site is made of; `what` says which draw it is."""
         return *self._secret, self.plan.seed, self.name, *what
-
-    def _require(self, what: str, value: object, least: int, most: int) -> None:
-        if type(value) is not int or not least <= value <= most:
-            raise FedDPError(
-                f"site {self.name}: it was asked for {what} {value!r}, where its plan has {least} to {most}; nothing was done"
-            )
-
-    def _state_before(self, step: int, what: str, first: bool) -> State:
-        """The state that a step begins with: the one after the step before, or the latest where this site missed some.
-
-        Raises:
-            FedDPError: the site has gone on since, and the state is gone; the `first` step needs none.
-        """
-        state = self.store.load_state(step)
-        if not first and state.round < step < self.store.latest() - 1:  # the last one may come again, with a gap before it
-            raise FedDPError(
-                f"site {self.name}: it was asked for {what} again, or after a later one, and no longer has the state that it"
-                " begins with; submit the job anew"
-            )
-        return state
 
     def _received(self, shared: Mapping[str, Tensor], state: State) -> Tensors:
         return self.partition.join(shared, state.private or self._first_private)
