@@ -176,7 +176,7 @@ def test_the_guard_lets_a_volumes_means_out_and_no_case(component, tiny_root):
     """Beside the means of images, those of cases; a case by its name, or its name as a text, never."""
     summary = {"dice": {"mean": 0.5, "std": 0.1, "n": 2}, "iou": {"mean": 0.4, "std": 0.1, "n": 2}}
     volumes = {"before_calibration": summary, "final": summary}
-    policy = {"data": str(tiny_root / "site-1"), "min_images": 1}  # one case, of two slices
+    policy = {"data": str(tiny_root / "site-1"), "min_images": 1, "std_images": 1}  # one case, of two slices
     sent = PrivateTensorGuard().process(messages.pack(volumes=volumes), context(component, "evaluate", **policy))
     assert messages.unpack(sent)[1] == {"volumes": volumes}
     for leak in ({"Case07": 0.5}, {"final": {"Case07": summary["dice"]}}):
