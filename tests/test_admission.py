@@ -154,7 +154,7 @@ SMUGGLED = {
     "components[1]": (CLIENT, lambda c: c["components"].append(CODE)),
     "components[0].path": (CLIENT, lambda c: c["components"][0].update(path="feddp.flare.persistor.SharedTensorPersistor")),
     "components[0].args.device": (CLIENT, lambda c: c["components"][0]["args"].update(device="cuda")),
-    "executors[0].tasks[4]": (CLIENT, lambda c: c["executors"][0]["tasks"].append("evaluate")),
+    "executors[0].tasks[0]": (CLIENT, lambda c: c["executors"][0]["tasks"].insert(0, "evaluate")),
     "executors[0].executor.path": (CLIENT, lambda c: c["executors"][0]["executor"].update(path="os.mkdir")),
     "executors[0].executor.args": (CLIENT, lambda c: c["executors"][0]["executor"].update(args={"x": CODE})),
     "executors[1].tasks[0]": (CLIENT, lambda c: c["executors"][1].update(tasks=["harvest"])),

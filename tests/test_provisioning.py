@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
+from nvflare.apis.fl_constant import SystemComponents
 from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.security.security import COMMAND_CATEGORIES
 from typer.testing import CliRunner
@@ -30,7 +31,7 @@ from feddp.errors import FedDPError
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.check import check
 from feddp.kit.renew import forget
-from feddp.provision import NOBODY
+from feddp.provision import AT_SERVER, DEPLOYER, NOBODY
 
 FOLDER = Path(__file__).parents[1] / "provisioning"
 README = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
@@ -119,6 +120,8 @@ def test_local_holds_our_policy_and_nothing_wider(made, tiny_root, where):
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert resources["allow_log_streaming"] is False
         assert not [c for c in resources["components"] if "logging" in c["path"]]
+        assert [c["id"] for c in resources["components"] if c["path"] == DEPLOYER] == [SystemComponents.APP_DEPLOYER]
+        assert resources.get("app_validator") == ({"path": AT_SERVER, "args": {}} if name == SERVER else None)
         rights = local(made / where / name, "authorization.json.default")["permissions"]
         assert {role: r.get("submit_job", "none") for role, r in rights.items()} == {
             "project_admin": "any",
@@ -137,7 +140,10 @@ def test_local_holds_our_policy_and_nothing_wider(made, tiny_root, where):
         "scopes": [
             {
                 "name": "feddp",
-                "properties": {"data": str(tiny_root / "site-1"), "device": "cuda:0", "consent": ["calibration"]},
+                "properties": {
+                    "approve": [],  # no job, until the hospital has approved it
+                    **{"data": str(tiny_root / "site-1"), "device": "cuda:0", "consent": ["calibration"]},
+                },
                 "task_result_filters": [{"path": "feddp.flare.filters.PrivateTensorGuard", "args": {}}],
             }
         ]
