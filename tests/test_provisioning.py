@@ -56,7 +56,7 @@ def made(tmp_path_factory, tiny_root):
     commands = re.findall(r"^    (\S.*)$", at_home((FOLDER / "README.md").read_text()), re.MULTILINE)
     assert len(commands) == 37
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    script = "\n".join(["set -eu", *commands])
+    script = "\n".join(["set -eu", "umask 022", *commands])
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder
@@ -194,6 +194,14 @@ def test_no_key_leaves_the_hospital(made):
     assert len(files) >= 8
     assert not [path for path in files if secret in path.read_bytes().replace(b"\n", b"")]
     assert secret in key.replace(b"\n", b""), "the control"
+
+
+def test_no_private_key_is_anybody_elses_to_read(made):
+    """Under umask 022, in both ways, after renewal too: kits, the root, requests. The certificate of `ca` is the control."""
+    keys = [path for path in made.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert {"cert.json", "server.key", "client.key", "rootCA.key"} <= {path.name for path in keys}
+    assert not [path for path in keys if path.stat().st_mode & 0o077]
+    assert (made / "ca/rootCA.pem").stat().st_mode & 0o044
 
 
 def test_a_participant_that_nobody_knows_is_not_renewed(made):
