@@ -197,11 +197,11 @@ def test_a_site_with_too_few_images_for_a_step_trains_on_none(plan_for, toy, tin
     ("changes", "message"),
     [
         ({"rounds": 10**15}, "rounds=1000000000000000: at most 100000; lower rounds"),
-        ({"size": 3 * 10**8}, "size=300000000: at most 4096"),
+        ({"size": 3 * 10**8}, "size=300000000: at most 1024"),
         ({"channels": 10**6}, "channels=1000000: at most 64"),
         ({"channels": 0}, "channels=0, 1 classes: a network needs"),
         ({"classes": ()}, "channels=3, 0 classes: a network needs"),
-        ({"classes": tuple(map(str, range(65)))}, "the number of classes=65: at most 64"),
+        ({"classes": tuple(map(str, range(256)))}, "the number of classes=256: at most 255"),
         ({"sites": tuple(map(str, range(1001)))}, "the number of sites=1001: at most 1000"),
         ({"seed": 2**63}, "seed=9223372036854775808: at most"),
         ({"seed": -(2**63)}, "at most"),

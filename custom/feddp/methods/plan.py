@@ -12,9 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from feddp.errors import FedDPError
+from feddp.limits import CHANNELS, CLASSES, SIZE
 from feddp.methods import METHODS
 from feddp.methods.base import HEADS, SPECTRA, STAGES, TRAIN, TUNE, Method
 from feddp.networks import NETWORKS, build
+from feddp.networks.metadata import LABELS
 from feddp.networks.weights import fingerprint, read_network
 from feddp.partition import HEAD, Partition, chosen, resolve
 from feddp.training.calibration import Calibration, Tuning
@@ -35,10 +37,10 @@ from feddp.training.settings import (
 )
 
 WEIGHTS = "weights.safetensors"  # in the config folder of the server's app, and nowhere else in a job
-LABELS = ("nested", "exclusive")
-# far above what a run needs; nothing a job says keeps a site busy for ever, or fills it
-LARGEST = {"channels": 64, "size": 4096, "rounds": 100_000, "seed": 2**63 - 1}
-LONGEST = {"classes": 64, "stages": len(STAGES), "sites": COUNT}
+# far above what a run needs; nothing a job says keeps a site busy for ever, or fills it. Channels, classes and size as in a
+# network's file: what was trained can be read
+LARGEST = {"channels": CHANNELS, "size": SIZE, "rounds": 100_000, "seed": 2**63 - 1}
+LONGEST = {"classes": CLASSES, "stages": len(STAGES), "sites": COUNT}
 
 
 @dataclass(frozen=True)
