@@ -9,9 +9,13 @@ if [ ! -e .venv/ready ] || [ requirements.lock -nt .venv/ready ]; then
     }
     echo "Making the environment in .venv (a few minutes, once) ..." >&2
     "$python" -m venv .venv
-    # every file is held against its hash; feddp is built by the setuptools among them, not by one fetched for it
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+    pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check"
+    # every file is held against its hash; what comes as source (pyhocon, feddp) is built by the locked setuptools, which is
+    # therefore the first, and not by one that pip would fetch for it
+    sed -n '/^setuptools==/,/[^\\]$/p' requirements.lock > .venv/setuptools.lock
+    $pip --require-hashes -r .venv/setuptools.lock
+    $pip --require-hashes --no-build-isolation --use-pep517 -r requirements.lock
+    $pip --no-deps --no-build-isolation -e .
     touch .venv/ready
 fi
 export PATH="$PWD/.venv/bin:$PATH"

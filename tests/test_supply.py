@@ -135,15 +135,19 @@ def test_the_two_commands_install_the_lock_by_its_hashes_and_again_when_it_chang
         subprocess.run(command, env={**os.environ, "PYTHON": str(python)}, capture_output=True, check=True)
         return [line for line in log.read_text().splitlines() if "pip install" in line]
 
-    lock, package = sourced()
-    assert lock.endswith("--require-hashes -r requirements.lock")
+    first, lock, package = sourced()
+    assert first.endswith("--require-hashes -r .venv/setuptools.lock")
+    assert lock.endswith("--require-hashes --no-build-isolation --use-pep517 -r requirements.lock")
     assert package.endswith("--no-deps --no-build-isolation -e .")
+    (builder,) = entries(tmp_path / ".venv/setuptools.lock")
+    assert builder in entries(TESTS), "whole, with its hashes"
+    assert builder[0].startswith("setuptools==")
     assert sourced() == [], "it is ready"
     ready = (tmp_path / ".venv/ready").stat().st_mtime
     os.utime(tmp_path / "requirements.txt", (ready + 9, ready + 9))
     assert sourced() == [], "what is installed is the lock"
     os.utime(tmp_path / "requirements.lock", (ready + 9, ready + 9))
-    assert len(sourced()) == 2
+    assert len(sourced()) == 3
 
 
 def wheel(folder: Path, code: str) -> str:
@@ -208,10 +212,12 @@ def test_the_site_image_installs_the_sites_lock():
     text = (ROOT / "provisioning/images/Dockerfile").read_text(encoding="utf-8")
     installs = re.findall(r"pip install (.*?)(?: \\)?$", text, re.MULTILINE)
     assert installs == [
-        "--no-cache-dir --require-hashes --requirement requirements.lock",
+        "--no-cache-dir --require-hashes --requirement setuptools.lock",
+        "--no-cache-dir --require-hashes --no-build-isolation --use-pep517 --requirement requirements.lock",
         "--no-cache-dir --no-deps --no-build-isolation .",
     ]
     assert "COPY pyproject.toml provisioning/requirements.lock ./\n" in text
+    assert re.findall(r"sed -n '.*'", text) == re.findall(r"sed -n '.*'", (ROOT / "poc/environment.sh").read_text())
 
 
 def test_the_readme_says_how_they_are_made():
