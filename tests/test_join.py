@@ -151,9 +151,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_gives_others(finished, ho
     assert all(value.equal(starts[2][name]) for name, value in starts[0].items())  # the start is the run's seed's
 
 
-def test_what_is_private_starts_from_the_job_s_initial_tensors_where_it_had_some(
-    finished, hospital, ious, plan_for, tmp_path
-):
+def test_what_is_private_starts_from_the_job_s_initial_tensors_where_it_had_some(finished, hospital, ious, plan_for, tmp_path):
     options = {"method": "pflfe", "network": "resnet18-fpn"}
     initial = {name: value + 1 for name, value in plan_for(**options).build_network().state_dict().items()}
     run, plan, shared = finished(**options, weights=fingerprint(initial))

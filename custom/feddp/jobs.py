@@ -69,6 +69,8 @@ def write_job(
     if brought is not None:
         save_network((folder / APPS[SERVER] / FILES[SERVER]).with_name(WEIGHTS), brought, {})
     return folder
+
+
 def _is_ours(folder: Path) -> bool:
     config = folder / APPS[SERVER] / FILES[SERVER]
     return config.exists() and SERVER_CLASSES["persistor"] in config.read_text(encoding="utf-8")

@@ -44,8 +44,8 @@ class SitePolicy:
     certificate for where it is left out.
     `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
     `methods` and `networks` are those whose jobs it takes, any if not given; `spectra` is how many training images' amplitudes
-    a job may ask for; means over fewer than `min_images` images, or cases, do not leave, nor standard deviations over fewer than
-    `std_images`.
+    a job may ask for; means over fewer than `min_images` images, or cases, do not leave, nor standard deviations over fewer
+    than `std_images`.
     `approve` holds the digests of the plans that it takes (`Plan.digest`), or is "any"; of either, none is taken beyond
     `bounds`, or with initial tensors whose SHA-256 is not among `tensors`.
     `budget` is what jobs may ask of the data in all; `seed` is "own" where order, augmentation and dropout come from a secret

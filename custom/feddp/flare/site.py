@@ -137,8 +137,8 @@ class SiteComponent(FLComponent):
         """The site, opened once a process; `abort_signal` stops whatever it does.
 
         Raises:
-            FedDPError: the policy does not take this job, or no more jobs, what is stored under its id is another plan's, or the
-                site lacks the network that the job starts from.
+            FedDPError: the policy does not take this job, or no more jobs, what is stored under its id is another plan's, or
+                the site lacks the network that the job starts from.
         """
         if self._site is None:
             self.enter(fl_ctx)
