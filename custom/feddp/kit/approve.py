@@ -9,6 +9,7 @@ from typing import Any
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare.admission import scope_properties
+from feddp.flare.archive import SIGNATURES
 from feddp.flare.configuration import APPS, SIDES
 from feddp.flare.documents import LARGEST, parsed
 from feddp.flare.job_folder import META, Job, read_folder, require_meta
