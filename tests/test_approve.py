@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from typer.testing import CliRunner
 
 from feddp.cli import app
@@ -157,6 +158,9 @@ def test_a_folder_that_no_site_would_take_is_not_approved(folder, kit, tmp_path)
     with pytest.raises(FedDPError, match="is no job's folder"):
         approve(tmp_path / "nowhere", kit, "--yes")
     assert properties(kit)["approve"] == []
+    for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):  # as FLARE's console leaves it
+        (inner / NVFLARE_SIG_FILE).write_text("{}")
+        (inner / NVFLARE_SUBMITTER_CRT_FILE).write_text("certificate")
     assert approve(folder, kit, "--yes")[0] == 0
 
 

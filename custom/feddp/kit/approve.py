@@ -9,6 +9,7 @@ from typing import Any
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare.admission import scope_properties
+from feddp.flare.archive import SIGNATURES
 from feddp.flare.configuration import APPS, SIDES
 from feddp.flare.documents import LARGEST, parsed
 from feddp.flare.job_folder import META, Job, read_folder, require_meta
@@ -97,7 +98,8 @@ def read_job(folder: Path) -> tuple[dict[str, Any], Job]:
     """
     if not (folder / META).is_file():
         raise FedDPError(f"{folder} is no job's folder: it has no {META}; name the folder that `feddp job` wrote")
-    extra = [path.name for path in sorted(folder.iterdir()) if path.name not in (META, *APPS.values())]
+    known = {META, *APPS.values(), *SIGNATURES}  # FLARE's console signs the folder itself when it submits it
+    extra = [path.name for path in sorted(folder.iterdir()) if path.name not in known]
     if extra:
         raise FedDPError(f"{folder} holds {extra[0]!r}, which no job of ours has; export the job with `feddp job`")
     job, at_server = (read_folder(side, folder / APPS[side]) for side in reversed(SIDES))
