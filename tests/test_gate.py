@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right
+from gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right, zipped
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.decomposers import flare_decomposers
@@ -26,6 +26,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 
 from feddp.errors import FedDPError
 from feddp.flare import cell_gate, cells
+from feddp.flare.archive import LARGEST, MOST
 from feddp.flare.audit import Refusals
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.gate import ServerGate, SiteGate
@@ -149,6 +150,26 @@ def test_what_needs_a_right_has_the_site_look_it_up(federation, kit, topic):
         assert "answered to who has the right" in federation.command(topic, job_id=JOB, **wrong)
     assert not reached
     federation.command(topic, job_id=JOB, **right)
+    assert reached, "the control"
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        ({"config/config_fed_client.json": b" " * (LARGEST + 1)}, "unpacks to 1048577 bytes"),
+        ({f"config/{number}": b"" for number in range(MOST + 1)}, "holds 101 files"),
+        (b"no zip", "is no zip that can be read"),
+        (7, "is no zip"),
+    ],
+)
+def test_an_app_is_small_before_flare_unpacks_it(federation, kit, app, words):
+    """FLARE's site unpacks what is deployed into a temporary folder, whatever its size, before it asks a deployer."""
+    SiteGate()
+    reached = heard(federation.cell(A), "admin")
+    body, right = zipped(app) if isinstance(app, dict) else app, with_right(cells.ADMIN["train.deploy"].right)
+    assert words in federation.command("train.deploy", body, job_id=JOB, **right)
+    assert not reached
+    federation.command("train.deploy", zipped({"config/config_fed_client.json": b" " * LARGEST}), job_id=JOB, **right)
     assert reached, "the control"
 
 

@@ -4,6 +4,7 @@ import io
 import stat
 import zlib
 from collections.abc import Collection, Iterable
+from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
@@ -11,6 +12,7 @@ from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_
 from feddp.errors import FedDPError
 
 LARGEST = 1024 * 1024  # bytes of a site's app, packed or not
+MOST = 100  # files in it; one of ours has five, signed
 CONFIG = "config"
 # what FLARE's console adds in every folder of a job when it signs it
 _SIGNATURE = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
@@ -23,8 +25,7 @@ def read_app(data: bytes, file: str) -> bytes:
     Raises:
         FedDPError: it is too large, no zip, or holds anything else but what signs it; the message names it.
     """
-    if len(data) > LARGEST:
-        raise FedDPError(f"the app has {len(data)} bytes, and at most {LARGEST} are read; export the job with `feddp job`")
+    require_small(data)
     try:
         with ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
@@ -34,11 +35,31 @@ def read_app(data: bytes, file: str) -> bytes:
                 plain = kind in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG)
                 if not plain or info.flag_bits & 1 or info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
                     raise FedDPError(f"the app holds {info.filename!r}, which is no plain file; export it with `feddp job`")
-            if (total := sum(info.file_size for info in infos)) > LARGEST:
-                raise FedDPError(f"the app unpacks to {total} bytes, and at most {LARGEST} are read")
             return archive.read(file)
     except (BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-        raise FedDPError(f"the app is no zip that can be read ({error}); submit the job again") from None
+        raise _unreadable(error) from None
+
+
+def require_small(data: Any) -> None:
+    """FedDPError for what is no zip, or a larger one than any app of ours, packed or unpacked, in bytes or in files. For the gate:
+    FLARE unpacks an app before it asks whoever deploys it."""
+    if not isinstance(data, bytes | bytearray):
+        raise FedDPError("the app is no zip; submit the job again")
+    if len(data) > LARGEST:
+        raise FedDPError(f"the app has {len(data)} bytes, and at most {LARGEST} are read; export the job with `feddp job`")
+    try:
+        with ZipFile(io.BytesIO(data)) as archive:
+            infos = archive.infolist()
+    except (BadZipFile, OSError, ValueError) as error:
+        raise _unreadable(error) from None
+    if (total := sum(info.file_size for info in infos)) > LARGEST:
+        raise FedDPError(f"the app unpacks to {total} bytes, and at most {LARGEST} are read")
+    if len(infos) > MOST:
+        raise FedDPError(f"the app holds {len(infos)} files, and at most {MOST} are read")
+
+
+def _unreadable(error: Exception) -> FedDPError:
+    return FedDPError(f"the app is no zip that can be read ({error}); submit the job again")
 
 
 def require_files(what: str, found: Iterable[str], wanted: Collection[str]) -> None:

@@ -19,9 +19,11 @@ from nvflare.fuel.hci.reg import CommandModuleSpec
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.admin_defs import error_reply
-from nvflare.private.defs import RequestHeader
+from nvflare.private.defs import RequestHeader, TrainingTopic
 
+from feddp.errors import FedDPError
 from feddp.flare import cells
+from feddp.flare.archive import require_small
 from feddp.flare.arrival import Arrival, Refused, require_awaited, shown
 from feddp.flare.cell_gate import Gate
 from feddp.flare.cells import SERVER
@@ -104,6 +106,11 @@ class SiteGate(Gate):
             raise Refused(f"{shown(request.topic)} names no job's id")
         if known.right and (command != known.right or request.get_header(RequestHeader.REQUIRE_AUTHZ) != "true"):
             raise Refused(f"{shown(request.topic)} is answered to who has the right to {known.right}")
+        if request.topic == TrainingTopic.DEPLOY:  # FLARE unpacks an app, without bounds, before any deployer sees it
+            try:
+                require_small(request.body)
+            except FedDPError as error:
+                raise Refused(str(error)) from None
 
 
 class ServerGate(Gate):
