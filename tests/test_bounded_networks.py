@@ -138,7 +138,9 @@ def test_metadata_that_ask_for_gibibytes_cost_nothing_to_a_file_that_does_not_ho
     said = FACTS | {"network": "resnet18-fpn", "classes": json.dumps([str(i) for i in range(255)]), "layers": HUGE}
     save_network(tmp_path / "n.safetensors", {"x": torch.zeros(1)}, said)
     path = f"Path({str(tmp_path / 'n.safetensors')!r})"
-    setup = "from feddp.networks.weights import *; from feddp.networks.weights import outline, Metadata"
+    # the libraries behind a network are imported when one is first built
+    first = "from feddp.networks import build; build('resnet18-fpn', 3, 1, seed=0)"
+    setup = f"from feddp.networks.weights import load_personal, outline, Metadata; {first}"
     error, grown = cost(setup, f"load_personal({path})")
     assert "does not fit the network" in error
     assert grown < 200

@@ -198,7 +198,7 @@ def test_a_site_with_too_few_images_for_a_step_trains_on_none(plan_for, toy, tin
     [
         ({"rounds": 10**15}, "rounds=1000000000000000: at most 100000; lower rounds"),
         ({"size": 3 * 10**8}, "size=300000000: at most 1024"),
-        ({"channels": 10**6}, "channels=1000000: at most 64"),
+        ({"channels": 10**6}, "channels=1000000: at most 16"),
         ({"channels": 0}, "channels=0, 1 classes: a network needs"),
         ({"classes": ()}, "channels=3, 0 classes: a network needs"),
         ({"classes": tuple(map(str, range(256)))}, "the number of classes=256: at most 255"),
