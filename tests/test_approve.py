@@ -168,7 +168,7 @@ def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
     """Of a request with other donors nothing was said."""
     plan = plan_for(sites=SITES)
     request = OutsideRequest("N", ("site-1", "site-2"), "0d2c1f2e-1111-4222-8333-444455556666", settings={"epochs": 3})
-    code, said = approve(write_job(tmp_path / "late", "feddp", plan, request, {}), kit, "--yes")
+    code, said = approve(write_job(tmp_path / "late", "feddp", plan, request, None), kit, "--yes")
     assert code == 0
     assert "site-1, site-2 give their whole networks of job 0d2c1f2e-1111-4222-8333-444455556666 to N" in said
     assert "epochs=3" in said

@@ -30,6 +30,7 @@ from feddp.flare.archive import LARGEST, MOST
 from feddp.flare.audit import Refusals
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.gate import ServerGate, SiteGate
+from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 
 THREAT_MODEL = (Path(__file__).parents[1] / "provisioning/threat-model.md").read_text(encoding="utf-8")
@@ -393,9 +394,10 @@ def test_a_job_is_refused_where_the_gate_is_missing(federation, plan_for, gated,
     federation.cell(A_JOB)
     fl_ctx = FLContext()
     fl_ctx.get_identity_name = lambda *_, **__: A
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": "x"})
+    plan = plan_for()
+    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": "x"} | SitePolicy.admitting(plan))
     fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated)
-    component = SiteComponent(plan_for().to_json())
+    component = SiteComponent(plan.to_json())
     if gated or simulated:
         assert str(component.policy(fl_ctx).data) == "x"
     else:

@@ -7,7 +7,8 @@ anew by `python tests/test_golden.py`, and says why.
 Tolerances. Another build of torch, or another processor, rounds in another order. AdamW's first steps depend on a gradient's
 sign more than on its size, so where a gradient is near 0, rounding can move a weight by its whole step: losses and norms are
 compared to 1e-3 (or 1e-4 where they are near 0). Overlaps count pixels beyond a threshold, where one pixel of a small lesion
-is already a hundredth: they may differ by 0.02, and boundary distances by 0.02 of their own value or 0.1 pixels.
+is already a hundredth: they may differ by 0.02, and boundary distances by 0.02 of their own value or 0.1 pixels. How far a network
+moved is a difference of near numbers: 2e-3 (a processor with AMX gives 0.24393 for pFedMe's encoder, the record's gave 0.24368).
 """
 
 import json
@@ -30,6 +31,7 @@ RUN = {"network": DEFAULT, "channels": 3, "classes": ("lesion",), "labels": "nes
 SETTINGS = {"batch": 4, "tune_epochs": 1, "calibration_epochs": 2, "start": "last"}
 OWN = {"pfedme": {"lr": 1e-4}}  # at 1e-3 its 20 steps magnify rounding a thousandfold
 TOLERANCES = {"dice": {"abs": 0.02}, "iou": {"abs": 0.02}, "assd": {"rel": 0.02, "abs": 0.1}}
+MOVED = {"rel": 2e-3, "abs": 1e-4}
 
 
 def results_of(method: str, data: Path, folder: Path) -> dict[str, dict]:
@@ -77,8 +79,12 @@ def test_a_short_run_gives_what_it_gave(method, tiny_root, tmp_path):
     assert method in record, f"{RECORD.name} has no {method}; write it anew with `python tests/test_golden.py`"
     found, wanted = flat(results_of(method, tiny_root, tmp_path)), flat(record[method])
     assert found.keys() == wanted.keys()
-    near = {p: pytest.approx(v, **TOLERANCES.get(p[-1], {"rel": 1e-3, "abs": 1e-4})) for p, v in wanted.items()}
+    near = {p: pytest.approx(v, **tolerance(p)) for p, v in wanted.items()}
     assert found == near
+
+
+def tolerance(path):
+    return MOVED if "moved" in path else TOLERANCES.get(path[-1], {"rel": 1e-3, "abs": 1e-4})
 
 
 def write() -> None:

@@ -41,8 +41,10 @@ def read_app(data: bytes, file: str) -> bytes:
 
 
 def require_small(data: Any) -> None:
-    """FedDPError for what is no zip, or a larger one than any app of ours, packed or unpacked, in bytes or in files. For the gate:
-    FLARE unpacks an app before it asks whoever deploys it."""
+    """FedDPError for what is no zip, or a larger one than any app of ours, packed or unpacked, in bytes or in files.
+
+    The gate asks this too: FLARE unpacks an app before it asks whoever deploys it.
+    """
     if not isinstance(data, bytes | bytearray):
         raise FedDPError("the app is no zip; submit the job again")
     if len(data) > LARGEST:
