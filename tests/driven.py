@@ -22,16 +22,19 @@ def drive(
     silent: tuple[str, ...] = (),
     initial: dict[str, Tensor] | None = None,
     secrets: Mapping[str, str] | None = None,
+    job: str = "",
 ) -> dict[str, Site]:
     """All stages of `plan`, whose start must be the last round; the sites as they are before their evaluation.
 
     Sites in `silent` take no part in the exchange of IGC. All start from `initial`, where it is given; `secrets` are the sites'
-    own parts of their seeds.
+    own parts of their seeds, with which the job's id goes.
     """
     assert plan.start == "last"
     own = secrets or dict.fromkeys(names, "")
     sites = {
-        name: Site(name, SiteFolder.open(root / name), plan, Store(folder / name), initial=initial, secret=own[name])
+        name: Site(
+            *(name, SiteFolder.open(root / name), plan, Store(folder / name)), initial=initial, secret=own[name], job=job
+        )
         for name in names
     }
     if SPECTRA in plan.stages:

@@ -24,6 +24,9 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.utils import fobs
+from nvflare.fuel.utils.fobs import fobs as registry
+from nvflare.fuel.utils.fobs import lobs
+from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.client.admin import FedAdminAgent
@@ -134,7 +137,10 @@ def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fede
     monkeypatch.setattr(RxTask, "rx_task_map", {})
     monkeypatch.setattr(StatsPoolManager, "pools", {})
     monkeypatch.setattr(NetManager, "get_spec", NetManager.get_spec)
+    monkeypatch.setattr(DatumManager, "add_datum", DatumManager.add_datum)
+    monkeypatch.setattr(lobs, "get_datum_dir", lobs.get_datum_dir)
     flare_decomposers.register()
+    monkeypatch.setattr(registry, "_decomposers", dict(registry._decomposers))
     AuditService.close()
     AuditService.initialize(str(tmp_path / "audit.txt"))
     yield Federation(tmp_path / "audit.txt")

@@ -70,6 +70,7 @@ def test_ordinary_jobs_count_with_three_sites_or_all_of_fewer():
         ({"calibration_lr": 0.02}, "calibration_lr=0.02 is above"),
         ({"method": "fedlc", "heads_lr": 1}, "heads_lr=1.0 is above"),
         ({"clip": 1.5}, "clip=1.5 is above the largest of its bounds, 1.0"),
+        ({"weight_decay": 0.2}, "weight_decay=0.2 is above the largest of its bounds, 0.1"),
         ({"local_epochs": 6}, "local_epochs=6 is above the largest of its bounds, 5"),
         ({"method": "fedrep", "head_epochs": 6}, "head_epochs=6 is above the largest of its bounds, 5"),
         ({"method": "pfedme", "inner_steps": 6}, "inner_steps=6 is above the largest of its bounds, 5"),

@@ -144,9 +144,10 @@ def test_the_simulator_counts_nothing(hospital):
 
 
 WORDS = '{"/d": {"jobs": [], "evaluations": "0"}}'
+NEGATIVE = '{"/d": {"jobs": [], "evaluations": -1000}}'  # more than a policy allows, one would think
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"/d": 3}', '{"/d": {"jobs": []}}', WORDS])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"/d": 3}', '{"/d": {"jobs": []}}', WORDS, NEGATIVE])
 def test_a_count_that_cannot_be_read_lets_nothing_leave(hospital, content):
     site = hospital()
     site.sends("score", messages.pack(dice=0.5))

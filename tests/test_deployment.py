@@ -206,7 +206,7 @@ def test_what_is_exchanged_is_sealed_and_changes_no_bit(federation, feddp, tmp_p
     secrets = {hospital: (federation.kits / hospital / "feddp/site.secret").read_text() for hospital in HOSPITALS}
     assert len(set(secrets.values())) == 4
     data = federation.folder.parent / "data"
-    sites = drive(plan, data, tmp_path, tuple(HOSPITALS), silent=("hospital-d",), secrets=secrets)
+    sites = drive(plan, data, tmp_path, tuple(HOSPITALS), silent=("hospital-d",), secrets=secrets, job=job)
     for hospital, site in sites.items():
         own, wanted = load_file(federation.store(hospital, job) / "calibrated.safetensors"), site.store.read("calibrated")[0]
         assert own.keys() == wanted.keys()

@@ -8,7 +8,7 @@ Tolerances. Another build of torch, or another processor, rounds in another orde
 sign more than on its size, so where a gradient is near 0, rounding can move a weight by its whole step: losses and norms are
 compared to 1e-3 (or 1e-4 where they are near 0). Overlaps count pixels beyond a threshold, where one pixel of a small lesion
 is already a hundredth: they may differ by 0.02, and boundary distances by 0.02 of their own value or 0.1 pixels. How far a
-network moved is a difference of near numbers, compared to 2e-3: for pFedMe's encoder a processor with AMX gives 0.24393, and the
+network moved is a difference of near numbers, compared to 2e-3: for pFedMe's encoder a processor with AMX gives 0.24393, the
 record's gave 0.24368.
 """
 

@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.flare.policy import SitePolicy
 from feddp.kit.check import check
+from feddp.kit.effective import effective
+from feddp.kit.kit import Kit
 from feddp.kit.renew import forget
 from feddp.provision import COMPONENTS, GUARD
 
@@ -169,6 +171,10 @@ UPDATE = "feddp.flare.update_privacy.UpdatePrivacy"
 BUILDS = {"path": UPDATE, "args": {"mechanism": {"path": "os.mkdir", "args": {"path": "/x"}}}}
 
 
+def listening(host):
+    return {"scheme": "tcp", "resources": {"host": host, "port": 8102, "connection_security": "clear"}}
+
+
 def _component(**entry):
     return lambda r: r["components"].append({"id": "x", **entry})
 
@@ -207,7 +213,15 @@ def _filter(entry, chain="task_result_filters"):
         ("comm_config.json", lambda c: c.update(comm_driver_path="."), "says comm_driver_path, which no kit says"),
         ("comm_config.json", lambda c: c.update(allow_adhoc_conns=True), "could connect to this participant past the server"),
         ("log_config.json", lambda c: c["handlers"]["logFileHandler"].update(stream="ext://os.system"), "'ext://os.system'"),
-        ("log_config.json", lambda c: c["handlers"]["logFileHandler"].update(filename="../x"), "not the plain name of one"),
+        ("log_config.json", lambda c: c["handlers"]["logFileHandler"].update(filename="../x"), "which is no log of FLARE's"),
+        # `python -m`, as which jobs are started, looks for modules in the kit's folder
+        (
+            "log_config.json",
+            lambda c: c["handlers"]["logFileHandler"].update(filename="secrets.py"),
+            "'secrets.py', which is no",
+        ),
+        ("comm_config.json", lambda c: c.update(internal=listening("0.0.0.0")), "has its jobs connect at '0.0.0.0'"),
+        ("comm_config.json", lambda c: c.update(internal=listening("elsewhere.example")), "connect at 'elsewhere.example'"),
         ("log_config.json", lambda c: c["filters"].update(a={"()": "os.mkdir"}), "names 'os.mkdir'"),
     ],
 )
@@ -222,6 +236,28 @@ def test_settings_of_flares_communication_pass(kit):
     """The control: sizes and times name no code."""
     (kit / "local/comm_config.json").write_text('{"max_message_size": 1000000, "allow_adhoc_conns": false}')
     assert check(kit, offline=True)[1] == []
+    (kit / "local/comm_config.json").write_text(json.dumps({"internal": listening("localhost")}))
+    assert check(kit, offline=True)[1] == []
+
+
+def test_a_folder_from_which_python_would_import(kit):
+    """MONAI asks for packages that may not be there: without an __init__.py too, the kit's folder would be theirs."""
+    (kit / "ignite").mkdir()
+    (kit / "ignite/engine.py").write_text("")
+    assert f"{kit / 'ignite'}: holds code" in said(kit)[0]
+
+
+def test_a_pipe_in_place_of_a_file_is_named(kit):
+    """Reading one would wait for ever."""
+    (kit / "local/log_config.json").unlink(missing_ok=True)
+    os.mkfifo(kit / "local/log_config.json")
+    assert "is no plain file" in "\n".join(said(kit))
+
+
+def test_what_came_with_a_kit_that_never_ran_is_shown(kit):
+    (kit / "feddp").mkdir(mode=0o700)
+    (kit / "feddp/site.secret").write_text("0" * 64)
+    assert f"keeps 1 entries of earlier jobs in {kit / 'feddp'}" in "\n".join(effective(Kit.open(kit)))
 
 
 @pytest.mark.parametrize("name", ["resources.yml", "x__j_resources.json", "privacy.conf", "sub"])

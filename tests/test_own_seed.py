@@ -37,9 +37,9 @@ def open_site(plan_for, tiny_root, tmp_path):
     """Opens site-1 as a new process would, with a secret; every call has files of its own, unless `at` says where they lie."""
     calls = iter(range(100))
 
-    def open(secret="", at=None, **plan):
+    def open(secret="", at=None, job="", **plan):
         store = Store(tmp_path / (at or str(next(calls))))
-        return Site("site-1", SiteFolder.open(tiny_root / "site-1"), plan_for(**plan), store, secret=secret)
+        return Site("site-1", SiteFolder.open(tiny_root / "site-1"), plan_for(**plan), store, secret=secret, job=job)
 
     return open
 
@@ -113,7 +113,7 @@ def test_the_tunings_at_home_are_drawn_from_it(open_site, toy):
         ends.append(site.network.state_dict())
     site = open_site(network=toy, method="finetune", tune_epochs=1, tune_lr=0.1)
     seeds = [site.chance("tuned"), open_site(ONE, network=toy).chance("tuned")]
-    assert seeds == [(0, "site-1", "tuned"), (ONE, 0, "site-1", "tuned")]
+    assert seeds == [(0, "site-1", "tuned"), (ONE, "", 0, "site-1", "tuned")]
     assert same(ends[1], ends[2])
 
 
@@ -160,7 +160,7 @@ def test_a_policy_says_own_unless_it_says_plan(hospital, open_site, toy):
     secret = (site.folder / "feddp/site.secret").read_text()
     plain = open_site(network=toy, rounds=3)
     assert not same(mine, plain.train(first(plain), 0)[0])
-    known = open_site(secret, network=toy, rounds=3)
+    known = open_site(secret, job="job", network=toy, rounds=3)
     assert same(mine, known.train(first(known), 0)[0])
     assert same(trained(hospital(seed="plan").submitted(site.plan, seed="plan")), plain.train(first(plain), 0)[0])
 
@@ -222,6 +222,25 @@ def test_no_job_is_called_like_the_secret(hospital):
     with pytest.raises(FedDPError, match="'site.secret' is no job's id"):
         site.component.files(site.fl_ctx, SECRET)
     assert site.component.files(site.fl_ctx, "secret").name == "secret"
+
+
+def test_two_jobs_of_one_seed_draw_in_other_orders(open_site, toy):
+    """Else a batch of one image less, in a second job of the same seed, leaves out a known image and nothing else: the
+    difference of the two means is that image's. One job in two processes draws the same."""
+    one, again, other = (open_site(ONE, job=job, network=toy, rounds=3) for job in ("a", "a", "b"))
+    assert one.chance("order") == again.chance("order") != other.chance("order")
+    assert same(one.train(first(one), 0)[0], again.train(first(again), 0)[0])
+    assert not same(one.train(first(one), 0)[0], other.train(first(other), 0)[0])
+
+
+def test_every_job_is_given_the_spectra_of_the_same_images(open_site):
+    """Of a hospital's 200 images, twenty jobs of sixteen would collect 168 otherwise. Another site's secret draws others."""
+    given = [spectra.given(open_site(s, job=j, method="feddg", seed=n, spectra=2)) for s, j, n in SPECTRA_OF]
+    assert same(given[0], given[1])
+    assert not same(given[0], given[2])
+
+
+SPECTRA_OF = ((ONE, "a", 0), (ONE, "b", 1), (OTHER, "a", 0))
 
 
 def test_a_newcomer_s_draws_are_its_own(hospital):

@@ -76,6 +76,7 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         job = admitted(CLIENT, read_app(app_data, FILES[CLIENT]))
         meta = require_object(META, "all of it", job_meta)
         require_meta(meta, job)
+        require_equal(META, job_id, meta.get("job_id"), "job_id")  # FLARE starts a job's process in the folder of that name
         if site not in meta["deploy_map"][APPS[CLIENT]]:
             raise FedDPError(f"{META}: deploy_map does not name site {site}")
         policy = self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx)

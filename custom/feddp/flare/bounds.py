@@ -24,6 +24,7 @@ class Bounds:
     batch: int = 4  # at least: images in a step, and training images at the site
     lr: float = 0.01  # at most: any learning rate
     clip: float = 1.0  # at most
+    weight_decay: float = 0.1  # at most: more would silence weights as a high rate does
     local_epochs: int = 5  # at most: epochs a round, a head's epochs, steps on a batch
     rounds: int = 1000  # at most: rounds, and the epochs of each stage after them
     losses: tuple[str, ...] = tuple(LOSSES)
@@ -51,6 +52,7 @@ class Bounds:
             "batch": min(own.batch, training.batch),
             "lr": max(own.lr, *_settings(plan, RATES).values()),
             "clip": max(own.clip, training.clip),
+            "weight_decay": max(own.weight_decay, training.weight_decay),
             "local_epochs": max(own.local_epochs, *_settings(plan, LOCAL).values()),
             "rounds": max(own.rounds, plan.rounds, *_settings(plan, PASSES).values()),
             "augment": own.augment and training.augment,
@@ -67,6 +69,7 @@ class Bounds:
             self._least("batch", training.batch, "batch", "few images in a step show in what it changes"),
             *(self._most(name, value, "lr") for name, value in _settings(plan, RATES).items()),
             self._most("clip", training.clip, "clip"),
+            self._most("weight_decay", training.weight_decay, "weight_decay"),
             *(self._most(name, value, "local_epochs") for name, value in _settings(plan, LOCAL).items()),
             self._most("rounds", plan.rounds, "rounds"),
             *(self._most(name, value, "rounds") for name, value in _settings(plan, PASSES).items()),
@@ -75,6 +78,15 @@ class Bounds:
             found.append(f"loss={training.loss}, and its bounds take {', '.join(self.losses) or 'none'}; {_change('losses')}")
         if self.augment and not training.augment:
             found.append(f"augment=false, and its bounds want augmentation; {_change('augment')}")
+        return [problem for problem in found if problem]
+
+    def adaptation(self, settings: Mapping[str, Any]) -> list[str]:
+        """The same of a newcomer's adaptation, whose `settings` are all that it has (`outside.adapt.Settings`)."""
+        found = [
+            self._most("epochs", settings["epochs"], "rounds"),
+            self._most("lr", settings["lr"], "lr"),
+            self._least("batch", settings["batch"], "batch", "few images in a step show in what it changes"),
+        ]
         return [problem for problem in found if problem]
 
     def too_few(self, images: int) -> list[str]:

@@ -67,7 +67,7 @@ class Ledger:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             found = {data: Used(list(map(str, each["jobs"])), each["evaluations"]) for data, each in content.items()}
-            if not all(type(each.evaluations) is int for each in found.values()):
+            if not all(type(each.evaluations) is int and each.evaluations >= 0 for each in found.values()):
                 raise ValueError("evaluations that are no number")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FedDPError(f"site {self.site}: {self.path} cannot be read ({error}), so nothing leaves; {REMEDY}") from error

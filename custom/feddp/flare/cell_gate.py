@@ -16,6 +16,7 @@ from feddp.errors import FedDPError
 from feddp.flare import cells
 from feddp.flare.arrival import Arrival, Refused, shown
 from feddp.flare.audit import Refusals
+from feddp.flare.wire import holds_no_files, no_files
 
 
 class First(Registry):
@@ -39,6 +40,7 @@ class Gate(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
+        no_files()
         self.refusals = Refusals()
         for cell in list(CoreCell.ALL_CELLS.values()):
             self._guard(cell)
@@ -90,11 +92,11 @@ class Gate(FLComponent):
 
 
 def require_gate(site: str) -> None:
-    """FedDPError where a cell of this site's in this process stands without the gate."""
-    bare = [name for name, cell in CoreCell.ALL_CELLS.items() if site in FQCN.split(name) and not _is_guarded(cell)]
-    if bare:
+    """FedDPError where a cell of this site's in this process stands without the gate, or takes messages that hold files."""
+    cells = {name: cell for name, cell in CoreCell.ALL_CELLS.items() if site in FQCN.split(name)}
+    if bare := sorted(name for name, cell in cells.items() if not (_is_guarded(cell) and holds_no_files())):
         raise FedDPError(
-            f"site {site}: no gate stands before {', '.join(sorted(bare))}, so the server can reach past the policy; add"
+            f"site {site}: no gate stands before {', '.join(bare)}, so the server can reach past the policy; add"
             f' {{"id": "cell_gate", "path": "feddp.flare.gate.SiteGate", "args": {{}}}} to `components` of local/resources.json'
         )
 

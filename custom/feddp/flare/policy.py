@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from feddp.flare.bounds import Bounds
 from feddp.methods import METHODS, base
 from feddp.methods.plan import Plan
 from feddp.networks import NETWORKS
+from feddp.outside.adapt import read_settings
 from feddp.partition import ROLES
 
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
@@ -149,8 +150,10 @@ class SitePolicy:
                     f"its policy takes jobs of {', '.join(taken) or f'no {what[:-1]}'}, and this one's is {value};"
                     f" add it to `{what}` of privacy.json, or leave this site out"
                 )
-        if request is not None:  # nothing is trained, and the finished run's γ waits at the server for the newcomer
-            return found
+        if (
+            request is not None
+        ):  # what donors gave is adapted, with no mask; who approves it takes its word for the finished run's γ
+            return found + self.bounds.adaptation(asdict(read_settings(request.get("settings", {}))))
         asked = plan.hyper.spectra if base.SPECTRA in plan.stages and self.consents(SPECTRA) else 0
         if asked > self.spectra:
             found.append(

@@ -73,7 +73,7 @@ def arriving(component: "SiteComponent", task: str, tensors: Tensors, scalars: d
     if task in NEEDS:
         policy, word = component.policy(fl_ctx), NEEDS[task]
         if policy.consents(word):
-            component.seals(fl_ctx).meet(word, task, epoch, by_site(tensors), policy.recipients)
+            component.seals(fl_ctx).meet(word, task, epoch, by_site(tensors), _recipients(component, policy.recipients))
         return {}
     if task in HANDS_OUT:
         collection = HANDS_OUT[task]
@@ -85,6 +85,12 @@ def arriving(component: "SiteComponent", task: str, tensors: Tensors, scalars: d
         component.store(fl_ctx).record("open", task=task, epoch=epoch, senders=list(opened))
         return together(opened | brought)
     return tensors
+
+
+def _recipients(component: "SiteComponent", named: tuple[str, ...] | None) -> set[str]:
+    """Whom this site seals for: of the job's own sites those that its policy names; of a newcomer's job, the newcomer."""
+    job = {component.outside["newcomer"]} if component.outside else set(component.plan.sites)
+    return job if named is None else job & set(named)
 
 
 def leaving(component: "SiteComponent", task: str, tensors: Tensors, fl_ctx: FLContext) -> Tensors:

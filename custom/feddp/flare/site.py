@@ -149,7 +149,7 @@ class SiteComponent(FLComponent):
             if few := policy.bounds.too_few(len(folder.rows_of("train"))):
                 raise FedDPError(f"site {site}: {few[0]}")
             initial, secret = self._initial(site, store), self.secret(fl_ctx)
-            self._site = Site(site, folder, self.plan, store, policy.device, initial, secret=secret)
+            self._site = Site(*(site, folder, self.plan, store, policy.device, initial), secret=secret, job=fl_ctx.get_job_id())
         self._site.stopped = lambda: abort_signal.triggered
         return self._site
 

@@ -55,7 +55,7 @@ def approve(
         typer.echo("not approved; nothing was written")
         raise typer.Exit(1)
     approval.write()
-    typer.echo(f"approved in {approval.privacy}, for the next submission of this job")
+    typer.echo(f"approved in {approval.privacy}, for every submission of this job until you remove the line")
 
 
 @app.command()

@@ -87,7 +87,7 @@ def _consent(word: str, policy: SitePolicy) -> str:
 def _tensors(job: Job) -> str:
     if not job.plan.weights:
         return "initial tensors: none; the network starts from the plan's seed"
-    what = "the finished run's shared tensors, at the server" if job.request else "brought by the job"
+    what = "brought by the job" + (" as the finished run's, which nobody has checked" if job.request else "")
     return f"initial tensors: {what}, SHA-256 {job.plan.weights}"
 
 

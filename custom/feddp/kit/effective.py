@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from feddp.flare.policy import SitePolicy
+from feddp.kit.files import KEPT
 from feddp.kit.kit import CLIENT, Kit
 from feddp.kit.privacy import privacy_file, scopes
 
@@ -30,9 +31,11 @@ WORDS = {
 
 
 def effective(kit: Kit) -> Iterator[str]:
-    """One line for each property of each scope, defaults included; nothing for a server or a person."""
+    """One line for each property of each scope, defaults included, and what the kit keeps; nothing for a server or a person."""
     if kit.kind != CLIENT:
         return
+    if (kept := kit.folder / KEPT).exists():  # whoever put it there knows the secret by which the site draws
+        yield f"keeps {len(list(kept.iterdir()))} entries of earlier jobs in {kept}; if this kit never ran, remove the folder"
     for scope in scopes(privacy_file(kit)):
         policy = SitePolicy.of(kit.name, scope["properties"], simulated=False)
         yield f"a job under scope {scope['name']}"

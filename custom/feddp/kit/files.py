@@ -23,6 +23,7 @@ LOCAL = {
 _STEMS = ("fed_client", "fed_server", "resources", "comm_config")
 SOUGHT = {stem + extension for stem in _STEMS for extension in ConfigFormat.extensions()}
 KEPT = "feddp"  # the folder of the site's own tensors and metrics of single images
+FOLDERS = ("startup", "local", "transfer", "helm_chart", KEPT)  # of a kit, prepared and used; a job's has an id for its name
 
 
 def links(kit: Kit) -> list[Problem]:
@@ -58,8 +59,9 @@ def _importable(folder: Path) -> Iterator[Problem]:
     """Jobs are started as `python -m` in the kit's folder: Python looks there first for each module."""
     suffixes = tuple(all_suffixes())
     for path in sorted(folder.iterdir()):
-        package = path.is_dir() and any(name.startswith("__init__.") for name in os.listdir(path))
-        if package or path.name.endswith(suffixes):
+        # Python imports from any folder beside the process, with or without an __init__.py
+        strange = path.is_dir() and path.name.isidentifier() and path.name not in FOLDERS
+        if strange or path.name.endswith(suffixes):
             yield Problem(path, "holds code, which jobs would load in place of what is installed", "Take it out of the kit")
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from feddp.data.description import BadFile, Problem
 from feddp.errors import FedDPError
+from feddp.limits import JSON_BYTES
 from feddp.provision import CLIENT, SERVER
+from feddp.reading import read
 
 ADMIN = "admin"
 KINDS = (SERVER, CLIENT, ADMIN)
@@ -104,10 +106,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     remedy = AGAIN if path.parent.name == "startup" else "Correct it, or put back the file as it was provisioned"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read(path, JSON_BYTES))
     except FileNotFoundError:
         raise BadFile(Problem(path, "is missing", remedy)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadFile(Problem(path, f"cannot be read ({error})", remedy)) from error
     if not isinstance(content, dict):
         raise BadFile(Problem(path, "holds no JSON object", remedy))

@@ -5,6 +5,7 @@ Python's logging calls what its configuration names. So both are told by their f
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from nvflare.fuel.f3.comm_config import VarName
 from nvflare.fuel.utils.log_utils import default_log_dict
 
 from feddp.data.description import Problem
+from feddp.kit.containers import runtime
 from feddp.kit.kit import ADMIN, CLIENT, SERVER, Kit, read_json
 from feddp.kit.templates import Section, deviations, shape
 
@@ -23,6 +25,7 @@ RESOURCES = {
 POLICIES = ("class_list_enforcement_mode", "class_allow_list", "allow_log_streaming")  # `kit.minimum`'s
 BUILT = ("components", "snapshot_persistor", "app_validator")  # what FLARE makes objects of: `kit.components`'s
 SCHEMES = ("tcp", "grpc", "http")
+HERE = ("localhost", "127.0.0.1")
 _COMMUNICATION = {name for key, name in vars(VarName).items() if key.isupper()} - {VarName.COMM_DRIVER_PATH}
 
 
@@ -41,7 +44,8 @@ def setting_problems(kit: Kit) -> list[Problem]:
         form = {key: value for key, value in shape(section).items() if key not in (*POLICIES, *BUILT)}
         problems += [Problem(path, what, "Take it out") for what in deviations(said, form, exact=False)]
     logs = dict.fromkeys(("log_config.json", "log_config.json.default"), _logging)
-    for name, rule in {"comm_config.json": _communication, **logs}.items():
+    communication = partial(_communication, contained=runtime(kit) is not None)
+    for name, rule in {"comm_config.json": communication, **logs}.items():
         path = kit.folder / "local" / name
         if path.exists():
             problems += [Problem(path, what, "Put back the kit's file") for what in rule(read_json(path))]
@@ -70,7 +74,7 @@ def _expanded(said: Any) -> Iterator[str]:
         yield repr(said)
 
 
-def _communication(said: dict[str, Any]) -> Iterator[str]:
+def _communication(said: dict[str, Any], contained: bool) -> Iterator[str]:
     """FLARE's communication: drivers of its own alone, and no connection that goes past the server."""
     form = dict.fromkeys(_COMMUNICATION, "any") | shape(Section.COMM_CONFIG)
     yield from deviations(said, form, exact=False)
@@ -80,6 +84,10 @@ def _communication(said: dict[str, Any]) -> Iterator[str]:
     scheme = internal.get("scheme", SCHEMES[0]) if isinstance(internal, dict) else SCHEMES[0]
     if scheme not in SCHEMES:
         yield f"has the scheme {scheme!r}, which is none of {', '.join(SCHEMES)}"
+    listening = internal.get("resources") if isinstance(internal, dict) else None
+    host = listening.get("host", HERE[0]) if isinstance(listening, dict) else HERE[0]
+    if host not in HERE and not contained:  # whoever connects there says by himself which of the site's processes he is
+        yield f"has its jobs connect at {host!r}, where others than this machine's processes can"
 
 
 def _logging(said: dict[str, Any]) -> Iterator[str]:
@@ -89,8 +97,8 @@ def _logging(said: dict[str, Any]) -> Iterator[str]:
         called = key in ("()", "class", ".") or "://" in value
         if called and (key, value) not in known:
             yield f"names {value!r}, which Python would load or call"
-        if key == "filename" and Path(value).name != value:
-            yield f"has the file {value!r}, which is not the plain name of one in the kit"
+        if key == "filename" and (key, value) not in known:  # under another name it may be code, or a setting, to who reads it
+            yield f"has the file {value!r}, which is no log of FLARE's"
 
 
 def _pairs(said: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -18,6 +18,8 @@ from nvflare.tool.deploy.deploy_common import DOCKER_START_SH, WORKSPACE_MOUNT_P
 from feddp.data.description import Problem
 from feddp.kit.kit import ADMIN, AGAIN, CLIENT, SERVER, Kit, read_json
 from feddp.kit.templates import Section, deviations, rendered, shape
+from feddp.limits import JSON_BYTES
+from feddp.reading import read
 
 CONFIGURATION = {SERVER: Section.FED_SERVER, CLIENT: Section.FED_CLIENT, ADMIN: Section.FED_ADMIN}
 NOTEBOOK = "system_info.ipynb"
@@ -37,14 +39,18 @@ def startup_problems(kit: Kit) -> list[Problem]:
         if path.name in scripts:
             problems += _changed(path, scripts[path.name])
         elif path.name == DOCKER_START_SH and kit.kind != ADMIN:
-            problems += _changed(path, _docker(kit, path.read_text(encoding="utf-8", errors="replace")))
+            problems += _changed(path, _docker(kit, _text(path)))
         elif path not in ours:
             problems.append(Problem(path, "is no file of a kit", "Take it out of startup/, from which FLARE reads"))
     return problems
 
 
+def _text(path: Path) -> str:
+    return read(path, JSON_BYTES).decode("utf-8", errors="replace")
+
+
 def _changed(path: Path, allowed: set[str]) -> list[Problem]:
-    if path.read_text(encoding="utf-8", errors="replace") in allowed:
+    if _text(path) in allowed:
         return []
     return [Problem(path, "is not the script that FLARE's templates give", FLARES)]
 

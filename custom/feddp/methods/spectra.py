@@ -22,8 +22,11 @@ AMPLITUDE, SLOT = "amplitude", "spectra"
 
 
 def given(site: "Trainer") -> Tensors:
-    """AMPLITUDE: (N, channels, 2b+1, 2b+1) of N training images, drawn at the site. To be given with consent only."""
-    chance = torch.Generator().manual_seed(seed_of(*site.chance(SLOT)))
+    """AMPLITUDE: (N, channels, 2b+1, 2b+1) of N training images, drawn at the site. To be given with consent only.
+
+    Every job is given the same images at a real site: job after job would otherwise collect them all.
+    """
+    chance = torch.Generator().manual_seed(seed_of(*site.standing(SLOT)))
     drawn = torch.randperm(len(site.samples), generator=chance)[: site.plan.hyper.spectra].tolist()
     return {AMPLITUDE: windows(torch.stack([site.samples[i]["image"] for i in drawn]))}
 

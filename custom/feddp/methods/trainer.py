@@ -41,6 +41,7 @@ class Trainer:
         device: "cpu", "cuda" or "cuda:N".
         initial: a whole network's tensors to start from; the plan's seed decides where it is not given.
         secret: this site's own part of every seed that it draws by; without one, what it draws follows from the plan's seed.
+        job: the job's id, which goes with the secret: two jobs of one seed, compared, would show the image that one left out.
         stopped: asked before every step; training ends with an error once it is true.
 
     Raises:
@@ -57,6 +58,7 @@ class Trainer:
         initial: Mapping[str, Tensor] | None = None,
         stopped: Callable[[], bool] = lambda: False,
         secret: str = "",
+        job: str = "",
     ):
         wanted = (plan.channels, plan.classes, plan.labels)
         found = (folder.channels, folder.classes, folder.labels)
@@ -67,7 +69,7 @@ class Trainer:
             )
         self.device = usable(device, f"site {name}: device", "correct it in the site's policy")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
-        self._secret = (secret,) if secret else ()
+        self._secret, self._job = secret, job
         self.method = plan.build_method()
         self.network = plan.build_network()
         if initial is not None:
@@ -237,7 +239,12 @@ class Trainer:
 
     def chance(self, *what: int | str) -> tuple[int | str, ...]:
         """What the seed of a draw at this site is made of; `what` says which draw it is."""
-        return *self._secret, self.plan.seed, self.name, *what
+        own = (self._secret, self._job) if self._secret else ()
+        return *own, self.plan.seed, self.name, *what
+
+    def standing(self, what: str) -> tuple[int | str, ...]:
+        """The same for a draw that comes out alike in every job of a real site, whatever its id and its seed."""
+        return (self._secret, self.name, what) if self._secret else self.chance(what)
 
     def _received(self, shared: Mapping[str, Tensor], state: State) -> Tensors:
         return self.partition.join(shared, state.private or self._first_private)

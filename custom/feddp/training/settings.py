@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 MOST = 1e6  # the largest value of a setting that names none of its own
 COUNT = 1_000  # the most sites, or names in any other list, of a plan
-_NAME = re.compile(r"\w[\w .+-]{0,63}")  # nothing that a parser of FLARE's expands: no $, no brace
+# nothing that a parser of FLARE's expands: no $, no brace; no letters of other scripts, which look like these
+_NAME = re.compile(r"\w[\w .+-]{0,63}", re.ASCII)
 
 
 def setting(default: Any, meaning: str, most: float = MOST) -> Any:
