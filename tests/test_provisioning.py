@@ -327,7 +327,7 @@ BY_NAME = {"id": "x", "name": "SiteLogStreamer"}
         ("resources.json", lambda r: r["class_allow_list"].append("*"), "allows *, which is not a reviewed class"),
         ("resources.json", lambda r: r.pop("class_allow_list") and None, "FLARE's own wide one applies"),
         ("resources.json", lambda r: r.update(class_list_enforcement_mode="warn"), "does not enforce the allow-list"),
-        ("resources.json", lambda r: r["components"].pop() and None, "lacks the component app_deployer"),
+        ("resources.json", lambda r: r["components"].pop(0) and None, "lacks the component private_files"),
         ("resources.json", lambda r: r.update(allow_log_streaming=True), "lets jobs stream the site's log"),
         ("resources.json", lambda r: r["components"].append(STREAMER), f"of {STREAMER['path']}, which is no reviewed"),
         ("resources.json", lambda r: r["components"].append(BY_CLASS_PATH), "x and does not say of which class it is"),

@@ -90,13 +90,18 @@ def privacy(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any]) -> dict[str, Any]:
-    """A participant's resources.json: `classes` are the whole allow-list, no log is streamed, `more` components are added."""
-    return resources | {
+    """A participant's resources.json: `classes` are the whole allow-list, no log is streamed, `more` components are added.
+
+    FLARE builds in the order of the file, and its storages make their folders when they are built: ours come first of all.
+    """
+    flares = [c for c in resources.get("components", []) if not c["path"].startswith(LOGGING)]
+    ours = {
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": classes,
         "allow_log_streaming": False,
-        "components": [c for c in resources.get("components", []) if not c["path"].startswith(LOGGING)] + list(more),
+        "components": [*more, *flares],
     }
+    return ours | {key: value for key, value in resources.items() if key not in ours}
 
 
 class SitePolicyBuilder(Builder):
