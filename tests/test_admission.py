@@ -98,7 +98,8 @@ class Hospital:
         """What FLARE's client does when the server sends an app: nothing where it is deployed, else why not. The submitter has
         the role to which FLARE allows everything."""
         submitter = {"submitter_name": "x@y", "submitter_org": "x", "submitter_role": "super"}
-        content = json.loads((folder / "meta.json").read_text()) | {"job_id": job, "study": "default", **submitter, **meta}
+        ids = {"job_id": meta.pop("meta_id", job), "study": "default"}
+        content = json.loads((folder / "meta.json").read_text()) | ids | submitter | meta
         app = zip_directory_to_bytes(str(folder / "app_client"), "") if data is None else data
         return deployer().deploy(Workspace(str(self.kit), SITE), job, content, "app_client", app, FLContext())
 
@@ -206,6 +207,11 @@ def test_gpus_may_be_asked_for_and_change_nothing_else(hospital, folder):
     assert hospital.deploys(changed(folder, "meta.json", lambda m: m.update(resource_spec=spec))) is None
 
 
+def test_a_job_is_started_under_the_id_that_it_is_deployed_under(hospital, folder):
+    """FLARE's launcher goes by meta.json's: code that an earlier job left under that id would run with this one."""
+    hospital.refuses(folder, "job_id is", meta_id="00000000-0000-4000-8000-000000000001")
+
+
 def test_a_plan_that_was_changed_is_another_plan(hospital, folder):
     hospital.refuses(changed(folder, CLIENT, lambda c: _plan(c).update(rounds=3)), "its administrator has not approved plan")
 
@@ -218,7 +224,7 @@ def test_an_app_for_another_side_or_site_is_refused(hospital, folder):
     elsewhere = AdmittingDeployer().deploy(
         Workspace(str(hospital.kit), "site-9"),
         JOB,
-        json.loads((folder / "meta.json").read_text()),
+        json.loads((folder / "meta.json").read_text()) | {"job_id": JOB},
         "app_client",
         zip_directory_to_bytes(str(folder / "app_client"), ""),
         FLContext(),

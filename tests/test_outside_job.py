@@ -21,11 +21,11 @@ from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.numbers import rounded
 from feddp.flare.outside import Outside
 from feddp.flare.outside_executor import OutsideExecutor
-from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import fingerprint, save_network
 from feddp.outside import hospital as outside_hospital
+from feddp.outside.request import OutsideRequest
 from feddp.training.store import by_site, together
 
 JOB = "0af-1"
@@ -189,15 +189,16 @@ class Hospital:
     """A site's process: its executor, and the guard of its privacy.json behind it."""
 
     def __init__(self, name, plan, root, consent, data="nowhere", private=(), min_images=1, **task):
-        self.name, self.root, self.component = name, root / name, SiteComponent(plan.to_json())
         task = {"job": JOB, "how": "routing", "settings": {"epochs": 1}, "score": False} | task
+        asked = OutsideRequest(NEWCOMER, tuple(DONORS), **task).to_json()
+        self.name, self.root, self.component = name, root / name, SiteComponent(plan.to_json(), asked)
         self.executor = OutsideExecutor(**task)
         self.fl_ctx = FLContext()
         self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
         self.fl_ctx.get_identity_name = lambda *a, **k: name
         workspace = SimpleNamespace(get_root_dir=lambda: str(self.root))
         policy = {"private": list(private), "min_images": min_images}  # two test images
-        properties = SitePolicy.admitting(plan) | {"data": str(data), "consent": list(consent), **policy}
+        properties = {"approve": "any", "data": str(data), "consent": list(consent), **policy}
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "late", private=False)
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
         self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
