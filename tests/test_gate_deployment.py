@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from deployment import HOSPITALS, SERVER, Deployment, deployment, until
+from deployment import HOSPITALS, SERVER, Deployment, approved, decided, deployment, until
 from nvflare.fuel.f3.message import Message
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
@@ -29,7 +29,7 @@ HARMFUL = {"train.restart", "train.shutdown", "train.delete_run"}
 TOPICS = sorted({t for p in ClientRequestProcessors.request_processors for t in p.get_topics()} - HARMFUL)
 EXPORT = (
     "feddp job --method {method} --out jobs/{method} --sites hospital-a,hospital-b,hospital-c,hospital-d --size 64"
-    " --rounds {rounds} --set batch=4"
+    " --rounds {rounds} --set batch=4 --set min_sites=2"
 )
 
 
@@ -55,7 +55,8 @@ class Attacked(Deployment):
 
     def submit(self, method: str) -> str:
         """A job, when it runs at hospital-a and -c."""
-        id = self.session.submit_job(str(self.folder / "jobs" / method))
+        job = approved(self.folder / "jobs" / method, *(self.kits / hospital for hospital in HOSPITALS))
+        id = self.session.submit_job(str(job))
         for hospital in (A, C):
             log = self.kits / hospital / id / "log.txt"
             until(lambda log=log: log.exists() and "synced to parent" in log.read_text(), f"{hospital} did not start {id}")
@@ -87,6 +88,8 @@ def federation(tmp_path_factory):
         shutil.copy(Path(__file__).parent / "hostile_site/attacker.py", made.kits / B / "local/custom")
         components(made.kits / B, lambda listed: [*listed, {"id": "x", "path": "attacker.Attacker", "args": {}}])
         components(made.kits / C, lambda listed: [c for c in listed if c["path"] != GATE["client"]])
+        for hospital in HOSPITALS:
+            decided(made.kits / hospital, bounds={"min_sites": 2})
         made.shell(EXPORT.format(method="feddp", rounds=2) + " --calibration-epochs 1")
         made.shell(EXPORT.format(method="fedavg", rounds=50))
         for hospital in (A, C):

@@ -77,7 +77,7 @@ def test_from_a_quarter_to_four_times_as_many_virtual_classes():
 def test_the_weight_of_the_virtual_loss_and_nothing_else():
     plans = {entry.labels[0]: plan_of(entry.variant, "unet") for entry in STUDIES["vc_lambda"].entries}
     assert {label: plan.hyper.lambda_v for label, plan in plans.items()} == {"0.1": 0.1, "0.5": 0.5, "1": 1.0, "2": 2.0}
-    assert all(plan.settings.keys() <= {"lambda_v"} for plan in plans.values())
+    assert all(plan.settings.keys() <= {"lambda_v", "min_sites"} for plan in plans.values())
 
 
 @pytest.mark.parametrize("study", ["vc_private", "vc_number", "vc_lambda"])

@@ -108,7 +108,7 @@ def read_folder(side: str, app: Path) -> Job:
     require_files(app.name, found, [FILES[side], *brought])
     with open(file, "rb") as handle:
         job = admitted(side, handle.read(LARGEST + 1))
-    if bool(brought) != bool(job.plan.weights):
+    if side == SERVER and bool(brought) != bool(job.plan.weights):
         said = "brings" if job.plan.weights else "does not bring"
         raise FedDPError(f"{app.name}: its plan {said} initial tensors, and config/{WEIGHTS} says otherwise")
     return job
