@@ -132,8 +132,8 @@ def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does
     assert (said["run"], said["newcomer"], said["donors"], said["without"]) == (earlier.id, newcomer, donors, {})
     assert said["sealed"] is True
     assert said["images"] == len(found)
-    before, after = here["losses"][0], min(here["losses"])
-    assert (said["loss_before"], said["loss"]) == (rounded("loss", before), rounded("loss", after))
+    first, least = here["losses"][0], min(here["losses"])
+    assert (said["loss_before"], said["loss"]) == (rounded("loss", first), rounded("loss", least))
     exact = json.loads((tmp_path / "masks/scores.json").read_text())["summary"]
     assert said["scores"] == {m: {"mean": rounded("mean", cell["mean"]), "n": cell["n"]} for m, cell in exact.items()}
 
