@@ -391,7 +391,7 @@ def _train_evaluates(config: dict) -> None:
     [
         *((path.rsplit(".", 1)[1], "components[1] is") for path in WIDGETS),
         ("filter", "task_result_filters[0].filters[1] is"),
-        ("renamed", "executors[0].tasks[3] is"),
+        ("renamed", "executors[0].tasks[4] is"),
     ],
 )
 def test_what_the_export_does_not_write_is_deployed_at_no_hospital(federation, hostile, name, place):
