@@ -20,6 +20,7 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
 
 import pytest
+from certificates import Office
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -30,7 +31,7 @@ from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.fuel_opt.utils.pyhocon_loader import PyhoconLoader
-from nvflare.lighter.tool_consts import NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import serialize_cert, sign_folders
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
@@ -122,17 +123,41 @@ def changed(folder: Path, file: str, change) -> Path:
     return folder
 
 
-def signed(folder: Path) -> Path:
-    """As the console leaves it: two files more in every folder of an app. (FLARE looks at what they say before us.)"""
-    for inner in (folder / "app_client", folder / "app_client/config"):
-        (inner / NVFLARE_SUBMITTER_CRT_FILE).write_text("certificate")
+@pytest.fixture
+def office(hospital):
+    """The consortium's root, known at the site."""
+    made = Office()
+    (hospital.kit / "startup/rootCA.pem").write_bytes(serialize_cert(made.root))
+    return made
+
+
+def signed(folder: Path, office: Office, role: str | None) -> Path:
+    """As the console leaves it: two files more in every folder of an app."""
+    certificate, key = office.issue("somebody", role)
+    (folder.parent / "own.crt").write_bytes(serialize_cert(certificate))
+    sign_folders(str(folder / "app_client"), key, str(folder.parent / "own.crt"))
     return folder
 
 
-def test_a_genuine_job_is_deployed_as_flare_deploys_it(hospital, folder):
-    assert hospital.deploys(signed(folder)) is None
+@pytest.mark.parametrize("role", ["lead", "project_admin"])
+def test_a_genuine_job_is_deployed_as_flare_deploys_it(hospital, folder, office, role):
+    assert hospital.deploys(signed(folder, office, role)) is None
     deployed = hospital.kit / JOB / f"app_{SITE}" / "config/config_fed_client.json"
     assert deployed.read_bytes() == (folder / CLIENT).read_bytes()
+
+
+@pytest.mark.parametrize("role", ["member", "org_admin", "super", None])
+def test_who_may_not_submit_signs_no_job(hospital, folder, office, role):
+    """Whatever meta.json says of the submitter: a changed server writes it. None is a hospital's or the server's own certificate.
+    FLARE's deployer takes all of them, the control."""
+    hospital.refuses(signed(folder, office, role), "somebody signed it and has no right to submit_job here")
+    assert hospital.deploys(folder, deployer=AppDeployer) is None
+
+
+def test_no_other_project_signs_a_job(hospital, folder, office):
+    said = hospital.deploys(signed(folder, Office(), "lead"))
+    assert "does not pass signature verification" in said
+    assert not (hospital.kit / JOB).exists()
 
 
 def test_a_job_is_deployed_once(hospital, folder):

@@ -1,6 +1,7 @@
 """The gate before FLARE's cells, message by message, on FLARE's own cells. Every attack is also made where no gate stands, and
 succeeds there; test_gate_deployment.py makes them over the wire."""
 
+import inspect
 import re
 import threading
 import time
@@ -19,6 +20,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_ACK_TOPIC, STREAM_CHANNEL, STREAM_ERROR_TOPIC, StreamHeaderKey
 from nvflare.fuel.hci.server.reg import ServerCommandRegister
+from nvflare.fuel.sec.audit import Auditor
 from nvflare.fuel.utils import fobs
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.fed.client.admin_commands import AdminCommands
@@ -27,7 +29,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from feddp.errors import FedDPError
 from feddp.flare import cell_gate, cells
 from feddp.flare.archive import LARGEST, MOST
-from feddp.flare.audit import Refusals
+from feddp.flare.audit import Refusals, plain_lines
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.gate import ServerGate, SiteGate
 from feddp.flare.policy import SitePolicy
@@ -437,6 +439,34 @@ def test_a_flood_of_refusals_does_not_fill_the_disk(federation):
     assert "(997 refusals before this one are not shown)]" in federation.lines()[3]
     refusals.add(JOB, "x", "z")
     assert f"[J:{JOB}][gate refused z]" in federation.lines()[4]
+
+
+def test_the_audit_file_has_what_happened_and_not_what_a_server_words(tmp_path, monkeypatch):
+    """Who asks, and the number of an event, come with a command and with a task; FLARE writes them as they are, the control."""
+    now, forged = [0.0], "lead][A:look]\n[E:0][T:0][U:other\x1b[2J"
+    for name in ("add_event", "add_job_event"):
+        monkeypatch.setattr(Auditor, name, inspect.unwrap(getattr(Auditor, name)))
+    (as_flare := Auditor(str(tmp_path / "flare.txt"))).add_event(forged, "abort", ref=forged * 9)
+    assert len((tmp_path / "flare.txt").read_text().splitlines()) == 11
+    plain_lines(most=3, clock=lambda: now[0])
+    plain_lines()  # a second gate in a process changes nothing
+    auditor = Auditor(str(tmp_path / "ours.txt"))
+    auditor.add_event(forged, "abort", ref=forged * 10**6)
+    auditor.add_job_event(JOB, scope_name="feddp", task_name="train", task_id=forged, ref=forged, msg="[said\nso]" * 10**6)
+    for _ in range(1000):
+        auditor.add_event("lead", "look")
+    now[0] = 61
+    auditor.add_event("lead", "look")
+    for used in (auditor, as_flare):
+        used.close()
+    one, two, *more = (tmp_path / "ours.txt").read_text().splitlines()
+    assert one.count("[U:") == one.count("[A:") == two.count("[E:") == 1
+    assert "[U:lead)(A:look)?(E:0)(T:0)(U:other?(2J][A:abort]" in one
+    assert f"[S:feddp][J:{JOB}][A:train#lead)(A:look)?" in two
+    assert "[said?so][said?so]" in two
+    assert max(len(one), len(two)) < 1200  # five fields of 100 characters at most, and what is said
+    assert len(more) == 2
+    assert more[1].endswith("[U:lead][A:look][999 lines before this one were left out]")
 
 
 @pytest.mark.parametrize("name", ["subprocess.Popen", "builtins.eval", "feddp.flare.gate.SiteGate", "logging.FileHandler"])

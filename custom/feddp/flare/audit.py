@@ -1,14 +1,19 @@
 """What a site stops goes to its own audit file: FLARE's, which its administrator reads."""
 
+import functools
+import inspect
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
-from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.sec.audit import EXCLUDED_ACTIONS, Auditor, AuditService
 
-LIMIT = 500  # characters of a line
+LIMIT = 500  # characters of what we say in a line
+LONGEST, FIELD = 700, 100  # of what anybody says in one, and of each field before it
+_NO_BRACKETS = str.maketrans("[]", "()")  # they end a field
 
 
 def audit(fl_ctx: FLContext, what: str) -> str:
@@ -21,27 +26,71 @@ def audit(fl_ctx: FLContext, what: str) -> str:
     return line
 
 
-class Refusals:
-    """Lines about messages that the gate refused. Whoever sends them decides how many: a minute has `most` lines, and the first
-    after it says how many were left out."""
+class Minute:
+    """Room for `most` lines in a minute: whoever causes them decides how many there would be."""
 
-    def __init__(self, most: int = 30, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic):
         self._most, self._clock, self._lock = most, clock, threading.Lock()
         self._begun, self._written, self._left_out = clock(), 0, 0
 
-    def add(self, job: str, sender: str, what: str) -> None:
-        """A line in the audit file of a job's process, or in that of the parent process where there is no job."""
+    def left_out(self) -> int | None:
+        """How many were left out before this line, for which there is room; None where there is none."""
         with self._lock:
             if self._clock() - self._begun >= 60:
                 self._begun, self._written = self._clock(), 0
             if self._written == self._most:
                 self._left_out += 1
-                return
+                return None
             self._written += 1
-            more = f" ({self._left_out} refusals before this one are not shown)" if self._left_out else ""
-            self._left_out = 0
+            before, self._left_out = self._left_out, 0
+            return before
+
+
+class Refusals:
+    """Lines about messages that the gate refused: `most` in a minute; the first after them says how many were left out."""
+
+    def __init__(self, most: int = 30, clock: Callable[[], float] = time.monotonic):
+        self._minute = Minute(most, clock)
+
+    def add(self, job: str, sender: str, what: str) -> None:
+        """A line in the audit file of a job's process, or in that of the parent process where there is no job."""
+        if (before := self._minute.left_out()) is None:
+            return
+        more = f" ({before} refusals before this one are not shown)" if before else ""
         line = f"[gate refused {' '.join(what.split())[:LIMIT]}{more}]"
         if job:
             AuditService.add_job_event(job_id=job, msg=line)
         else:
             AuditService.add_event(user=sender, action="gate", msg=line)
+
+
+def plain_lines(most: int = 1200, clock: Callable[[], float] = time.monotonic) -> None:
+    """From now on each event in FLARE's audit file is one line of printable ASCII, its fields are as long as they may be and end
+    where they end, and there are `most` in a minute. Who asks, and what an event refers to, are the server's words, which FLARE
+    writes down as they come.
+    """
+    minute = Minute(most, clock)
+    for name in ("add_event", "add_job_event"):
+        add = getattr(Auditor, name)
+        if not hasattr(add, "__wrapped__"):
+            setattr(Auditor, name, _plain(add, minute))
+
+
+def _plain(add: Callable[..., str], minute: Minute) -> Callable[..., str]:
+    names = list(inspect.signature(add).parameters)
+
+    @functools.wraps(add)
+    def added(*args: Any, **kwargs: Any) -> str:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if given.get("action") in EXCLUDED_ACTIONS or (before := minute.left_out()) is None:
+            return ""
+        auditor, message = given.pop(names[0]), given.pop("msg", "")
+        fields = {name: _printable(value, FIELD).translate(_NO_BRACKETS) for name, value in given.items()}
+        more = f"[{before} lines before this one were left out]" if before else ""
+        return add(auditor, **fields, msg=_printable(message, LONGEST) + more)
+
+    return added
+
+
+def _printable(text: Any, most: int) -> str:
+    return "".join(c if " " <= c <= "~" else "?" for c in str(text)[:most])

@@ -15,7 +15,7 @@ from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from feddp.errors import FedDPError
 from feddp.flare import cells
 from feddp.flare.arrival import Arrival, Refused, shown
-from feddp.flare.audit import Refusals
+from feddp.flare.audit import Refusals, plain_lines
 from feddp.flare.wire import holds_no_files, no_files
 
 
@@ -41,6 +41,7 @@ class Gate(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         no_files()
+        plain_lines()
         self.refusals = Refusals()
         for cell in list(CoreCell.ALL_CELLS.values()):
             self._guard(cell)
