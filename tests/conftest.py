@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from captured import Capture
+from nvflare.apis.utils.decomposers import flare_decomposers
 from torch import nn
 
 from feddp.cli import main
@@ -35,10 +36,15 @@ SETTINGS = {"batch": 4, "calibration_epochs": 1}
 
 @pytest.fixture(scope="session", autouse=True)
 def _apart(tmp_path_factory):
-    """Tests read and write nobody's home, and one thread is theirs: the sums of two threads may differ in the last bit."""
+    """Tests read and write nobody's home, and one thread is theirs: the sums of two threads may differ in the last bit.
+
+    FLARE's decomposers first, as in each of its processes: a Shareable serialised before them is given one that drops what it
+    holds, until the process ends, and no console of this process could log in.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         torch.set_num_threads(1)
+        flare_decomposers.register()
         yield
 
 

@@ -1,8 +1,9 @@
 """A run as a plain loop over its sites in one process: what the controllers do, without FLARE."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from feddp.data.folder import SiteFolder
@@ -14,6 +15,23 @@ from feddp.methods.site import Site
 from feddp.training.store import Store
 
 
+class _Fresh(Mapping):
+    """Sites, each opened anew whenever it is asked for."""
+
+    def __init__(self, names: tuple[str, ...], opened: Callable[[str], Site]):
+        self._names, self._opened = names, opened
+
+    def __getitem__(self, name: str) -> Site:
+        torch.rand(7)  # no draw of a site's may depend on what the process has drawn before
+        return self._opened(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def drive(
     plan: Plan,
     root: Path,
@@ -23,20 +41,22 @@ def drive(
     initial: dict[str, Tensor] | None = None,
     secrets: Mapping[str, str] | None = None,
     job: str = "",
-) -> dict[str, Site]:
+    fresh: bool = False,
+) -> Mapping[str, Site]:
     """All stages of `plan`, whose start must be the last round; the sites as they are before their evaluation.
 
     Sites in `silent` take no part in the exchange of IGC. All start from `initial`, where it is given; `secrets` are the sites'
-    own parts of their seeds, with which the job's id goes.
+    own parts of their seeds, with which the job's id goes. `fresh`: each task finds a site that has just been opened, which
+    knows what is on its disk, as where FLARE starts a process for every task.
     """
     assert plan.start == "last"
     own = secrets or dict.fromkeys(names, "")
-    sites = {
-        name: Site(
-            *(name, SiteFolder.open(root / name), plan, Store(folder / name)), initial=initial, secret=own[name], job=job
-        )
-        for name in names
-    }
+
+    def opened(name: str) -> Site:
+        data, store = SiteFolder.open(root / name), Store(folder / name)
+        return Site(name, data, plan, store, initial=initial, secret=own[name], job=job)
+
+    sites = _Fresh(names, opened) if fresh else {name: opened(name) for name in names}
     if SPECTRA in plan.stages:
         given = {name: spectra.given(site) for name, site in sites.items()}
         for name, site in sites.items():

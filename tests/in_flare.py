@@ -9,8 +9,6 @@ from feddp.run.session import Request
 from feddp.run.simulator import simulator
 
 SITES = ("site-1", "site-2")
-# more than one stage or phase: one thread for two sites, so that FLARE starts a new process for every task
-SEVERAL = ("ditto", "fedbabu", "feddg", "fedlc", "fedrep", "finetune", "pflfe")
 
 
 def request_for(root, out, plan, threads=None):
@@ -18,15 +16,16 @@ def request_for(root, out, plan, threads=None):
     return Request(plan, policies, out, threads)
 
 
-def check_same_bits(method, root, plan_for, folder, threads=None):
+def check_same_bits(method, root, plan_for, folder):
     """One round, one epoch in each stage at home: every tensor of both sites' final networks, and every metric of the test.
 
-    Ditto takes two rounds, so that its personal model goes from process to process, and IGC after them, which exchanges it.
+    The plain loop opens a site anew for each task; a process of FLARE's remembers it. Ditto takes two rounds, so that its personal
+    model goes from one to the other, and IGC after them, which exchanges it.
     """
     more = {"rounds": 2, "stages": ("train", "calibrate")} if method == "ditto" else {"rounds": 1}
     plan = plan_for(method=method, start="last", tune_epochs=1, **more)
-    results = session.run(request_for(root, folder / "run", plan, threads), simulator, method)
-    for name, site in drive(plan, root, folder / "plain").items():
+    results = session.run(request_for(root, folder / "run", plan), simulator, method)
+    for name, site in drive(plan, root, folder / "plain", fresh=True).items():
         own = load_file(folder / "run/sites" / name / "network.safetensors")
         slot = site.store.read(site._latest())[0]
         assert own.keys() == slot.keys()

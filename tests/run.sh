@@ -2,5 +2,5 @@
 # All tests; arguments go to pytest.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../poc/environment.sh"
-# two files at a time, in their order: federations wait more than they compute
-exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+# three files at a time, in their order: federations wait more than they compute
+exec python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

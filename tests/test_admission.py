@@ -148,7 +148,7 @@ def test_a_genuine_job_is_deployed_as_flare_deploys_it(hospital, folder, office,
 
 @pytest.mark.parametrize("role", ["member", "org_admin", "super", None])
 def test_who_may_not_submit_signs_no_job(hospital, folder, office, role):
-    """Whatever meta.json says of the submitter: a changed server writes it. None is a hospital's or the server's own certificate.
+    """Whatever meta.json says of the submitter: a changed server writes it. None is a hospital's or the server's own.
     FLARE's deployer takes all of them, the control."""
     hospital.refuses(signed(folder, office, role), "somebody signed it and has no right to submit_job here")
     assert hospital.deploys(folder, deployer=AppDeployer) is None

@@ -18,7 +18,6 @@ import torch
 from in_flare import SITES, request_for
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.apis.utils.task_utils import apply_filters
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils import fobs
@@ -336,7 +335,6 @@ def test_a_job_in_half_precision_names_its_filters_at_both_ends(half_job, plan_f
 
 def test_a_result_travels_in_half_and_arrives_as_its_float16_values(half_job, scope):
     """Site policy (privacy, guard), the job's filters, the wire, the server's filter, the server's check: in FLARE's order."""
-    flare_decomposers.register()
     messages.register_tensors()
     plan, job = half_job
     component = SiteComponent(plan.to_json())
@@ -367,7 +365,6 @@ def test_a_result_travels_in_half_and_arrives_as_its_float16_values(half_job, sc
 
 def test_a_task_in_half_precision_is_half_as_many_bytes(plan_for, half_job):
     """PVT's 4,972,257 shared numbers: 4 bytes each and 2 in the messages, beside names and framing, the same in both."""
-    flare_decomposers.register()
     messages.register_tensors()
     _, job = half_job
     component = SiteComponent(plan_for().to_json())

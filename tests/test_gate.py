@@ -12,7 +12,6 @@ import pytest
 from gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right, zipped
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
 from nvflare.fuel.f3.cellnet.net_manager import NetManager
@@ -478,7 +477,6 @@ def test_what_is_decoded_builds_no_class_by_its_name(name, by):
         made["__fobs_dc__"] = f"nvflare.fuel.utils.fobs.decomposer.{by}"
     with pytest.raises(ValueError, match="is not allowed|must be registered"):
         fobs.loads(as_bytes(fobs.dumps(made)))
-    flare_decomposers.register()
     known = AdminMessage("train.check_status", "")
     assert fobs.loads(as_bytes(fobs.dumps(known))).topic == known.topic, "the control"
 

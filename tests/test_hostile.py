@@ -15,7 +15,6 @@ from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
-from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.fuel.utils import fobs
@@ -114,7 +113,6 @@ def pixels(tiny_root):
 
 def bytes_of(message):
     """The message as FLARE would serialise it, tensors inline."""
-    flare_decomposers.register()
     messages.register_tensors()
     return fobs.dumps(message)
 

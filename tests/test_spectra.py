@@ -7,7 +7,6 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.signal import Signal
-from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.utils import fobs
 from test_methods import context as executor_context
 from test_stage import SITES, Run, good
@@ -206,7 +205,6 @@ def asked(plan_for, tiny_root, tmp_path):
     """Asks site-1's executor; returns its answer and the site's component and context."""
 
     def ask(task, tensors, *consent):
-        flare_decomposers.register()
         messages.register_tensors()
         component = SiteComponent(plan_for(method="feddg").to_json())
         fl_ctx = executor_context(component, "site-1", tmp_path, task)

@@ -65,9 +65,8 @@ class Refusals:
 
 
 def plain_lines(most: int = 1200, clock: Callable[[], float] = time.monotonic) -> None:
-    """From now on each event in FLARE's audit file is one line of printable ASCII, its fields are as long as they may be and end
-    where they end, and there are `most` in a minute. Who asks, and what an event refers to, are the server's words, which FLARE
-    writes down as they come.
+    """From now on FLARE's audit file has one line of printable ASCII for each event, with fields of bounded length that hold no
+    bracket, and at most `most` lines a minute. FLARE itself writes who asks, and what an event refers to, as the server says it.
     """
     minute = Minute(most, clock)
     for name in ("add_event", "add_job_event"):
