@@ -19,8 +19,8 @@ def request_for(root, out, plan, threads=None):
 def check_same_bits(method, root, plan_for, folder):
     """One round, one epoch in each stage at home: every tensor of both sites' final networks, and every metric of the test.
 
-    The plain loop opens a site anew for each task; a process of FLARE's remembers it. Ditto takes two rounds, so that its personal
-    model goes from one to the other, and IGC after them, which exchanges it.
+    The plain loop opens a site anew for each task; a process of FLARE's remembers it. Ditto takes two rounds, so that its
+    personal model goes from one to the other, and IGC after them, which exchanges it.
     """
     more = {"rounds": 2, "stages": ("train", "calibrate")} if method == "ditto" else {"rounds": 1}
     plan = plan_for(method=method, start="last", tune_epochs=1, **more)

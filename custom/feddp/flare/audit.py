@@ -66,7 +66,7 @@ class Refusals:
 
 def plain_lines(most: int = 1200, clock: Callable[[], float] = time.monotonic) -> None:
     """From now on FLARE's audit file has one line of printable ASCII for each event, with fields of bounded length that hold no
-    bracket, and at most `most` lines a minute. FLARE itself writes who asks, and what an event refers to, as the server says it.
+    bracket, and at most `most` lines a minute. FLARE alone writes who asks, and what an event refers to, in the server's words.
     """
     minute = Minute(most, clock)
     for name in ("add_event", "add_job_event"):
