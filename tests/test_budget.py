@@ -15,6 +15,7 @@ from nvflare.fuel.sec.audit import AuditService
 from test_hostile import NUMBERS, TABLES, Hospital
 from typer.testing import CliRunner
 
+from feddp import protocol
 from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
@@ -50,7 +51,7 @@ def spent(hospital):
 
 
 def trains(hospital, round=0):
-    return hospital.executed(TrainExecutor, messages.TRAIN, hospital.shared, round=round, phase=0)
+    return hospital.executed(TrainExecutor, protocol.TRAIN, hospital.shared, round=round, phase=0)
 
 
 def test_measured_numbers_are_counted_and_nothing_else_is(hospital):
@@ -105,11 +106,11 @@ def test_a_job_of_outside_is_counted_too(hospital):
     trains(under(site, "first"))
     executor = OutsideExecutor("first", "average", {})
     site = under(site, "second")
-    answer = executor.execute(messages.JOIN, messages.pack(), site.fl_ctx, Signal())
+    answer = executor.execute(protocol.JOIN, messages.pack(), site.fl_ctx, Signal())
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "1 of 1 jobs" in site.audited()[-1]
     site.policy["budget"] = {"jobs": 2}
-    answer = executor.execute(messages.JOIN, messages.pack(), under(site, "second").fl_ctx, Signal())
+    answer = executor.execute(protocol.JOIN, messages.pack(), under(site, "second").fl_ctx, Signal())
     assert messages.unpack(answer)[1] == {"consent": True}
 
 

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from test_methods import context as at_a_site
 from test_walls import context
 
-from feddp import jobs
+from feddp import jobs, protocol
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
@@ -77,7 +77,7 @@ def toy_site(plan_for, toy):
     return SiteComponent(plan_for(network=toy, method="fedavg").to_json())
 
 
-def answered(component, scope, sent, received, task=messages.TRAIN, filters=None, **scalars):
+def answered(component, scope, sent, received, task=protocol.TRAIN, filters=None, **scalars):
     """What leaves the site when its executor answers with `sent` to a task that brought `received`."""
     fl_ctx = context(component, task, consent=["calibration"])
     fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope)
@@ -214,10 +214,10 @@ def test_other_tasks_and_errors_pass_as_they_are(plan_for, toy, scope):
     _, sent = changed(component)
     personal = {name: sent[name] for name in component.partition.private}
     chain = scope(on_update(SVT), GUARD)
-    tensors, _ = messages.unpack(answered(component, chain, personal, None, messages.COLLECT, consent=True))
+    tensors, _ = messages.unpack(answered(component, chain, personal, None, protocol.COLLECT, consent=True))
     assert tensors.keys() == {"q.weight", "q.bias"}
     assert all(torch.equal(tensors[name], personal[name]) for name in personal)
-    assert messages.unpack(answered(component, chain, {}, None, messages.ADOPT, round=2))[1] == {"round": 2}
+    assert messages.unpack(answered(component, chain, {}, None, protocol.ADOPT, round=2))[1] == {"round": 2}
     reply = answered(component, chain, make_reply(ReturnCode.EXECUTION_EXCEPTION), None)
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
@@ -259,14 +259,14 @@ def test_the_difference_is_to_what_the_executor_was_given(plan_for, toy, tiny_ro
     """A round of a real site. At percentile 100 the largest change alone is sent: one number of the network."""
     component = SiteComponent(plan_for(network=toy, method="fedavg").to_json())
     received = {name: value.clone() for name, value in component.network.state_dict().items()}
-    fl_ctx = at_a_site(component, "site-1", tmp_path / "site", messages.TRAIN)
+    fl_ctx = at_a_site(component, "site-1", tmp_path / "site", protocol.TRAIN)
     policy = SitePolicy.admitting(component.plan) | {"data": str(tiny_root / "site-1")}
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-    answer = TrainExecutor().execute(messages.TRAIN, messages.pack(received, round=0, phase=0), fl_ctx, Stop())
+    answer = TrainExecutor().execute(protocol.TRAIN, messages.pack(received, round=0, phase=0), fl_ctx, Stop())
     trained = messages.unpack(answer)[0]
     assert sum((trained[n] != received[n]).sum().item() for n in trained) > 30
     fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope(on_update(PERCENTILE, percentile=100, gamma=100.0), GUARD))
-    sent, scalars = messages.unpack(apply_filters("task_result_filters", answer, fl_ctx, {}, messages.TRAIN, FilterKey.OUT))
+    sent, scalars = messages.unpack(apply_filters("task_result_filters", answer, fl_ctx, {}, protocol.TRAIN, FilterKey.OUT))
     floating = [name for name in sent if sent[name].is_floating_point()]
     (name,) = [name for name in floating if not torch.equal(sent[name], received[name])]
     assert (sent[name] != received[name]).sum() == 1
@@ -307,7 +307,7 @@ def half_job(plan_for, toy, tmp_path):
     return plan, jobs.export(plan, tmp_path / "job")
 
 
-def through(job, side, name, message, component, task=messages.TRAIN, scope=None):
+def through(job, side, name, message, component, task=protocol.TRAIN, scope=None):
     direction = {"server": ("task_data_filters", FilterKey.OUT), "client": ("task_result_filters", FilterKey.OUT)}
     direction = direction[side][1] if direction[side][0] == name else FilterKey.IN
     fl_ctx = context(component, task)
@@ -344,7 +344,7 @@ def test_a_result_travels_in_half_and_arrives_as_its_float16_values(half_job, sc
     fl_ctx.set_prop(messages.RECEIVED, received, private=True, sticky=False)
     filters = chains(job, "client")["task_result_filters"]
     message = messages.pack(sent, round=0, seconds=1 / 3)
-    leaving = apply_filters("task_result_filters", message, fl_ctx, filters, messages.TRAIN, FilterKey.OUT)
+    leaving = apply_filters("task_result_filters", message, fl_ctx, filters, protocol.TRAIN, FilterKey.OUT)
     travelling, _ = messages.unpack(leaving)
     assert {name: value.dtype for name, value in travelling.items() if value.dtype != torch.float16} == {
         "norm.num_batches_tracked": torch.int64
@@ -394,7 +394,7 @@ def test_only_float32_is_narrowed_and_other_tasks_are_not(half_job):
     sent, _ = messages.unpack(through(job, "server", "task_data_filters", messages.pack(others), component))
     assert all(torch.equal(sent[name], others[name]) and sent[name].dtype == others[name].dtype for name in others)
     personal = messages.pack({"q.bias": torch.rand(4)}, consent=True)
-    assert through(job, "client", "task_result_filters", personal, component, messages.COLLECT) is personal
+    assert through(job, "client", "task_result_filters", personal, component, protocol.COLLECT) is personal
 
 
 def test_what_float16_cannot_hold_is_not_sent(half_job, toy_site):

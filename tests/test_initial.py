@@ -20,7 +20,7 @@ from test_hostile import hospital  # noqa: F401 (a fixture)
 from test_stage import SITES as ABC
 from test_stage import Run, good
 
-from feddp import jobs
+from feddp import jobs, protocol
 from feddp.compare.progress import traffic
 from feddp.flare import messages
 from feddp.flare.executors import SpectraExecutor, TrainExecutor
@@ -91,9 +91,9 @@ def test_other_tensors_have_another_fingerprint(other):
 
 
 def answers(site, task, tensors, scalars):
-    if task in (messages.INITIAL, messages.INTRODUCE_SPECTRA):
-        return messages.pack(**({} if task == messages.INITIAL else {"consent": False}))
-    if task in (messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA):
+    if task in (protocol.INITIAL, protocol.INTRODUCE_SPECTRA):
+        return messages.pack(**({} if task == protocol.INITIAL else {"consent": False}))
+    if task in (protocol.COLLECT_SPECTRA, protocol.TAKE_SPECTRA):
         return messages.pack(consent=False)
     return good(site, task, tensors, scalars, values=dict.fromkeys(ABC, 0))
 
@@ -185,7 +185,7 @@ def test_a_plan_that_names_what_is_no_network_is_refused_too(server, edit, messa
 
 def test_the_answer_to_it_is_empty_and_a_site_that_refuses_costs_itself(server):
     def said(site, task, tensors, scalars):
-        if task == messages.INITIAL and site == "A":
+        if task == protocol.INITIAL and site == "A":
             return messages.pack({"q.bias": torch.zeros(4)})
         if site == "B" and task in ("initial", "train", "adopt"):
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
@@ -215,9 +215,9 @@ def last_words(made):
 
 def test_a_site_starts_from_what_it_was_handed_private_tensors_included(site):
     made, state = site
-    assert made.sends(messages.INITIAL, made.executed(TrainExecutor, messages.INITIAL, state)) == ({}, {})
+    assert made.sends(protocol.INITIAL, made.executed(TrainExecutor, protocol.INITIAL, state)) == ({}, {})
     shared, private = made.component.partition.split(state)
-    sent, _ = messages.unpack(made.executed(TrainExecutor, messages.TRAIN, shared, round=0, phase=0))
+    sent, _ = messages.unpack(made.executed(TrainExecutor, protocol.TRAIN, shared, round=0, phase=0))
     assert all(sent[name].equal(shared[name]) for name in ("head.weight", "head.bias"))
     assert same(made.store.load_state(1).private, private)
     assert not same(private, made.component.partition.split(made.component.network.state_dict())[1]), "not the seed's"
@@ -254,8 +254,8 @@ def test_a_site_takes_no_other_network_than_the_plans(site, edit, message):
     made, state = site
     for before in (False, True):
         if before:
-            made.executed(TrainExecutor, messages.INITIAL, state)
-        answer = made.executed(TrainExecutor, messages.INITIAL, edit(state))
+            made.executed(TrainExecutor, protocol.INITIAL, state)
+        answer = made.executed(TrainExecutor, protocol.INITIAL, edit(state))
         assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
         assert message in last_words(made)
         assert made.store.has("initial") == before
@@ -265,7 +265,7 @@ def test_a_site_takes_no_other_network_than_the_plans(site, edit, message):
 def test_a_job_that_says_nothing_of_initial_tensors_gets_none_in(hospital, toy):  # noqa: F811
     made = hospital()
     state = made.component.network.state_dict()
-    assert made.executed(TrainExecutor, messages.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert made.executed(TrainExecutor, protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "and the job's plan says no initial tensors" in last_words(made)
     assert not made.store.has("initial")
 
@@ -276,15 +276,15 @@ def test_a_job_that_says_nothing_of_initial_tensors_gets_none_in(hospital, toy):
 def test_the_policy_is_asked_before_anything_is_kept(site, policy, message):
     made, state = site
     made.submitted(made.component.plan, **policy)
-    assert made.executed(TrainExecutor, messages.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert made.executed(TrainExecutor, protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert message in last_words(made)
     assert not made.store.has("initial")
 
 
 def test_nothing_leaves_with_the_answer(site):
     made, state = site
-    made.stopped(messages.INITIAL, messages.pack(state), "task initial tried to send 9 tensors that may not leave")
-    made.stopped(messages.INITIAL, messages.pack(round=17), "'round' among its scalars")
+    made.stopped(protocol.INITIAL, messages.pack(state), "task initial tried to send 9 tensors that may not leave")
+    made.stopped(protocol.INITIAL, messages.pack(round=17), "'round' among its scalars")
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.fuel.utils import fobs
 
+from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
@@ -153,13 +154,13 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
     messages.register_tensors()
     plan = plan_for(method=method, network=network)
     component = SiteComponent(plan.to_json())
-    fl_ctx = context(component, "site-1", tmp_path, messages.TRAIN)
+    fl_ctx = context(component, "site-1", tmp_path, protocol.TRAIN)
     policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / "site-1"), "consent": ["calibration"]}
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
     shared = component.partition.split(component.network.state_dict())[0]
     for round in range(2):  # or both phases of one
         task = messages.pack(shared, round=round // plan.phases, phase=round % plan.phases)
-        answer = TrainExecutor().execute(messages.TRAIN, task, fl_ctx, Signal())
+        answer = TrainExecutor().execute(protocol.TRAIN, task, fl_ctx, Signal())
         sent, (shared, _) = fobs.dumps(answer), messages.unpack(answer)
         state = Store(tmp_path / "feddp/job").load_state(round + 1)
         assert shared.keys() == set(component.partition.shared)
@@ -191,13 +192,13 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
     shared = site.partition.split(site.copy())[0]
     for phase in range(plan.phases):
         shared = site.train(shared, 0, phase=phase)[0]
-    home = {"tune": [(messages.TUNE, {})], "calibrate": [(messages.COLLECT, {}), (messages.CALIBRATE, {})]}
-    home["heads"] = [(messages.COLLECT_HEADS, {"epoch": 1}), (messages.CALIBRATE_HEADS, {"epoch": 1})]
-    tasks = [(TrainExecutor, messages.SCORE, {"round": 1}), (TrainExecutor, messages.ADOPT, {"round": 1})]
+    home = {"tune": [(protocol.TUNE, {})], "calibrate": [(protocol.COLLECT, {}), (protocol.CALIBRATE, {})]}
+    home["heads"] = [(protocol.COLLECT_HEADS, {"epoch": 1}), (protocol.CALIBRATE_HEADS, {"epoch": 1})]
+    tasks = [(TrainExecutor, protocol.SCORE, {"round": 1}), (TrainExecutor, protocol.ADOPT, {"round": 1})]
     tasks += [(CalibrationExecutor, *task) for stage in plan.home for task in home[stage]]
     if "spectra" in stages:
-        tasks += [(SpectraExecutor, task, {}) for task in (messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA)]
-    tasks += [(EvaluationExecutor, messages.EVALUATE, {})]
+        tasks += [(SpectraExecutor, task, {}) for task in (protocol.COLLECT_SPECTRA, protocol.TAKE_SPECTRA)]
+    tasks += [(EvaluationExecutor, protocol.EVALUATE, {})]
     for executor, task, scalars in tasks:
         message = messages.pack(shared if executor is TrainExecutor else {}, **scalars)
         tensors, said = messages.unpack(executor().execute(task, message, fl_ctx, Signal()))
@@ -210,13 +211,13 @@ def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
     plan = plan_for(method="fedlc")
     for site, consent, wanted in (("site-1", ["calibration"], HEAD), ("site-2", [], set())):
         component = SiteComponent(plan.to_json())
-        fl_ctx = context(component, site, tmp_path / site, messages.COLLECT_HEADS)
+        fl_ctx = context(component, site, tmp_path / site, protocol.COLLECT_HEADS)
         policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / site), "consent": consent}
         fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
         opened = component.open(fl_ctx, Signal())
         opened.adopt(opened.partition.split(opened.network.state_dict())[0], 0)
         task = messages.pack(epoch=1)
-        tensors, scalars = messages.unpack(CalibrationExecutor().execute(messages.COLLECT_HEADS, task, fl_ctx, Signal()))
+        tensors, scalars = messages.unpack(CalibrationExecutor().execute(protocol.COLLECT_HEADS, task, fl_ctx, Signal()))
         assert tensors.keys() == wanted
         assert scalars == {"consent": bool(consent)}
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from test_hostile import NUMBERS, Hospital
 from test_stage import SITES, Run, good
 
+from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.flare import messages
@@ -203,14 +204,14 @@ def test_five_lesions_areas_come_out_of_exact_numbers_and_not_out_of_rounded_one
     site = hospital(data, plan_for(network=toy, method="fedavg", lr=1e-30), min_images=5, std_images=20)
     gamma = everywhere(site.shared)
     site.component.open(site.fl_ctx, Signal()).adopt(gamma, 1)
-    answer = site.executed(EvaluationExecutor, messages.EVALUATE)
+    answer = site.executed(EvaluationExecutor, protocol.EVALUATE)
     exact = messages.unpack(answer)[1]["final"]
     masks = [sample["mask"] for sample in load(SiteFolder.open(data), "test", 32)]
     areas = [int(mask.sum()) for mask in masks]
     assert len(set(areas)) > 1
     assert solutions(exact) == {tuple(sorted(areas))}
 
-    sent = site.sends(messages.EVALUATE, answer)[1]
+    sent = site.sends(protocol.EVALUATE, answer)[1]
     assert sent["std_withheld"] == 20
     assert all(cell.keys() == {"mean", "n"} for cell in sent["final"].values())
     near = np.array(list(itertools.product(range(-10, 11), repeat=5))) + np.array(areas)

@@ -6,6 +6,7 @@ import torch
 from nvflare.apis.signal import Signal
 from test_hostile import hospital  # noqa: F401 (a fixture)
 
+from feddp import protocol
 from feddp.flare import messages
 from feddp.flare.executors import TrainExecutor
 
@@ -16,7 +17,7 @@ def test_a_second_task_does_not_change_what_the_first_one_sends(hospital):  # no
     site = hospital("ditto")
 
     def trained(round, shared):
-        return messages.unpack(site.executed(TrainExecutor, messages.TRAIN, shared, round=round, phase=0))[0]
+        return messages.unpack(site.executed(TrainExecutor, protocol.TRAIN, shared, round=round, phase=0))[0]
 
     shared = trained(0, site.shared)
     alone = trained(1, shared)
@@ -28,7 +29,7 @@ def test_a_second_task_does_not_change_what_the_first_one_sends(hospital):  # no
 
     def score():
         message = messages.pack(shared, round=2)
-        codes.append(TrainExecutor().execute(messages.SCORE, message, site.fl_ctx, Signal()).get_return_code(""))
+        codes.append(TrainExecutor().execute(protocol.SCORE, message, site.fl_ctx, Signal()).get_return_code(""))
 
     def interrupted(opened):
         loss = original(opened)

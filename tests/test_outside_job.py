@@ -13,6 +13,7 @@ from nvflare.apis.signal import Signal
 from test_stage import SUMMARY, Run
 from typer.testing import CliRunner
 
+from feddp import protocol
 from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
@@ -237,7 +238,7 @@ def hospital(plan, tmp_path):
 
 def test_a_consenting_donor_gives_the_network_of_its_last_stage(hospital, plan):
     donor = hospital("A", consent=["outside"]).left(state_of(plan, 1), "start").left(state_of(plan, 2))
-    tensors, scalars = messages.unpack(donor.answer(messages.GIVE_MODEL))
+    tensors, scalars = messages.unpack(donor.answer(protocol.GIVE_MODEL))
     assert scalars == {"consent": True}
     expected = state_of(plan, 2)
     assert tensors.keys() == expected.keys()
@@ -248,14 +249,14 @@ def test_a_consenting_donor_gives_the_network_of_its_last_stage(hospital, plan):
 def test_a_donor_without_consent_gives_nothing(hospital, plan, consent):
     """The word for the calibration exchange is another."""
     donor = hospital("A", consent=consent).left(state_of(plan, 1))
-    assert messages.unpack(donor.execute(messages.GIVE_MODEL)) == ({}, {"consent": False})
-    assert messages.unpack(donor.execute(messages.JOIN)) == ({}, {"consent": False})
+    assert messages.unpack(donor.execute(protocol.GIVE_MODEL)) == ({}, {"consent": False})
+    assert messages.unpack(donor.execute(protocol.JOIN)) == ({}, {"consent": False})
 
 
 def test_a_newcomer_without_consent_refuses_what_it_is_sent(hospital, plan, tiny_root):
     newcomer = hospital(NEWCOMER, consent=["calibration"], data=tiny_root / "site-1")
     sent = together({"A": state_of(plan, 1), "global": state_of(plan, 2)})
-    assert newcomer.execute(messages.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert newcomer.execute(protocol.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "site N does not consent" in newcomer.said()
     assert not (newcomer.root / "feddp/late/masks").exists()
 
@@ -265,7 +266,7 @@ def test_a_newcomer_adapts_no_other_global_model_than_the_jobs(hospital, plan, t
     """The control, the job's own γ, is test_the_job_is_feddp_adapt_bit_for_bit."""
     newcomer = hospital(NEWCOMER, plan=late(plan), consent=["outside"], data=tiny_root / "site-1")
     sent = together({"A": state_of(plan, 1), "global": {name: value + 1 for name, value in gamma(plan).items()}})
-    assert newcomer.execute(messages.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert newcomer.execute(protocol.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "site N was sent as the global model: tensors of SHA-256" in newcomer.said()
     assert not (newcomer.root / "feddp/late/masks").exists()
 
@@ -277,7 +278,7 @@ def test_a_donor_that_cannot_give_says_why_at_home_alone(hospital, plan, facts, 
     donor = hospital("A", consent=["outside"])
     if facts:
         donor.left(state_of(plan, 1), **facts)
-    assert donor.execute(messages.GIVE_MODEL).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert donor.execute(protocol.GIVE_MODEL).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert message in json.loads(donor.said())["message"]
     assert bool(facts) == (donor.root / "feddp" / JOB).exists(), "asking made no folder"
 
@@ -305,21 +306,21 @@ def _without(state, name):
 def test_the_guard_lets_exactly_a_network_out(hospital, plan, edit, message):
     donor = hospital("A", consent=["outside"])
     with pytest.raises(FedDPError, match=message):
-        donor.guarded(messages.GIVE_MODEL, messages.pack(edit(state_of(plan, 1)), consent=True))
+        donor.guarded(protocol.GIVE_MODEL, messages.pack(edit(state_of(plan, 1)), consent=True))
 
 
 def test_the_guard_asks_for_this_consent_and_heeds_what_never_leaves(hospital, plan):
     message = messages.pack(state_of(plan, 1), consent=True)
-    assert messages.unpack(hospital("A", consent=["outside"]).guarded(messages.GIVE_MODEL, message))[0]
+    assert messages.unpack(hospital("A", consent=["outside"]).guarded(protocol.GIVE_MODEL, message))[0]
     with pytest.raises(FedDPError, match="does not consent to the outside exchange"):
-        hospital("A", consent=["calibration"]).guarded(messages.GIVE_MODEL, message)
+        hospital("A", consent=["calibration"]).guarded(protocol.GIVE_MODEL, message)
     with pytest.raises(FedDPError, match="2 tensors that may not leave"):
-        hospital("A", consent=["outside"], private=["query"]).guarded(messages.GIVE_MODEL, message)
+        hospital("A", consent=["outside"], private=["query"]).guarded(protocol.GIVE_MODEL, message)
     with pytest.raises(FedDPError, match="does not consent to the calibration exchange"):
-        hospital("A", consent=["outside"]).guarded(messages.COLLECT, message)
+        hospital("A", consent=["outside"]).guarded(protocol.COLLECT, message)
 
 
-@pytest.mark.parametrize("task", [messages.JOIN, messages.ADAPT])
+@pytest.mark.parametrize("task", [protocol.JOIN, protocol.ADAPT])
 def test_the_guard_lets_no_tensor_of_the_newcomer_out(hospital, task):
     newcomer = hospital(NEWCOMER, consent=["outside", "calibration"])
     with pytest.raises(FedDPError, match=f"task {task} tried to send 1 tensors"):
@@ -348,9 +349,9 @@ def good(plan, **changes):
     """Everyone consents; `changes` are functions of the site's answer, by site and task."""
 
     def answer(site, task, tensors, scalars):
-        if task == messages.JOIN:
+        if task == protocol.JOIN:
             reply = messages.pack(consent=True)
-        elif task == messages.GIVE_MODEL:
+        elif task == protocol.GIVE_MODEL:
             reply = messages.pack(state_of(plan, ord(site)), consent=True)
         else:
             reply = messages.pack(images=3, empty_masks=1, seconds=0.5, loss_before=0.7, loss=0.25, epoch=2)

@@ -11,6 +11,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 from test_hostile import Hospital
 
+from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
@@ -149,7 +150,7 @@ def hospital(toy, tmp_path, tiny_root, plan_for):
 
 
 def trained(hospital, round=0):
-    answer = hospital.executed(TrainExecutor, messages.TRAIN, hospital.shared, round=round, phase=0)
+    answer = hospital.executed(TrainExecutor, protocol.TRAIN, hospital.shared, round=round, phase=0)
     return messages.unpack(answer)[0]
 
 
@@ -191,7 +192,7 @@ def test_the_secret_is_the_sites_for_all_jobs_and_in_no_file_of_theirs(hospital,
     site.submitted(site.plan)
     trained(site, 1)
     site.component.open(site.fl_ctx, Signal()).adopt(gamma, 1)
-    sent = site.sends(messages.EVALUATE, site.executed(EvaluationExecutor, messages.EVALUATE))
+    sent = site.sends(protocol.EVALUATE, site.executed(EvaluationExecutor, protocol.EVALUATE))
     assert path.read_text() == secret
     others = [other.read_bytes() for other in site.folder.rglob("*") if other.is_file() and other != path]
     assert len(others) > 5

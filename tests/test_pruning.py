@@ -9,6 +9,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.fuel.sec.audit import AuditService
 from test_hostile import Hospital
 
+from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.executors import CalibrationExecutor, TrainExecutor
@@ -222,18 +223,18 @@ def hospital(toy, tmp_path, tiny_root, plan_for):
     ],
 )
 def test_a_task_that_was_pushed_is_audited_and_prunes_nothing(hospital, scalars):
-    gamma = messages.unpack(hospital.executed(TrainExecutor, messages.TRAIN, hospital.shared, round=0, phase=0))[0]
+    gamma = messages.unpack(hospital.executed(TrainExecutor, protocol.TRAIN, hospital.shared, round=0, phase=0))[0]
     before = contents(hospital.store)
-    pushed = hospital.executed(TrainExecutor, messages.TRAIN, gamma, **scalars)
+    pushed = hospital.executed(TrainExecutor, protocol.TRAIN, gamma, **scalars)
     assert pushed.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "[A:train#?][task failed: site site-1: it was asked for " in hospital.audited()[-1]
     assert contents(hospital.store) == before
-    answer = hospital.executed(TrainExecutor, messages.TRAIN, gamma, round=1, phase=0)
+    answer = hospital.executed(TrainExecutor, protocol.TRAIN, gamma, round=1, phase=0)
     assert messages.unpack(answer)[0].keys() == gamma.keys()
 
 
 @pytest.mark.parametrize("epoch", ["1", [1], 1.5])
 def test_an_epoch_of_another_type_is_refused_before_anything_is_opened(hospital, epoch):
-    answer = hospital.executed(CalibrationExecutor, messages.COLLECT, epoch=epoch)
+    answer = hospital.executed(CalibrationExecutor, protocol.COLLECT, epoch=epoch)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "it was asked for epoch" in hospital.audited()[-1]

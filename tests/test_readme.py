@@ -9,11 +9,11 @@ import typer
 from feddp.cli import app
 from feddp.compare.outside_studies import OUTSIDE, TABLE_II
 from feddp.compare.studies import STUDIES
-from feddp.flare.policy import CONSENTS
 from feddp.methods import METHODS
 from feddp.networks import NETWORKS
 from feddp.outside.ways import WAYS
 from feddp.partition import NONE, ROLES
+from feddp.protocol import CONSENTS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ from nvflare.apis.signal import Signal
 from safetensors.torch import load_file
 from test_stage import Run
 
+from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.calibration import Calibration
@@ -23,12 +24,12 @@ from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.outside import Outside
 from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.policy import SitePolicy
-from feddp.flare.sealing import HANDS_OUT, NEEDS
 from feddp.flare.site import SiteComponent
 from feddp.flare.spectra import Spectra
 from feddp.methods.plan import WEIGHTS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
+from feddp.protocol import Kind, spec_of
 from feddp.sealing.session import INTRODUCTION, SEALED
 from feddp.training.store import together
 
@@ -158,16 +159,16 @@ def test_sealed_and_in_the_clear_give_the_same_bits(method, stage, slot, collect
     clear, sealed = hospitals(plan, secure=False, at="clear"), hospitals(plan)
     run, seen = federated(clear, plan, stage, secure=False)
     assert run.panics == []
-    given = [tensors for _, task, tensors in seen if task in NEEDS]
+    given = [tensors for _, task, tensors in seen if spec_of(task).kind is Kind.COLLECTION]
     assert len(given) == 3 * (len(collected) - 1)
     pieces = [value.numpy().tobytes()[:64] for tensors in given for value in tensors.values() if value.numel() >= 16]
     assert all(any(piece in content for content in bytes_of(seen)) for piece in pieces), "the control"
 
     run, seen = federated(sealed, plan, stage)
     assert run.panics == []
-    assert [task for task, _, _ in run.sent if task not in HANDS_OUT] == collected
-    assert all(tensors.keys() == {SEALED} for _, task, tensors in seen if task in NEEDS)
-    assert sum(task in NEEDS for _, task, _ in seen) == len(given)
+    assert [task for task, _, _ in run.sent if spec_of(task).kind is not Kind.DELIVERY] == collected
+    assert all(tensors.keys() == {SEALED} for _, task, tensors in seen if spec_of(task).kind is Kind.COLLECTION)
+    assert sum(spec_of(task).kind is Kind.COLLECTION for _, task, _ in seen) == len(given)
     assert all(tensors.keys() == {INTRODUCTION} for _, task, tensors in seen if task.startswith("introduce"))
     everything = bytes_of(seen) + [v.numpy().tobytes() for _, _, data in run.sent for v in messages.unpack(data)[0].values()]
     assert not any(piece in content for content in everything for piece in pieces)
@@ -192,11 +193,11 @@ def test_a_site_that_does_not_consent_gives_nothing_and_receives_nothing(hospita
     assert run.persistor.peers == {"A": ["B"], "B": ["A"], "C": []}
     assert [(site, task) for site, task, tensors in seen if tensors and site == "C"] == []
     assert [e["recipients"] for e in made["A"].said() if e["event"] == "seal"] == [["B"]]
-    shown = together({name: made[name].tensors(messages.INTRODUCE) for name in NAMES})
+    shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
     assert {name.split("/")[0] for name in shown} == {"A", "B"}
-    assert made["C"].tensors(messages.COLLECT, shown) == {}
-    envelope = made["A"].tensors(messages.COLLECT, shown)
-    reply = made["C"].answer(messages.CALIBRATE, together({"A": envelope}))
+    assert made["C"].tensors(protocol.COLLECT, shown) == {}
+    envelope = made["A"].tensors(protocol.COLLECT, shown)
+    reply = made["C"].answer(protocol.CALIBRATE, together({"A": envelope}))
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "has not introduced itself" in made["C"].last_error()
 
@@ -215,8 +216,8 @@ def test_a_policy_names_who_receives(hospitals, federated, plan):
 def collected(hospitals, plan):
     """Three sites whose envelopes the server holds."""
     made = hospitals(plan)
-    shown = together({name: made[name].tensors(messages.INTRODUCE) for name in NAMES})
-    return made, shown, {name: made[name].tensors(messages.COLLECT, shown) for name in NAMES}
+    shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
+    return made, shown, {name: made[name].tensors(protocol.COLLECT, shown) for name in NAMES}
 
 
 def refuses(site, task, tensors, **scalars):
@@ -231,9 +232,9 @@ def test_tensors_in_the_clear_are_refused_by_a_site(collected):
     made, _, given = collected
     site = made["B"].component.open(made["B"].fl_ctx, Signal())
     personal = {name: site.network.state_dict()[name].clone() for name in site.partition.private}
-    assert "of it, sealed bytes alone" in refuses(made["A"], messages.CALIBRATE, together({"B": personal}))
-    assert "of it, sealed bytes alone" in refuses(made["A"], messages.CALIBRATE, together({"B": personal, "C": given["C"]}))
-    assert made["A"].answer(messages.CALIBRATE, together({"B": given["B"], "C": given["C"]})).get_return_code("") == "", (
+    assert "of it, sealed bytes alone" in refuses(made["A"], protocol.CALIBRATE, together({"B": personal}))
+    assert "of it, sealed bytes alone" in refuses(made["A"], protocol.CALIBRATE, together({"B": personal, "C": given["C"]}))
+    assert made["A"].answer(protocol.CALIBRATE, together({"B": given["B"], "C": given["C"]})).get_return_code("") == "", (
         "control"
     )
 
@@ -242,21 +243,21 @@ def test_a_spoilt_swapped_or_repeated_envelope_costs_a_site_the_stage_and_not_it
     made, _, given = collected
     spoilt = given["B"][SEALED].clone()
     spoilt[-300] ^= 1
-    assert "is not as it was signed" in refuses(made["A"], messages.CALIBRATE, together({"B": {SEALED: spoilt}}))
-    assert "certificate shown for site C is B's" in refuses(made["A"], messages.CALIBRATE, together({"C": given["B"]}))
-    assert "is of task 'collect'" in refuses(made["A"], messages.CALIBRATE_HEADS, together({"B": given["B"]}), epoch=1)
-    made["A"].answer(messages.CALIBRATE, together({"B": given["B"]}))
-    assert "was opened before" in refuses(made["A"], messages.CALIBRATE, together({"B": given["B"]}))
+    assert "is not as it was signed" in refuses(made["A"], protocol.CALIBRATE, together({"B": {SEALED: spoilt}}))
+    assert "certificate shown for site C is B's" in refuses(made["A"], protocol.CALIBRATE, together({"C": given["B"]}))
+    assert "is of task 'collect'" in refuses(made["A"], protocol.CALIBRATE_HEADS, together({"B": given["B"]}), epoch=1)
+    made["A"].answer(protocol.CALIBRATE, together({"B": given["B"]}))
+    assert "was opened before" in refuses(made["A"], protocol.CALIBRATE, together({"B": given["B"]}))
 
 
 def test_a_false_introduction_ends_the_exchange_at_the_giver(hospitals, plan):
     """The server shows C's certificate as B's, and then asks without showing anyone at all: nothing is sent."""
     made = hospitals(plan)
-    shown = together({name: made[name].tensors(messages.INTRODUCE) for name in NAMES})
-    message = refuses(made["A"], messages.COLLECT, shown | {f"B/{INTRODUCTION}": shown[f"C/{INTRODUCTION}"]})
+    shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
+    message = refuses(made["A"], protocol.COLLECT, shown | {f"B/{INTRODUCTION}": shown[f"C/{INTRODUCTION}"]})
     assert message.startswith("the certificate shown for site B is C's")
-    assert made["A"].tensors(messages.COLLECT) == {}
-    assert made["A"].tensors(messages.COLLECT, shown).keys() == {SEALED}, "the control"
+    assert made["A"].tensors(protocol.COLLECT) == {}
+    assert made["A"].tensors(protocol.COLLECT, shown).keys() == {SEALED}, "the control"
 
 
 def test_the_guard_seals_even_where_the_executor_was_not_asked_well(collected):
@@ -265,7 +266,7 @@ def test_the_guard_seals_even_where_the_executor_was_not_asked_well(collected):
     a = made["A"]
     site = a.component.open(a.fl_ctx, Signal())
     personal = messages.pack({name: site.network.state_dict()[name].clone() for name in site.partition.private}, consent=True)
-    a.fl_ctx.set_prop(FLContextKey.TASK_NAME, messages.COLLECT)
+    a.fl_ctx.set_prop(FLContextKey.TASK_NAME, protocol.COLLECT)
     with pytest.raises(FedDPError, match="site A: nobody was introduced for collect; nothing was sent"):
         PrivateTensorGuard().process(personal, a.fl_ctx)
     a.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)
@@ -275,22 +276,22 @@ def test_the_guard_seals_even_where_the_executor_was_not_asked_well(collected):
 def test_the_guard_looks_before_it_seals(hospitals, plan):
     """A hospital that never shares its queries gives none, sealed or not."""
     made = hospitals(plan, A={"private": [QUERY]})
-    shown = together({name: made[name].tensors(messages.INTRODUCE) for name in NAMES})
-    assert made["A"].answer(messages.COLLECT, shown).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
+    shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
+    assert made["A"].answer(protocol.COLLECT, shown).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
     assert "tried to send 2 tensors that may not leave" in made["A"].stopped
 
 
 def test_an_introduction_carries_nothing_of_the_executors(hospitals, plan):
     """Not even bytes under its name; and without consent it is empty."""
     made = hospitals(plan, B={"consent": []})
-    made["A"].fl_ctx.set_prop(FLContextKey.TASK_NAME, messages.INTRODUCE)
+    made["A"].fl_ctx.set_prop(FLContextKey.TASK_NAME, protocol.INTRODUCE)
     riding = messages.pack({INTRODUCTION: torch.zeros(9, dtype=torch.uint8)}, consent=True)
     with pytest.raises(FedDPError, match=r"task introduce tried to send 1 tensors that may not leave \(introduction"):
         PrivateTensorGuard().process(riding, made["A"].fl_ctx)
-    said = json.loads(made["A"].tensors(messages.INTRODUCE)[INTRODUCTION].numpy().tobytes())
+    said = json.loads(made["A"].tensors(protocol.INTRODUCE)[INTRODUCTION].numpy().tobytes())
     assert said["certificate"] == (made["A"].folder / "startup/client.crt").read_text()
     assert said["statement"].keys() == {"site", "job", "exchange", "challenge"}
-    assert made["B"].tensors(messages.INTRODUCE) == {}
+    assert made["B"].tensors(protocol.INTRODUCE) == {}
 
 
 def test_a_site_whose_own_kit_is_wrong_says_so_at_home(hospitals, plan, issued, office, tmp_path):
@@ -298,7 +299,7 @@ def test_a_site_whose_own_kit_is_wrong_says_so_at_home(hospitals, plan, issued, 
     made = hospitals(plan)
     other = kit_of(tmp_path / "other", "A", office, *issued["B"]) / "startup/client.key"
     (made["A"].folder / "startup/client.key").write_bytes(other.read_bytes())
-    assert made["A"].answer(messages.INTRODUCE).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
+    assert made["A"].answer(protocol.INTRODUCE).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
     assert "site A: it cannot exchange anything:" in made["A"].stopped
     assert "client.key: is not the key of client.crt" in made["A"].stopped
 

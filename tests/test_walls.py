@@ -12,6 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.utils import fobs
 
+from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.filters import PrivateTensorGuard, StripPrivate
@@ -247,10 +248,10 @@ def test_the_guard_lets_a_head_pass_with_consent_and_nothing_else_of_fedlc(plan_
     component = SiteComponent(plan_for(method="fedlc").to_json())
     values = component.network.state_dict()
     head = {name: values[name] for name in component.plan.heads(component.network)}
-    given = context(component, task=messages.COLLECT_HEADS, consent=["calibration"])
+    given = context(component, task=protocol.COLLECT_HEADS, consent=["calibration"])
     assert messages.unpack(PrivateTensorGuard().process(messages.pack(head, consent=True), given))[0].keys() == head.keys()
     with pytest.raises(FedDPError, match="does not consent"):
-        PrivateTensorGuard().process(messages.pack(head, consent=True), context(component, task=messages.COLLECT_HEADS))
+        PrivateTensorGuard().process(messages.pack(head, consent=True), context(component, task=protocol.COLLECT_HEADS))
     for name in ("calibrator.out.weight", "embedding.one_hot", "encoder.model.patch_embed.proj.weight"):
         with pytest.raises(FedDPError, match="1 tensors that may not leave"):
             PrivateTensorGuard().process(messages.pack(head | {name: values[name]}, consent=True), given)

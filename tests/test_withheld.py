@@ -13,6 +13,7 @@ from rich.console import Console
 from test_hostile import CELL, NUMBERS, SUMMARY, TABLES, Hospital, bytes_of
 from test_stage import SITES, Run, good
 
+from feddp import protocol
 from feddp.flare import messages
 from feddp.flare.calibration import Calibration
 from feddp.flare.evaluation import Evaluation
@@ -122,8 +123,8 @@ def test_the_values_of_images_are_at_home_and_nowhere_else(hospital, least):
     site = hospital(least)
     shared = site.shared
     site.component.open(site.fl_ctx, Signal()).adopt(shared, 2)
-    answer = site.executed(EvaluationExecutor, messages.EVALUATE)
-    tensors, said = site.sends(messages.EVALUATE, answer)
+    answer = site.executed(EvaluationExecutor, protocol.EVALUATE)
+    tensors, said = site.sends(protocol.EVALUATE, answer)
     with open(site.store.folder / "images.csv", newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
     assert len(rows) == 2
@@ -141,8 +142,8 @@ def test_a_site_trains_on_while_its_scores_stay(hospital):
     site = hospital(5)
     shared = site.shared
     for round in range(2):
-        answer = site.executed(TrainExecutor, messages.TRAIN, shared, round=round, phase=0)
-        shared, said = site.sends(messages.TRAIN, answer)
+        answer = site.executed(TrainExecutor, protocol.TRAIN, shared, round=round, phase=0)
+        shared, said = site.sends(protocol.TRAIN, answer)
         assert set(said) == {"round", "phase", "loss", "samples", "seconds"} | ({"withheld"} if round else set())
 
 

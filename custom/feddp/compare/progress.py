@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from feddp.flare.messages import ADOPT, COLLECT_SPECTRA, EVALUATE, INITIAL, SCORE, TAKE_SPECTRA, TRAIN
+from feddp import protocol
+from feddp.methods.base import SPECTRA, TRAIN
 
 Event = dict[str, Any]
-# stage 1 and before; any other task but the evaluation belongs to a stage at home
-_JOINT = (INITIAL, COLLECT_SPECTRA, TAKE_SPECTRA, TRAIN, SCORE, ADOPT)
 
 
 def read_events(folder: Path) -> list[Event]:
@@ -23,9 +22,9 @@ def curves(events: list[Event]) -> dict[str, dict[int, float]]:
     """{site: {round: IoU}} on the split that selects; a run without a federation has one site, the pool."""
     found: dict[str, dict[int, float]] = {}
     for event in events:
-        if event["event"] == "answer" and event["task"] in _JOINT and "iou" in event.get("scalars", {}):
+        if event["event"] == "answer" and _is_joint(event) and "iou" in event.get("scalars", {}):
             # a round's network is scored when it comes back as the mean, at the start of the next
-            scored = event["round"] - (event["task"] == TRAIN)
+            scored = event["round"] - (event["task"] == protocol.TRAIN)
             found.setdefault(event["site"], {})[scored] = event["scalars"]["iou"]
     return found
 
@@ -53,12 +52,17 @@ def traffic(events: list[Event]) -> tuple[int, int] | None:
     counted = [event for event in events if event["event"] in ("ask", "answer") and "bytes" in event]
     if not counted:
         return None
-    joint = sum(_bytes(event) for event in counted if event["task"] in _JOINT)
+    joint = sum(_bytes(event) for event in counted if _is_joint(event))
     return joint, sum(_bytes(event) for event in counted if _is_home(event))
 
 
+def _is_joint(event: Event) -> bool:
+    """Of stage 1, or before it."""
+    return protocol.spec_of(event["task"]).stage in (SPECTRA, TRAIN)
+
+
 def _is_home(event: Event) -> bool:
-    return event["task"] not in (*_JOINT, EVALUATE)
+    return not _is_joint(event) and event["task"] != protocol.EVALUATE
 
 
 def _bytes(event: Event) -> int:

@@ -1,5 +1,6 @@
 """The stages at home (001, Algorithm 1, lines 13-16): personal tensors travel once, FedLC's heads at every epoch."""
 
+from feddp import protocol
 from feddp.flare import messages
 from feddp.flare.exchange import Exchange
 from feddp.flare.stage import Answer
@@ -15,17 +16,17 @@ class Calibration(Exchange):
     def run(self) -> None:
         plan, persistor = self.plan, self.persistor
         if TUNE in plan.stages:
-            self.ask(messages.TUNE, messages.pack(), TUNED)
+            self.ask(protocol.TUNE, messages.pack(), TUNED)
         wanted = CALIBRATE in plan.stages and plan.calibration.lambda_ > 0
         if HEADS in plan.stages or wanted:
-            self.prepare(messages.INTRODUCE)
+            self.prepare(protocol.INTRODUCE)
         if HEADS in plan.stages:
             for epoch in range(1, plan.calibration.calibration_epochs + 1):
-                heads = self._collect(messages.COLLECT_HEADS, persistor.head_spec, epoch=epoch)
-                self._calibrate(messages.CALIBRATE_HEADS, heads, epoch=epoch)
+                heads = self._collect(protocol.COLLECT_HEADS, persistor.head_spec, epoch=epoch)
+                self._calibrate(protocol.CALIBRATE_HEADS, heads, epoch=epoch)
         if CALIBRATE in plan.stages:
-            personal = self._collect(messages.COLLECT, persistor.personal_spec) if wanted else {}
-            self._calibrate(messages.CALIBRATE, personal)
+            personal = self._collect(protocol.COLLECT, persistor.personal_spec) if wanted else {}
+            self._calibrate(protocol.CALIBRATE, personal)
 
     def _collect(self, task: str, spec: Spec, **facts: int) -> dict[str, Answer]:
         """The sites' answers, with personal tensors where they consent; a method with none has nothing to disagree with."""

@@ -4,8 +4,8 @@ sites admit nothing else (`feddp.flare.admission`)."""
 from collections.abc import Mapping
 from typing import Any
 
-from feddp.flare import messages
-from feddp.methods.base import SPECTRA
+from feddp import protocol
+from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, TRAIN, TUNE
 from feddp.methods.plan import Plan
 from feddp.outside.request import OutsideRequest
 
@@ -33,15 +33,13 @@ SITE_CLASSES = {
     "outside": "feddp.flare.outside_executor.OutsideExecutor",
     "half": "feddp.flare.precision.HalfPrecision",
 }
+# the executors and their tasks
 TASKS = {
-    "spectra": [messages.INTRODUCE_SPECTRA, messages.COLLECT_SPECTRA, messages.TAKE_SPECTRA],
-    "train": [messages.INITIAL, *messages.ROUNDS],
-    "calibrate": [
-        *(messages.TUNE, messages.INTRODUCE, messages.COLLECT, messages.CALIBRATE),
-        *(messages.COLLECT_HEADS, messages.CALIBRATE_HEADS),
-    ],
-    "evaluate": [messages.EVALUATE],
-    "outside": [messages.JOIN, messages.GIVE_MODEL, messages.ADAPT],
+    "spectra": protocol.tasks_of(SPECTRA),
+    "train": protocol.tasks_of(TRAIN),
+    "calibrate": protocol.tasks_of(TUNE, HEADS, CALIBRATE),
+    "evaluate": protocol.tasks_of(protocol.EVALUATE_STAGE),
+    "outside": protocol.tasks_of(protocol.OUTSIDE_STAGE),
 }
 # a network in one piece: FLARE's pieces of 2 MiB, each asked for in turn, cost four sites on two cores 0.4 s a round
 CHUNK, CHUNK_SIZE = "tensor_download_chunk_size", 32 * 1024 * 1024
@@ -108,7 +106,7 @@ def _filters(data: list[str], result: list[str]) -> Mapping[str, Any]:
     def chain(tasks: list[str], paths: list[str]) -> list[dict[str, Any]]:
         return [{"tasks": tasks, "filters": [{"path": path} for path in paths]}]
 
-    chains = {"task_data_filters": (list(messages.ROUNDS), data), "task_result_filters": ([messages.TRAIN], result)}
+    chains = {"task_data_filters": (protocol.with_shared(), data), "task_result_filters": ([protocol.TRAIN], result)}
     return {name: chain(tasks, paths) for name, (tasks, paths) in chains.items() if paths}
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.exchange import is_sealed
@@ -18,7 +19,7 @@ class Evaluation(Stage):
     """Per-site results, their average over sites, and the site x model matrix of those who exchanged with consent."""
 
     def run(self) -> None:
-        answers = self.ask(messages.EVALUATE, messages.pack(), (), _check)
+        answers = self.ask(protocol.EVALUATE, messages.pack(), (), _check)
         everyone = {client.name for client in self.fl_ctx.get_engine().get_clients()}
         persistor = self.persistor
         sites = {site: self._site(site, answer) for site, answer in answers.items()}

@@ -8,10 +8,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from feddp import protocol
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
 from feddp.flare.audit import audit
-from feddp.flare.policy import CALIBRATION, SPECTRA
 from feddp.flare.sealing import arriving
 from feddp.flare.site import SiteComponent, site_component
 from feddp.methods import spectra
@@ -78,10 +78,10 @@ class SpectraExecutor(SiteExecutor):
     """Before stage 1: amplitude spectra are given and taken only by a site whose policy consents."""
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
-        consents = component.policy(fl_ctx).consents(SPECTRA)
-        if task == messages.INTRODUCE_SPECTRA:
+        consents = component.policy(fl_ctx).consents(protocol.SPECTRA)
+        if task == protocol.INTRODUCE_SPECTRA:
             return messages.pack(consent=consents)
-        if task == messages.COLLECT_SPECTRA:
+        if task == protocol.COLLECT_SPECTRA:
             return messages.pack(spectra.given(site) if consents else {}, consent=consents)
         if tensors and not consents:
             raise FedDPError(f"site {site.name} does not consent to the exchange of spectra, yet it was sent tensors")
@@ -93,20 +93,20 @@ class TrainExecutor(SiteExecutor):
     """Stage 1: the network to start from, a round of training, and the adoption of the round that the stage hands on."""
 
     def respond(self, task, component, tensors, scalars, fl_ctx, abort_signal):
-        if task == messages.INITIAL:
+        if task == protocol.INITIAL:
             component.keep_initial(tensors, fl_ctx)
             return messages.pack()
         return super().respond(task, component, tensors, scalars, fl_ctx, abort_signal)
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
-        if task not in messages.ROUNDS:
+        if task not in (protocol.TRAIN, protocol.SCORE, protocol.ADOPT):
             return super().answer(task, site, component, tensors, scalars, fl_ctx)
         round, phase = scalars.get("round"), scalars.get("phase")  # whatever they are, the site says which it takes
-        if task == messages.TRAIN:
+        if task == protocol.TRAIN:
             fl_ctx.set_prop(messages.RECEIVED, tensors, private=True, sticky=False)
             mine, metrics = site.train(tensors, round, scalars.get("keep"), phase)
             return messages.pack(mine, round=round, phase=phase, **metrics)
-        scores = {messages.SCORE: site.score, messages.ADOPT: site.adopt}[task](tensors, round)
+        scores = {protocol.SCORE: site.score, protocol.ADOPT: site.adopt}[task](tensors, round)
         return messages.pack(**scores, round=round)
 
 
@@ -114,20 +114,20 @@ class CalibrationExecutor(SiteExecutor):
     """The stages at home. Personal tensors are given and taken only by a site whose policy consents."""
 
     def answer(self, task, site, component, tensors, scalars, fl_ctx):
-        consents = component.policy(fl_ctx).consents(CALIBRATION)
-        if task == messages.INTRODUCE:
+        consents = component.policy(fl_ctx).consents(protocol.CALIBRATION)
+        if task == protocol.INTRODUCE:
             return messages.pack(consent=consents)
-        if task == messages.COLLECT:
+        if task == protocol.COLLECT:
             return messages.pack(site.personal() if consents else {}, consent=consents)
-        if task == messages.COLLECT_HEADS:
+        if task == protocol.COLLECT_HEADS:
             return messages.pack(site.head(scalars.get("epoch")) if consents else {}, consent=consents)
         if tensors and not consents:
             raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
-        if task == messages.TUNE:
+        if task == protocol.TUNE:
             tuned = site.tune()
-        elif task == messages.CALIBRATE:
+        elif task == protocol.CALIBRATE:
             tuned = site.calibrate(by_site(tensors))
-        elif task == messages.CALIBRATE_HEADS:
+        elif task == protocol.CALIBRATE_HEADS:
             tuned = site.calibrate_heads(by_site(tensors), scalars.get("epoch"))
         else:
             return super().answer(task, site, component, tensors, scalars, fl_ctx)

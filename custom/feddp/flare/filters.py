@@ -10,16 +10,18 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
+from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages, numbers
 from feddp.flare.audit import audit
 from feddp.flare.policy import SitePolicy
-from feddp.flare.sealing import NEEDS, leaving
+from feddp.flare.sealing import leaving
 from feddp.flare.site import SiteComponent, site_component
-from feddp.methods import base, spectra
+from feddp.methods import spectra
 from feddp.methods.aggregation import Spec
 from feddp.methods.results import STD_WITHHELD, WITHHELD
 from feddp.partition import select
+from feddp.protocol import Kind, Sent
 
 CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 
@@ -99,9 +101,9 @@ def _tensors(
     """
     if not tensors:
         return {}
-    word = NEEDS.get(task)
-    if word and not policy.consents(word):
-        raise FedDPError(f"site {site}: its policy does not consent to the {word} exchange; nothing was sent")
+    spec = protocol.spec_of(task)
+    if spec.kind is Kind.COLLECTION and not policy.consents(spec.consent):
+        raise FedDPError(f"site {site}: its policy does not consent to the {spec.consent} exchange; nothing was sent")
     names = _names(task, component)
     never = set().union(*(select(component.network, role) for role in policy.private))
     if wrong := sorted(tensors.keys() - (set(names) - never), key=str):
@@ -112,7 +114,7 @@ def _tensors(
     # a subclass has code and attributes of its own, a sparse tensor parts that are no values
     if wrong := [n for n, value in tensors.items() if type(value) is not Tensor or value.layout is not torch.strided]:
         raise FedDPError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
-    if task == messages.COLLECT_SPECTRA:
+    if spec.tensors is Sent.AMPLITUDES:
         spectra.check(component.plan, site, tensors)
     else:
         Spec.of(component.network.state_dict(), names).check(site, tensors)
@@ -121,15 +123,14 @@ def _tensors(
 
 def _names(task: str, component: SiteComponent) -> tuple[str, ...]:
     """The tensors that a task sends, all of them or none, where the plan has its stage."""
-    plan, partition = component.plan, component.partition
-    if task == messages.TRAIN:
-        return partition.shared
-    if task == messages.COLLECT and base.CALIBRATE in plan.stages:
-        return plan.exchanged(partition)
-    if task == messages.COLLECT_HEADS and base.HEADS in plan.stages:
-        return plan.heads(component.network)
-    if task == messages.GIVE_MODEL:
-        return partition.shared + partition.private
-    if task == messages.COLLECT_SPECTRA and base.SPECTRA in plan.stages:
-        return (spectra.AMPLITUDE,)
-    return ()
+    plan, partition, spec = component.plan, component.partition, protocol.spec_of(task)
+    if spec.stage not in (*plan.stages, protocol.OUTSIDE_STAGE):
+        return ()
+    return {
+        Sent.NONE: tuple,
+        Sent.SHARED: lambda: partition.shared,
+        Sent.PERSONAL: lambda: plan.exchanged(partition),
+        Sent.HEADS: lambda: plan.heads(component.network),
+        Sent.MODEL: lambda: partition.shared + partition.private,
+        Sent.AMPLITUDES: lambda: (spectra.AMPLITUDE,),
+    }[spec.tensors]()

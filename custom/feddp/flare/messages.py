@@ -11,15 +11,6 @@ from torch import Tensor
 
 from feddp.errors import FedDPError
 
-# the tasks, by the executor that answers them
-INTRODUCE_SPECTRA, COLLECT_SPECTRA, TAKE_SPECTRA = "introduce_spectra", "collect_spectra", "take_spectra"
-INITIAL = "initial"
-TRAIN, SCORE, ADOPT = ROUNDS = ("train", "score", "adopt")
-INTRODUCE, COLLECT, TUNE, CALIBRATE = "introduce", "collect", "tune", "calibrate"
-COLLECT_HEADS, CALIBRATE_HEADS = "collect_heads", "calibrate_heads"
-EVALUATE = "evaluate"
-JOIN, GIVE_MODEL, ADAPT = "join", "give_model", "adapt"
-
 # what a training task brought, in the context of its answer: the difference to it is what a site's privacy filter looks at
 RECEIVED = "feddp_received"
 

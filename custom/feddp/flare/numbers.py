@@ -8,43 +8,15 @@ from typing import Any
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import in_an_epoch
 from feddp.errors import FedDPError
-from feddp.flare import messages
 from feddp.methods.plan import Plan
 from feddp.methods.results import VOLUMES, WHEN
 from feddp.outside.hospital import Images
-from feddp.training.metrics import METRICS
-from feddp.training.volumes import VOLUME_METRICS
+from feddp.protocol import ADAPT, CELL, MEASURED, SCALARS, Number, Table, spec_of
 
 LARGEST = 2**53  # Python's ints have no end: a whole image fits into one
-_CELL = dict.fromkeys(("mean", "std", "n"))
-_IMAGES, _CASES = dict.fromkeys(METRICS, _CELL), dict.fromkeys(VOLUME_METRICS, _CELL)
-_SCORED, _TUNED, _CONSENT = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch"), ("consent",)
-# plain numbers, by the task that may send them; the evaluation sends tables
-_PLAIN = {
-    messages.INTRODUCE_SPECTRA: _CONSENT,
-    messages.COLLECT_SPECTRA: _CONSENT,
-    messages.TAKE_SPECTRA: _CONSENT,
-    messages.TRAIN: (*_SCORED, "phase", "loss", "samples", "seconds"),
-    messages.SCORE: _SCORED,
-    messages.ADOPT: _SCORED,
-    messages.INTRODUCE: _CONSENT,
-    messages.COLLECT: _CONSENT,
-    messages.COLLECT_HEADS: _CONSENT,
-    messages.TUNE: _TUNED,
-    messages.CALIBRATE: _TUNED,
-    messages.CALIBRATE_HEADS: _TUNED,
-    messages.JOIN: _CONSENT,
-    messages.GIVE_MODEL: _CONSENT,
-    messages.ADAPT: ("images", "empty_masks", "seconds", "loss_before", "loss", "epoch"),
-}
 _TABLES = (*WHEN, "peers")  # over the test images: they go together or not at all
 _SCORES = ("dice", "iou", "iou_before")  # over the images that choose rounds and epochs
 _ADAPTED = ("loss", "loss_before", "empty_masks", "scores")  # over the images that a newcomer adapts to
-MEASURED = frozenset((*_TABLES, *_SCORES, *_ADAPTED, VOLUMES))  # what a site may withhold; counts of images are not
-
-
-_METRICS, _LOSSES = (*_SCORES, "mean", "std"), ("loss", "loss_before")
-DECIMALS, DIGITS = 3, 3  # of a metric, decimals; of a loss, significant digits
 
 
 def checked(site: str, task: str, scalars: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -58,14 +30,14 @@ def checked(site: str, task: str, scalars: Mapping[str, Any], plan: Plan) -> dic
 
 def _known(task: str, plan: Plan) -> dict[str, Any]:
     """What a task may send: name -> None for a number, or the names below it."""
-    known = dict.fromkeys(_PLAIN.get(task, ()))
-    if task == messages.ADAPT:
-        known["scores"] = _IMAGES
-    if task == messages.EVALUATE:
-        known |= dict.fromkeys(WHEN, _IMAGES)
-        known[VOLUMES] = dict.fromkeys(WHEN, _CASES)
-        known["peers"] = dict.fromkeys(plan.sites, _IMAGES)
-    return known
+    return {name: _below(SCALARS[name], plan) for name in spec_of(task).scalars}
+
+
+def _below(scalar: Number | Table, plan: Plan) -> dict[str, Any] | None:
+    if isinstance(scalar, Number):
+        return None
+    table = dict.fromkeys(scalar.metrics, dict.fromkeys(CELL))
+    return table if scalar.by == () else dict.fromkeys(plan.sites if scalar.by is None else scalar.by, table)
 
 
 def _plain(who: str, scalars: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,15 +71,11 @@ def too_few(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least
 
 
 def rounded(name: str, value: Any) -> Any:
-    """A number as it leaves: a metric to three decimals, a loss to three significant digits, seconds to tenths; counts as they
-    are. Of a table, every number in it. Rounding twice is rounding once."""
+    """A number as it leaves, or every number of a table."""
     if isinstance(value, Mapping):
         return {below: rounded(below, each) for below, each in value.items()}
-    if name in _METRICS:
-        return round(value, DECIMALS)
-    if name in _LOSSES:
-        return float(f"{value:.{DIGITS}g}")
-    return round(value, 1) if name == "seconds" else value
+    number = (CELL | SCALARS).get(name)
+    return number.rounded(value) if isinstance(number, Number) else value
 
 
 def without_std(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least: int) -> dict[str, Any]:
@@ -126,7 +94,7 @@ def _means(value: Any) -> Any:
 
 def _counts(task: str, plan: Plan, data: Path) -> dict[str, int]:
     """Over how many of the site's images a number is, by its name; volumes: over how many cases."""
-    if task == messages.ADAPT:
+    if task == ADAPT:
         return dict.fromkeys(_ADAPTED, len(Images.of(data).files))
     folder = SiteFolder.open(data)
     test = folder.rows_of("test")

@@ -7,6 +7,7 @@ while the job runs and writes none of them. The newcomer answers in numbers; its
 import math
 from typing import Any
 
+from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.evaluation import is_whole
@@ -42,7 +43,7 @@ class Outside(Exchange):
         answers, without = self._collect()
         donors = self.peers_of(self.newcomer, answers)
         message = messages.pack(of_peers(donors, answers) | together({GLOBAL: shared}))
-        answer = self.ask(messages.ADAPT, {self.newcomer: message}, NUMBERS, _check)[self.newcomer]
+        answer = self.ask(protocol.ADAPT, {self.newcomer: message}, NUMBERS, _check)[self.newcomer]
         self.persistor.write_results(self.fl_ctx, self._results(answer, donors, without))
         self.progress("done")
 
@@ -50,7 +51,7 @@ class Outside(Exchange):
         """Nothing is asked of a donor, and nothing sent to the newcomer, before that consents."""
         if self.newcomer not in self.sites():
             raise FedDPError(f"the newcomer {self.newcomer} is not among the job's sites; start its client, and submit again")
-        answers = self.introduce(messages.JOIN, [self.newcomer])
+        answers = self.introduce(protocol.JOIN, [self.newcomer])
         if not answers[self.newcomer].scalars["consent"]:
             raise FedDPError(
                 f"the newcomer {self.newcomer} does not consent: it was sent nothing;"
@@ -63,7 +64,7 @@ class Outside(Exchange):
         answers: dict[str, Answer] = {}
         if here:
             answers = self.collect(
-                messages.GIVE_MODEL, lambda site, answer: spec.check(site, answer.tensors), spec.nbytes, here
+                protocol.GIVE_MODEL, lambda site, answer: spec.check(site, answer.tensors), spec.nbytes, here
             )
         given = self.peers_of(self.newcomer, answers)
         without = dict.fromkeys(self.donors, "not among the job's sites") | dict.fromkeys(

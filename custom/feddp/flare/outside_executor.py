@@ -7,10 +7,10 @@ import torch
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
+from feddp import protocol
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
 from feddp.flare.executors import TaskExecutor
-from feddp.flare.policy import OUTSIDE
 from feddp.flare.site import SiteComponent
 from feddp.methods.aggregation import Spec
 from feddp.methods.site import last_network
@@ -45,12 +45,12 @@ class OutsideExecutor(TaskExecutor):
 
     def respond(self, task, component, tensors, scalars, fl_ctx, abort_signal):
         component.enter(fl_ctx)
-        consents = component.policy(fl_ctx).consents(OUTSIDE)
-        if task == messages.JOIN:
+        consents = component.policy(fl_ctx).consents(protocol.OUTSIDE)
+        if task == protocol.JOIN:
             return messages.pack(consent=consents)
-        if task == messages.GIVE_MODEL:
+        if task == protocol.GIVE_MODEL:
             return messages.pack(self._personal(component, fl_ctx) if consents else {}, consent=consents)
-        if task == messages.ADAPT:
+        if task == protocol.ADAPT:
             if not consents:
                 raise FedDPError(f"site {fl_ctx.get_identity_name()} does not consent to 'outside', yet it was sent models")
             return messages.pack(**self._adapt(component, tensors, fl_ctx, abort_signal))
@@ -88,7 +88,7 @@ class OutsideExecutor(TaskExecutor):
         models = Models.of(personal, completed(shared, personal), component.plan.facts)
 
         def report(epoch: int, loss: float) -> None:
-            store.record(messages.ADAPT, epoch=epoch, of=self.request.settings.epochs, loss=loss)
+            store.record(protocol.ADAPT, epoch=epoch, of=self.request.settings.epochs, loss=loss)
             if abort_signal.triggered:
                 raise Stopped("the job was aborted")
 

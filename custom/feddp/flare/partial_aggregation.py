@@ -4,6 +4,7 @@ import time
 
 from torch import Tensor
 
+from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.persistor import BEST
@@ -36,11 +37,11 @@ class PartialAggregation(Stage):
             self.progress("round", round=t + 1, of=self.plan.rounds, seconds=seconds, beyond_compute=seconds - slowest)
         start = self.plan.rounds
         if self.plan.start == "last":
-            self._note_best(start, mean_of(self._hand_out(messages.ADOPT, shared, start), "iou"))
+            self._note_best(start, mean_of(self._hand_out(protocol.ADOPT, shared, start), "iou"))
         else:
-            self._note_best(start, mean_of(self._hand_out(messages.SCORE, shared, start), "iou"))
+            self._note_best(start, mean_of(self._hand_out(protocol.SCORE, shared, start), "iou"))
             best, start = self.persistor.load(BEST, self.fl_ctx)
-            self._hand_out(messages.ADOPT, best, start)
+            self._hand_out(protocol.ADOPT, best, start)
         self.persistor.start_round = start
 
     def _train(self, shared: dict[str, Tensor], t: int, phase: int) -> dict[str, Answer]:
@@ -53,7 +54,7 @@ class PartialAggregation(Stage):
         keep = {} if self.persistor.best_round is None else {"keep": self.persistor.best_round}
         numbers = ("loss", "samples", "seconds", *(("dice", "iou") if t and not phase else ()))
         task = messages.pack(shared, round=t, phase=phase, **keep)
-        return self.ask(messages.TRAIN, task, numbers, check, round=t + 1, phase=phase)
+        return self.ask(protocol.TRAIN, task, numbers, check, round=t + 1, phase=phase)
 
     def _hand_out(self, task: str, shared: dict[str, Tensor], round: int) -> dict[str, Answer]:
         def check(site: str, answer: Answer) -> None:

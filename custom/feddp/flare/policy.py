@@ -15,8 +15,8 @@ from feddp.methods.plan import Plan
 from feddp.networks import NETWORKS
 from feddp.outside.adapt import read_settings
 from feddp.partition import ROLES
+from feddp.protocol import CONSENTS, SPECTRA
 
-CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 SIMULATED = "FEDDP_SIMULATED"
 OWN, PLAN = SEEDS = ("own", "plan")
 KEYS = {"data", "device", "consent", "recipients", "private", "methods", "spectra", "min_images", "threads"}

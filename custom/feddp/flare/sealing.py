@@ -1,4 +1,4 @@
-"""Which tasks are a sealed exchange, and what a site does on the way in and on the way out of one.
+"""What a site does on the way in and on the way out of a sealed exchange.
 
 On the way out the guard of the site's own policy seals, last of all; on the way in the executors' base opens. Where there are
 certificates neither can be left out: an executor of ours gets no tensor of a peer's that was not sealed for this site. FLARE's
@@ -11,34 +11,18 @@ from typing import TYPE_CHECKING, Any
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
+from feddp import protocol
 from feddp.errors import FedDPError
-from feddp.flare import messages
-from feddp.flare.policy import CALIBRATION, OUTSIDE, SPECTRA
 from feddp.kit.certificates import certificate_problems
 from feddp.kit.kit import Kit
 from feddp.outside.models import GLOBAL
+from feddp.protocol import Kind
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
 from feddp.training.store import Tensors, by_site, together
 
 if TYPE_CHECKING:
     from feddp.flare.site import SiteComponent
-
-# an exchange is three tasks, each with the word of the consent it needs: introductions, a collection, what is handed out of it
-INTRODUCES = {messages.INTRODUCE_SPECTRA: SPECTRA, messages.INTRODUCE: CALIBRATION, messages.JOIN: OUTSIDE}
-# the consent without which no tensor leaves in a task
-NEEDS = {
-    messages.COLLECT_SPECTRA: SPECTRA,
-    messages.COLLECT: CALIBRATION,
-    messages.COLLECT_HEADS: CALIBRATION,
-    messages.GIVE_MODEL: OUTSIDE,
-}
-HANDS_OUT = {
-    messages.TAKE_SPECTRA: messages.COLLECT_SPECTRA,
-    messages.CALIBRATE: messages.COLLECT,
-    messages.CALIBRATE_HEADS: messages.COLLECT_HEADS,
-    messages.ADAPT: messages.GIVE_MODEL,
-}
 
 
 def simulated(fl_ctx: FLContext) -> bool:
@@ -70,18 +54,18 @@ def arriving(component: "SiteComponent", task: str, tensors: Tensors, scalars: d
     epoch = scalars.get("epoch", 0)
     if type(epoch) is not int:
         raise FedDPError(f"site {fl_ctx.get_identity_name()}: it was asked for epoch {epoch!r}, which is no number of one")
-    if task in NEEDS:
-        policy, word = component.policy(fl_ctx), NEEDS[task]
+    spec = protocol.spec_of(task)
+    if spec.kind is Kind.COLLECTION:
+        policy, word = component.policy(fl_ctx), spec.consent
         if policy.consents(word):
             component.seals(fl_ctx).meet(word, task, epoch, by_site(tensors), _recipients(component, policy.recipients))
         return {}
-    if task in HANDS_OUT:
-        collection = HANDS_OUT[task]
+    if spec.kind is Kind.DELIVERY:
         peers = by_site(tensors)
-        brought = {GLOBAL: peers.pop(GLOBAL)} if task == messages.ADAPT and GLOBAL in peers else {}  # the job's own
+        brought = {GLOBAL: peers.pop(GLOBAL)} if task == protocol.ADAPT and GLOBAL in peers else {}  # the job's own
         if not peers:
             return together(brought)
-        opened = component.seals(fl_ctx).open(NEEDS[collection], collection, epoch, peers)
+        opened = component.seals(fl_ctx).open(spec.consent, spec.delivers, epoch, peers)
         component.store(fl_ctx).record("open", task=task, epoch=epoch, senders=list(opened))
         return together(opened | brought)
     return tensors
@@ -101,10 +85,10 @@ def leaving(component: "SiteComponent", task: str, tensors: Tensors, fl_ctx: FLC
     """
     if simulated(fl_ctx):
         return tensors
-    if task in INTRODUCES:
-        word = INTRODUCES[task]
-        return component.seals(fl_ctx).introduce(word) if component.policy(fl_ctx).consents(word) else {}
-    if task in NEEDS and tensors:
+    spec = protocol.spec_of(task)
+    if spec.kind is Kind.INTRODUCTION:
+        return component.seals(fl_ctx).introduce(spec.consent) if component.policy(fl_ctx).consents(spec.consent) else {}
+    if spec.kind is Kind.COLLECTION and tensors:
         sealed = component.seals(fl_ctx).seal(task, tensors)
         for envelope in sealed.values():
             recipients = recipients_of(fl_ctx.get_identity_name(), envelope.numpy().tobytes())

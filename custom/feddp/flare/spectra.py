@@ -1,6 +1,6 @@
 """Before stage 1, for FedDG: the consenting sites exchange the centres of amplitude spectra, once."""
 
-from feddp.flare import messages
+from feddp import protocol
 from feddp.flare.exchange import Exchange
 from feddp.methods import spectra
 
@@ -10,9 +10,9 @@ class Spectra(Exchange):
 
     def run(self) -> None:
         self.hand_over()
-        self.prepare(messages.INTRODUCE_SPECTRA)
+        self.prepare(protocol.INTRODUCE_SPECTRA)
         limit = spectra.limit(self.plan)
         given = self.collect(
-            messages.COLLECT_SPECTRA, lambda site, answer: spectra.check(self.plan, site, answer.tensors), limit
+            protocol.COLLECT_SPECTRA, lambda site, answer: spectra.check(self.plan, site, answer.tensors), limit
         )
-        self.persistor.styles = self.hand_out(messages.TAKE_SPECTRA, given, ())
+        self.persistor.styles = self.hand_out(protocol.TAKE_SPECTRA, given, ())

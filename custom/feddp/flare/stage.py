@@ -16,6 +16,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from torch import Tensor
 
+from feddp import protocol
 from feddp.errors import FedDPError, Stopped
 from feddp.flare import messages
 from feddp.flare.numbers import MEASURED, rounded
@@ -96,7 +97,7 @@ class Stage(Controller):
             FedDPError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
             Stopped: the job was aborted.
         """
-        half = task in messages.ROUNDS and self.plan.federation.half
+        half = task in protocol.with_shared() and self.plan.federation.half
         each = isinstance(data, Mapping) and not isinstance(data, Shareable)
         sites = [site for site in self.sites() if not each or site in data]
         accepted: dict[str, Answer] = {}
@@ -161,7 +162,7 @@ class Stage(Controller):
         if self.persistor.handed_over or (initial := self.persistor.brought(self.fl_ctx)) is None:
             return
         self.persistor.network_spec.check("the job", initial)
-        self.ask(messages.INITIAL, messages.pack(initial), (), no_tensor)
+        self.ask(protocol.INITIAL, messages.pack(initial), (), no_tensor)
         self.persistor.handed_over = True
 
     def progress(self, event: str, **facts: Any) -> None:

@@ -10,6 +10,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from torch import Tensor, nn
 
+from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.site import site_component
@@ -40,7 +41,7 @@ class UpdatePrivacy(Filter):
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         code = shareable.get_return_code(ReturnCode.OK)
-        if code != ReturnCode.OK or fl_ctx.get_prop(FLContextKey.TASK_NAME) != messages.TRAIN:
+        if code != ReturnCode.OK or fl_ctx.get_prop(FLContextKey.TASK_NAME) != protocol.TRAIN:
             return shareable
         site = fl_ctx.get_identity_name()
         tensors, scalars = messages.unpack(shareable)

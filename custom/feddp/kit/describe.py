@@ -4,10 +4,10 @@ from pathlib import Path
 
 from feddp.data.folder import SiteFolder
 from feddp.flare.job_folder import Job
-from feddp.flare.policy import CALIBRATION, OUTSIDE, SPECTRA, SitePolicy
-from feddp.methods import base
+from feddp.flare.policy import SitePolicy
 from feddp.methods.aggregation import Spec
 from feddp.methods.plan import Plan
+from feddp.protocol import OUTSIDE, consents_of
 
 # what a setting that differs from its default means for privacy; of any other nothing is known to hang on it
 PRIVACY = {
@@ -27,7 +27,6 @@ PRIVACY = {
     "start": "which round is kept; no more leaves",
     "rounds": "every round leaves one more contribution",
 }
-_USES = {base.SPECTRA: SPECTRA, base.CALIBRATE: CALIBRATION, base.HEADS: CALIBRATION}
 
 
 def described(name: str, job: Job, policy: SitePolicy, data: Path | None) -> list[str]:
@@ -65,7 +64,6 @@ def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
     images = len(SiteFolder.open(data).rows_of("train")) if data else None
     steps = f", {-(-images // training.batch)} an epoch over the {images} training images here" if images else ""
     phases = f" in {plan.phases} phases" if plan.phases > 1 else ""
-    uses = dict.fromkeys(_USES[stage] for stage in plan.stages if stage in _USES)
     return [
         f"sites: {', '.join(plan.sites)}; a round counts with {plan.federation.min_sites}",
         f"leaves this site in each of {plan.rounds} rounds{phases}, to the server: {names}, and means of losses and metrics",
@@ -74,7 +72,7 @@ def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
         else "stays here: no tensor; the whole network is shared",
         f"each round: {training.local_epochs} epochs in steps of {training.batch} images{steps}; learning rate {training.lr}",
         f"stages: {', '.join(plan.stages)}",
-        *([_consent(word, policy) for word in uses] or ["consent: this job asks for none"]),
+        *([_consent(word, policy) for word in consents_of(plan.stages)] or ["consent: this job asks for none"]),
     ]
 
 

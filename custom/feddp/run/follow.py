@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from feddp.methods.plan import Plan
 from feddp.methods.results import WITHHELD
+from feddp.protocol import Kind, spec_of
 
 
 class Follower:
@@ -60,13 +61,13 @@ class Follower:
             where = f" round {event['round']}" if "round" in event else ""
             bar.update(task, description=f"{event['task']}{where}: waiting for {len(event['sites'])} sites")
         elif kind == "answer":
-            self._answers[event["site"]] = event
-            if event["task"] in ("train", "score", "adopt") and self._complete() and self._said("dice"):
+            self._answers[event["site"]], spec = event, spec_of(event["task"])
+            if "dice" in spec.scalars and self._complete() and self._said("dice"):
                 # a round's network is scored when it comes back as the mean, at the start of the next
-                scored = event["round"] - (event["task"] == "train")
+                scored = event["round"] - (spec.kind is Kind.ROUND)
                 bar.console.print(f"round {scored} validation Dice: {self._said('dice')}")
             bar.update(task, description=f"{event['task']}: {', '.join(self._answers)} answered")
-            if event["task"] in ("tune", "calibrate"):
+            if "iou_before" in spec.scalars and "epoch" not in event:  # not each epoch of an exchange of heads
                 scalars = event["scalars"]
                 ious = [f"{scalars[name]:.3f}" if name in scalars else WITHHELD for name in ("iou_before", "iou")]
                 gain = f"validation IoU {' -> '.join(ious)}, best epoch {scalars['epoch']}"

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from feddp.errors import FedDPError
 from feddp.flare.bounds import LEAST_SITES
-from feddp.flare.policy import CONSENTS, PLAN
+from feddp.flare.policy import PLAN
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
 from feddp.methods.plan import Plan
 from feddp.networks import DEFAULT
 from feddp.networks.weights import fingerprint, load_checkpoint
+from feddp.protocol import CONSENTS
 from feddp.run import pooled, session
 from feddp.run.poc import poc
 from feddp.run.session import Request
