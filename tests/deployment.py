@@ -144,7 +144,9 @@ class Deployment:
 
         def ended():
             meta = self.session.get_job_meta(job)
-            return meta if meta["status"].startswith("FINISHED") else None
+            # FLARE writes down that a job could not run, and only then why
+            told = meta["status"] != "FINISHED:FAILED_TO_RUN" or "job_deploy_detail" in meta
+            return meta if meta["status"].startswith("FINISHED") and told else None
 
         return until(ended, f"job {job} did not end")
 

@@ -57,8 +57,9 @@ class Federation:
             agent.register_processor(processor)
         return cell
 
-    def hand(self, to: str, channel: str, topic: str, payload=None, origin=SERVER, by=None, person="", **headers) -> None:
-        """A message of `origin`, handed to the cell `to` by its neighbour `by`."""
+    def hand(self, to: str, channel: str, topic: str, payload=None, origin=SERVER, by=None, person=None, **headers) -> None:
+        """A message of `origin`, handed to the cell `to` by its neighbour `by`, with the certificate of `person`: the server's
+        own where it is the server and nobody is named."""
         kind = headers.pop("kind", MessageType.REQ)
         said = {
             MessageHeaderKey.MSG_TYPE: kind,
@@ -71,6 +72,7 @@ class Federation:
         encode_payload(message)
         message.payload = as_bytes(message.payload)
         message.add_headers(headers)
+        person = "server.example.org" if person is None and (by or origin) == SERVER else person
         connection = SimpleNamespace(get_conn_properties=lambda: {"peer_cn": person} if person else {})
         self.cells[to].core_cell.process_message(Endpoint(by or origin), connection, CoreCell.APP_ID, message)
 

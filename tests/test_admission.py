@@ -14,7 +14,9 @@ import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 import uuid
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
@@ -42,6 +44,7 @@ from nvflare.security.security import FLAuthorizer
 
 from feddp.errors import FedDPError
 from feddp.flare.admission import AdmittedApp, AdmittingDeployer
+from feddp.flare.archive import read_app
 from feddp.flare.job_folder import read_folder
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import export
@@ -314,6 +317,10 @@ def test_a_bomb_is_refused_before_it_is_unpacked(hospital, folder):
     lying = huge[: place + 24] + struct.pack("<I", 1000) + huge[place + 28 :]
     hospital.refuses(folder, "the app is no zip that can be read", data=lying)
     hospital.refuses(folder, "no zip that can be read", data=b"PK nothing")
+    newer = bytearray(packed(("config/config_fed_client.json", b"{}")))
+    for at in (4, newer.rindex(b"PK\x01\x02") + 6):
+        newer[at] = 99  # the version of the format that is needed to read it
+    hospital.refuses(folder, "no zip that can be read", data=bytes(newer))
     broken = bytearray(packed(("config/config_fed_client.json", b" " * BYTES), compression=ZIP_DEFLATED))
     broken[80:100] = b"\xff" * 20
     hospital.refuses(folder, "no zip that can be read", data=bytes(broken))
@@ -322,6 +329,38 @@ def test_a_bomb_is_refused_before_it_is_unpacked(hospital, folder):
     with pytest.warns(UserWarning, match="Duplicate"):
         twice = packed(*[("config/config_fed_client.json", (folder / CLIENT).read_bytes())] * 2)
     hospital.refuses(folder, "twice", data=twice)
+
+
+def test_no_more_is_unpacked_than_is_read(folder):
+    """A directory that says 1 KB, with the checksum of the first KB, of 900 MB in a zip of less than 1 MB."""
+    packer = zlib.compressobj(9, wbits=-15)
+    stream = b"".join([*(packer.compress(b" " * BYTES) for _ in range(900)), packer.flush()])
+    made = io.BytesIO()
+    with ZipFile(made, "w") as archive:
+        archive.writestr("config/config_fed_client.json", b" " * 1024)
+    plain = made.getvalue()
+    body = plain.index(b" " * 1024)
+    method, size = struct.pack("<H", ZIP_DEFLATED), struct.pack("<I", len(stream))
+    local = plain[:8] + method + plain[10:18] + size + plain[22:body]
+    at = plain.rindex(b"PK\x01\x02")
+    central = plain[at : at + 10] + method + plain[at + 12 : at + 20] + size + plain[at + 24 : plain.rindex(b"PK\x05\x06")]
+    end = plain[plain.rindex(b"PK\x05\x06") :]
+    lying = local + stream + central + end[:16] + struct.pack("<I", len(local) + len(stream)) + end[20:]
+    assert len(lying) < BYTES
+    tracemalloc.start()
+    assert read_app(lying, "config/config_fed_client.json") == b" " * 1024
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * BYTES
+
+
+@pytest.mark.parametrize("properties", [[1], 5, "abc"])
+def test_properties_that_are_none_are_the_sites_own_to_read(hospital, folder, properties):
+    privacy = hospital.kit / "local/privacy.json"
+    content = json.loads(privacy.read_text())
+    content["scopes"][0]["properties"] = properties
+    privacy.write_text(json.dumps(content))
+    hospital.refuses(folder, "its privacy.json is not in order")
 
 
 # what FLARE would expand, include, or read otherwise

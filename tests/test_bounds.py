@@ -109,6 +109,8 @@ def test_only_the_plan_that_was_approved_is_taken(usual):
     with pytest.raises(FedDPError, match="has not approved"):
         policy().accept("hospital", plan)  # what privacy.json leaves out is not given
     request = {"newcomer": "N", "donors": ["site-1"], "job": "j"}
+    with pytest.raises(FedDPError, match="has not approved plan"):  # the model that it brings is within no bound
+        policy(approve="any").accept("hospital", plan, request)
     with pytest.raises(FedDPError, match="has not approved"):
         policy(approve=[line]).accept("hospital", plan, request)
     policy(approve=[{"job": "x", "plan": plan.digest(request)}]).accept("hospital", plan, request)

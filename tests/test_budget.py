@@ -55,16 +55,17 @@ def trains(hospital, round=0):
 
 
 def test_measured_numbers_are_counted_and_nothing_else_is(hospital):
-    """A loss, scores, tables. Not: tensors without a number, consent, an error, and what the minimum withholds."""
+    """A loss, scores, tables, and a round's tensors, with or without a number. Not: consent, and what the minimum withholds."""
     site = hospital(consent=[])
     for task, message in (("train", messages.pack(site.shared, **NUMBERS)), ("score", messages.pack(dice=0.5, round=1))):
         site.sends(task, message)
     site.sends("evaluate", messages.pack(**TABLES))
     assert spent(site) == Used(["job"], 3)
     site.sends("train", messages.pack(site.shared, samples=8.0, round=1))
+    assert spent(site) == Used(["job"], 4)
     site.sends("introduce", messages.pack(consent=False))
     site.submitted(site.plan, min_images=9).sends("score", messages.pack(dice=0.5))
-    assert spent(site) == Used(["job"], 3)
+    assert spent(site) == Used(["job"], 4)
 
 
 def test_beyond_its_evaluations_nothing_of_a_result_leaves(hospital):

@@ -419,11 +419,22 @@ def test_who_is_refused_is_in_the_audit_file_by_name_and_no_value(federation, ki
     federation.hand(A, "a\nb" * 500, "t", {}, by=SERVER)
     inside, peer, strange = federation.lines()
     assert "[U:server][A:gate]" in inside
-    said = "admin/admin sys.shell (_userName, job_id, x?y??E:0?) for member@x from server over server -"
+    said = "admin/admin sys.shell (_userName, job_id, x?y??E:0?) for member@x from server over server server.example.org"
     assert f"{said}: sys.shell is answered by no site]" in inside
-    assert f"admin/admin from {B}.{JOB} over server -: {B}.{JOB} is not whom this site listens to]" in peer
+    assert f"admin/admin from {B}.{JOB} over server server.example.org: {B}.{JOB} is not whom this site listens to]" in peer
     assert len(strange) < 800
     assert "SECRET" not in federation.audit.read_text()
+
+
+def test_a_process_of_the_same_machine_is_not_the_server(federation, kit):
+    """A site listens to its own jobs without TLS: who connects there has no certificate, whatever it calls itself."""
+    SiteGate()
+    federation.site(A, kit)
+    for person in ("", None):
+        federation.hand(A, "admin", "admin", AdminMessage("train.check_status", ""), origin=SERVER, person=person)
+    line, *more = federation.lines()
+    assert f"admin/admin from {SERVER} over {SERVER} -: {SERVER} is not whom this site listens to]" in line
+    assert "is not whom" not in "".join(more), "the control"
 
 
 def test_a_flood_of_refusals_does_not_fill_the_disk(federation):

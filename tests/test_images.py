@@ -216,6 +216,17 @@ SECRET = {"x": {"source": "/x", "mount_path": "/usr/local/lib/python3.11"}}
             study(lambda s: s["docker_kwargs"].update(privileged=True)),
             "gives containers privileged, which",
         ),
+        (
+            "study_runtime.yaml",
+            study(lambda s: s["docker_kwargs"].update(security_opt=["seccomp=unconfined"])),
+            "gives containers security_opt ['seccomp=unconfined']. There may be no-new-privileges",
+        ),
+        ("study_runtime.yaml", study(lambda s: s["datasets"]["site"].update(mode="rw")), "for writing, which is not where"),
+        (
+            "study_runtime.yaml",
+            study(lambda s: s["datasets"].update(more={"source": "/", "mode": "ro"})),
+            "mounts /, which opens the machine",
+        ),
         ("study_runtime.yaml", study(lambda s: s.update(secret_mounts=SECRET)), "a pod template or secrets, which the check"),
         (
             "study_runtime.yaml",

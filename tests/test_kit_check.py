@@ -165,6 +165,18 @@ def test_python_in_the_kits_folder(kit):
     assert line.startswith(f"{kit}/torch.py: holds code")
 
 
+def test_python_in_a_folder_of_the_kits_own(kit):
+    """`feddp/` is where a site keeps its networks, and our package's name: the control takes it for the package."""
+    (kit / "feddp").mkdir(mode=0o700)
+    (kit / "feddp/__init__.py").write_text("print('not ours')")
+    command = [sys.executable, "-m", "feddp.errors"]
+    done = subprocess.run(command, cwd=kit, env=ENV, capture_output=True, text=True, check=False)
+    assert done.stdout == "not ours\n"
+    shutil.rmtree(kit / "feddp/__pycache__", ignore_errors=True)
+    (line,) = said(kit)
+    assert line.startswith(f"{kit}/feddp/__init__.py: holds code")
+
+
 POPEN = "subprocess.Popen"
 CONSUMER = "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"
 UPDATE = "feddp.flare.update_privacy.UpdatePrivacy"
@@ -334,6 +346,9 @@ def test_a_changed_script_is_found(copy, owner, name):
         (lambda c: c["client"].update(connection_security="clear"), "has connection_security 'clear', and a kit mtls"),
         (lambda c: c["servers"].append(c["servers"][0]), "has 2 entries in servers, and a kit has 1"),
         (lambda c: c["client"].pop("ssl_cert") and None, "does not say client.ssl_cert"),
+        # any certificate of the project would do for the server's
+        (lambda c: c["client"].update(auth_identity_map={"server": "hospital-b"}), "says client.auth_identity_map, which no"),
+        (lambda c: c["servers"][0].update(auth_identity="hospital-b"), "says servers.auth_identity, which no"),
     ],
 )
 def test_a_changed_configuration_is_found(kit, change, words):
@@ -452,6 +467,39 @@ def test_every_consent_over_single_images(kit):
     assert said(kit) == [
         f"{kit}/local/privacy.json: scope feddp is below the consortium's minimum: min_images is 1. Write at least 5."
     ]
+
+
+WEAK = {
+    "std_images is 1": {"std_images": 1},
+    "bounds.batch is 1": {"bounds": {"batch": 1}},
+    "bounds.min_sites is 1": {"bounds": {"min_sites": 1}},
+}
+
+
+@pytest.mark.parametrize("words", WEAK)
+def test_a_policy_that_shows_single_images_or_sites(kit, words):
+    edit(kit / "local/privacy.json", lambda p: p["scopes"][0]["properties"].update(WEAK[words]))
+    (line,) = said(kit)
+    assert f"scope feddp is below the consortium's minimum: {words}." in line
+
+
+def test_what_a_hospital_has_loosened_is_marked(kit):
+    """It is the hospital's to decide, and its administrator sees that it was decided."""
+    own = {"seed": "plan", "approve": "any", "budget": {"jobs": 10**9}}
+    edit(kit / "local/privacy.json", lambda p: p["scopes"][0]["properties"].update(own))
+    assert check(kit, offline=True)[1] == []
+    shown = list(effective(Kit.open(kit)))
+    (seed,) = [line for line in shown if "(seed)" in line]
+    assert seed.endswith("(seed): plan [left out, it would be: own]")
+    assert [line for line in shown if "(approve): any [left out, it would be: none]" in line]
+    assert [line for line in shown if line.endswith("[left out, it would be: jobs 20; evaluations 10000]")]
+    assert not [line for line in shown if "(min_images)" in line and "left out" in line]
+
+
+@pytest.mark.parametrize("wrong", [{"components": 5}, {"scopes": [{"name": "feddp", "properties": [1]}]}])
+def test_a_policy_of_another_shape_is_refused_in_words(kit, wrong):
+    edit(kit / "local/privacy.json", lambda p: p.update(wrong))
+    assert f"{kit}/local/privacy.json" in said(kit)[0]
 
 
 def test_a_filter_is_built_to_see_whether_it_takes_its_arguments(kit):

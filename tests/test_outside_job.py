@@ -199,7 +199,8 @@ class Hospital:
         self.fl_ctx.get_identity_name = lambda *a, **k: name
         workspace = SimpleNamespace(get_root_dir=lambda: str(self.root))
         policy = {"private": list(private), "min_images": min_images}  # two test images
-        properties = {"approve": "any", "data": str(data), "consent": list(consent), **policy}
+        approve = [{"job": JOB, "plan": plan.digest(asked)}]
+        properties = {"approve": approve, "data": str(data), "consent": list(consent), **policy}
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "late", private=False)
         self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
         self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)

@@ -41,8 +41,9 @@ COMPONENTS = {
 # what else of the kind a kit's resources.json says at its top, and `feddp kit check` demands to the letter: what FLARE's server
 # asks about its own app of a job, which no deployer of ours sees there
 SETTINGS: dict[str, dict[str, Any]] = {SERVER: {"app_validator": {"path": AT_SERVER, "args": {}}}, CLIENT: {}}
-# below which a site's policy shows single images: nobody's is provisioned so, and `feddp kit check` refuses it
-MINIMUM = {"min_images": 5}
+# below which a site's policy shows single images, or one site's contribution: nobody's is provisioned so, and `feddp kit check`
+# refuses it
+MINIMUM = {"min_images": 5, "std_images": 5, "bounds.batch": 2, "bounds.min_sites": 2}
 # the rights that nobody has, and what they would let a person do. A log's configuration names classes and functions that Python
 # builds and calls, with any arguments
 _CODE = "bring code of their own"
@@ -112,6 +113,9 @@ class SitePolicyBuilder(Builder):
     machine, its device, its consent; the server under `storage` where it keeps jobs. Resources and authorization are written as
     FLARE's `.default` files, which are in force until the hospital puts files of its own beside them.
     """
+
+    def initialize(self, project: Project, ctx: ProvisionContext) -> None:
+        os.umask(OTHERS)  # keys are written before `finalize` closes what FLARE leaves open
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()

@@ -144,4 +144,7 @@ def scope_properties(privacy: Path, scope: str) -> dict[str, Any] | None:
         raise FedDPError(f"{privacy} cannot be read ({type(error).__name__}: {error}); correct it") from error
     if len(found) > 1:
         raise FedDPError(f"{privacy} has the scope {scope} twice; remove one")
-    return dict(found[0].get("properties") or {}) if found else None
+    properties = (found[0].get("properties") or {}) if found else None
+    if not isinstance(properties, dict | None):
+        raise FedDPError(f"{privacy}: the properties of scope {scope} are {properties!r}; write names with values")
+    return properties

@@ -35,8 +35,9 @@ def read_app(data: bytes, file: str) -> bytes:
                 plain = kind in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG)
                 if not plain or info.flag_bits & 1 or info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
                     raise FedDPError(f"the app holds {info.filename!r}, which is no plain file; export it with `feddp job`")
-            return archive.read(file)
-    except (BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+            with archive.open(file) as packed:  # `read` unpacks all that is there before it cuts it to what the directory says
+                return packed.read(LARGEST)
+    except (BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError) as error:
         raise _unreadable(error) from None
 
 
@@ -52,7 +53,7 @@ def require_small(data: Any) -> None:
     try:
         with ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
-    except (BadZipFile, OSError, ValueError) as error:
+    except (BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise _unreadable(error) from None
     if (total := sum(info.file_size for info in infos)) > LARGEST:
         raise FedDPError(f"the app unpacks to {total} bytes, and at most {LARGEST} are read")

@@ -1,7 +1,8 @@
 """How much jobs have asked of a site's data so far, and where its policy ends that.
 
 Very many means over the same images tell of single images what one does not. So a site counts, for each data folder, its jobs,
-and its evaluations: results that carry measured numbers (`flare.numbers.MEASURED`). The count survives every process.
+and its evaluations: results that carry measured numbers (`flare.numbers.MEASURED`) or a round's shared tensors. The count
+survives every process.
 """
 
 import json

@@ -79,7 +79,7 @@ class PrivateTensorGuard(Filter):
             means = numbers.without_std(task, said, plan, policy.data, policy.std_images)
             if means != said:
                 said = means | {STD_WITHHELD: policy.std_images}
-            if numbers.MEASURED & said.keys():
+            if numbers.MEASURED & said.keys() or (sent and task == messages.TRAIN):
                 component.measured(fl_ctx)
             said = {name: numbers.rounded(name, value) for name, value in said.items()}
             return messages.pack(leaving(component, task, sent, fl_ctx), **said)

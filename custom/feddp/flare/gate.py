@@ -57,7 +57,8 @@ class SiteGate(Gate):
                 return cells.PARENT
             if not job and origin != me and cells.split(origin)[0] == site:
                 return cells.BOOTSTRAP if cells.is_bootstrap(origin) else cells.CHILD
-        if endpoint == SERVER or endpoint == FQCN.get_parent(me):  # behind relays, and for a job without a way of its own
+        # the server by its certificate, for a site also listens to its own machine, without TLS; or by way of the parent
+        if (endpoint == SERVER and arrival.person) or endpoint == FQCN.get_parent(me):
             if origin == SERVER:
                 return cells.SERVER
             if origin == f"{SERVER}.{job}" or (not job and cells.split(origin)[0] == SERVER):

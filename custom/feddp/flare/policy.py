@@ -139,7 +139,9 @@ class SitePolicy:
             )
 
     def approves(self, plan: Plan, request: Mapping[str, Any] | None = None) -> bool:
-        return self.approve == ANY or plan.digest(request) in self.approve
+        """Whether it was approved. "any" is for plans, which `bounds` and `tensors` hold; a newcomer's job brings a model that
+        no bound holds."""
+        return (self.approve == ANY and request is None) or plan.digest(request) in self.approve
 
     def problems(self, plan: Plan, request: Mapping[str, Any] | None = None) -> list[str]:
         """Why this hospital does not take a job, whoever approves it: each with the setting, its bound and the remedy."""

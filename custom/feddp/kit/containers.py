@@ -22,6 +22,7 @@ PYTHON = (None, "/usr/local/bin/python", "/usr/local/bin/python3")
 ENVIRONMENT = {RESULTS, WorkspaceConstants.ENV_VAR_AUDIT_ROOT, WorkspaceConstants.ENV_VAR_LOG_ROOT}
 ENVIRONMENT |= {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TZ"}
 OPTIONS = {"device_requests", "cap_drop", "security_opt", "read_only"}
+HARDENING = {"no-new-privileges", "no-new-privileges:true"}
 OPTIONS |= {"shm_size", "mem_limit", "nano_cpus", "cpuset_cpus", "pids_limit"}
 
 
@@ -103,7 +104,18 @@ class Containers:
         for file, environment, options in chosen:
             for word in sorted({*(environment or {})} - ENVIRONMENT | {*(options or {})} - OPTIONS):
                 yield Problem(file, f"gives containers {word}, which the check does not know", f"Take it out. {SEE}")
+            if set((options or {}).get("security_opt") or ()) - HARDENING:
+                what = f"gives containers security_opt {options['security_opt']!r}"
+                yield Problem(file, what, f"There may be {' and '.join(sorted(HARDENING))}")
         for study in self.studies.values():
+            for mount in study.datasets:
+                if not mount.read_only and study.env.get(RESULTS) not in (None, mount.mount_path):
+                    what = f"mounts {mount.source} for writing, which is not where the site keeps what it learns ({RESULTS})"
+                    yield Problem(self.file, what, "Mount it read-only")
+                if self.runtime == DOCKER and (Path(mount.source) == Path("/") or Path(mount.source).is_socket()):
+                    yield Problem(
+                        self.file, f"mounts {mount.source}, which opens the machine to jobs", "Name the data's folder"
+                    )
             if study.pod_template or study.secret_env or study.secret_mounts:
                 what = f"gives containers of study {study.study} a pod template or secrets, which the check does not know"
                 yield Problem(self.file, what, f"Take them out. {SEE}")

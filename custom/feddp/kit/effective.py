@@ -1,7 +1,7 @@
 """What a kit's policy lets leave, in words: for the administrator who is to start it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 from feddp.flare.policy import SitePolicy
@@ -40,7 +40,13 @@ def effective(kit: Kit) -> Iterator[str]:
         policy = SitePolicy.of(kit.name, scope["properties"], simulated=False)
         yield f"a job under scope {scope['name']}"
         for field in fields(policy):
-            yield f"  {WORDS.get(field.name, field.name)} ({field.name}): {_words(getattr(policy, field.name))}"
+            value = getattr(policy, field.name)
+            yield f"  {WORDS.get(field.name, field.name)} ({field.name}): {_words(value)}{_changed(field, value)}"
+
+
+def _changed(field: Field, value: Any) -> str:
+    """What a property would be if privacy.json left it out: weaker than that, it is the administrator's own decision."""
+    return "" if field.default in (MISSING, value) else f" [left out, it would be: {_words(field.default)}]"
 
 
 def _words(value: Any) -> str:

@@ -58,11 +58,12 @@ def _shadows(kit: Kit) -> Iterator[Problem]:
 def _importable(folder: Path) -> Iterator[Problem]:
     """Jobs are started as `python -m` in the kit's folder: Python looks there first for each module."""
     suffixes = tuple(all_suffixes())
-    for path in sorted(folder.iterdir()):
-        # Python imports from any folder beside the process, with or without an __init__.py
-        strange = path.is_dir() and path.name.isidentifier() and path.name not in FOLDERS
-        if strange or path.name.endswith(suffixes):
-            yield Problem(path, "holds code, which jobs would load in place of what is installed", "Take it out of the kit")
+    beside = sorted(folder.iterdir())
+    # Python imports from any folder beside the process, with or without an __init__.py; but for those of a kit, which hold none
+    found = [path for path in beside if path.is_dir() and path.name.isidentifier() and path.name not in FOLDERS]
+    within = [path for name in FOLDERS if (folder / name).is_dir() for path in sorted((folder / name).iterdir())]
+    for path in [*found, *(path for path in (*beside, *within) if path.name.endswith(suffixes))]:
+        yield Problem(path, "holds code, which jobs would load in place of what is installed", "Take it out of the kit")
 
 
 def _modes(kit: Kit) -> Iterator[Problem]:

@@ -26,13 +26,16 @@ def _reach(kit: Kit) -> list[Problem]:
     """Whether a server of this project listens, and takes this certificate."""
     host, port = kit.server
     context = ssl.create_default_context(cafile=kit.root)
-    context.check_hostname = False  # FLARE's clients go by the root alone
+    context.check_hostname = False  # FLARE's clients go by the root and the name, not by the host
     context.load_cert_chain(kit.certificate, kit.key)
     wrong, remedy = "", "Start the server, open the firewall, or leave this out with --offline"
     try:
         with socket.create_connection((host, port), timeout=PATIENCE) as plain, context.wrap_socket(plain) as secured:
             secured.settimeout(1)
-            if _hangs_up(secured):
+            if (shown := _name(secured)) != kit.server_identity:
+                wrong = f"shows the certificate of {shown}, and the kit names {kit.server_identity}"
+                remedy = "Correct the address, or ask for the kit anew"
+            elif _hangs_up(secured):
                 wrong = "turns this kit's certificate away"
     except ssl.SSLCertVerificationError as error:
         wrong, remedy = f"is not of this project ({error.verify_message})", "Correct the address, or ask for the kit anew"
@@ -41,6 +44,12 @@ def _reach(kit: Kit) -> list[Problem]:
     except OSError as error:
         wrong = f"does not answer ({error})"
     return [Problem(kit.configuration, f"the server {host}:{port} {wrong}", remedy)] if wrong else []
+
+
+def _name(secured: ssl.SSLSocket) -> str:
+    """The common name in the other side's certificate, which a site's FLARE holds against the kit's."""
+    subject = (secured.getpeercert() or {}).get("subject", ())
+    return next((value for part in subject for key, value in part if key == "commonName"), "nobody")
 
 
 def _hangs_up(secured: ssl.SSLSocket) -> bool:

@@ -1,6 +1,7 @@
 """A site's privacy.json: the guard stands on all that leaves, and what else stands there is on the list and can be built."""
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def privacy_problems(kit: Kit) -> list[Problem]:
         what = "is missing: FLARE would accept every scope, with no filter"
         return [Problem(path, what, f"Put back the kit's file ({SEE})")]
     problems = []
-    for component in read_json(path).get("components") or []:
+    listed = read_json(path).get("components") or []
+    for component in listed if isinstance(listed, list) else [listed]:
         problems.append(Problem(path, f"has FLARE build {component!r}", "Remove it: no scope uses components"))
     if SCOPE not in [scope.get("name") for scope in scopes(path)]:
         problems.append(Problem(path, f"has no scope {SCOPE}, under which our jobs run", f"Add a scope of the name {SCOPE}"))
@@ -118,7 +120,7 @@ def _site(kit: Kit, path: Path, scope: Mapping[str, Any]) -> list[Problem]:
         policy = SitePolicy.of(kit.name, scope.get("properties"), simulated=False)
     except FedDPError as error:
         return [Problem(path, f"scope {name}: {error}", SEE)]
-    said = {word: getattr(policy, word) for word in MINIMUM}
+    said = {word: attrgetter(word)(policy) for word in MINIMUM}
     below = [
         Problem(path, f"scope {name} is below the consortium's minimum: {word} is {said[word]}", f"Write at least {least}")
         for word, least in MINIMUM.items()

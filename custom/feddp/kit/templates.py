@@ -14,8 +14,9 @@ from nvflare.lighter.utils import sh_replace
 __all__ = ["Section", "deviations", "rendered", "shape"]
 
 _ANY = "any"  # in a shape: whatever provisioning puts there
-_OPTIONAL = re.compile(r"\{~~(require_signed_jobs_config|auth_identity_config)~~\}")  # where more keys may follow
-_OPTIONAL_KEYS = {"require_signed_jobs", "auth_identity", "auth_identity_map"}
+# where more keys may follow. Kits of ours have no relays, so none says whose name another's certificate may have
+_OPTIONAL = re.compile(r"\{~~(require_signed_jobs_config|auth_identity_config)~~\}")
+_OPTIONAL_KEYS = {"require_signed_jobs"}
 
 
 def rendered(section: str, words: Mapping[str, str]) -> str:
