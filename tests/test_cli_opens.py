@@ -1,4 +1,4 @@
-"""The command line opens at once: help and completion load no library that only a command's body needs."""
+"""The command line opens at once: help, completion and the list of methods load no library that only a run needs."""
 
 import json
 import os
@@ -39,6 +39,10 @@ def test_a_help_loads_nothing_heavy(command):
     assert python(LOADED, *command.split(), "--help").splitlines() == ["loaded:"]
 
 
+def test_the_methods_are_listed_without_what_they_compute_with():
+    assert python(LOADED, "methods").splitlines() == ["loaded:"]
+
+
 def test_what_loads_something_heavy_is_noticed():
     assert python("import numpy" + LOADED, "--help").splitlines() == ["loaded: numpy"]
 
@@ -47,7 +51,9 @@ COMPLETING = {"_FEDDP_COMPLETE": "complete_bash", "COMP_WORDS": "feddp da", "COM
 
 
 @pytest.mark.parametrize(
-    ("command", "environment"), [("--help", {}), ("run --help", {}), ("", COMPLETING)], ids=["help", "run", "completion"]
+    ("command", "environment"),
+    [("--help", {}), ("run --help", {}), ("methods", {}), ("", COMPLETING)],
+    ids=["help", "run", "methods", "completion"],
 )
 def test_it_opens_at_once(command, environment):
     """The best of three: other processes on the machine cost time, never save it."""
