@@ -89,9 +89,7 @@ def join(
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    roles = tuple(role.strip() for role in train.split(","))
-
     def report(epoch: int, loss: float, score: float) -> None:
         console.print(f"epoch {epoch}/{epochs}  loss: {loss:.4f}  validation IoU: {score:.4f}")
 
-    Console().print(table(run(models, data, out, roles, epochs, lr, seed, device, report)))
+    Console().print(table(run(models, data, out, words(train), epochs, lr, seed, device, report)))
