@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from feddp.cli.data import app
 from feddp.data.check import check
-from feddp.data.cli import app
 from feddp.data.folder import write_site
 
 FACTS = {"name": "toy", "channels": 3, "classes": ["tumour"], "labels": "nested"}

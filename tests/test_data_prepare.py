@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from feddp.cli.data import app
 from feddp.data.check import check
-from feddp.data.cli import app
 from feddp.data.folder import SiteFolder, find_sites
 from feddp.data.prepare import PREPARE
 from feddp.data.prepare.fundus import crop

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from feddp.cli.data import app
 from feddp.data.check import check
-from feddp.data.cli import app
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import EMPTY, KINDS, _annotate, _chance, draw, habits_of, synthesize, synthesize_site
 from feddp.errors import FedDPError

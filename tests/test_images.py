@@ -103,7 +103,7 @@ def test_who_runs_it_is_nobody_in_particular():
 
 def test_only_the_package_enters_the_build(tmp_path):
     """By the Docker SDK's own reading of .dockerignore, on a checkout with kits, keys, images and runs in it."""
-    inside = ["pyproject.toml", "provisioning/requirements.lock", "custom/feddp/cli.py", "custom/feddp/kit/kit.py"]
+    inside = ["pyproject.toml", "provisioning/requirements.lock", "custom/feddp/cli/run.py", "custom/feddp/kit/kit.py"]
     outside = [
         "provisioning/kits/feddp/state/cert.json",
         "provisioning/docker/hospital-a/startup/client.key",

@@ -296,7 +296,7 @@ def test_fedgkd_s_teacher_is_the_mean_of_the_last_received(by_hand, monkeypatch,
         taught.append(torch.logit(teacher.flatten()[0]).item())
         return bernoulli_kl(teacher, logits)
 
-    monkeypatch.setattr("feddp.methods.fedgkd.bernoulli_kl", spy)
+    monkeypatch.setattr("feddp.training.losses.bernoulli_kl", spy)
     monkeypatch.setattr(One, "added", 9.0)
     site = by_hand("fedgkd", gkd_models=models)
     for round, received in enumerate([1.0, 3.0, 2.0]):

@@ -20,9 +20,9 @@ from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.flare.spectra import Spectra
-from feddp.methods import feddg, spectra
+from feddp.methods import spectra
 from feddp.report import write_markdown
-from feddp.training.spectra import interpolated, radius, windows
+from feddp.training.spectra import in_another_style, interpolated, radius, windows
 
 
 def noise(*shape, seed=0):
@@ -150,7 +150,7 @@ def test_the_loss_is_the_mean_of_both_batches(open_site, monkeypatch):
     spectra.keep(site, {"site-2": {"amplitude": peer}})
     seen = {}
     monkeypatch.setattr(site, "fit", lambda **given: seen.update(given) or 0.0)
-    monkeypatch.setattr(feddg, "in_another_style", lambda images, peers: images * 0 + peers.mean())
+    monkeypatch.setattr("feddp.training.spectra.in_another_style", lambda images, peers: images * 0 + peers.mean())
     site.method.round(site)
     site.network.eval()
     images, masks = noise(2, 3, 32, 32), (noise(2, 1, 32, 32) > 0).float()
@@ -165,10 +165,12 @@ def test_the_loss_is_the_mean_of_both_batches(open_site, monkeypatch):
 
 def test_each_image_draws_its_own_peer_and_weight(monkeypatch):
     given = {}
-    monkeypatch.setattr(feddg, "interpolated", lambda images, peers, weights: given.update(peers=peers, weights=weights))
+    monkeypatch.setattr(
+        "feddp.training.spectra.interpolated", lambda images, peers, weights: given.update(peers=peers, weights=weights)
+    )
     peers = torch.arange(5.0).view(5, 1, 1, 1)
     torch.manual_seed(0)
-    feddg.in_another_style(torch.zeros(200, 1, 8, 8), peers)
+    in_another_style(torch.zeros(200, 1, 8, 8), peers)
     assert given["peers"].unique().tolist() == [0, 1, 2, 3, 4]
     weights = given["weights"]
     assert len(weights.unique()) > 190

@@ -11,7 +11,6 @@ from torch import nn, tensor
 
 from feddp.cli import main
 from feddp.errors import FedDPError
-from feddp.methods import ttt
 from feddp.networks import build
 from feddp.networks.rotation import rotation_logits
 from feddp.networks.weights import load_personal, save_network
@@ -117,7 +116,7 @@ def test_the_loss_by_hand_and_on_upright_images(open_site, monkeypatch, weight):
         seen.append((upright, turns))
         return rotation_loss(network, upright, turns)
 
-    monkeypatch.setattr(ttt, "rotation_loss", spy)
+    monkeypatch.setattr("feddp.training.rotation.rotation_loss", spy)
     chosen = [site.samples[i] for i in (5, 2, 0)]
     batch = {"image": torch.zeros(3, 3, 32, 32), "mask": torch.stack([s["mask"] for s in chosen])}
     batch["stem"] = [s["stem"] for s in chosen]

@@ -8,14 +8,17 @@ Buffers belong to the layer that holds them, integer counters too: a private bat
 running_mean, running_var and num_batches_tracked. A shared one exchanges all five.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
+from typing import TYPE_CHECKING
 
 from feddp.errors import FedDPError
+
+# the words are read without torch: the command line lists them (`feddp methods`)
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 QUERY = "query"
 KEY = "key"
@@ -37,9 +40,8 @@ ROLES = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER, CALIBRATOR, PROJECTOR,
 WORDS = (*ROLES, NONE, ALL)
 
 Rule = tuple[str, ...]
-State = dict[str, Tensor]
+State = dict[str, "Tensor"]
 
-NORMALISATIONS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)
 _FUSED = ("qkv", "kv", "in_proj_weight")  # the last is torch.nn.MultiheadAttention's
 
 
@@ -130,11 +132,13 @@ def _check_words(rule: Rule) -> None:
 
 def select(network: nn.Module, word: str) -> set[str]:
     """The state_dict keys of one role (NONE and ALL are rules, not roles); empty where the network has none of it."""
+    from torch import nn
+
     found: set[str] = set()
     # a module registered twice has two names in state_dict: both count
     for path, module in network.named_modules(remove_duplicate=False):
         if word == NORM:
-            if isinstance(module, NORMALISATIONS):
+            if is_normalisation(module):
                 found |= _keys_of(module, path)
             continue
         if word in (QUERY, KEY, VALUE):
@@ -148,11 +152,22 @@ def select(network: nn.Module, word: str) -> set[str]:
     return found
 
 
+def is_normalisation(layer: nn.Module) -> bool:
+    """Batch, instance, group or layer normalisation."""
+    from torch.nn import GroupNorm, LayerNorm
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm
+
+    return isinstance(layer, (_BatchNorm, _InstanceNorm, GroupNorm, LayerNorm))
+
+
 def _keys_of(module: nn.Module, path: str) -> set[str]:
     return {f"{path}.{key}" if path else key for key in module.state_dict()}
 
 
 def _refuse_fused(module: nn.Module, path: str) -> None:
+    from torch import nn
+
     for name in _FUSED:
         if isinstance(getattr(module, name, None), (nn.Module, nn.Parameter)):
             raise FedDPError(

@@ -1,5 +1,6 @@
 """The methods by name: those of this package, and those that other installed packages bring.
 
+Their declarations are read without torch (`feddp methods`): a method's file imports what a hook computes with in the hook.
 Adding one: a file beside these and a line in OWN, or a package of its own with an entry point in the group `feddp.methods`,
 installed at every participant. A job carries a method's name, never its code.
 """

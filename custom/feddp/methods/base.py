@@ -1,14 +1,16 @@
 """What a method declares: which tensors are private, which stages it has, what a round and a batch's loss are."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from feddp.partition import NONE
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from feddp.methods.plan import Plan
     from feddp.methods.site import Site
 
@@ -36,27 +38,27 @@ class Method:
         self.hyper = hyper
 
     @staticmethod
-    def layers(plan: "Plan") -> dict[str, dict[str, float]]:
+    def layers(plan: Plan) -> dict[str, dict[str, float]]:
         """What the method adds to the network: a name of feddp.networks.LAYERS with its options."""
         return {}
 
     @classmethod
-    def rule(cls, plan: "Plan") -> tuple[str, ...]:
+    def rule(cls, plan: Plan) -> tuple[str, ...]:
         """What is private where the plan does not say so itself."""
         return cls.private
 
-    def opened(self, site: "Site") -> None:
+    def opened(self, site: Site) -> None:
         """Called once, when the site's network has been built."""
 
-    def round(self, site: "Site") -> float:
+    def round(self, site: Site) -> float:
         """What a site does between receiving γ^t and sending γ_k, once a phase; returns the mean training loss."""
         return site.fit(epochs=site.plan.training.local_epochs)
 
-    def loss(self, site: "Site", logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, site: Site, logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """A batch's loss from logits (B,C,H,W), in every stage; a scalar."""
         return site.segmentation_loss(logits, batch["mask"])
 
-    def receive_heads(self, site: "Site", peers: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def receive_heads(self, site: Site, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Called at every epoch of the stage HEADS, for methods that have it, with the consenting peers' heads by site."""
 
     def aggregate(self, previous: Mapping[str, Tensor], mean: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ its own (the paper: SGD). The distance is over parameters; batch normalisation's
 from dataclasses import dataclass
 
 from feddp.methods.base import Method
-from feddp.training.losses import squared_distance
 from feddp.training.settings import require_not_negative, setting
 
 
@@ -27,6 +26,8 @@ class Ditto(Method):
     Hyper = Hyper
 
     def round(self, site):
+        from feddp.training.losses import squared_distance
+
         received = site.copy()
         loss = site.fit(epochs=site.plan.training.local_epochs)
         anchor = site.parameters(received)

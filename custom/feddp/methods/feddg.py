@@ -13,14 +13,9 @@ normalised again. Batch normalisation sees the batch and the interpolated batch 
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from feddp.methods.base import SPECTRA, TRAIN
 from feddp.methods.fedavg import FedAvg
-from feddp.methods.spectra import received
 from feddp.training.settings import require_positive, setting
-from feddp.training.spectra import interpolated
 
 
 @dataclass(frozen=True)
@@ -36,6 +31,11 @@ class FedDG(FedAvg):
     Hyper = Hyper
 
     def round(self, site):
+        import torch
+
+        from feddp.methods.spectra import received
+        from feddp.training.spectra import in_another_style
+
         peers = received(site)
         if peers is None:
             return super().round(site)
@@ -48,9 +48,3 @@ class FedDG(FedAvg):
             return sum(self.loss(site, part, batch) for part in logits) / len(logits)
 
         return site.fit(epochs=site.plan.training.local_epochs, loss=mean, forward=both)
-
-
-def in_another_style(images: Tensor, peers: Tensor) -> Tensor:
-    """Each image (B, C, H, W) towards one of `peers` (M, C, 2b+1, 2b+1). Chance comes from torch's generator of the CPU."""
-    chosen = torch.randint(len(peers), (len(images),))
-    return interpolated(images, peers[chosen.to(peers.device)], torch.rand(len(images)).to(images))

@@ -11,11 +11,7 @@ round averages those it has.
 import copy
 from dataclasses import dataclass
 
-import torch
-
-from feddp.methods.aggregation import average
 from feddp.methods.base import Method
-from feddp.training.losses import bernoulli_kl
 from feddp.training.settings import require_not_negative, require_positive, setting
 
 
@@ -33,6 +29,10 @@ class FedGKD(Method):
     Hyper = Hyper
 
     def round(self, site):
+        import torch
+
+        from feddp.training.losses import bernoulli_kl
+
         teacher = self._teacher(site)
 
         def distilled(logits, batch):
@@ -44,6 +44,8 @@ class FedGKD(Method):
 
     def _teacher(self, site):
         """The mean of the received global models; leaves those that the next round's teacher needs in the site's memory."""
+        from feddp.methods.aggregation import average
+
         recent: dict[str, dict] = {}  # the age in rounds -> a global model
         for key, value in site.memory.items():
             age, name = key.split("/", 1)

@@ -11,11 +11,8 @@ which the paper also tries, would extrapolate variances and is refused.
 
 from dataclasses import dataclass
 
-import torch
-
 from feddp.errors import FedDPError
 from feddp.methods.base import Method
-from feddp.training.losses import squared_distance
 from feddp.training.settings import require_positive, setting
 
 
@@ -40,6 +37,10 @@ class PFedMe(Method):
     Hyper = Hyper
 
     def round(self, site):
+        import torch
+
+        from feddp.training.losses import squared_distance
+
         hyper, w = self.hyper, {name: value.clone() for name, value in site.network.state_dict().items()}
 
         def near(logits, batch):

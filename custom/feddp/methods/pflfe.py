@@ -15,9 +15,7 @@ from dataclasses import dataclass
 
 from feddp.errors import FedDPError
 from feddp.methods.base import Method
-from feddp.networks.projector import project
 from feddp.partition import DECODER, HEAD, PROJECTOR
-from feddp.training.enhancement import Enhancement
 from feddp.training.settings import require_positive, setting
 
 COLLAPSED = 0.01  # of what outputs spread evenly over the sphere have
@@ -50,6 +48,9 @@ class PFLFE(Method):
 
     def enhancement(self, site):
         """Phase 1; returns the mean loss, 0 where it is switched off."""
+        from feddp.networks.projector import project
+        from feddp.training.enhancement import Enhancement
+
         if not self.hyper.enhance:
             return 0.0
         phase = Enhancement(site.network, project, self.hyper.ema)

@@ -1,5 +1,7 @@
 """A run in a few words: what a job carries, and what every participant reads the same way."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping
@@ -7,9 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from feddp.errors import FedDPError
 from feddp.limits import CHANNELS, CLASSES, SIZE
@@ -17,13 +17,13 @@ from feddp.methods import METHODS
 from feddp.methods.base import HEADS, SPECTRA, STAGES, TRAIN, TUNE, Method
 from feddp.networks import NETWORKS, build
 from feddp.networks.metadata import LABELS
-from feddp.networks.weights import fingerprint, read_network
 from feddp.partition import HEAD, Partition, chosen, resolve
-from feddp.training.calibration import Calibration, Tuning
 from feddp.training.seeds import seed_of
 from feddp.training.settings import (
     COUNT,
+    Calibration,
     Training,
+    Tuning,
     defaults,
     from_settings,
     key,
@@ -35,6 +35,9 @@ from feddp.training.settings import (
     require_positive,
     setting,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 WEIGHTS = "weights.safetensors"  # in the config folder of the server's app, and nowhere else in a job
 # far above what a run needs; nothing a job says keeps a site busy for ever, or fills it. Channels, classes and size as in a
@@ -187,7 +190,7 @@ class Plan:
         return {name: text for group in _groups(method) for name, text in meanings(group).items()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """A plan from a job's JSON.
 
         Raises:
@@ -245,6 +248,8 @@ class Plan:
         Raises:
             FedDPError: the file cannot be read, or holds other tensors than the plan says.
         """
+        from feddp.networks.weights import read_network
+
         if not self.weights:
             return None
         tensors, _ = read_network(folder / WEIGHTS)
@@ -253,6 +258,8 @@ class Plan:
 
     def require_initial(self, where: str, tensors: Mapping[str, Tensor] | None) -> None:
         """FedDPError where `tensors`, found at `where`, are not those whose fingerprint the plan says."""
+        from feddp.networks.weights import fingerprint
+
         found = fingerprint(tensors) if tensors else ""
         if found != self.weights:
             here, wanted = (f"tensors of SHA-256 {said}" if said else "no initial tensors" for said in (found, self.weights))

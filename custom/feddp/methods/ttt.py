@@ -11,11 +11,7 @@ to be told. The weight is 1 as in the original. The branching is after the last 
 
 from dataclasses import dataclass
 
-import torch
-
 from feddp.methods.fedavg import FedAvg
-from feddp.networks.rotation import TURNS
-from feddp.training.rotation import rotation_loss
 from feddp.training.settings import require_not_negative, setting
 
 
@@ -35,6 +31,11 @@ class TTT(FedAvg):
         return {"rotation": {}}
 
     def loss(self, site, logits, batch):
+        import torch
+
+        from feddp.networks.rotation import TURNS
+        from feddp.training.rotation import rotation_loss
+
         images = {sample["stem"]: sample["image"] for sample in site.samples}
         upright = torch.stack([images[stem] for stem in batch["stem"]]).to(logits.device)
         turns = torch.randint(TURNS, (len(upright),))  # from the CPU's generator: the same on every device

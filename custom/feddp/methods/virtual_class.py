@@ -16,7 +16,6 @@ batch 12; ours as everywhere, AdamW, 6.
 
 from dataclasses import dataclass
 
-from feddp.data.loading import class_index
 from feddp.errors import FedDPError
 from feddp.methods.base import Method
 from feddp.partition import AFFINITY_MATRIX, AFFINITY_QUERY, NONE
@@ -62,6 +61,8 @@ class VirtualClass(Method):
         return {"virtual_classes": options}
 
     def loss(self, site, logits, batch):
+        from feddp.data.loading import class_index
+
         maps, classes = site.network.segmentation_head.maps, len(site.plan.classes) + 1
         real, virtual = maps[:, :classes], maps[:, classes:]
         index = class_index(batch["mask"], site.plan.labels)

@@ -6,18 +6,18 @@ Every one has an `encoder` (images -> a list of feature maps, from high to low r
 classes), called in this order; `roles` says so, and the decoder's layers say which level they are of (feddp.networks.levels).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
-
-import torch
-from torch import nn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from feddp.errors import FedDPError
-from feddp.networks.local_calibration import LocalCalibration
-from feddp.networks.projector import with_projector
-from feddp.networks.rotation import with_rotation_head
 from feddp.partition import DECODER, ENCODER, HEAD
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def build(
@@ -47,6 +47,8 @@ def build(
     for extra in layers or {}:
         if extra not in LAYERS:
             raise FedDPError(f"unknown layers '{extra}'; there are {', '.join(LAYERS)}")
+
+    import torch
 
     def builder() -> nn.Module:
         network = NETWORKS[name](channels, classes, pretrained=weights == "timm")
@@ -91,10 +93,9 @@ def _unet(channels: int, classes: int, pretrained: bool) -> nn.Module:
     return unet(channels, classes, pretrained)
 
 
-def _virtual_classes(network: nn.Module, classes: int, **options: Any) -> nn.Module:
-    from feddp.networks.virtual_classes import with_virtual_classes
-
-    return with_virtual_classes(network, classes, **options)
+def _added(module: str, name: str, network: nn.Module, classes: int, **options: Any) -> nn.Module:
+    """`network` with the layers of the function or class `name` in the file `module` beside this one."""
+    return getattr(import_module(f"{__name__}.{module}"), name)(network, classes, **options)
 
 
 _fpn = partial(_smp, "FPN")  # a feature pyramid network: Kirillov et al., 2019
@@ -113,8 +114,8 @@ NETWORKS = {
 }
 # what a method adds to a network, by name: (network, classes, options) -> network
 LAYERS = {
-    "local_calibration": LocalCalibration,
-    "projector": with_projector,
-    "rotation": with_rotation_head,
-    "virtual_classes": _virtual_classes,
+    "local_calibration": partial(_added, "local_calibration", "LocalCalibration"),
+    "projector": partial(_added, "projector", "with_projector"),
+    "rotation": partial(_added, "rotation", "with_rotation_head"),
+    "virtual_classes": partial(_added, "virtual_classes", "with_virtual_classes"),
 }

@@ -1,19 +1,21 @@
 """What a network's file says of it, held against bounds before anything is built or read for its sake."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from feddp.errors import FedDPError
 from feddp.limits import CHANNELS, CLASSES, JSON_BYTES, LAYER_OPTION, NAME, SIZE
 from feddp.networks import LAYERS, NETWORKS, build
 from feddp.reading import is_name, parse, short
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 LABELS = ("nested", "exclusive")
 STEP = 32  # the networks halve their input five times
@@ -31,7 +33,7 @@ class Metadata:
     layers: dict[str, dict[str, float]]
 
     @classmethod
-    def of(cls, file: Path, said: Mapping[str, str]) -> "Metadata":
+    def of(cls, file: Path, said: Mapping[str, str]) -> Metadata:
         """From a file's text by name: `network` (a name in NETWORKS), `channels`, `classes` (a JSON list of names), and where
         there are any, `labels`, `size`, and `layers` (JSON: names in LAYERS with their options).
 
@@ -63,6 +65,8 @@ class Metadata:
         Raises:
             FedDPError: the layers' options are not what the layers take.
         """
+        import torch
+
         try:
             with torch.device("meta"):
                 return self.build().state_dict()

@@ -16,7 +16,7 @@ from feddp.errors import FedDPError
 from feddp.outside.adapt import Fit, Report, Settings, entropy_loss, fit, routing_loss, turning_loss
 from feddp.outside.models import GLOBAL, Models
 from feddp.outside.routing import route
-from feddp.partition import ENCODER, NORMALISATIONS, chosen
+from feddp.partition import ENCODER, chosen, is_normalisation
 from feddp.training.seeds import seeded
 
 
@@ -57,7 +57,7 @@ def tent(models: Models, images: Sequence[Tensor], settings: Settings, device: t
     """
     network = models.network(models.state(GLOBAL)).requires_grad_(False).to(device)
     _by_batch(network, images, settings.batch)
-    layers = [m for m in network.modules() if isinstance(m, NORMALISATIONS)]
+    layers = [m for m in network.modules() if is_normalisation(m)]
     if not any(True for layer in layers for _ in layer.parameters()):
         raise FedDPError("--how tent: this network's normalisations have no affine parameters; choose another --how")
     for layer in layers:

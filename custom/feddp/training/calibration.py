@@ -18,36 +18,9 @@ from feddp.training.loop import Batch, BatchLoss, adamw, copy_of, fit_epoch, pre
 from feddp.training.losses import auxiliary_loss, inconsistency, inconsistency_std
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seed_of
-from feddp.training.settings import Training, require_choice, require_not_negative, require_positive, setting
+from feddp.training.settings import Training
 
 Report = Callable[[int, float, float], None]  # (epoch, its mean loss, its mean validation IoU)
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Local epochs at a reduced rate after the federation, without peers (FineTune, FedBABU)."""
-
-    tune_epochs: int = setting(20, "epochs of the tuning; ours, as IGC's control", most=10_000)
-    tune_lr: float = setting(1e-4, "its learning rate; ours, as IGC's control", most=100)
-
-    def __post_init__(self):
-        require_positive(self, "tune_epochs", "tune_lr")
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Inconsistency-guided calibration's hyper-parameters (001, IV-B and Fig. 9)."""
-
-    calibration_epochs: int = setting(20, "epochs of the calibration", most=10_000)
-    calibration_lr: float = setting(1e-4, "its learning rate", most=100)
-    heads_lr: float = setting(1e-3, "the learning rate of FedLC's head calibration, whose own head is new", most=100)
-    lambda_: float = setting(1.0, "weight of L_aux; 0 is the control: the same epochs without peers")
-    delta: str = setting("frozen", "frozen, live (ŷ^k is the current prediction) or std (the released code's)")
-
-    def __post_init__(self):
-        require_positive(self, "calibration_epochs", "calibration_lr", "heads_lr")
-        require_choice(self, "delta", ("frozen", "live", "std"))
-        require_not_negative(self, "lambda_")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
 """Seeds: every random draw of a run comes from (seed, site, round) and what it is for; at a real site, from its secret too."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def seed_of(*parts: int | str) -> int:
@@ -19,6 +23,8 @@ def seeded(device: torch.device, *parts: int | str) -> Iterator[None]:
 
     Other GPUs are not touched: a site may not have been given them.
     """
+    import torch
+
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         torch.default_generator.manual_seed(seed_of(*parts))

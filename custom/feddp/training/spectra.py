@@ -40,6 +40,12 @@ def interpolated(images: Tensor, peers: Tensor, weights: Tensor) -> Tensor:
     return ifft2(ifftshift(torch.polar(amplitude, spectrum.angle()), dim=(-2, -1))).real
 
 
+def in_another_style(images: Tensor, peers: Tensor) -> Tensor:
+    """Each image (B, C, H, W) towards one of `peers` (M, C, 2b+1, 2b+1). Chance comes from torch's generator of the CPU."""
+    chosen = torch.randint(len(peers), (len(images),))
+    return interpolated(images, peers[chosen.to(peers.device)], torch.rand(len(images)).to(images))
+
+
 def _centre(spectrum: Tensor, b: int) -> Tensor:
     row, column = (side // 2 for side in spectrum.shape[-2:])  # where fftshift puts frequency 0
     return spectrum[..., row - b : row + b + 1, column - b : column + b + 1]

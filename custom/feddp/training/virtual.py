@@ -3,9 +3,12 @@
 Everywhere, maps are (B, classes, H, W), similarities over a temperature; an index is int64 (B, H, W), 0 the background.
 """
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXCLUDED, LITERAL = "excluded", "literal"
 
@@ -22,6 +25,8 @@ def dice(real: Tensor, index: Tensor) -> Tensor:
 
 def real_loss(real: Tensor, index: Tensor) -> Tensor:
     """L_r, Eq. 4: cross-entropy over the C real maps, mean over pixels, in nats."""
+    import torch.nn.functional as F
+
     return F.cross_entropy(real, index)
 
 
@@ -31,6 +36,9 @@ def virtual_loss(virtual: Tensor, classes: int, mask: str = EXCLUDED) -> Tensor:
     mask: EXCLUDED leaves the `classes` real maps out of the softmax; LITERAL keeps a 0 for each of them there, as Eq. 7 is
     written. In neither has a real kernel a gradient.
     """
+    import torch
+    import torch.nn.functional as F
+
     assigned = virtual.argmax(dim=1)
     if mask == LITERAL:
         zeros = torch.zeros_like(virtual[:, :1]).expand(-1, classes, -1, -1)

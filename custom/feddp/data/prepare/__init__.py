@@ -1,5 +1,13 @@
-"""Public data sets -> sites' folders: one file a data set, named in one table."""
+"""Public data sets -> sites' folders: one file a data set, named in one table and imported when it is prepared."""
 
-from feddp.data.prepare import endopolyp, fundus, lgg, prostate
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 
-PREPARE = {"lgg": lgg.prepare, "endopolyp": endopolyp.prepare, "fundus": fundus.prepare, "prostate": prostate.prepare}
+
+def _prepare(name: str, source: Path, out: Path, size: int | None, seed: int) -> list[str]:
+    notes: list[str] = import_module(f"{__name__}.{name}").prepare(source, out, size, seed)
+    return notes
+
+
+PREPARE = {name: partial(_prepare, name) for name in ("lgg", "endopolyp", "fundus", "prostate")}

@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from feddp.cli.options import Device, Models, Scope, Seed, Strategy, words
+
 
 def adapt(
-    models: Annotated[Path, typer.Option(help="The --out folder of a finished `feddp run`.")],
+    models: Models,
     images: Annotated[Path, typer.Option(help="A site's folder (its images of split test), or a folder of PNGs.")],
     out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names; a new folder.")],
-    how: Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")] = "routing",
+    how: Strategy = "routing",
     epochs: Annotated[int, typer.Option(help="Passes over the images (routing, tent, ttt); 0: the start as it is.")] = 10,
     lr: Annotated[float, typer.Option(help="Adam's learning rate (routing, tent, ttt).")] = 1e-3,
     beta: Annotated[float, typer.Option(help="Weight of the shape loss (routing); 0 leaves it out.")] = 0.01,
@@ -20,8 +22,8 @@ def adapt(
     mix: Annotated[str, typer.Option(help="sigmoid or softmax, over the models (routing).")] = "softmax",
     norm: Annotated[str, typer.Option(help="mean: the models' normalisations; batch: the images' own (routing).")] = "mean",
     batch: Annotated[int, typer.Option(help="Images a step.")] = 4,
-    seed: Annotated[int, typer.Option(help="Every random draw comes from it.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    seed: Seed = 0,
+    device: Device = "cpu",
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the site's masks.")] = False,
 ) -> None:
     """Adapt the models of a finished run to images without labels, and write a mask for every image."""
@@ -59,27 +61,27 @@ def job_outside(
         str | None, typer.Option(help="Whose models it gets, comma-separated; default: all the run's sites.")
     ] = None,
     job_id: Annotated[str | None, typer.Option(help="The finished run's job id; default: what its results.json says.")] = None,
-    how: Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")] = "routing",
+    how: Strategy = "routing",
     settings: Annotated[list[str], typer.Option("--set", help="key=value, of what `feddp adapt` has as options.")] = [],  # noqa: B006
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the newcomer's masks.")] = False,
-    scope: Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")] = "feddp",
+    scope: Scope = "feddp",
 ) -> None:
     """Export `feddp adapt` as a job: consenting sites of a finished run give their models to a hospital that has joined."""
     from feddp.outside.job import export
 
-    names = None if donors is None else [name.strip() for name in donors.split(",") if name.strip()]
+    names = None if donors is None else list(words(donors))
     print(export(run, newcomer, names, out, how, settings, score, job_id, scope))
 
 
 def join(
-    models: Annotated[Path, typer.Option(help="The --out folder of a finished `feddp run`.")],
+    models: Models,
     data: Annotated[Path, typer.Option(help="The new site's folder, with masks.")],
     out: Annotated[Path, typer.Option(help="A new folder for its network and its results.")],
     train: Annotated[str, typer.Option(help="The roles that are tuned, comma-separated; all else is frozen.")] = "decoder,head",
     epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 20,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 1e-4,
     seed: Annotated[int, typer.Option(help="The tuning's random draws come from it.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Tune the federation's network at a hospital that was not in it but has masks, its encoder as it is."""
     from feddp.outside.join import join as run
@@ -87,9 +89,7 @@ def join(
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    roles = tuple(role.strip() for role in train.split(","))
-
     def report(epoch: int, loss: float, score: float) -> None:
         console.print(f"epoch {epoch}/{epochs}  loss: {loss:.4f}  validation IoU: {score:.4f}")
 
-    Console().print(table(run(models, data, out, roles, epochs, lr, seed, device, report)))
+    Console().print(table(run(models, data, out, words(train), epochs, lr, seed, device, report)))

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
+
+from feddp.cli.options import Device, Seed
 
 
 def features(
@@ -15,10 +16,12 @@ def features(
     site: Annotated[list[str], typer.Option(help="A site; again for more. Default: all of the runs'.")] = [],  # noqa: B006
     layer: Annotated[str, typer.Option(help="decoder: what the head is given; encoder: its deepest map.")] = "decoder",
     pixels: Annotated[int, typer.Option(min=2, help="Of each class at each site, at most.")] = 500,
-    seed: Annotated[int, typer.Option(help="Every random draw comes from it.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    seed: Seed = 0,
+    device: Device = "cpu",
 ) -> None:
     """Show the features that runs have of test pixels: a t-SNE, and how far foreground lies from background (KL)."""
+    from rich.markdown import Markdown
+
     from feddp.features.report import Request
     from feddp.features.report import features as look
 

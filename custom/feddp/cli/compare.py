@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 
+from feddp.cli.options import Data, Device, Rounds, Size, Threads, Weights, words
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT
 
 
 def compare(
-    data: Annotated[Path, typer.Option(help="The root of the sites' folders.")],
+    data: Data,
     out: Annotated[Path, typer.Option(help="The comparison's folder; the same command goes on where it stopped.")],
     methods: Annotated[
         str, typer.Option(help="Variants, comma-separated: feddp, fedbabu+igc, feddp@lambda=0, feddp@private=query|head.")
@@ -35,18 +35,18 @@ def compare(
     folds: Annotated[int, typer.Option(help="Deal every site's patients into so many parts, each once the test split.")] = 0,
     unseen: Annotated[Path | None, typer.Option(help="A site's folder outside DATA, to test --methods on.")] = None,
     seeds: Annotated[str, typer.Option(help="Every run is repeated under each, comma-separated.")] = "0",
-    rounds: Annotated[int, typer.Option(help="Communication rounds (the paper: 200).")] = 20,
+    rounds: Rounds = 20,
     calibration_epochs: Annotated[int | None, typer.Option(help="Epochs of every stage at home (the paper: 20).")] = None,
     network: Annotated[str, typer.Option(help="A network's name; a variant's own is @network=NAME.")] = DEFAULT,
-    size: Annotated[int, typer.Option(help="Images are resized to SIZE x SIZE pixels (the paper: 384).")] = 96,
+    size: Size = 96,
     settings: Annotated[list[str], typer.Option("--set", help="A hyper-parameter of all runs, key=value.")] = [],  # noqa: B006
-    weights: Annotated[
-        str | None, typer.Option(help="Start from a local checkpoint file, or from `timm`'s own weights.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")] = None,
+    weights: Weights = None,
+    device: Device = "cpu",
+    threads: Threads = None,
 ) -> None:
     """Run methods and studies over all sites below DATA, and leave the paper's tables and figures in OUT."""
+    from rich.markdown import Markdown
+
     from feddp.compare.comparison import compare as run
     from feddp.compare.outside_studies import TABLE_II
     from feddp.compare.request import Request
@@ -54,9 +54,9 @@ def compare(
 
     common = Common(rounds, calibration_epochs, network, size, tuple(settings), weights)
     command = shlex.join(["feddp", *sys.argv[1:]])
-    outside = tuple(dict.fromkeys([*([TABLE_II] if leave_one_out else []), *_words(outside_studies)]))
-    studied = tuple(dict.fromkeys(_words(studies)))
-    asked = (_words(methods), data, out, common, _whole(seeds), studied, unseen, device, threads, command, outside, folds)
+    outside = tuple(dict.fromkeys([*([TABLE_II] if leave_one_out else []), *words(outside_studies)]))
+    studied = tuple(dict.fromkeys(words(studies)))
+    asked = (words(methods), data, out, common, _whole(seeds), studied, unseen, device, threads, command, outside, folds)
     done = run(Request(*asked))
     Console().print(Markdown(done.summary))
     print(f"Tables and figures: {out}")
@@ -64,12 +64,8 @@ def compare(
         raise FedDPError(f"{len(done.failed)} runs failed, the same command tries them again: {'; '.join(done.failed)}")
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
 def _whole(text: str) -> tuple[int, ...]:
     try:
-        return tuple(map(int, _words(text)))
+        return tuple(map(int, words(text)))
     except ValueError:
         raise FedDPError(f"--seeds {text}: write whole numbers, comma-separated") from None

@@ -1,0 +1,33 @@
+"""FedDP on NVIDIA FLARE: personalized federated segmentation."""
+
+import os
+import sys
+
+import typer
+
+from feddp.cli import adapt, compare, data, features, kit, run
+from feddp.errors import FedDPError
+
+# help and completion load this package only: a command imports what it runs in its body (tests/test_cli_opens.py)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(data.app, name="data")
+app.add_typer(kit.app, name="kit")
+app.command()(compare.compare)
+app.command()(adapt.adapt)
+app.command()(features.features)
+app.command()(adapt.job_outside)
+app.command()(adapt.join)
+app.command()(run.run)
+app.command()(run.job)
+app.command()(run.predict)
+app.command()(run.methods)
+
+
+def main() -> None:
+    """The command; a user's mistake ends in one line and exit code 2. What it writes is for its user alone."""
+    os.umask(0o077)
+    try:
+        app()
+    except (FedDPError, OSError) as error:
+        print(f"feddp: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,29 @@
+"""Options that several commands share, and how they are read."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Data = Annotated[Path, typer.Option(help="The root of the sites' folders.")]
+Models = Annotated[Path, typer.Option(help="The --out folder of a finished `feddp run`.")]
+Method = Annotated[str, typer.Option("--method", help="A method's name; `feddp methods` lists them.")]
+Network = Annotated[str, typer.Option(help="A network's name.")]
+Rounds = Annotated[int, typer.Option(help="Communication rounds (the paper: 200).")]
+Epochs = Annotated[
+    int | None, typer.Option(help="Epochs of the calibration stage (the paper: 20, the default); 0 leaves it out.")
+]
+Size = Annotated[int, typer.Option(help="Images are resized to SIZE x SIZE pixels, a multiple of 32; the paper: 384.")]
+Seed = Annotated[int, typer.Option(help="Every random draw comes from it.")]
+Settings = Annotated[list[str], typer.Option("--set", help="A hyper-parameter, key=value; `feddp methods` lists them.")]
+Then = Annotated[str | None, typer.Option(help="`igc` appends the calibration stage to any method.")]
+Weights = Annotated[str | None, typer.Option(help="Start from a local checkpoint file, or from `timm`'s own weights.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")]
+Scope = Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")]
+Strategy = Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A comma-separated list without its blanks and empty entries."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())

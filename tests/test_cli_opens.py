@@ -1,0 +1,71 @@
+"""The command line opens at once: help, completion and the list of methods load no library that only a run needs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "monai", "timm", "nvflare", "numpy", "scipy", "matplotlib")
+SECONDS, MEBIBYTES = 0.6, 120
+FEDDP = "import sys; sys.argv[0] = 'feddp'; from feddp.cli import main; main()"
+LOADED = f"""
+import sys
+from typer.testing import CliRunner
+from feddp.cli import app
+done = CliRunner().invoke(app, sys.argv[1:])
+assert done.exit_code == 0, done.output
+print("loaded:", *[name for name in {HEAVY} if name in sys.modules])
+"""
+# a process of its own between the test and the command: what was resident before exec counts as the command's
+COST = """
+import json, resource, subprocess, sys
+subprocess.run([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.DEVNULL, check=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))
+"""
+
+
+def python(*arguments, **environment):
+    command, found = [sys.executable, "-c", *arguments], os.environ | environment
+    done = subprocess.run(command, env=found, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", ["", "run", "job", "compare", "adapt", "features", "data prepare", "kit", "kit check"])
+def test_a_help_loads_nothing_heavy(command):
+    assert python(LOADED, *command.split(), "--help").splitlines() == ["loaded:"]
+
+
+def test_the_methods_are_listed_without_what_they_compute_with():
+    assert python(LOADED, "methods").splitlines() == ["loaded:"]
+
+
+def test_what_loads_something_heavy_is_noticed():
+    assert python("import numpy" + LOADED, "--help").splitlines() == ["loaded: numpy"]
+
+
+COMPLETING = {"_FEDDP_COMPLETE": "complete_bash", "COMP_WORDS": "feddp da", "COMP_CWORD": "1"}
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [("--help", {}), ("run --help", {}), ("methods", {}), ("", COMPLETING)],
+    ids=["help", "run", "methods", "completion"],
+)
+def test_it_opens_at_once(command, environment):
+    """The best of three: other processes on the machine cost time, never save it."""
+    costs = [json.loads(python(COST, FEDDP, *command.split(), **environment)) for _ in range(3)]
+    assert min(seconds for seconds, _ in costs) < SECONDS
+    assert min(resident for _, resident in costs) < MEBIBYTES
+
+
+def test_completion_is_installed_and_completes(tmp_path):
+    """With the shell named: which one runs the tests is not known."""
+    named = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    python(FEDDP, "--install-completion", "bash", **named)
+    assert (tmp_path / ".bash_completions/feddp.sh").exists()
+    assert "feddp.sh" in (tmp_path / ".bashrc").read_text()
+    assert python(FEDDP, **COMPLETING).split() == ["data"]
