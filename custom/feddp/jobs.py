@@ -10,6 +10,7 @@ from torch import Tensor
 
 from feddp.data.folder import SiteFolder, find_sites
 from feddp.errors import FedDPError
+from feddp.files import write_text
 from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
 from feddp.methods import METHODS
 from feddp.methods.plan import WEIGHTS, Plan
@@ -78,7 +79,7 @@ def _is_ours(folder: Path) -> bool:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_pretty(content) + "\n", encoding="utf-8")
+    write_text(path, _pretty(content) + "\n")
 
 
 def _pretty(value: Any, indent: str = "") -> str:

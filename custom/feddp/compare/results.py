@@ -6,7 +6,8 @@ from functools import cached_property
 from pathlib import Path
 
 from feddp.errors import FedDPError
-from feddp.methods.results import VOLUMES, read_results
+from feddp.files import read_results, site_folder
+from feddp.methods.results import VOLUMES
 from feddp.methods.site import SLOT_OF
 from feddp.training.metrics import METRICS, Row
 from feddp.training.volumes import VOLUME_METRICS
@@ -58,7 +59,7 @@ def read_rows(folder: Path, when: str, kind: Kind) -> dict[str, Images]:
     results = read_results(folder)
     last = SLOT_OF[results["stages"][-1]]
     sites = [site for site, found in results["sites"].items() if kind is IMAGE or VOLUMES in found]
-    return {site: _read(folder / "sites" / site / f"{kind.name}s.csv", kind, when, last) for site in sites}
+    return {site: _read(site_folder(folder, site) / f"{kind.name}s.csv", kind, when, last) for site in sites}
 
 
 def _read(path: Path, kind: Kind, when: str, last: str) -> Images:

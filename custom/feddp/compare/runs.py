@@ -22,11 +22,11 @@ from rich.console import Console
 from feddp.compare.results import Result
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
+from feddp.files import RESULTS, write_json
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE
 from feddp.methods.plan import Plan
-from feddp.methods.results import RESULTS
 from feddp.run import options as run_options
 
 
@@ -64,10 +64,7 @@ class Run:
 
     def note(self, finished: bool, machine: str) -> None:
         self.record.parent.mkdir(parents=True, exist_ok=True)
-        part = self.record.with_suffix(".part")
-        content = {**self.wanted, "machine": machine, "finished": finished}
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        part.replace(self.record)
+        write_json(self.record, {**self.wanted, "machine": machine, "finished": finished})
 
     @property
     def machine(self) -> str:

@@ -14,6 +14,7 @@ from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.data.progress import track
 from feddp.errors import FedDPError
+from feddp.files import NETWORK, site_folder
 from feddp.networks.weights import load_personal
 from feddp.training.loop import predict
 from feddp.training.metrics import Row, measure, summarize
@@ -58,7 +59,7 @@ def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[
 def _row(result: Result, samples: list[dict], columns, sites: list[str], device: str) -> tuple[Cell, ...]:
     seeds = []
     for run in result.folders.values():
-        files = {site: run / "sites" / site / "network.safetensors" for site in sites}
+        files = {site: site_folder(run, site) / NETWORK for site in sites}
         networks = {site: load_personal(file).to(device) for site, file in files.items() if file.exists()}
         measured = measure_networks(networks, samples)
         if networks.keys() != set(sites):

@@ -9,7 +9,6 @@ labels "nested": class c's map is mask >= c (the optic disc includes the cup). "
 """
 
 import csv
-import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from feddp.data.description import HEADER, SPLITS, Row, read_dataset, read_split
 from feddp.data.pixels import write_png
 from feddp.errors import FedDPError
+from feddp.files import write_json
 
 Sample = tuple[str, str, str, np.ndarray, np.ndarray]
 
@@ -108,7 +108,7 @@ def write_site(path: Path, dataset: dict, samples: Iterable[Sample]) -> None:
     try:
         for name in ("images", "masks"):
             (partial / name).mkdir(parents=True)
-        (partial / "dataset.json").write_text(json.dumps(dataset, indent=2) + "\n", encoding="utf-8")
+        write_json(partial / "dataset.json", dataset)
         with (partial / "split.csv").open("w", newline="", encoding="utf-8") as stream:
             table = csv.writer(stream, lineterminator="\n")
             table.writerow(HEADER)

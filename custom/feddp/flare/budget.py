@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddp.errors import FedDPError
-from feddp.flare.kept import alone, write
+from feddp.files import write_json
+from feddp.flare.kept import alone
 from feddp.flare.policy import Budget
 
 FILE = "budget.json"
@@ -92,4 +93,4 @@ class Ledger:
         raise FedDPError(f"site {self.site}: its policy's budget for {data} is used up, {what}; nothing was sent; {REMEDY}")
 
     def _write(self, used: dict[str, Used]) -> None:
-        write(self.path, json.dumps({data: vars(each) for data, each in used.items()}, indent=2) + "\n")
+        write_json(self.path, {data: vars(each) for data, each in used.items()}, mode=0o600)

@@ -1,13 +1,12 @@
 """`feddp kit approve`: the line in a hospital's privacy.json without which it takes no job."""
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
+from feddp.files import write_json
 from feddp.flare.admission import scope_properties
 from feddp.flare.archive import SIGNATURES
 from feddp.flare.configuration import APPS, SIDES
@@ -82,12 +81,7 @@ class Approval:
                 properties = scope["properties"]
                 line = {"job": self.name, "plan": self.job.plan.digest(self.job.asked)}
                 properties["approve"] = [*properties.get("approve", []), line]
-        part = self.privacy.with_name(f".{self.privacy.name}.part")
-        part.unlink(missing_ok=True)
-        mode = self.privacy.stat().st_mode & 0o777
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as handle:
-            handle.write(json.dumps(content, indent=2) + "\n")
-        os.replace(part, self.privacy)
+        write_json(self.privacy, content, mode=self.privacy.stat().st_mode & 0o777)
 
 
 def read_job(folder: Path) -> tuple[dict[str, Any], Job]:

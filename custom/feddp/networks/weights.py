@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import zipfile
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from feddp.archive import Archive
 from feddp.errors import FedDPError
+from feddp.files import replacing
 from feddp.limits import NETWORK_BYTES, PICKLE_BYTES
 from feddp.networks.header import Shapes, outline, unreadable
 from feddp.networks.metadata import Metadata
@@ -55,15 +55,9 @@ def save_network(path: str | Path, state: Mapping[str, Tensor], metadata: dict[s
     """Writes tensors and text to a safetensors file, whole or not at all: a crash leaves the former file in place."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as part:
         # safetensors refuses tensors that share memory or are strided
-        save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}, temporary, metadata)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}, part, metadata)
 
 
 def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[State, dict[str, str]]:

@@ -1,6 +1,5 @@
 """A hospital's images in, its masks out, and afterwards, if asked, how good they are."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from feddp.data.loading import load, network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
 from feddp.errors import FedDPError
+from feddp.files import ADAPTED, SCORES, write_json
 from feddp.outside.adapt import Report, Settings
 from feddp.outside.models import Models
 from feddp.outside.ways import WAYS, predict, probabilities
@@ -131,7 +131,7 @@ def adapt(
         "seconds_per_image": (time.monotonic() - started) / len(inputs),
         "device": str(device),
     }
-    _write(out / "adapt.json", done)
+    write_json(out / ADAPTED, done)
     return done | _scores(out, found.site, maps, models.size) if request.score else done
 
 
@@ -162,9 +162,5 @@ def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> d
     if site.volumes:
         cases = measure_volumes(predicted, masks, [sample["patient"] for sample in samples])
         content |= {"volumes": summarize(list(cases.values())), "cases": cases}
-    _write(out / "scores.json", content)
+    write_json(out / SCORES, content)
     return {"scores": scores}
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

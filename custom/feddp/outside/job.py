@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from feddp.errors import FedDPError
+from feddp.files import SHARED, read_results
 from feddp.jobs import SCOPE, write_job
 from feddp.methods.aggregation import Spec, Tensors
 from feddp.methods.plan import Plan
-from feddp.methods.results import SHARED, read_results
 from feddp.networks.weights import fingerprint, read_network
 from feddp.outside.adapt import read_settings
 from feddp.outside.hospital import Request

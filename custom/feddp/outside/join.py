@@ -17,11 +17,12 @@ import torch
 
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
+from feddp.files import RESULTS, SHARED, read_results
 from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
 from feddp.methods.plan import Plan
-from feddp.methods.results import RESULTS, SHARED, gathered, read_results
+from feddp.methods.results import gathered
 from feddp.methods.site import Site
 from feddp.outside.models import plan_of, read_shared
 from feddp.partition import Rule, chosen

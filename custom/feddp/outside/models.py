@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from feddp.errors import FedDPError
+from feddp.files import NETWORK, RESULTS, SHARED, read_results, site_folder
 from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec, Tensors, average
 from feddp.methods.plan import Plan
-from feddp.methods.results import RESULTS, SHARED, read_results
 from feddp.networks.header import outline
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import read_network
@@ -87,7 +87,7 @@ class Models:
 
 def network_files(run: Path) -> dict[str, Path]:
     """The file of each site's own network in a finished run's `--out` folder. FedDPError where the folder holds no such run."""
-    return {site: run / "sites" / site / "network.safetensors" for site in sorted(read_results(run)["sites"])}
+    return {site: site_folder(run, site) / NETWORK for site in sorted(read_results(run)["sites"])}
 
 
 def read_models(run: Path) -> Models:

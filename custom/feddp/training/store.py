@@ -13,7 +13,6 @@ record.jsonl              the log of rounds: it never leaves
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.errors import FedDPError
+from feddp.files import RECORD, append_event, write_text
 from feddp.limits import STORED_BYTES
 from feddp.networks.weights import read_network, save_network
 
@@ -75,9 +75,7 @@ class Store:
         elif any(self.folder.glob("*.safetensors")):
             raise FedDPError(f"{self.folder} holds tensors and does not say of which plan; submit the job anew")
         else:
-            part = path.with_suffix(".part")
-            part.write_text(said, encoding="utf-8")
-            os.replace(part, path)
+            write_text(path, said)
 
     def write(self, name: str, tensors: Mapping[str, Tensor], **metadata: str) -> None:
         save_network(self._path(name), tensors, metadata)
@@ -128,8 +126,7 @@ class Store:
 
     def record(self, event: str, **facts: Any) -> None:
         """Appends a line to this site's own log, with the time."""
-        with open(self.folder / "record.jsonl", "a", encoding="utf-8") as handle:
-            handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+        append_event(self.folder / RECORD, event, **facts)
 
 
 def together(tensors: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
