@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from feddp.data.folder import SiteFolder, find_sites
+from feddp.data.folder import SiteFolder, facts_of, find_sites, misfit
 from feddp.errors import FedDPError
 from feddp.files import write_text
 from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
@@ -107,9 +107,8 @@ def federation_of(root: Path, only: Sequence[str] | None = None) -> tuple[list[s
     folders = [SiteFolder.open(path) for name, path in found.items() if only is None or name in only]
     first = folders[0]
     for other in folders[1:]:
-        if (other.channels, other.classes, other.labels) != (first.channels, first.classes, first.labels):
+        if misfit(other, facts_of(first)):
             raise FedDPError(
                 f"sites {first.site} and {other.site} differ in channels, classes or labels; a federation needs them equal"
             )
-    facts = {"channels": first.channels, "classes": first.classes, "labels": first.labels}
-    return [folder.site for folder in folders], facts
+    return [folder.site for folder in folders], facts_of(first)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from feddp.compare.results import Result
 from feddp.compare.scores import over_seeds
 from feddp.compare.tables import BLANK, OPTIMISTIC, SHOWN, Cell, Table, failed, value
-from feddp.data.folder import SiteFolder
+from feddp.data.folder import SiteFolder, facts_of, misfit
 from feddp.data.loading import load
 from feddp.data.progress import track
 from feddp.errors import FedDPError
@@ -32,8 +32,8 @@ def open_unseen(path: Path, data: Path, facts: Mapping[str, Any]) -> SiteFolder:
     folder = SiteFolder.open(path)
     if path.resolve().parent == data.resolve():
         raise FedDPError(f"--unseen {path} is a site of the federation; name a folder outside {data}")
-    found = {"channels": folder.channels, "classes": folder.classes, "labels": folder.labels}
-    if found != dict(facts):
+    if misfit(folder, facts):
+        found = facts_of(folder)
         raise FedDPError(f"--unseen {path} has {found}, the federation {dict(facts)}; prepare it like the federation's sites")
     if not folder.rows_of("test"):
         raise FedDPError(f"--unseen {path} has no image in split test, which is what is measured; put some there in split.csv")

@@ -10,9 +10,10 @@ labels "nested": class c's map is mask >= c (the optic disc includes the cup). "
 
 import csv
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +23,19 @@ from feddp.errors import FedDPError
 from feddp.files import write_json
 
 Sample = tuple[str, str, str, np.ndarray, np.ndarray]
+
+
+class Described(Protocol):
+    """A site's folder, a plan, a network: it says of which data it is."""
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def labels(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,20 @@ class SiteFolder:
         if split not in SPLITS:
             raise FedDPError(f"{self.path}: there is no split {split!r}. Use train, val or test.")
         return tuple(row for row in self.rows if row.split == split)
+
+
+def facts_of(described: Described) -> dict[str, Any]:
+    """What data and whatever is made for them have in common, by name."""
+    return {"channels": described.channels, "classes": described.classes, "labels": described.labels}
+
+
+def misfit(folder: SiteFolder, wanted: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """(what the folder's data are, what is wanted) where the two differ; None where the data fit.
+
+    `wanted` are the facts of a plan or of a network (`facts_of`), or those of them that matter.
+    """
+    found, values = tuple(getattr(folder, name) for name in wanted), tuple(wanted.values())
+    return None if found == values else (found, values)
 
 
 def find_sites(root: Path) -> list[Path]:

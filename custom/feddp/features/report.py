@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from feddp.compare.tables import BLANK, Table, Value
-from feddp.data.folder import SiteFolder, refuse_occupied
+from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
 from feddp.data.loading import load
 from feddp.data.progress import track
 from feddp.errors import FedDPError
@@ -99,10 +99,9 @@ def _divergence(pixels: Pixels | None) -> float | None:
 def _pixels(request: Request, file: Path, folder: SiteFolder) -> Pixels:
     """FedDPError where `folder` is of other data than the network's, or has no test image."""
     said = described(file)
-    wanted = said.channels, said.classes, said.labels
-    if (folder.channels, folder.classes, folder.labels) != wanted:
+    if differing := misfit(folder, facts_of(said)):
         raise FedDPError(
-            f"{folder.path} is not of (channels, classes, labels) = {wanted}, as {file}; name the data it was run on"
+            f"{folder.path} is not of (channels, classes, labels) = {differing[1]}, as {file}; name the data it was run on"
         )
     network, samples = load_personal(file), load(folder, SPLIT, said.size)
     if not samples:

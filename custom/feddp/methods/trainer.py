@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from feddp.data.folder import SiteFolder
+from feddp.data.folder import SiteFolder, facts_of, misfit
 from feddp.data.loading import load
 from feddp.errors import FedDPError
 from feddp.methods.order import require, state_before
@@ -60,9 +60,8 @@ class Trainer:
         secret: str = "",
         job: str = "",
     ):
-        wanted = (plan.channels, plan.classes, plan.labels)
-        found = (folder.channels, folder.classes, folder.labels)
-        if found != wanted:
+        if differing := misfit(folder, facts_of(plan)):
+            found, wanted = differing
             raise FedDPError(
                 f"site {name}: {folder.path / 'dataset.json'} says (channels, classes, labels) = {found}, the job {wanted};"
                 " submit a job for this data set, or prepare the folder for the job's"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddp.data.folder import SiteFolder, refuse_occupied
+from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
 from feddp.data.loading import load, network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
@@ -140,10 +140,8 @@ def _fits(site: SiteFolder | None, models: Models, score: bool, folder: Path) ->
         if score:
             raise FedDPError(f"--score needs masks, and {folder} is no site's folder (no dataset.json); leave --score out")
         return
-    found, wanted = (site.channels,), (models.channels,)
-    if score:
-        found, wanted = (*found, site.classes, site.labels), (*wanted, models.classes, models.labels)
-    if found != wanted:
+    if differing := misfit(site, facts_of(models) if score else {"channels": models.channels}):
+        found, wanted = differing
         names = "(channels, classes, labels)" if score else "channels"
         raise FedDPError(f"{folder / 'dataset.json'} says {names} = {found}, the models {wanted}; prepare it like their sites")
     if score:  # hours before they are read
