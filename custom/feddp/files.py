@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from feddp.errors import BadFile, FedDPError
+from feddp.errors import BadFile, InputError
 from feddp.limits import RESULTS_BYTES, SITES
 from feddp.reading import is_name, read_json, short
 
@@ -96,20 +96,20 @@ def read_results(run: Path) -> dict[str, Any]:
     """results.json of a finished run.
 
     Raises:
-        FedDPError: there is none, or it names no sites.
+        InputError: there is none, or it names no sites.
     """
     try:
         results = read_json(run / RESULTS, RESULTS_BYTES)
     except (FileNotFoundError, BadFile) as error:
         why = short(str(error), 300)
-        raise FedDPError(f"{run} is no finished run ({why}); name the --out folder of a `feddp run`") from None
+        raise InputError(f"{run} is no finished run ({why}); name the --out folder of a `feddp run`") from None
     sites = results.get("sites") if isinstance(results, dict) else None
     if not isinstance(sites, dict) or not 0 < len(sites) <= SITES or not all(map(_is_site, sites)):
-        raise FedDPError(f"{run / RESULTS} names no sites, or not as folders are named; name the --out folder of a `feddp run`")
+        raise InputError(f"{run / RESULTS} names no sites, or not as folders are named; name the --out folder of a `feddp run`")
     if not isinstance(results.get("missing", {}), dict):
-        raise FedDPError(f"{run / RESULTS}: missing is no sites with reasons; name the --out folder of a `feddp run`")
+        raise InputError(f"{run / RESULTS}: missing is no sites with reasons; name the --out folder of a `feddp run`")
     if not all(round is None or type(round) is int for round in map(results.get, ("start_round", "best_round"))):
-        raise FedDPError(f"{run / RESULTS}: start_round or best_round is no round; name the --out folder of a `feddp run`")
+        raise InputError(f"{run / RESULTS}: start_round or best_round is no round; name the --out folder of a `feddp run`")
     return results
 
 

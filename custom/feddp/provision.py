@@ -14,7 +14,7 @@ from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
-from feddp.errors import FedDPError
+from feddp.errors import PolicyError
 from feddp.files import write_json
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
@@ -122,7 +122,7 @@ class SitePolicyBuilder(Builder):
         for client in project.get_clients():
             properties = client.get_prop(POLICY)
             if not properties:
-                raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
+                raise PolicyError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
             properties = {"approve": [], **properties}  # each plan is approved at the hospital, by `feddp kit approve`
             SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
             self._restrict(client, CLIENT, SITE_CLASSES, ctx)

@@ -12,7 +12,7 @@ from typing import Any
 
 from feddp.compare.results import Images
 from feddp.data.folder import SiteFolder
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.files import ADAPTED, SCORES
 from feddp.outside import hospital
 from feddp.outside.adapt import Settings
@@ -56,7 +56,7 @@ class Adaptation:
         return (*way, images.keys()) == (self.how, asdict(self.settings), stems)
 
     def execute(self, device: str) -> None:
-        """FedDPError where the models or the images do not let it."""
+        """InputError where the models or the images do not let it."""
         shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
         request = hospital.Request(self.how, self.settings, score=True)
         where = asked_for(device)
@@ -69,7 +69,7 @@ class Adaptation:
             images = self._read(SCORES)["images"]
             return {stem: {metric: float(row[metric]) for metric in METRICS} for stem, row in images.items()}
         except (OSError, ValueError, KeyError) as error:
-            raise FedDPError(f"{self.folder} holds no scores ({error!r}); remove it, it will be made again") from None
+            raise InputError(f"{self.folder} holds no scores ({error!r}); remove it, it will be made again") from None
 
     @property
     def seconds(self) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.files import write_text
 
 SECRET = "site.secret"  # no job's id has a dot, so none leads here
@@ -32,7 +32,7 @@ def secret_of(folder: Path) -> str:
     """The site's secret, 64 hexadecimal digits: drawn the first time it is asked for, the same ever after.
 
     Raises:
-        FedDPError: the file holds something else.
+        InputError: the file holds something else.
     """
     path = folder / SECRET
     with alone(folder):
@@ -40,5 +40,5 @@ def secret_of(folder: Path) -> str:
             write_text(path, secrets.token_hex(32), mode=0o600)
         found = path.read_text(encoding="ascii", errors="replace")
     if not _SECRET.fullmatch(found):
-        raise FedDPError(f"{path} is no secret of 64 hexadecimal digits; remove it, and a new one is drawn with the next job")
+        raise InputError(f"{path} is no secret of 64 hexadecimal digits; remove it, and a new one is drawn with the next job")
     return found

@@ -10,7 +10,7 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from torch import Tensor, nn
 
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError
 from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json
 from feddp.flare.messages import register_tensors
 from feddp.methods.aggregation import Spec
@@ -75,7 +75,7 @@ class SharedTensorPersistor(FLComponent):
         """The tensors that the job brought along, if it did.
 
         Raises:
-            FedDPError: they are not those of the plan.
+            InputError: they are not those of the plan.
         """
         # its get_app_config_dir leaves "config" out in kits of `nvflare package`
         app = fl_ctx.get_engine().get_workspace().get_app_dir(fl_ctx.get_job_id())
@@ -89,10 +89,12 @@ class SharedTensorPersistor(FLComponent):
         """Writes γ of `round` as the latest, whole or not at all.
 
         Raises:
-            FedDPError: a name is private, or is not one of the shared tensors; nothing is written.
+            ContributionError: a name is private, or is not one of the shared tensors; nothing is written.
         """
         if wrong := sorted(shared.keys() - set(self.partition.shared)):
-            raise FedDPError(f"the persistor was given {len(wrong)} tensors that are not shared ({wrong[0]}, ...); not written")
+            raise ContributionError(
+                f"the persistor was given {len(wrong)} tensors that are not shared ({wrong[0]}, ...); not written"
+            )
         save_network(self.folder(fl_ctx) / f"{LATEST}.safetensors", dict(shared), {"round": str(round)})
 
     def keep_best(self, fl_ctx: FLContext) -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.files import write_text
 from feddp.kit.kit import read_json
 
@@ -14,11 +14,11 @@ def forget(state: Path, name: str) -> None:
     """Takes a participant's certificate and key out of FLARE's cert.json: the next `nvflare provision` makes new ones.
 
     Raises:
-        FedDPError: there is no such file, or no such participant in it.
+        InputError: there is no such file, or no such participant in it.
     """
     kept = read_json(state)
     known = sorted(kept.keys() - ROOT)
     if name not in known:
-        raise FedDPError(f"{state} has no certificate of {name}; there are {', '.join(known)}")
+        raise InputError(f"{state} has no certificate of {name}; there are {', '.join(known)}")
     del kept[name]
     write_text(state, json.dumps(kept), mode=0o600)  # the root's private key is in it

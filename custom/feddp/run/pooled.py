@@ -34,7 +34,7 @@ def run(request: Request) -> dict[str, Any]:
     """Trains one network on all images; measures it at every site; leaves in `request.out` what a federation's run leaves.
 
     Raises:
-        FedDPError: the folder is taken, or a site's data do not fit the plan.
+        InputError: the folder is taken, or a site's data do not fit the plan.
     """
     plan, out = request.plan, request.out
     fresh(out)

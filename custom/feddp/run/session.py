@@ -102,7 +102,7 @@ def run(request: Request, environment: Environment, name: str) -> dict:
 
 
 def fresh(out: Path) -> None:
-    """Makes the folder of a run, which gets every site's own network, for its owner alone. FedDPError where it is not empty."""
+    """Makes the folder of a run, which gets every site's own network, for its owner alone. InputError where it is not empty."""
     refuse_occupied([out])
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
