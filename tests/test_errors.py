@@ -1,5 +1,8 @@
 """Every error that a user reads says what kind of thing is wrong; an aborted job is none of them."""
 
+import errno
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from feddp import cli
 from feddp.data.folder import SiteFolder, find_sites, refuse_occupied
-from feddp.errors import BadFile, ContributionError, FedDPError, InputError, PolicyError, SealingError, Stopped
+from feddp.errors import BadFile, ContributionError, FedDPError, InputError, PolicyError, SealingError, Stopped, is_of_user
 from feddp.files import read_results
 from feddp.flare.admission import scope_properties
 from feddp.flare.arrival import Refused
@@ -119,3 +123,61 @@ def test_an_aborted_job_is_nobodys_mistake():
     optimizer, settings = torch.optim.SGD(network.parameters(), lr=0.1), Training(augment=False)
     with pytest.raises(Stopped):
         fit_epoch(network, optimizer, [{"image": torch.zeros(1, 1, 1)}], None, settings, seed=0, stopped=lambda: True)
+
+
+@pytest.mark.parametrize("word", ["{data}/A", "--out={data}/A", "{data}/A/deeper/still", "{data}"])
+def test_a_path_of_the_users_is_the_cause(word, tmp_path):
+    refused = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "A"))
+    assert is_of_user(refused, ["run", "--data", "elsewhere", word.format(data=tmp_path)])
+
+
+def test_a_path_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_of_user(PermissionError(errno.EACCES, "Permission denied", "out/sites"), ["--out", "out"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "/nowhere/of/ours"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        OSError("neither number nor file"),
+    ],
+)
+def test_any_other_error_of_the_system_is_a_bug(error, tmp_path):
+    assert not is_of_user(error, ["run", "--data", str(tmp_path), ""])
+
+
+def test_a_full_disk_is_no_bug():
+    assert is_of_user(OSError(errno.ENOSPC, "No space left on device"), ["run"])
+
+
+def ended(monkeypatch, capsys, tmp_path, error: Exception) -> tuple[int, str]:
+    """Exit code and stderr of a command that ends in `error`."""
+
+    def app():
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli.sys, "argv", ["feddp", "run", "--data", str(tmp_path / "data")])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.umask(0o077)
+    try:
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+    finally:
+        os.umask(before)
+    return exit.value.code, capsys.readouterr().err
+
+
+def test_the_command_tells_a_mistake_from_a_bug(monkeypatch, capsys, tmp_path):
+    """The traceback of a bug is in a file that its user alone may read."""
+    assert ended(monkeypatch, capsys, tmp_path, PolicyError("no consent")) == (2, "feddp: no consent\n")
+    refused = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "data"))
+    assert ended(monkeypatch, capsys, tmp_path, refused) == (2, f"feddp: {refused}\n")
+    code, said = ended(monkeypatch, capsys, tmp_path, FileNotFoundError(errno.ENOENT, "No such file", "/nowhere/of/ours"))
+    (log,) = tmp_path.glob("feddp-*.log")
+    assert code == 1
+    assert said.endswith(f"(FileNotFoundError): this is a bug; please report it with {log}\n")
+    assert "Traceback" in log.read_text()
+    assert log.stat().st_mode & 0o777 == 0o600

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from feddp.compare.cli import compare
 from feddp.data.cli import app as data_app
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, is_of_user, written_down
 from feddp.features.cli import features
 from feddp.kit.cli import app as kit_app
 from feddp.methods import METHODS
@@ -153,5 +153,7 @@ def main() -> None:
     try:
         app()
     except (FedDPError, OSError) as error:
-        print(f"feddp: {error}", file=sys.stderr)
-        sys.exit(2)
+        mistake = isinstance(error, FedDPError) or is_of_user(error, sys.argv[1:])
+        bug = "" if mistake else f" ({type(error).__name__}): this is a bug; please report it with {written_down(error)}"
+        print(f"feddp: {error}{bug}", file=sys.stderr)
+        sys.exit(2 if mistake else 1)

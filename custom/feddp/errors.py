@@ -9,6 +9,11 @@ FedDPError             a run failed; its children say of what kind the cause is
 Stopped                the job was aborted
 """
 
+import errno
+import os
+import tempfile
+import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,3 +64,23 @@ class BadFile(InputError):
     def __init__(self, problem: Problem):
         super().__init__(str(problem))
         self.problem = problem
+
+
+def is_of_user(error: OSError, words: Iterable[str]) -> bool:
+    """Whether the cause of `error` is a path that the words of a command give, or a full disk; anything else is a bug of ours.
+
+    The system names the file that it refuses: the path itself, a file below it, or a folder on the way to it.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    refused = [Path(os.path.abspath(name)) for name in (error.filename, error.filename2) if isinstance(name, str | os.PathLike)]
+    given = [Path(os.path.abspath(word.split("=", 1)[-1] if word.startswith("-") else word)) for word in words if word]
+    return any(name.is_relative_to(path) or path.is_relative_to(name) for name in refused for path in given)
+
+
+def written_down(error: BaseException) -> Path:
+    """Writes the traceback of `error` to a new file in the folder for temporary files, for its user alone; returns its path."""
+    handle, name = tempfile.mkstemp(prefix="feddp-", suffix=".log")
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.writelines(traceback.format_exception(error))
+    return Path(name)
