@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Stopped
 from feddp.training.calibration import calibration_loss, tune, with_inconsistency
 from feddp.training.settings import Training
 
@@ -226,7 +226,7 @@ def test_a_later_better_epoch_replaces_the_start():
 
 def test_tuning_can_be_stopped():
     network = Slope(1)
-    with pytest.raises(FedDPError, match="stopped"):
+    with pytest.raises(Stopped, match="stopped"):
         tune(network, VALIDATION, VALIDATION, seven, PLAIN, 1, 0.1, (0,), lambda: True, print)
 
 

@@ -7,12 +7,13 @@ from compare_runs import SITES, federation, write_cases, write_run
 
 from feddp.compare.comparison import _methods_tables
 from feddp.compare.efficiency import inference_ms
-from feddp.compare.progress import curves, home_seconds, mean_curve, read_events, traffic, train_seconds
+from feddp.compare.progress import curves, home_seconds, mean_curve, traffic, train_seconds
 from feddp.compare.results import BEFORE, CASE, FINAL, Result
 from feddp.compare.scores import scores
 from feddp.compare.statistics import best_two, compare_images, sentence
 from feddp.compare.tables import Table, Value, scores_table, spread_table
 from feddp.errors import FedDPError
+from feddp.files import PROGRESS, read_events
 
 ONE = [
     {"site-1": {"start": {"a": 0.6, "b": 0.9}}, "site-2": {"start": {"a": 0.4, "b": 0.7}}},
@@ -239,7 +240,7 @@ def test_seconds_and_bytes_by_hand(result):
     """Three rounds of 2 s; 2 sites receive and send 100 bytes in each, and receive 100 more to adopt: 3 (200 + 200) + 200 =
     1400. At home: each gives 3 bytes and receives 3, 12 together; asked at 10 s, last answered at 12 + 3 s: 5 s, without
     the evaluation that follows."""
-    events = read_events(result("x", [ONE[0]], events=federation(3, home=True)).folders[0])
+    events = read_events(result("x", [ONE[0]], events=federation(3, home=True)).folders[0] / PROGRESS)
     assert train_seconds(events) == 6
     assert home_seconds(events) == 5
     assert traffic(events) == (1400, 12)
@@ -250,7 +251,7 @@ def test_seconds_and_bytes_by_hand(result):
 def test_a_run_without_a_federation_has_no_traffic(tmp_path):
     assert traffic([]) is None
     assert (train_seconds([]), home_seconds([]), curves([]), mean_curve({})) == (0, 0, {}, {})
-    assert read_events(tmp_path) == []
+    assert read_events(tmp_path / PROGRESS) == []
     lone = [{"event": "answer", "site": "pool", "task": "train", "round": 2, "scalars": {"iou": 0.5}}]
     assert traffic(lone) is None
     assert mean_curve(curves(lone)) == {1: 0.5}

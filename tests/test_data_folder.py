@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddp.data.folder import Row, SiteFolder, find_sites, write_site
+from feddp.data.folder import Row, SiteFolder, facts_of, find_sites, misfit, write_site
 from feddp.errors import FedDPError
 
 FACTS = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested", "scanner": "A"}
@@ -141,3 +141,16 @@ def test_an_unknown_split_or_folder_is_refused(tmp_path):
         SiteFolder.open(tmp_path / "A").rows_of("dev")
     with pytest.raises(FedDPError, match="no such folder"):
         SiteFolder.open(tmp_path / "B")
+
+
+def test_data_fit_what_is_made_for_them(tmp_path):
+    """Of all three facts, or of the channels alone where no mask is read."""
+    write_site(tmp_path / "A", FACTS, samples())
+    folder = SiteFolder.open(tmp_path / "A")
+    facts = facts_of(folder)
+    assert list(facts) == ["channels", "classes", "labels"]
+    assert misfit(folder, facts) is None
+    assert misfit(folder, {"channels": folder.channels}) is None
+    other = facts | {"labels": "exclusive" if folder.labels == "nested" else "nested"}
+    assert misfit(folder, other) == (tuple(facts.values()), tuple(other.values()))
+    assert misfit(folder, {"channels": 7}) == ((folder.channels,), (7,))

@@ -29,6 +29,7 @@ from test_walls import context
 from feddp import jobs, protocol
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
+from feddp.files import SHARED
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.executors import TrainExecutor
@@ -38,7 +39,6 @@ from feddp.flare.precision import HalfPrecision
 from feddp.flare.site import SiteComponent
 from feddp.flare.stage import nbytes
 from feddp.methods.aggregation import Spec, average
-from feddp.methods.results import SHARED
 from feddp.methods.site import Site
 from feddp.run import session
 from feddp.run.simulator import simulator

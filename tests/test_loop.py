@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Stopped
 from feddp.training.loop import fit_epoch, predict
 from feddp.training.settings import Training
 
@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_finite_ends_it_and_names_the_rate(value):
 def test_stopping_ends_it_before_the_next_step():
     """Three batches; it is stopped when asked for the third time, so two were trained on."""
     network, asked = Bias(), iter([False, False, True])
-    with pytest.raises(FedDPError, match="stopped"):
+    with pytest.raises(Stopped, match="stopped"):
         fit_epoch(network, sgd(network), images(6), slope, PLAIN, seed=0, stopped=lambda: next(asked))
     assert len(network.seen) == 2
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Stopped
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
 
@@ -116,7 +116,7 @@ def test_what_is_frozen_has_no_decay_and_no_history(open_site, toy, options, mov
 def test_after_an_error_nothing_stays_frozen(open_site, toy):
     site = open_site(network=toy)
     site.stopped, site.method = (lambda: True), Phase(train=("query",))
-    with pytest.raises(FedDPError, match="stopped"):
+    with pytest.raises(Stopped, match="stopped"):
         site.train(first(site), 0)
     assert all(parameter.requires_grad for parameter in site.network.parameters())
     assert site.network.norm.track_running_stats

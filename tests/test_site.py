@@ -10,7 +10,7 @@ import torch
 
 from feddp.data.folder import SiteFolder
 from feddp.data.pixels import write_png
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Stopped
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
 from feddp.methods.site import Site
@@ -140,7 +140,7 @@ def test_a_round_reports_the_scores_of_what_was_received(plan_for, open_site, to
 
 def test_an_aborted_round_leaves_no_state(plan_for, open_site, toy):
     site = open_site(plan_for(network=toy), stopped=lambda: True)
-    with pytest.raises(FedDPError, match="stopped"):
+    with pytest.raises(Stopped, match="stopped"):
         site.train(first(site), 0)
     assert site.store.load_state(9).round == 0
 

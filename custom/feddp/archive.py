@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
-from feddp.errors import BadFile, FedDPError, Problem
+from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_DIRECTORY, ARCHIVE_FILES, ARCHIVE_RATIO
 from feddp.reading import amount, opened
 
@@ -19,7 +19,7 @@ class Archive:
     """The files of a zip by name, those of its folders left out."""
 
     def __init__(self, path: Path):
-        """FedDPError where `path` is no readable zip, or its files are too many or too large together."""
+        """InputError where `path` is no readable zip, or its files are too many or too large together."""
         self.path = path
         stream = _Careful(opened(path, ARCHIVE_BYTES).detach())
         try:
@@ -29,10 +29,10 @@ class Archive:
             raise BadFile(Problem(path, f"is not a readable zip ({error})", AGAIN)) from None
         self._files = {info.filename: info for info in self._zip.infolist() if not info.is_dir()}
         if len(self._files) > ARCHIVE_FILES:
-            raise FedDPError(f"{path}: it holds {len(self._files)} files, and {ARCHIVE_FILES} is the most. Give a smaller set.")
+            raise InputError(f"{path}: it holds {len(self._files)} files, and {ARCHIVE_FILES} is the most. Give a smaller set.")
         together = sum(info.file_size for info in self._files.values())
         if together > min(ARCHIVE_BYTES, ARCHIVE_RATIO * path.stat().st_size):
-            raise FedDPError(f"{path}: unpacked it has {amount(together)}, more than so small a zip can hold. {AGAIN}.")
+            raise InputError(f"{path}: unpacked it has {amount(together)}, more than so small a zip can hold. {AGAIN}.")
 
     @property
     def names(self) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from feddp.data.folder import SiteFolder, find_sites
-from feddp.errors import FedDPError
+from feddp.data.folder import SiteFolder, facts_of, find_sites, misfit
+from feddp.errors import InputError
+from feddp.files import write_text
 from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
 from feddp.methods import METHODS
 from feddp.methods.plan import WEIGHTS, Plan
@@ -31,15 +32,15 @@ def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, T
             as a task: FLARE's client takes no app of more than 4 MiB over HTTP.
 
     Raises:
-        FedDPError: too few sites, a private rule that does not fit the network, other tensors than the plan's, or the folder
+        InputError: too few sites, a private rule that does not fit the network, other tensors than the plan's, or the folder
             holds something else.
     """
     plan.require_initial(f"the job {folder.name} was given", initial)
     if not METHODS[plan.method].federated:
-        raise FedDPError(f"{plan.method} needs all images in one place, so no job can carry it; use `feddp run`, outside FLARE")
+        raise InputError(f"{plan.method} needs all images in one place, so no job can carry it; use `feddp run`, outside FLARE")
     plan.partition(plan.build_network())  # a rule that selects nothing is refused here, not at the hospitals
     if len(plan.sites) < plan.federation.min_sites:
-        raise FedDPError(f"{len(plan.sites)} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
+        raise InputError(f"{len(plan.sites)} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
     return write_job(folder, scope, plan, None, initial)
 
 
@@ -56,12 +57,12 @@ def write_job(
         brought: the tensors that the server's app brings along, if any; a site's brings none.
 
     Raises:
-        FedDPError: the folder holds something else, or its name is no job's.
+        InputError: the folder holds something else, or its name is no job's.
     """
     require_name("the job's name, its folder's,", folder.name)
     require_name("scope", scope)
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
-        raise FedDPError(f"{folder} holds something else than a job of ours; choose another folder")
+        raise InputError(f"{folder} holds something else than a job of ours; choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
     _write(folder / META, job_meta(folder.name, scope, plan, request))
     for side in SIDES:
@@ -78,7 +79,7 @@ def _is_ours(folder: Path) -> bool:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_pretty(content) + "\n", encoding="utf-8")
+    write_text(path, _pretty(content) + "\n")
 
 
 def _pretty(value: Any, indent: str = "") -> str:
@@ -98,17 +99,16 @@ def federation_of(root: Path, only: Sequence[str] | None = None) -> tuple[list[s
     """The sites below `root`, or `only` some of them, and what their data have in common: channels, classes, labels.
 
     Raises:
-        FedDPError: there is no site, one of `only` is not there, or two differ; names them.
+        InputError: there is no site, one of `only` is not there, or two differ; names them.
     """
     found = {path.name: path for path in find_sites(root)}
     if unknown := sorted(set(only or ()) - found.keys()):
-        raise FedDPError(f"{', '.join(unknown)}: no site below {root}; there are {', '.join(found)}")
+        raise InputError(f"{', '.join(unknown)}: no site below {root}; there are {', '.join(found)}")
     folders = [SiteFolder.open(path) for name, path in found.items() if only is None or name in only]
     first = folders[0]
     for other in folders[1:]:
-        if (other.channels, other.classes, other.labels) != (first.channels, first.classes, first.labels):
-            raise FedDPError(
+        if misfit(other, facts_of(first)):
+            raise InputError(
                 f"sites {first.site} and {other.site} differ in channels, classes or labels; a federation needs them equal"
             )
-    facts = {"channels": first.channels, "classes": first.classes, "labels": first.labels}
-    return [folder.site for folder in folders], facts
+    return [folder.site for folder in folders], facts_of(first)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 # the words are read without torch: the command line lists them (`feddp methods`)
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Partition:
     private: tuple[str, ...]
 
     def split(self, state: Mapping[str, Tensor]) -> tuple[State, State]:
-        """A whole state -> (shared, private): detached clones on the CPU. FedDPError for a missing or extra key."""
+        """A whole state -> (shared, private): detached clones on the CPU. InputError for a missing or extra key."""
         check_keys(state, self.shared + self.private, "the network's state")
         return _clone(state, self.shared), _clone(state, self.private)
 
@@ -70,7 +70,7 @@ class Partition:
 def resolve(network: nn.Module, rule: Rule) -> Partition:
     """The partition of `network` under `rule`.
 
-    `(NONE,)` and `(ALL,)` stand alone. FedDPError for an unknown word, a word that finds no tensor in this network, any
+    `(NONE,)` and `(ALL,)` stand alone. InputError for an unknown word, a word that finds no tensor in this network, any
     other rule that selects everything, a declared child that does not exist, a fused attention under
     query/key/value, and a tensor that has both a shared and a private name (tied weights would leak).
     """
@@ -83,32 +83,32 @@ def resolve(network: nn.Module, rule: Rule) -> Partition:
     private = chosen(network, rule)
     if private == set(keys):
         name = type(network).__name__
-        raise FedDPError(f"the private rule {rule} selects every tensor of {name}; say ('{ALL}',) if that is meant")
+        raise InputError(f"the private rule {rule} selects every tensor of {name}; say ('{ALL}',) if that is meant")
     partition = Partition(tuple(k for k in keys if k not in private), tuple(k for k in keys if k in private))
     _refuse_ties(network, partition)
     return partition
 
 
 def chosen(network: nn.Module, roles: Rule) -> set[str]:
-    """The state_dict keys of several roles. FedDPError for an unknown role, and for one that finds no tensor."""
+    """The state_dict keys of several roles. InputError for an unknown role, and for one that finds no tensor."""
     _check_words(roles)
     keys: set[str] = set()
     for word in roles:
         found = select(network, word)
         if not found:
             name = type(network).__name__
-            raise FedDPError(f"the role '{word}' found no tensor in {name}; choose a role that this network has")
+            raise InputError(f"the role '{word}' found no tensor in {name}; choose a role that this network has")
         keys |= found
     return keys
 
 
 def check_keys(state: Iterable[str], expected: Iterable[str], what: str) -> None:
-    """FedDPError naming up to three missing and three extra keys, unless `state` has exactly the `expected` ones."""
+    """InputError naming up to three missing and three extra keys, unless `state` has exactly the `expected` ones."""
     names, wanted = dict.fromkeys(state), dict.fromkeys(expected)
     missing = [name for name in wanted if name not in names]
     extra = [name for name in names if name not in wanted]
     if missing or extra:
-        raise FedDPError(
+        raise InputError(
             f"{what} does not fit the network: missing {some(missing)}, unexpected {some(extra)}; "
             "both sides must run the same network and the same private rule"
         )
@@ -122,12 +122,12 @@ def some(names: list[str], limit: int = 3) -> str:
 
 def _check_words(rule: Rule) -> None:
     if isinstance(rule, str) or not rule:
-        raise FedDPError(f"a private rule is a tuple of role words, not {rule!r}; for nothing private say ('{NONE}',)")
+        raise InputError(f"a private rule is a tuple of role words, not {rule!r}; for nothing private say ('{NONE}',)")
     for word in rule:
         if word not in WORDS:
-            raise FedDPError(f"unknown private role {word!r}; the roles are {', '.join(WORDS)}")
+            raise InputError(f"unknown private role {word!r}; the roles are {', '.join(WORDS)}")
         if word in (NONE, ALL) and len(rule) > 1:
-            raise FedDPError(f"'{word}' stands alone in a private rule, not beside others, as in {tuple(rule)}")
+            raise InputError(f"'{word}' stands alone in a private rule, not beside others, as in {tuple(rule)}")
 
 
 def select(network: nn.Module, word: str) -> set[str]:
@@ -147,7 +147,7 @@ def select(network: nn.Module, word: str) -> set[str]:
             child = getattr(module, child_name, None)
             where = f"{path}.{child_name}" if path else child_name
             if not isinstance(child, nn.Module):
-                raise FedDPError(f"{type(module).__name__} declares '{where}' as its {word}, but has no such layer")
+                raise InputError(f"{type(module).__name__} declares '{where}' as its {word}, but has no such layer")
             found |= _keys_of(child, where)
     return found
 
@@ -170,7 +170,7 @@ def _refuse_fused(module: nn.Module, path: str) -> None:
 
     for name in _FUSED:
         if isinstance(getattr(module, name, None), (nn.Module, nn.Parameter)):
-            raise FedDPError(
+            raise InputError(
                 f"'{f'{path}.{name}'.lstrip('.')}' holds query, key or value fused in one tensor, which is not sliced; "
                 "build the network with separate layers (see feddp.networks.attention.split_kv)"
             )
@@ -181,7 +181,7 @@ def _refuse_ties(network: nn.Module, partition: Partition) -> None:
     private = {id(tensors[key]): key for key in partition.private}
     for key in partition.shared:
         if id(tensors[key]) in private:
-            raise FedDPError(f"'{key}' is shared but is the same tensor as the private '{private[id(tensors[key])]}'")
+            raise InputError(f"'{key}' is shared but is the same tensor as the private '{private[id(tensors[key])]}'")
 
 
 def _clone(state: Mapping[str, Tensor], keys: tuple[str, ...]) -> State:

@@ -9,7 +9,7 @@ from feddp.data.folder import refuse_occupied
 from feddp.data.loading import network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.networks.weights import load_personal
 from feddp.outside.models import described
 from feddp.training.device import asked_for
@@ -22,12 +22,12 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
     The image is resized to what the network was trained at, the map back to the image's own size. Returns how many.
 
     Raises:
-        FedDPError: there is no PNG, an image has other channels than the network, the file is no network of ours, `out` is not
+        InputError: there is no PNG, an image has other channels than the network, the file is no network of ours, `out` is not
             empty, or the device is not there.
     """
     files = sorted(images.glob("*.png"))
     if not files:
-        raise FedDPError(f"{images} holds no PNG; name a folder of images, such as a site's images/")
+        raise InputError(f"{images} holds no PNG; name a folder of images, such as a site's images/")
     refuse_occupied([out])
     said = described(network)
     model = load_personal(network).to(asked_for(device))

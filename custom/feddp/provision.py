@@ -14,7 +14,8 @@ from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
-from feddp.errors import FedDPError
+from feddp.errors import PolicyError
+from feddp.files import write_json
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
@@ -125,11 +126,11 @@ class SitePolicyBuilder(Builder):
         for client in project.get_clients():
             properties = client.get_prop(POLICY)
             if not properties:
-                raise FedDPError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
+                raise PolicyError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
             properties = {"approve": [], **properties}  # each plan is approved at the hospital, by `feddp kit approve`
             SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
             self._restrict(client, CLIENT, SITE_CLASSES, ctx)
-            _write(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
+            write_json(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
     def finalize(self, project: Project, ctx: ProvisionContext) -> None:
         """Kits and state are their owner's alone. FLARE finalizes in the reverse order of the builders: the kits lie where
@@ -146,8 +147,8 @@ class SitePolicyBuilder(Builder):
         local = Path(ctx.get_local_dir(participant))
         resources, allowed = local / RESOURCES, sorted(classes.values())
         said = json.loads(resources.read_text(encoding="utf-8"))
-        _write(resources, restrict(said, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
-        _write(local / "authorization.json.default", AUTHORIZATION)
+        write_json(resources, restrict(said, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
+        write_json(local / "authorization.json.default", AUTHORIZATION)
 
 
 def _close(folder: Path) -> None:
@@ -163,8 +164,4 @@ def _keep(resources: Path, folder: Path) -> None:
     manager = next(component for component in content["components"] if component["id"] == "job_manager")
     manager["args"]["uri_root"] = str(folder / "jobs")
     content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(folder / "snapshots")
-    _write(resources, content)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(resources, content)

@@ -6,7 +6,7 @@ import sys
 import typer
 
 from feddp.cli import adapt, compare, data, features, kit, run
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, is_of_user, written_down
 
 # help and completion load this package only: a command imports what it runs in its body (tests/test_cli_opens.py)
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -29,5 +29,7 @@ def main() -> None:
     try:
         app()
     except (FedDPError, OSError) as error:
-        print(f"feddp: {error}", file=sys.stderr)
-        sys.exit(2)
+        mistake = isinstance(error, FedDPError) or is_of_user(error, sys.argv[1:])
+        bug = "" if mistake else f" ({type(error).__name__}): this is a bug; please report it with {written_down(error)}"
+        print(f"feddp: {error}{bug}", file=sys.stderr)
+        sys.exit(2 if mistake else 1)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from feddp.cli.options import Data, Device, Rounds, Size, Threads, Weights, words
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT
 
 
@@ -68,4 +68,4 @@ def _whole(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, words(text)))
     except ValueError:
-        raise FedDPError(f"--seeds {text}: write whole numbers, comma-separated") from None
+        raise InputError(f"--seeds {text}: write whole numbers, comma-separated") from None

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from feddp.data.prepare import PREPARE
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="Prepare, make and check sites' folders.")
 Out = Annotated[Path, typer.Option(help="Where the sites' folders go.")]
@@ -23,7 +23,7 @@ def prepare(
 ) -> None:
     """Turn a public data set into sites' folders."""
     if name not in PREPARE:
-        raise FedDPError(f"{name}: not a known data set. Use one of {', '.join(PREPARE)}.")
+        raise InputError(f"{name}: not a known data set. Use one of {', '.join(PREPARE)}.")
     for note in PREPARE[name](source, out, size, seed):
         typer.echo(note)
     typer.echo(_summary(out))

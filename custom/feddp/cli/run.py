@@ -24,7 +24,7 @@ from feddp.cli.options import (
     Weights,
     words,
 )
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT as NETWORK
 
 
@@ -87,7 +87,7 @@ def job(
     if data is not None:
         names, facts = federation_of(data)
     if not names:
-        raise FedDPError("which sites? name them with --sites A,B,... or take them from --data ROOT")
+        raise InputError("which sites? name them with --sites A,B,... or take them from --data ROOT")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
     plan = options.plan(facts, names)
     print(export(plan, out, scope, options.initial(plan)))

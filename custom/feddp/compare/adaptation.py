@@ -12,7 +12,8 @@ from typing import Any
 
 from feddp.compare.results import Images
 from feddp.data.folder import SiteFolder
-from feddp.errors import FedDPError
+from feddp.errors import InputError
+from feddp.files import ADAPTED, SCORES
 from feddp.outside import hospital
 from feddp.outside.adapt import Settings
 from feddp.outside.models import read_models
@@ -47,7 +48,7 @@ class Adaptation:
     def is_finished(self) -> bool:
         """Whether it was done in the same way, on the images that the site's split names."""
         try:
-            done, images = self._read("adapt.json"), self._read("scores.json")["images"]
+            done, images = self._read(ADAPTED), self._read(SCORES)["images"]
             way = done["how"], done["settings"]
         except (OSError, ValueError, KeyError):  # not there, half written, or of another version
             return False
@@ -55,7 +56,7 @@ class Adaptation:
         return (*way, images.keys()) == (self.how, asdict(self.settings), stems)
 
     def execute(self, device: str) -> None:
-        """FedDPError where the models or the images do not let it."""
+        """InputError where the models or the images do not let it."""
         shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
         request = hospital.Request(self.how, self.settings, score=True)
         where = asked_for(device)
@@ -65,15 +66,15 @@ class Adaptation:
     def images(self) -> Images:
         """The metrics of every image."""
         try:
-            images = self._read("scores.json")["images"]
+            images = self._read(SCORES)["images"]
             return {stem: {metric: float(row[metric]) for metric in METRICS} for stem, row in images.items()}
         except (OSError, ValueError, KeyError) as error:
-            raise FedDPError(f"{self.folder} holds no scores ({error!r}); remove it, it will be made again") from None
+            raise InputError(f"{self.folder} holds no scores ({error!r}); remove it, it will be made again") from None
 
     @property
     def seconds(self) -> float:
         """A sample's, of adaptation, prediction and writing."""
-        return float(self._read("adapt.json")["seconds_per_image"])
+        return float(self._read(ADAPTED)["seconds_per_image"])
 
     def _read(self, name: str) -> dict[str, Any]:
         return json.loads((self.folder / name).read_text(encoding="utf-8"))

@@ -30,7 +30,7 @@ def compare(request: Request) -> Comparison:
     """Runs what is not finished yet, and writes tables.md, table_*.csv, table_*.tex and the figures to `request.out`.
 
     Raises:
-        FedDPError: anything asked for is unknown or does not fit; nothing has been run then.
+        InputError: anything asked for is unknown or does not fit; nothing has been run then.
     """
     methods = [Variant.parse(text) for text in request.methods]
     studies = {name: STUDIES[name] for name in request.studies}

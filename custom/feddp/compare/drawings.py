@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from feddp.compare.figures import Curve, draw_bars, draw_curves, draw_spread
-from feddp.compare.progress import curves, mean_curve, read_events
+from feddp.compare.progress import curves, mean_curve
 from feddp.compare.results import Result
 from feddp.compare.scores import scores
 from feddp.compare.studies import STUDIES, Entry
 from feddp.compare.tables import SHOWN, value
 from feddp.compare.variants import Variant
+from feddp.files import PROGRESS, read_events
 
 Results = Mapping[Variant, Result]
 AVERAGE = "Average"
@@ -57,7 +58,7 @@ def _averages(entries: list[Entry], results: Results, sites: list[str], metric: 
 
 def _seeds(result: Result, title: str) -> list[Curve]:
     """A curve a seed, of a site or on average; none where the runs kept none."""
-    found = [curves(read_events(folder)) for folder in result.folders.values()]
+    found = [curves(read_events(folder / PROGRESS)) for folder in result.folders.values()]
     seeds = [mean_curve(sites) if title == AVERAGE else sites.get(title, {}) for sites in found]
     return seeds if seeds and all(seeds) else []
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from feddp.compare.progress import home_seconds, read_events, traffic, train_seconds
+from feddp.compare.progress import home_seconds, traffic, train_seconds
 from feddp.compare.results import Result
 from feddp.compare.tables import BLANK, Cell, Table, Value, failed
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
-from feddp.methods.results import read_results
+from feddp.files import NETWORK, PROGRESS, read_events, read_results, site_folder
 from feddp.networks.weights import load_personal
 
 _HEADS = ("Train time (s)", "Time at home (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
@@ -36,7 +36,7 @@ def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> 
 
 
 def _row(result: Result, data: Path, device: str) -> tuple[Cell, ...]:
-    runs = [read_events(folder) for folder in result.folders.values()]
+    runs = [read_events(folder / PROGRESS) for folder in result.folders.values()]
     times = [Value(float(np.mean([seconds(run) for run in runs])), digits=1) for seconds in (train_seconds, home_seconds)]
     exchanged = [pair for run in runs if (pair := traffic(run))]
     joint, local = np.mean(exchanged, axis=0) if exchanged else (None, None)
@@ -48,7 +48,7 @@ def _inference(folder: Path, data: Path, device: str) -> Cell:
     """Of the first site that keeps a network."""
     results = read_results(folder)
     for site in sorted(results["sites"]):
-        path = folder / "sites" / site / "network.safetensors"
+        path = site_folder(folder, site) / NETWORK
         if path.exists():
             images = [sample["image"] for sample in load(SiteFolder.open(data / site), "test", results["size"])[:_TIMED]]
             return Value(inference_ms(load_personal(path), images, device))

@@ -28,7 +28,7 @@ def compare_folds(request: Request, methods: Sequence[Variant]) -> Comparison:
     """Runs every method in every fold where it is not finished yet, and writes the methods' tables over the folds.
 
     Raises:
-        FedDPError: a site has fewer patients than folds, or `request.out` holds other folds.
+        InputError: a site has fewer patients than folds, or `request.out` holds other folds.
     """
     folders = [request.out / "folds" / f"fold-{i + 1}" for i in range(request.folds)]
     _deal(request, folders)

@@ -17,7 +17,7 @@ from feddp.compare.results import Images, Kind, Result
 from feddp.compare.runs import Campaign
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
 from feddp.jobs import federation_of
 from feddp.outside.hospital import SPLIT
 
@@ -62,17 +62,17 @@ class LeaveOneOut:
         failed: the adaptations that failed in `execute`, by name, with the reason.
 
     Raises:
-        FedDPError: there are fewer than two sites, one has no test images, or a run cannot be planned.
+        InputError: there are fewer than two sites, one has no test images, or a run cannot be planned.
     """
 
     def __init__(self, studies: Mapping[str, Study], common: Common, seeds: Sequence[int], data: Path, out: Path):
         self.studies, self.seeds, self.data = studies, seeds, data
         self.sites = federation_of(data)[0]
         if len(self.sites) < 2:
-            raise FedDPError(f"{data} has one site; one outside and one inside are needed")
+            raise InputError(f"{data} has one site; one outside and one inside are needed")
         for site in self.sites:
             if not SiteFolder.open(data / site).rows_of(SPLIT):
-                raise FedDPError(f"{data / site} has no image in split {SPLIT}, which is what is measured outside")
+                raise InputError(f"{data / site} has no image in split {SPLIT}, which is what is measured outside")
         needed: dict[Inside, list[Variant]] = {}
         for study in studies.values():
             for entry in study.entries:

@@ -1,21 +1,10 @@
 """What the server's progress.jsonl says of a finished run: validation curves, seconds, bytes."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 from feddp import protocol
+from feddp.files import Event
 from feddp.methods.base import SPECTRA, TRAIN
-
-Event = dict[str, Any]
-
-
-def read_events(folder: Path) -> list[Event]:
-    """A run's events in their order; none where it kept none."""
-    path = folder / "progress.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def curves(events: list[Event]) -> dict[str, dict[int, float]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from feddp.compare.request import Request
 from feddp.compare.runs import Campaign
 from feddp.compare.tables import Table
-from feddp.methods.results import read_results
+from feddp.files import read_results
 
 SPREAD = (
     "; ± is the population standard deviation over a site's test images, over the sites' means in Average, and over the"

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from feddp.errors import FedDPError
-from feddp.methods.results import VOLUMES, read_results
+from feddp.errors import InputError
+from feddp.files import read_results, site_folder
+from feddp.methods.results import VOLUMES
 from feddp.methods.site import SLOT_OF
 from feddp.training.metrics import METRICS, Row
 from feddp.training.volumes import VOLUME_METRICS
@@ -54,11 +55,11 @@ def has_cases(result: Result) -> bool:
 
 
 def read_rows(folder: Path, when: str, kind: Kind) -> dict[str, Images]:
-    """{site: {image, or case: metrics}} of a finished run. FedDPError where a site's table is not there or cannot be read."""
+    """{site: {image, or case: metrics}} of a finished run. InputError where a site's table is not there or cannot be read."""
     results = read_results(folder)
     last = SLOT_OF[results["stages"][-1]]
     sites = [site for site, found in results["sites"].items() if kind is IMAGE or VOLUMES in found]
-    return {site: _read(folder / "sites" / site / f"{kind.name}s.csv", kind, when, last) for site in sites}
+    return {site: _read(site_folder(folder, site) / f"{kind.name}s.csv", kind, when, last) for site in sites}
 
 
 def _read(path: Path, kind: Kind, when: str, last: str) -> Images:
@@ -69,8 +70,8 @@ def _read(path: Path, kind: Kind, when: str, last: str) -> Images:
             for row in csv.DictReader(handle):
                 slots.setdefault(row["network"], {})[row[kind.name]] = {m: float(row[m]) for m in kind.metrics}
     except (OSError, KeyError, ValueError, csv.Error) as error:
-        raise FedDPError(f"{path} is no table of {kind.name}s ({error!r}); remove its run, it will be run again") from None
+        raise InputError(f"{path} is no table of {kind.name}s ({error!r}); remove its run, it will be run again") from None
     if not slots:
-        raise FedDPError(f"{path} has no {kind.name}; remove its run, it will be run again")
+        raise InputError(f"{path} has no {kind.name}; remove its run, it will be run again")
     earlier = [slot for slot in slots if slot != last]
     return slots[earlier[-1] if when == BEFORE and earlier else list(slots)[-1]]

@@ -21,12 +21,12 @@ from rich.console import Console
 
 from feddp.compare.results import Result
 from feddp.compare.variants import Common, Variant
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
+from feddp.files import RESULTS, write_json
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE
 from feddp.methods.plan import Plan
-from feddp.methods.results import RESULTS
 from feddp.run import options as run_options
 
 
@@ -49,25 +49,22 @@ class Run:
         return self.folder.with_name(f"{self.folder.name}.json")
 
     def is_finished(self) -> bool:
-        """FedDPError where it finished as something else than wanted, or where the folder is not ours."""
+        """InputError where it finished as something else than wanted, or where the folder is not ours."""
         if not self.record.exists():
             if self.folder.exists():
-                raise FedDPError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
+                raise InputError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
             return False
         stored = json.loads(self.record.read_text(encoding="utf-8"))
         stored.pop("machine")  # whatever it was made on counts
         # not by results.json alone: it does not say which data were read
         finished = stored.pop("finished") and (self.folder / RESULTS).exists()
         if finished and stored != self.wanted:
-            raise FedDPError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
+            raise InputError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
         return finished
 
     def note(self, finished: bool, machine: str) -> None:
         self.record.parent.mkdir(parents=True, exist_ok=True)
-        part = self.record.with_suffix(".part")
-        content = {**self.wanted, "machine": machine, "finished": finished}
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        part.replace(self.record)
+        write_json(self.record, {**self.wanted, "machine": machine, "finished": finished})
 
     @property
     def machine(self) -> str:
@@ -91,7 +88,7 @@ class Campaign:
         failed: the runs that failed in `execute`, by name, with the reason.
 
     Raises:
-        FedDPError: a method, network, setting or private rule is unknown or does not fit, or `out` holds a finished run
+        InputError: a method, network, setting or private rule is unknown or does not fit, or `out` holds a finished run
             of another plan; says which.
     """
 
@@ -115,7 +112,7 @@ class Campaign:
             try:
                 self._add(variant, seeds)
             except FedDPError as error:
-                raise FedDPError(f"{variant}: {error}") from None
+                raise InputError(f"{variant}: {error}") from None
         for run in self.runs:
             run.is_finished()
 
@@ -128,11 +125,11 @@ class Campaign:
         return self._slugs[one] == self._slugs[other]
 
     def refuse_equal(self, variants: Sequence[Variant]) -> None:
-        """FedDPError where two of `variants` are the same run."""
+        """InputError where two of `variants` are the same run."""
         for i, one in enumerate(variants):
             for other in variants[:i]:
                 if self.same(one, other):
-                    raise FedDPError(f"--methods: {other} and {one} are the same run; name one of them")
+                    raise InputError(f"--methods: {other} and {one} are the same run; name one of them")
 
     def execute(self, device: str = "cpu", threads: int | None = None) -> dict[Variant, Result]:
         """Runs what is not finished, and says on stderr which run is under way; a run that fails stops no other."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddp.compare.results import FINAL, IMAGE, Images, Kind, Result
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.training.metrics import summarize
 
 Summary = dict[str, dict[str, float]]  # as `metrics.summarize`
@@ -36,7 +36,7 @@ def scores(result: Result, sites: list[str], when: str = FINAL, kind: Kind = IMA
     """The metrics of a variant with a finished run, at `sites`, before or after the last stage at home.
 
     Raises:
-        FedDPError: a finished run lacks a file, or the seeds differ in their test images.
+        InputError: a finished run lacks a file, or the seeds differ in their test images.
     """
     runs = result.rows(when, kind)
     images = {site: over_seeds(site, [run[site] for run in runs]) for site in sites if all(site in run for run in runs)}
@@ -55,7 +55,7 @@ def average(sites: dict[str, Summary]) -> Summary:
 
 
 def over_seeds(what: str, runs: list[Images]) -> Images:
-    """Image by image the mean over runs. FedDPError where the runs hold different images; `what` is named."""
+    """Image by image the mean over runs. InputError where the runs hold different images; `what` is named."""
     if any(run.keys() != runs[0].keys() for run in runs):
-        raise FedDPError(f"{what}: the seeds were tested on different images; remove the runs made on other data")
+        raise InputError(f"{what}: the seeds were tested on different images; remove the runs made on other data")
     return {image: {m: float(np.mean([run[image][m] for run in runs])) for m in row} for image, row in runs[0].items()}

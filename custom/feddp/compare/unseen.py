@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from feddp.compare.results import Result
 from feddp.compare.scores import over_seeds
 from feddp.compare.tables import BLANK, OPTIMISTIC, SHOWN, Cell, Table, failed, value
-from feddp.data.folder import SiteFolder
+from feddp.data.folder import SiteFolder, facts_of, misfit
 from feddp.data.loading import load
 from feddp.data.progress import track
-from feddp.errors import FedDPError
+from feddp.errors import InputError
+from feddp.files import NETWORK, site_folder
 from feddp.networks.weights import load_personal
 from feddp.training.loop import predict
 from feddp.training.metrics import Row, measure, summarize
@@ -26,16 +27,16 @@ def open_unseen(path: Path, data: Path, facts: Mapping[str, Any]) -> SiteFolder:
     """The folder of a site outside the federation below `data`, whose channels, classes and labels are `facts`.
 
     Raises:
-        FedDPError: it is one of the federation's, differs in these facts, or has no image in split test.
+        InputError: it is one of the federation's, differs in these facts, or has no image in split test.
     """
     folder = SiteFolder.open(path)
     if path.resolve().parent == data.resolve():
-        raise FedDPError(f"--unseen {path} is a site of the federation; name a folder outside {data}")
-    found = {"channels": folder.channels, "classes": folder.classes, "labels": folder.labels}
-    if found != dict(facts):
-        raise FedDPError(f"--unseen {path} has {found}, the federation {dict(facts)}; prepare it like the federation's sites")
+        raise InputError(f"--unseen {path} is a site of the federation; name a folder outside {data}")
+    if misfit(folder, facts):
+        found = facts_of(folder)
+        raise InputError(f"--unseen {path} has {found}, the federation {dict(facts)}; prepare it like the federation's sites")
     if not folder.rows_of("test"):
-        raise FedDPError(f"--unseen {path} has no image in split test, which is what is measured; put some there in split.csv")
+        raise InputError(f"--unseen {path} has no image in split test, which is what is measured; put some there in split.csv")
     return folder
 
 
@@ -58,7 +59,7 @@ def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[
 def _row(result: Result, samples: list[dict], columns, sites: list[str], device: str) -> tuple[Cell, ...]:
     seeds = []
     for run in result.folders.values():
-        files = {site: run / "sites" / site / "network.safetensors" for site in sites}
+        files = {site: site_folder(run, site) / NETWORK for site in sites}
         networks = {site: load_personal(file).to(device) for site, file in files.items() if file.exists()}
         measured = measure_networks(networks, samples)
         if networks.keys() != set(sites):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, TUNE
 from feddp.run.options import Options
@@ -35,13 +35,13 @@ class Variant:
         """`method`, `method+igc`, each with any number of `@key=value`; a `|` in a value is read as a comma.
 
         Raises:
-            FedDPError: there is no method, or a change is no `key=value`.
+            InputError: there is no method, or a change is no `key=value`.
         """
         head, *changes = text.strip().split("@")
         method, _, then = head.partition("+")
         pairs = [change.partition("=") for change in changes]
         if not method or any(not (key and equals and value) for key, equals, value in pairs):
-            raise FedDPError(f"{text!r} is no variant; write method, method+igc or method@key=value, e.g. feddp@lambda=0")
+            raise InputError(f"{text!r} is no variant; write method, method+igc or method@key=value, e.g. feddp@lambda=0")
         return cls(method, then or None, tuple((key, value.replace("|", ",")) for key, _, value in pairs))
 
     def __str__(self) -> str:
@@ -54,13 +54,13 @@ class Variant:
         `common.calibration_epochs` goes to the stages at home that a method has; the others would refuse it.
 
         Raises:
-            FedDPError: a setting of `common` is no `key=value`, or the variant's calibration_epochs no whole number.
+            InputError: a setting of `common` is no `key=value`, or the variant's calibration_epochs no whole number.
         """
         settings = {}
         for text in common.settings:
             key, equals, value = text.partition("=")
             if not equals:
-                raise FedDPError(f"--set {text}: write key=value")
+                raise InputError(f"--set {text}: write key=value")
             settings[key] = value
         own = dict(self.changes)
         network, epochs = own.pop("network", common.network), own.pop("calibration_epochs", None)
@@ -83,4 +83,4 @@ class Variant:
         try:
             return int(value)
         except ValueError:
-            raise FedDPError(f"{self}: {key}={value!r} is not a whole number; correct the value") from None
+            raise InputError(f"{self}: {key}={value!r} is not a whole number; correct the value") from None

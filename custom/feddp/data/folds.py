@@ -8,18 +8,18 @@ from pathlib import Path
 from feddp.data.description import HEADER
 from feddp.data.folder import SiteFolder
 from feddp.data.prepare.split import deal_patients
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.reading import real
 
 Lines = list[list[str]]  # of a split.csv
 
 
 def deal(site: SiteFolder, folds: int, seed: int) -> list[Lines]:
-    """The site's split.csv of every fold, its images in the same order. FedDPError where it has too few patients."""
+    """The site's split.csv of every fold, its images in the same order. InputError where it has too few patients."""
     splits = deal_patients((row.patient for row in site.rows), folds, seed)
     if not splits:
         patients = len({row.patient for row in site.rows})
-        raise FedDPError(f"{site.path} has {patients} patients, too few for {folds} folds; choose fewer folds, or leave it out")
+        raise InputError(f"{site.path} has {patients} patients, too few for {folds} folds; choose fewer folds, or leave it out")
     return [[HEADER, *([row.image, row.patient, split[row.patient]] for row in site.rows)] for split in splits]
 
 
@@ -29,13 +29,13 @@ def write_fold(site: SiteFolder, target: Path, lines: Lines) -> None:
     They are hard links, or copies on another file system: a link that leads out of a site's folder is not read.
 
     Raises:
-        FedDPError: the folder that is there holds anything else.
+        InputError: the folder that is there holds anything else.
     """
     facts = (site.path / "dataset.json").read_bytes()
     if not target.exists():
         _write(site, target, facts, lines)
     elif not _holds(target, facts, lines):
-        raise FedDPError(f"{target} holds other folds, or the folds of other data; choose another --out, or remove it")
+        raise InputError(f"{target} holds other folds, or the folds of other data; choose another --out, or remove it")
 
 
 def _write(site: SiteFolder, target: Path, facts: bytes, lines: Lines) -> None:

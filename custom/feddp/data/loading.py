@@ -17,7 +17,7 @@ def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
     Each sample is {"image": float32 (channels, size, size), zero mean and unit variance per image and channel (a
     channel without contrast becomes 0), "mask": float32 (classes, size, size) of 0 and 1, "stem": str, "patient": str}.
     Images are resized bilinearly, masks by nearest neighbour, aspect ratio not kept. An empty split gives an empty list.
-    FedDPError (naming the file) for an unreadable, wrongly shaped or out-of-range PNG, or an unknown split.
+    InputError (naming the file) for an unreadable, wrongly shaped or out-of-range PNG, or an unknown split.
     """
     from monai.transforms import Resize  # here, as everywhere MONAI's: a job is admitted without it
 

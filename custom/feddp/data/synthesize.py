@@ -53,7 +53,7 @@ def synthesize(root: Path, sites: int = 4, images: int = 60, size: int = 96, see
     """Write <root>/site-1 to site-<sites>, each of `images` RGB images of size x size pixels.
 
     Two images are of one patient; patients are split 60/20/20. From site 5 on the four kinds of site come again, with
-    other chance. FedDPError if one of the folders is not empty.
+    other chance. InputError if one of the folders is not empty.
     """
     folders = [Path(root) / f"site-{number}" for number in range(1, sites + 1)]
     refuse_occupied(folders)

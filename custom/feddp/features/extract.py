@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from feddp.data.loading import class_index
 from feddp.data.progress import track
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.training.loop import predict
 
 DECODER, ENCODER = "decoder", "encoder"
@@ -68,14 +68,14 @@ def tapped(network: nn.Module, layer: str) -> Iterator[list[Tensor]]:
     """Inside, every pass of `network` appends the layer's map (B, width, h, w) to the list.
 
     Raises:
-        FedDPError: the network has no such layer, or there is none of this name.
+        InputError: the network has no such layer, or there is none of this name.
     """
     if layer not in LAYERS:
-        raise FedDPError(f"--layer {layer}: there are {', '.join(LAYERS)}")
+        raise InputError(f"--layer {layer}: there are {', '.join(LAYERS)}")
     name = "segmentation_head" if layer == DECODER else "decoder"
     module = getattr(network, name, None)
     if not isinstance(module, nn.Module):
-        raise FedDPError(f"{type(network).__name__} has no {name}, before which features are taken; choose another run")
+        raise InputError(f"{type(network).__name__} has no {name}, before which features are taken; choose another run")
     taken: list[Tensor] = []
     # the decoder is given the encoder's maps as one list, from high to low resolution
     hook = module.register_forward_pre_hook(

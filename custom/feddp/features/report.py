@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from feddp.compare.tables import BLANK, Table, Value
-from feddp.data.folder import SiteFolder, refuse_occupied
+from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
 from feddp.data.loading import load
 from feddp.data.progress import track
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.features.divergence import divergence
 from feddp.features.extract import LAYERS, Pixels, sample_pixels
 from feddp.features.tsne import Panel, draw, embed
@@ -53,10 +53,10 @@ def features(request: Request) -> Table:
     """Writes table_kl.csv, table_kl.tex and tsne.png to `request.out`; returns the table, a row a run.
 
     Raises:
-        FedDPError: no finished run, no such site, layer or device, data that do not fit the networks, or `out` is not empty.
+        InputError: no finished run, no such site, layer or device, data that do not fit the networks, or `out` is not empty.
     """
     if request.layer not in LAYERS:
-        raise FedDPError(f"--layer {request.layer}: there are {', '.join(LAYERS)}")
+        raise InputError(f"--layer {request.layer}: there are {', '.join(LAYERS)}")
     refuse_occupied([request.out])
     asked_for(request.device)
     files = {title: _chosen(run, request.sites) for title, run in _titles(request.models).items()}
@@ -97,16 +97,15 @@ def _divergence(pixels: Pixels | None) -> float | None:
 
 
 def _pixels(request: Request, file: Path, folder: SiteFolder) -> Pixels:
-    """FedDPError where `folder` is of other data than the network's, or has no test image."""
+    """InputError where `folder` is of other data than the network's, or has no test image."""
     said = described(file)
-    wanted = said.channels, said.classes, said.labels
-    if (folder.channels, folder.classes, folder.labels) != wanted:
-        raise FedDPError(
-            f"{folder.path} is not of (channels, classes, labels) = {wanted}, as {file}; name the data it was run on"
+    if differing := misfit(folder, facts_of(said)):
+        raise InputError(
+            f"{folder.path} is not of (channels, classes, labels) = {differing[1]}, as {file}; name the data it was run on"
         )
     network, samples = load_personal(file), load(folder, SPLIT, said.size)
     if not samples:
-        raise FedDPError(f"{folder.path} has no image in split {SPLIT}; leave the site out with --site")
+        raise InputError(f"{folder.path} has no image in split {SPLIT}; leave the site out with --site")
     seed = seed_of(request.seed, folder.site, "pixels")
     what = f"Features of {folder.site}"
     return sample_pixels(network.to(request.device), samples, folder.labels, request.layer, request.per_class, seed, what)
@@ -121,5 +120,5 @@ def _titles(runs: Sequence[Path]) -> dict[str, Path]:
 def _chosen(run: Path, sites: Sequence[str]) -> dict[str, Path]:
     files = network_files(run)
     if unknown := [site for site in sites if site not in files]:
-        raise FedDPError(f"--site {', '.join(unknown)}: {run} has no such site; it has {', '.join(files)}")
+        raise InputError(f"--site {', '.join(unknown)}: {run} has no such site; it has {', '.join(files)}")
     return {site: file for site, file in files.items() if not sites or site in sites}

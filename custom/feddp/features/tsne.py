@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 PERPLEXITY = 30.0  # scikit-learn's default; less where there are few pixels
 _MARKERS = "o^sDvP*X<>"
@@ -26,12 +26,12 @@ class Panel:
 
 
 def embed(features: np.ndarray, seed: int) -> np.ndarray:
-    """(n, width) -> (n, 2), the same bits for the same seed on one machine. FedDPError below 3 pixels.
+    """(n, width) -> (n, 2), the same bits for the same seed on one machine. InputError below 3 pixels.
 
     One thread: the sums of several come in any order, and t-SNE magnifies their last bits.
     """
     if len(features) < 3:
-        raise FedDPError(f"{len(features)} pixels are too few for a t-SNE; raise --pixels, or name more sites")
+        raise InputError(f"{len(features)} pixels are too few for a t-SNE; raise --pixels, or name more sites")
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
     with threadpool_limits(1):
         return TSNE(perplexity=perplexity, init="pca", random_state=seed % 2**32).fit_transform(features)

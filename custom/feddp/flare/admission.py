@@ -24,7 +24,7 @@ from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, PolicyError
 from feddp.flare.archive import read_app
 from feddp.flare.audit import audit
 from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER
@@ -73,18 +73,18 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
     ) -> None:
         site = workspace.site_name
         if not isinstance(job_id, str) or not JOB_ID.fullmatch(job_id):
-            raise FedDPError("its id is none that FLARE gives to a job")
+            raise PolicyError("its id is none that FLARE gives to a job")
         kept = os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT) or workspace.get_root_dir()
         for folder in (Path(workspace.get_run_dir(job_id)), Path(kept) / "feddp" / job_id):
             if os.path.lexists(folder):
-                raise FedDPError(f"site {site}: a job of this id was here before, and a job is deployed once; submit it anew")
+                raise PolicyError(f"site {site}: a job of this id was here before, and a job is deployed once; submit it anew")
         require_equal("the app", APPS[CLIENT], app_name, "its name")
         job = admitted(CLIENT, read_app(app_data, FILES[CLIENT]))
         meta = require_object(META, "all of it", job_meta)
         require_meta(meta, job)
         require_equal(META, job_id, meta.get("job_id"), "job_id")  # FLARE starts a job's process in the folder of that name
         if site not in meta["deploy_map"][APPS[CLIENT]]:
-            raise FedDPError(f"{META}: deploy_map does not name site {site}")
+            raise PolicyError(f"{META}: deploy_map does not name site {site}")
         policy = self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx)
         policy.accept(site, job.plan, job.asked)
 
@@ -97,14 +97,14 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         except FedDPError as error:  # what it says of the file is the site's own
             audit(fl_ctx, str(error))
             what = "its privacy.json is not in order; its administrator runs `feddp kit check`"
-            raise FedDPError(f"site {site}: {what}") from error
+            raise PolicyError(f"site {site}: {what}") from error
         if policy is None:
-            raise FedDPError(f"site {site}: privacy scope '{scope}' is not allowed; its privacy.json has none of that name")
+            raise PolicyError(f"site {site}: privacy scope '{scope}' is not allowed; its privacy.json has none of that name")
         return policy
 
 
 def require_signers(workspace: Workspace, job_id: str) -> None:
-    """A deployed app is removed, with FedDPError, where who signed it may not submit jobs here.
+    """A deployed app is removed, with PolicyError, where who signed it may not submit jobs here.
 
     FLARE takes the signature of any certificate of the project, a member's or a hospital's. The role stands in the certificate,
     so no server can give it. An app without a signature gets here only where `require_signed_jobs` is off.
@@ -117,7 +117,7 @@ def require_signers(workspace: Workspace, job_id: str) -> None:
         allowed, _ = AuthorizationService.authorize(AuthzContext(AdminCommandNames.SUBMIT_JOB, signer, signer))
         if not allowed or signer.role == "super":  # FLARE lets that role do anything, for its own tests
             shutil.rmtree(workspace.get_run_dir(job_id))
-            raise FedDPError(f"{signer.name} signed it and has no right to {AdminCommandNames.SUBMIT_JOB} here")
+            raise PolicyError(f"{signer.name} signed it and has no right to {AdminCommandNames.SUBMIT_JOB} here")
 
 
 class AdmittedApp(AppValidator):
@@ -135,16 +135,16 @@ def scope_properties(privacy: Path, scope: str) -> dict[str, Any] | None:
     """The properties of a scope of a site's privacy.json as it is now; None where it has no such scope.
 
     Raises:
-        FedDPError: it cannot be read.
+        PolicyError: it cannot be read.
     """
     try:
         scopes = json.loads(privacy.read_text(encoding="utf-8"))["scopes"]
         found = [entry for entry in scopes if entry["name"] == scope]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedDPError(f"{privacy} cannot be read ({type(error).__name__}: {error}); correct it") from error
+        raise PolicyError(f"{privacy} cannot be read ({type(error).__name__}: {error}); correct it") from error
     if len(found) > 1:
-        raise FedDPError(f"{privacy} has the scope {scope} twice; remove one")
+        raise PolicyError(f"{privacy} has the scope {scope} twice; remove one")
     properties = (found[0].get("properties") or {}) if found else None
     if not isinstance(properties, dict | None):
-        raise FedDPError(f"{privacy}: the properties of scope {scope} are {properties!r}; write names with values")
+        raise PolicyError(f"{privacy}: the properties of scope {scope} are {properties!r}; write names with values")
     return properties

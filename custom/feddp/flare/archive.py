@@ -9,7 +9,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 LARGEST = 1024 * 1024  # bytes of a site's app, packed or not
 MOST = 100  # files in it; one of ours has five, signed
@@ -23,7 +23,7 @@ def read_app(data: bytes, file: str) -> bytes:
     """The one configuration `file` of a site's app.
 
     Raises:
-        FedDPError: it is too large, no zip, or holds anything else but what signs it; the message names it.
+        InputError: it is too large, no zip, or holds anything else but what signs it; the message names it.
     """
     require_small(data)
     try:
@@ -34,7 +34,7 @@ def read_app(data: bytes, file: str) -> bytes:
                 kind = stat.S_IFMT(info.external_attr >> 16)
                 plain = kind in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG)
                 if not plain or info.flag_bits & 1 or info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-                    raise FedDPError(f"the app holds {info.filename!r}, which is no plain file; export it with `feddp job`")
+                    raise InputError(f"the app holds {info.filename!r}, which is no plain file; export it with `feddp job`")
             with archive.open(file) as packed:  # `read` unpacks all that is there before it cuts it to what the directory says
                 return packed.read(LARGEST)
     except (BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError) as error:
@@ -42,36 +42,36 @@ def read_app(data: bytes, file: str) -> bytes:
 
 
 def require_small(data: Any) -> None:
-    """FedDPError for what is no zip, or a larger one than any app of ours, packed or unpacked, in bytes or in files.
+    """InputError for what is no zip, or a larger one than any app of ours, packed or unpacked, in bytes or in files.
 
     The gate asks this too: FLARE unpacks an app before it asks whoever deploys it.
     """
     if not isinstance(data, bytes | bytearray):
-        raise FedDPError("the app is no zip; submit the job again")
+        raise InputError("the app is no zip; submit the job again")
     if len(data) > LARGEST:
-        raise FedDPError(f"the app has {len(data)} bytes, and at most {LARGEST} are read; export the job with `feddp job`")
+        raise InputError(f"the app has {len(data)} bytes, and at most {LARGEST} are read; export the job with `feddp job`")
     try:
         with ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
     except (BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise _unreadable(error) from None
     if (total := sum(info.file_size for info in infos)) > LARGEST:
-        raise FedDPError(f"the app unpacks to {total} bytes, and at most {LARGEST} are read")
+        raise InputError(f"the app unpacks to {total} bytes, and at most {LARGEST} are read")
     if len(infos) > MOST:
-        raise FedDPError(f"the app holds {len(infos)} files, and at most {MOST} are read")
+        raise InputError(f"the app holds {len(infos)} files, and at most {MOST} are read")
 
 
-def _unreadable(error: Exception) -> FedDPError:
-    return FedDPError(f"the app is no zip that can be read ({error}); submit the job again")
+def _unreadable(error: Exception) -> InputError:
+    return InputError(f"the app is no zip that can be read ({error}); submit the job again")
 
 
 def require_files(what: str, found: Iterable[str], wanted: Collection[str]) -> None:
-    """FedDPError where files are not exactly those wanted, and FLARE's signatures of them."""
+    """InputError where files are not exactly those wanted, and FLARE's signatures of them."""
     files = list(found)
     for name in files:
         if name not in wanted and name not in SIGNATURES:
-            raise FedDPError(f"{what} holds {name[:200]!r}, which no job of ours has; export the job with `feddp job`")
+            raise InputError(f"{what} holds {name[:200]!r}, which no job of ours has; export the job with `feddp job`")
     if twice := [name for name in files if files.count(name) > 1]:
-        raise FedDPError(f"{what} holds {twice[0]!r} twice; export the job with `feddp job`")
+        raise InputError(f"{what} holds {twice[0]!r} twice; export the job with `feddp job`")
     if missing := sorted(set(wanted) - set(files)):
-        raise FedDPError(f"{what} lacks {missing[0]}; export the job with `feddp job`")
+        raise InputError(f"{what} lacks {missing[0]}; export the job with `feddp job`")

@@ -12,7 +12,7 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.utils.fobs import FOBSContextKey
 
-from feddp.errors import FedDPError
+from feddp.errors import PolicyError
 
 # headers that have a cell do something at once, and that nothing in a federation of ours needs
 NEVER = {
@@ -21,7 +21,7 @@ NEVER = {
 }
 
 
-class Refused(FedDPError):
+class Refused(PolicyError):
     """A message that does not pass; says why."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from feddp.errors import FedDPError
+from feddp.errors import PolicyError
 from feddp.methods.plan import Plan
 from feddp.training.losses import LOSSES
 
@@ -35,11 +35,11 @@ class Bounds:
         """The bounds of a site's privacy.json; what it leaves out is as above.
 
         Raises:
-            FedDPError: a wrong key or value.
+            PolicyError: a wrong key or value.
         """
         known = {f.name: f.default for f in fields(cls)}
         if not isinstance(given, Mapping) or given.keys() - known.keys():
-            raise FedDPError(f"site {site}: privacy.json's bounds is {given!r}; write values for {', '.join(known)}")
+            raise PolicyError(f"site {site}: privacy.json's bounds is {given!r}; write values for {', '.join(known)}")
         values = {name: _read(site, name, value, known[name]) for name, value in given.items()}
         return cls(**values)
 
@@ -118,10 +118,10 @@ def _settings(plan: Plan, names: tuple[str, ...]) -> dict[str, float]:
 def _read(site: str, name: str, value: Any, default: Any) -> Any:
     if isinstance(default, tuple):
         if not isinstance(value, list) or not all(word in default for word in value):
-            raise FedDPError(f"site {site}: privacy.json's bounds: {name} is {value!r}; write a list of {', '.join(default)}")
+            raise PolicyError(f"site {site}: privacy.json's bounds: {name} is {value!r}; write a list of {', '.join(default)}")
         return tuple(value)
     kinds = {bool: bool, int: int, float: int | float}[type(default)]
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool) or not value >= 0:
         kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
-        raise FedDPError(f"site {site}: privacy.json's bounds: {name} is {value!r}; write {kind}")
+        raise PolicyError(f"site {site}: privacy.json's bounds: {name} is {value!r}; write {kind}")
     return value

@@ -9,8 +9,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from feddp.errors import FedDPError
-from feddp.flare.kept import alone, write
+from feddp.errors import PolicyError
+from feddp.files import write_json
+from feddp.flare.kept import alone
 from feddp.flare.policy import Budget
 
 FILE = "budget.json"
@@ -35,7 +36,7 @@ class Ledger:
         """Counts a job, once however often it comes.
 
         Raises:
-            FedDPError: it would be one more than the policy allows; or the file cannot be read.
+            PolicyError: it would be one more than the policy allows; or the file cannot be read.
         """
         with alone(self.folder):
             used = self.used()
@@ -46,7 +47,7 @@ class Ledger:
         """Counts one evaluation of a job, before it leaves.
 
         Raises:
-            FedDPError: it would be one more than the policy allows; or as for `enter`.
+            PolicyError: it would be one more than the policy allows; or as for `enter`.
         """
         with alone(self.folder):
             used = self.used()
@@ -61,7 +62,7 @@ class Ledger:
         """What is used, by the resolved path of the data folder.
 
         Raises:
-            FedDPError: the file cannot be read: nobody knows then what is left.
+            PolicyError: the file cannot be read: nobody knows then what is left.
         """
         if not self.path.exists():
             return {}
@@ -71,7 +72,7 @@ class Ledger:
             if not all(type(each.evaluations) is int and each.evaluations >= 0 for each in found.values()):
                 raise ValueError("evaluations that are no number")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FedDPError(f"site {self.site}: {self.path} cannot be read ({error}), so nothing leaves; {REMEDY}") from error
+            raise PolicyError(f"site {self.site}: {self.path} cannot be read ({error}), so nothing leaves; {REMEDY}") from error
         return found
 
     def reset(self) -> None:
@@ -90,7 +91,7 @@ class Ledger:
         return True
 
     def _refuse(self, data: Path, what: str) -> None:
-        raise FedDPError(f"site {self.site}: its policy's budget for {data} is used up, {what}; nothing was sent; {REMEDY}")
+        raise PolicyError(f"site {self.site}: its policy's budget for {data} is used up, {what}; nothing was sent; {REMEDY}")
 
     def _write(self, used: dict[str, Used]) -> None:
-        write(self.path, json.dumps({data: vars(each) for data, each in used.items()}, indent=2) + "\n")
+        write_json(self.path, {data: vars(each) for data, each in used.items()}, mode=0o600)

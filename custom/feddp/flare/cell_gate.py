@@ -12,7 +12,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
-from feddp.errors import FedDPError
+from feddp.errors import PolicyError
 from feddp.flare import cells
 from feddp.flare.arrival import Arrival, Refused, shown
 from feddp.flare.audit import Refusals, plain_lines
@@ -93,10 +93,10 @@ class Gate(FLComponent):
 
 
 def require_gate(site: str) -> None:
-    """FedDPError where a cell of this site's in this process stands without the gate, or takes messages that hold files."""
+    """PolicyError where a cell of this site's in this process stands without the gate, or takes messages that hold files."""
     cells = {name: cell for name, cell in CoreCell.ALL_CELLS.items() if site in FQCN.split(name)}
     if bare := sorted(name for name, cell in cells.items() if not (_is_guarded(cell) and holds_no_files())):
-        raise FedDPError(
+        raise PolicyError(
             f"site {site}: no gate stands before {', '.join(bare)}, so the server can reach past the policy; add"
             f' {{"id": "cell_gate", "path": "feddp.flare.gate.SiteGate", "args": {{}}}} to `components` of local/resources.json'
         )

@@ -10,7 +10,7 @@ from typing import Any
 from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 LARGEST = 256 * 1024  # bytes of a document
 MOST_PARTS = 500  # objects and lists in it, so that none is deeper
@@ -21,55 +21,55 @@ def parsed(what: str, data: bytes) -> dict[str, Any]:
     """A document's JSON object.
 
     Raises:
-        FedDPError: it is too large or too deep, or no JSON object; it names a key twice, holds a number that is none, or a
+        InputError: it is too large or too deep, or no JSON object; it names a key twice, holds a number that is none, or a
             character that a parser of FLARE's expands.
     """
     if len(data) > LARGEST:
-        raise FedDPError(f"{what} has {len(data)} bytes, and at most {LARGEST} are read; export the job with `feddp job`")
+        raise InputError(f"{what} has {len(data)} bytes, and at most {LARGEST} are read; export the job with `feddp job`")
     if data.count(b"{") + data.count(b"[") > MOST_PARTS:
-        raise FedDPError(f"{what} has more than {MOST_PARTS} objects and lists; export the job with `feddp job`")
+        raise InputError(f"{what} has more than {MOST_PARTS} objects and lists; export the job with `feddp job`")
     try:
         document = json.loads(data.decode("ascii"), object_pairs_hook=_unique, parse_constant=_constant)
     except ValueError as error:  # UnicodeDecodeError is one
-        raise FedDPError(f"{what} is no plain JSON ({error}); export the job with `feddp job`") from None
+        raise InputError(f"{what} is no plain JSON ({error}); export the job with `feddp job`") from None
     if not isinstance(document, dict):
-        raise FedDPError(f"{what} holds no JSON object; export the job with `feddp job`")
+        raise InputError(f"{what} holds no JSON object; export the job with `feddp job`")
     if place := _expanded(document, ""):
-        raise FedDPError(f"{what}: {place} holds one of {', '.join(EXPANDED)}, which FLARE would expand; write the value")
+        raise InputError(f"{what}: {place} holds one of {', '.join(EXPANDED)}, which FLARE would expand; write the value")
     return document
 
 
 def require_equal(what: str, wanted: Any, found: Any, place: str = "") -> None:
-    """FedDPError that names the first place at which `found` is not what is wanted, to the type."""
+    """InputError that names the first place at which `found` is not what is wanted, to the type."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key in (*wanted, *(key for key in found if key not in wanted)):
             inner = f"{place}.{key}" if place else str(key)
             if key not in wanted:
-                raise FedDPError(f"{what}: {inner} is {_short(found[key])}, and the export writes no such key")
+                raise InputError(f"{what}: {inner} is {_short(found[key])}, and the export writes no such key")
             if key not in found:
-                raise FedDPError(f"{what}: {inner} is missing, and the export writes {_short(wanted[key])}")
+                raise InputError(f"{what}: {inner} is missing, and the export writes {_short(wanted[key])}")
             require_equal(what, wanted[key], found[key], inner)
     elif isinstance(wanted, list) and isinstance(found, list):
         for index in range(max(len(wanted), len(found))):
             inner = f"{place}[{index}]"
             if index >= len(wanted):
-                raise FedDPError(f"{what}: {inner} is {_short(found[index])}, and the export writes no more than {len(wanted)}")
+                raise InputError(f"{what}: {inner} is {_short(found[index])}, and the export writes no more than {len(wanted)}")
             if index >= len(found):
-                raise FedDPError(f"{what}: {inner} is missing, and the export writes {_short(wanted[index])}")
+                raise InputError(f"{what}: {inner} is missing, and the export writes {_short(wanted[index])}")
             require_equal(what, wanted[index], found[index], inner)
     elif type(wanted) is not type(found) or wanted != found:  # true is no 1, and 1.0 neither
-        raise FedDPError(f"{what}: {place} is {_short(found)}, and the export writes {_short(wanted)}")
+        raise InputError(f"{what}: {place} is {_short(found)}, and the export writes {_short(wanted)}")
 
 
 def at(what: str, document: Any, *path: str | int) -> Any:
-    """What stands at a path. FedDPError where nothing does."""
+    """What stands at a path. InputError where nothing does."""
     place = ""
     for step in path:
         place += f"[{step}]" if isinstance(step, int) else f".{step}"
         try:
             document = document[step]
         except (KeyError, IndexError, TypeError):
-            raise FedDPError(f"{what}: {place[1:]} is missing; export the job with `feddp job`") from None
+            raise InputError(f"{what}: {place[1:]} is missing; export the job with `feddp job`") from None
     return document
 
 

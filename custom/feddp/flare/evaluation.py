@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feddp import protocol
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError
 from feddp.flare import messages
 from feddp.flare.exchange import is_sealed
 from feddp.flare.stage import Answer, Stage
@@ -59,7 +59,7 @@ def _check(site: str, answer: Answer) -> None:
         whole &= isinstance(volumes, dict) and volumes.keys() == set(WHEN)
         whole = whole and all(is_whole(summary, VOLUME_METRICS, answer.scalars) for summary in volumes.values())
     if not whole:
-        raise FedDPError(f"site {site}: its evaluation lacks a metric, or holds one that is not a finite number")
+        raise ContributionError(f"site {site}: its evaluation lacks a metric, or holds one that is not a finite number")
 
 
 def is_whole(summary: Any, metrics: tuple[str, ...], scalars: Mapping[str, Any]) -> bool:

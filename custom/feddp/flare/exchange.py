@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError
 from feddp.flare import messages
 from feddp.flare.stage import Answer, Stage
 from feddp.sealing.envelope import OVERHEAD, recipients_of
@@ -48,7 +48,7 @@ class Exchange(Stage):
             if sealed and answer.scalars["consent"]:
                 as_bytes(site, INTRODUCTION, answer.tensors, LIMIT)
             elif answer.tensors:
-                raise FedDPError(f"site {site}: it sent {len(answer.tensors)} tensors where its consent was asked for")
+                raise ContributionError(f"site {site}: it sent {len(answer.tensors)} tensors where its consent was asked for")
 
         data = messages.pack() if sites is None else {site: messages.pack() for site in sites}
         answers = self.ask(task, data, ("consent",), check)

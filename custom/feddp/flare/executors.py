@@ -9,7 +9,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from feddp import protocol
-from feddp.errors import FedDPError, Stopped
+from feddp.errors import FedDPError, InputError, PolicyError, Stopped
 from feddp.flare import messages
 from feddp.flare.audit import audit
 from feddp.flare.sealing import arriving
@@ -52,7 +52,7 @@ class TaskExecutor(Executor):
         fl_ctx: FLContext,
         abort_signal: Signal,
     ) -> Shareable:
-        raise FedDPError(f"{type(self).__name__} does not answer {task}")
+        raise InputError(f"{type(self).__name__} does not answer {task}")
 
 
 class SiteExecutor(TaskExecutor):
@@ -71,7 +71,7 @@ class SiteExecutor(TaskExecutor):
         scalars: dict[str, Any],
         fl_ctx: FLContext,
     ) -> Shareable:
-        raise FedDPError(f"{type(self).__name__} does not answer {task}")
+        raise InputError(f"{type(self).__name__} does not answer {task}")
 
 
 class SpectraExecutor(SiteExecutor):
@@ -84,7 +84,7 @@ class SpectraExecutor(SiteExecutor):
         if task == protocol.COLLECT_SPECTRA:
             return messages.pack(spectra.given(site) if consents else {}, consent=consents)
         if tensors and not consents:
-            raise FedDPError(f"site {site.name} does not consent to the exchange of spectra, yet it was sent tensors")
+            raise PolicyError(f"site {site.name} does not consent to the exchange of spectra, yet it was sent tensors")
         spectra.keep(site, by_site(tensors))
         return messages.pack(consent=consents)
 
@@ -122,7 +122,7 @@ class CalibrationExecutor(SiteExecutor):
         if task == protocol.COLLECT_HEADS:
             return messages.pack(site.head(scalars.get("epoch")) if consents else {}, consent=consents)
         if tensors and not consents:
-            raise FedDPError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
+            raise PolicyError(f"site {site.name} does not consent to the calibration exchange, yet it was sent tensors")
         if task == protocol.TUNE:
             tuned = site.tune()
         elif task == protocol.CALIBRATE:

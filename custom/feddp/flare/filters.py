@@ -11,7 +11,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
 from feddp import protocol
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, PolicyError
 from feddp.flare import messages, numbers
 from feddp.flare.audit import audit
 from feddp.flare.policy import SitePolicy
@@ -63,7 +63,7 @@ class PrivateTensorGuard(Filter):
             site, task = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
             code = shareable.get_return_code(ReturnCode.OK)
             if code not in CODES:
-                raise FedDPError(f"site {site}: task {task} tried to send a return code that is not FLARE's; nothing was sent")
+                raise PolicyError(f"site {site}: task {task} tried to send a return code that is not FLARE's; nothing was sent")
             if code != ReturnCode.OK:
                 return make_reply(code)
             component = site_component(fl_ctx)
@@ -79,7 +79,7 @@ class PrivateTensorGuard(Filter):
             means = numbers.without_std(task, said, plan, policy.data, policy.std_images)
             if means != said:
                 said = means | {STD_WITHHELD: policy.std_images}
-            if numbers.MEASURED & said.keys() or (sent and task == messages.TRAIN):
+            if numbers.MEASURED & said.keys() or (sent and task == protocol.TRAIN):
                 component.measured(fl_ctx)
             said = {name: numbers.rounded(name, value) for name, value in said.items()}
             return messages.pack(leaving(component, task, sent, fl_ctx), **said)
@@ -97,23 +97,23 @@ def _tensors(
     """Copies of the tensors, each with a storage of its own that holds nothing else.
 
     Raises:
-        FedDPError: the policy does not consent, or these are not exactly the tensors that the task sends.
+        PolicyError: the policy does not consent, or these are not exactly the tensors that the task sends.
     """
     if not tensors:
         return {}
     spec = protocol.spec_of(task)
     if spec.kind is Kind.COLLECTION and not policy.consents(spec.consent):
-        raise FedDPError(f"site {site}: its policy does not consent to the {spec.consent} exchange; nothing was sent")
+        raise PolicyError(f"site {site}: its policy does not consent to the {spec.consent} exchange; nothing was sent")
     names = _names(task, component)
     never = set().union(*(select(component.network, role) for role in policy.private))
     if wrong := sorted(tensors.keys() - (set(names) - never), key=str):
-        raise FedDPError(
+        raise PolicyError(
             f"site {site}: task {task} tried to send {len(wrong)} tensors that may not leave ({wrong[0]}, ...);"
             " nothing was sent"
         )
     # a subclass has code and attributes of its own, a sparse tensor parts that are no values
     if wrong := [n for n, value in tensors.items() if type(value) is not Tensor or value.layout is not torch.strided]:
-        raise FedDPError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
+        raise PolicyError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
     if spec.tensors is Sent.AMPLITUDES:
         spectra.check(component.plan, site, tensors)
     else:

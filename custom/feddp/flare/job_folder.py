@@ -8,7 +8,7 @@ from typing import Any
 
 from nvflare.apis.job_def import JobMetaKey
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.flare.archive import require_files
 from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER, app_configuration, job_meta
 from feddp.flare.documents import LARGEST, at, parsed, require_equal
@@ -46,7 +46,7 @@ def admitted(side: str, data: bytes) -> Job:
     """The job of one side's configuration.
 
     Raises:
-        FedDPError: it is not what the export writes for any plan; names the first place that is not.
+        InputError: it is not what the export writes for any plan; names the first place that is not.
     """
     what = Path(FILES[side]).name
     document = parsed(what, data)
@@ -64,17 +64,17 @@ def admitted(side: str, data: bytes) -> Job:
 
 
 def require_meta(meta: Mapping[str, Any], job: Job | None = None) -> None:
-    """FedDPError where meta.json, or what the server made of it, is not that of a job of ours: of `job`, where it is given."""
+    """InputError where meta.json, or what the server made of it, is not that of a job of ours: of `job`, where it is given."""
     for key in meta:
         if key not in OWN and key not in ("name", "scope", "min_clients", "mandatory_clients", "deploy_map", "resource_spec"):
-            raise FedDPError(f"{META}: {str(key)[:80]} is {str(meta[key])[:80]}, and the export writes no such key")
+            raise InputError(f"{META}: {str(key)[:80]} is {str(meta[key])[:80]}, and the export writes no such key")
     require_name(f"{META}: name", meta.get("name"))
     require_name(f"{META}: scope", meta.get("scope"))
     deploy_map = require_object(META, "deploy_map", meta.get("deploy_map"))
     require_equal(META, sorted(APPS.values()), sorted(deploy_map), "the apps of deploy_map")
     sites = deploy_map[APPS[CLIENT]]
     if not isinstance(sites, list):
-        raise FedDPError(f"{META}: deploy_map.{APPS[CLIENT]} is no list of sites; export the job with `feddp job`")
+        raise InputError(f"{META}: deploy_map.{APPS[CLIENT]} is no list of sites; export the job with `feddp job`")
     if job:
         wanted = job_meta(meta["name"], meta["scope"], job.plan, job.request)
         ours = {key: value for key, value in meta.items() if key not in OWN}
@@ -85,23 +85,23 @@ def require_meta(meta: Mapping[str, Any], job: Job | None = None) -> None:
 def _require_resources(asked: Mapping[str, Any], sites: list[str]) -> None:
     for site, values in asked.items():
         if site not in sites:
-            raise FedDPError(f"{META}: resource_spec.{site} is for no site of the job")
+            raise InputError(f"{META}: resource_spec.{site} is for no site of the job")
         for name, value in require_object(META, f"resource_spec.{site}", values).items():
             kind, most = RESOURCES.get(name, (None, 0))
             if kind is None or not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value <= most:
                 known = ", ".join(f"{known} up to {most}" for known, (_, most) in RESOURCES.items())
-                raise FedDPError(f"{META}: resource_spec.{site}.{name} is {str(value)[:80]}; a job may ask for {known}")
+                raise InputError(f"{META}: resource_spec.{site}.{name} is {str(value)[:80]}; a job may ask for {known}")
 
 
 def read_folder(side: str, app: Path) -> Job:
     """The job of an app that lies in a folder.
 
     Raises:
-        FedDPError: it holds anything but what the export writes.
+        InputError: it holds anything but what the export writes.
     """
     links = [path for path in app.rglob("*") if path.is_symlink()]
     if links:
-        raise FedDPError(f"{app.name} holds the link {links[0].relative_to(app)}; export the job with `feddp job`")
+        raise InputError(f"{app.name} holds the link {links[0].relative_to(app)}; export the job with `feddp job`")
     found = [path.relative_to(app).as_posix() for path in sorted(app.rglob("*")) if not path.is_dir() or path.name != "config"]
     file = app / FILES[side]
     brought = [f"config/{WEIGHTS}"] if side == SERVER and f"config/{WEIGHTS}" in found else []
@@ -110,14 +110,14 @@ def read_folder(side: str, app: Path) -> Job:
         job = admitted(side, handle.read(LARGEST + 1))
     if side == SERVER and bool(brought) != bool(job.plan.weights):
         said = "brings" if job.plan.weights else "does not bring"
-        raise FedDPError(f"{app.name}: its plan {said} initial tensors, and config/{WEIGHTS} says otherwise")
+        raise InputError(f"{app.name}: its plan {said} initial tensors, and config/{WEIGHTS} says otherwise")
     return job
 
 
 def require_object(what: str, place: str, value: Any) -> dict[str, Any]:
-    """The value, where it is a JSON object. FedDPError where it is none."""
+    """The value, where it is a JSON object. InputError where it is none."""
     if not isinstance(value, dict):
-        raise FedDPError(f"{what}: {place} is missing, or no JSON object; export the job with `feddp job`")
+        raise InputError(f"{what}: {place} is missing, or no JSON object; export the job with `feddp job`")
     return value
 
 

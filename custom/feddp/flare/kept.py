@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
+from feddp.files import write_text
 
 SECRET = "site.secret"  # no job's id has a dot, so none leads here
 _LOCK = "kept.lock"
@@ -27,28 +28,17 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def write(path: Path, text: str) -> None:
-    """Writes a file that its owner alone may read, whole or not at all, also where the machine then loses its power."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(part, path)
-
-
 def secret_of(folder: Path) -> str:
     """The site's secret, 64 hexadecimal digits: drawn the first time it is asked for, the same ever after.
 
     Raises:
-        FedDPError: the file holds something else.
+        InputError: the file holds something else.
     """
     path = folder / SECRET
     with alone(folder):
         if not path.exists():
-            write(path, secrets.token_hex(32))
+            write_text(path, secrets.token_hex(32), mode=0o600)
         found = path.read_text(encoding="ascii", errors="replace")
     if not _SECRET.fullmatch(found):
-        raise FedDPError(f"{path} is no secret of 64 hexadecimal digits; remove it, and a new one is drawn with the next job")
+        raise InputError(f"{path} is no secret of 64 hexadecimal digits; remove it, and a new one is drawn with the next job")
     return found

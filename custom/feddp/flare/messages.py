@@ -9,7 +9,7 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 from torch import Tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError
 
 # what a training task brought, in the context of its answer: the difference to it is what a site's privacy filter looks at
 RECEIVED = "feddp_received"
@@ -29,12 +29,12 @@ def unpack(message: Shareable) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the scalars of a message.
 
     Raises:
-        FedDPError: the message is not one of `pack`'s.
+        ContributionError: the message is not one of `pack`'s.
     """
     try:
         dxo = from_shareable(message)
     except ValueError as error:
-        raise FedDPError(f"a message holds no tensors or scalars: {error}") from None
+        raise ContributionError(f"a message holds no tensors or scalars: {error}") from None
     if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
-        raise FedDPError(f"a message of kind {dxo.data_kind} is not one of ours")
+        raise ContributionError(f"a message of kind {dxo.data_kind} is not one of ours")
     return dxo.data, dict(dxo.meta or {})

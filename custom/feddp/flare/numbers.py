@@ -7,7 +7,7 @@ from typing import Any
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import in_an_epoch
-from feddp.errors import FedDPError
+from feddp.errors import PolicyError
 from feddp.methods.plan import Plan
 from feddp.methods.results import VOLUMES, WHEN
 from feddp.outside.hospital import Images
@@ -23,7 +23,7 @@ def checked(site: str, task: str, scalars: Mapping[str, Any], plan: Plan) -> dic
     """The numbers of an answer, written anew.
 
     Raises:
-        FedDPError: a name is unknown to the task, or a value is no number, not finite or beyond LARGEST.
+        PolicyError: a name is unknown to the task, or a value is no number, not finite or beyond LARGEST.
     """
     return _plain(f"site {site}: task {task} tried to send", scalars, _known(task, plan))
 
@@ -44,18 +44,18 @@ def _plain(who: str, scalars: Mapping[str, Any], known: Mapping[str, Any]) -> di
     found: dict[str, Any] = {}
     for name, value in scalars.items():
         if name not in known:
-            raise FedDPError(f"{who} {str(name)[:20]!r} among its scalars; nothing was sent")
+            raise PolicyError(f"{who} {str(name)[:20]!r} among its scalars; nothing was sent")
         below = known[name]
         if isinstance(value, dict) and below is not None:
             found[name] = _plain(who, value, below)
         elif not isinstance(value, int | float) or below is not None:
-            raise FedDPError(f"{who} a {type(value).__name__} among its scalars ({name}); nothing was sent")
+            raise PolicyError(f"{who} a {type(value).__name__} among its scalars ({name}); nothing was sent")
         elif isinstance(value, bool):
             found[name] = value
         elif isinstance(value, int) and abs(value) > LARGEST:
-            raise FedDPError(f"{who} a number of {value.bit_length()} bits among its scalars ({name}); nothing was sent")
+            raise PolicyError(f"{who} a number of {value.bit_length()} bits among its scalars ({name}); nothing was sent")
         elif not math.isfinite(value):
-            raise FedDPError(f"{who} a number that is not finite among its scalars ({name}); nothing was sent")
+            raise PolicyError(f"{who} a number that is not finite among its scalars ({name}); nothing was sent")
         else:
             found[name] = int(value) if isinstance(value, int) else float(value)
     return found

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from feddp import protocol
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError, InputError, PolicyError
 from feddp.flare import messages
 from feddp.flare.evaluation import is_whole
 from feddp.flare.exchange import Exchange, is_sealed, of_peers
@@ -50,10 +50,10 @@ class Outside(Exchange):
     def _join(self) -> None:
         """Nothing is asked of a donor, and nothing sent to the newcomer, before that consents."""
         if self.newcomer not in self.sites():
-            raise FedDPError(f"the newcomer {self.newcomer} is not among the job's sites; start its client, and submit again")
+            raise InputError(f"the newcomer {self.newcomer} is not among the job's sites; start its client, and submit again")
         answers = self.introduce(protocol.JOIN, [self.newcomer])
         if not answers[self.newcomer].scalars["consent"]:
-            raise FedDPError(
+            raise PolicyError(
                 f"the newcomer {self.newcomer} does not consent: it was sent nothing;"
                 " its privacy.json must have 'outside' in `consent`"
             )
@@ -74,7 +74,9 @@ class Outside(Exchange):
         without = {site: reason for site, reason in without.items() if site not in given}
         if not given:
             reasons = "; ".join(f"{site}: {reason}" for site, reason in without.items())
-            raise FedDPError(f"no donor gave a model ({reasons}); a donor's privacy.json must have 'outside' in `consent`")
+            raise ContributionError(
+                f"no donor gave a model ({reasons}); a donor's privacy.json must have 'outside' in `consent`"
+            )
         return answers, without
 
     def _results(self, answer: Answer, donors: list[str], without: dict[str, str]) -> dict[str, Any]:
@@ -89,6 +91,6 @@ def _check(site: str, answer: Answer) -> None:
     no_tensor(site, answer)
     fit = [answer.scalars[name] for name in FIT if name in answer.scalars]
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in fit):
-        raise FedDPError(f"site {site}: its losses or its epoch are not finite numbers")
+        raise ContributionError(f"site {site}: its losses or its epoch are not finite numbers")
     if "scores" in answer.scalars and not is_whole(answer.scalars["scores"], METRICS, answer.scalars):
-        raise FedDPError(f"site {site}: its scores lack a metric, or hold one that is not a finite number")
+        raise ContributionError(f"site {site}: its scores lack a metric, or hold one that is not a finite number")

@@ -8,7 +8,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
 from feddp import protocol
-from feddp.errors import FedDPError, Stopped
+from feddp.errors import InputError, PolicyError, Stopped
 from feddp.flare import messages
 from feddp.flare.executors import TaskExecutor
 from feddp.flare.site import SiteComponent
@@ -35,7 +35,7 @@ class OutsideExecutor(TaskExecutor):
         score: whether the newcomer reads its own masks afterwards, and sends mean metrics.
 
     Raises:
-        FedDPError: the id is no name of a folder, there is no such way, or a setting is unknown or out of range.
+        InputError: the id is no name of a folder, there is no such way, or a setting is unknown or out of range.
     """
 
     def __init__(self, job: str, how: str, settings: dict[str, Any], score: bool = False):
@@ -52,7 +52,7 @@ class OutsideExecutor(TaskExecutor):
             return messages.pack(self._personal(component, fl_ctx) if consents else {}, consent=consents)
         if task == protocol.ADAPT:
             if not consents:
-                raise FedDPError(f"site {fl_ctx.get_identity_name()} does not consent to 'outside', yet it was sent models")
+                raise PolicyError(f"site {fl_ctx.get_identity_name()} does not consent to 'outside', yet it was sent models")
             return messages.pack(**self._adapt(component, tensors, fl_ctx, abort_signal))
         return super().respond(task, component, tensors, scalars, fl_ctx, abort_signal)
 
@@ -61,11 +61,11 @@ class OutsideExecutor(TaskExecutor):
         site = fl_ctx.get_identity_name()
         file = last_network(component.files(fl_ctx, self.job))
         if file is None:
-            raise FedDPError(f"site {site}: job {self.job} left no network here; correct the job's id, or leave this donor out")
+            raise InputError(f"site {site}: job {self.job} left no network here; correct the job's id, or leave this donor out")
         state, said = read_network(file)
         wanted = component.plan.facts
         if wrong := [f"{name}={said.get(name)}, not {wanted[name]}" for name in FACTS if said.get(name) != wanted[name]]:
-            raise FedDPError(f"site {site}: {file} is another network than this job's: {'; '.join(wrong)}")
+            raise InputError(f"site {site}: {file} is another network than this job's: {'; '.join(wrong)}")
         return state
 
     def _own(self, secret: str) -> Request:

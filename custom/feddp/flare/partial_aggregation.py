@@ -5,7 +5,7 @@ import time
 from torch import Tensor
 
 from feddp import protocol
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError
 from feddp.flare import messages
 from feddp.flare.persistor import BEST
 from feddp.flare.stage import Answer, Stage, mean_of
@@ -49,7 +49,7 @@ class PartialAggregation(Stage):
             _check_round(site, answer, t, phase)
             self.persistor.shared_spec.check(site, answer.tensors)
             if answer.scalars["samples"] < 1:
-                raise FedDPError(f"site {site}: its answer says {answer.scalars['samples']} training samples")
+                raise ContributionError(f"site {site}: its answer says {answer.scalars['samples']} training samples")
 
         keep = {} if self.persistor.best_round is None else {"keep": self.persistor.best_round}
         numbers = ("loss", "samples", "seconds", *(("dice", "iou") if t and not phase else ()))
@@ -70,11 +70,11 @@ class PartialAggregation(Stage):
         """`round` is the one saved last; its score comes with the answers to what was sent of it.
 
         Raises:
-            FedDPError: every site withholds its score, and the plan hands on the best round.
+            ContributionError: every site withholds its score, and the plan hands on the best round.
         """
         if iou is None:
             if self.plan.start == "best":
-                raise FedDPError(
+                raise ContributionError(
                     "every site withholds its validation IoU, for it has fewer images than its policy's min_images,"
                     " so no round is the best; submit the job with --set start=last"
                 )
@@ -88,4 +88,4 @@ def _check_round(site: str, answer: Answer, round: int, phase: int | None = None
     said, wanted = (answer.scalars.get("round"), answer.scalars.get("phase")), (round, phase)
     if said != wanted:
         found, here = (f"round {r}" + (f", phase {p}" if phase else "") for r, p in (said, wanted))
-        raise FedDPError(f"site {site}: its answer is for {found}, this is {here}")
+        raise ContributionError(f"site {site}: its answer is for {found}, this is {here}")

@@ -1,8 +1,6 @@
 """The server's memory: the plan, the shared tensors and nothing else, and the run's progress."""
 
-import json
 import os
-import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +10,11 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from torch import Tensor, nn
 
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError
+from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json
 from feddp.flare.messages import register_tensors
 from feddp.methods.aggregation import Spec
 from feddp.methods.plan import Plan
-from feddp.methods.results import RESULTS
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Partition
 
@@ -77,7 +75,7 @@ class SharedTensorPersistor(FLComponent):
         """The tensors that the job brought along, if it did.
 
         Raises:
-            FedDPError: they are not those of the plan.
+            InputError: they are not those of the plan.
         """
         # its get_app_config_dir leaves "config" out in kits of `nvflare package`
         app = fl_ctx.get_engine().get_workspace().get_app_dir(fl_ctx.get_job_id())
@@ -91,19 +89,19 @@ class SharedTensorPersistor(FLComponent):
         """Writes γ of `round` as the latest, whole or not at all.
 
         Raises:
-            FedDPError: a name is private, or is not one of the shared tensors; nothing is written.
+            ContributionError: a name is private, or is not one of the shared tensors; nothing is written.
         """
         if wrong := sorted(shared.keys() - set(self.partition.shared)):
-            raise FedDPError(f"the persistor was given {len(wrong)} tensors that are not shared ({wrong[0]}, ...); not written")
+            raise ContributionError(
+                f"the persistor was given {len(wrong)} tensors that are not shared ({wrong[0]}, ...); not written"
+            )
         save_network(self.folder(fl_ctx) / f"{LATEST}.safetensors", dict(shared), {"round": str(round)})
 
     def keep_best(self, fl_ctx: FLContext) -> None:
         """The latest round is the best so far: its file, which `save` never writes into, gets a second name."""
         folder = self.folder(fl_ctx)
-        link = folder / f".{BEST}.part"
-        link.unlink(missing_ok=True)
-        os.link(folder / f"{LATEST}.safetensors", link)
-        os.replace(link, folder / f"{BEST}.safetensors")
+        with replacing(folder / f"{BEST}.safetensors") as link:
+            os.link(folder / f"{LATEST}.safetensors", link)
 
     def load(self, name: str, fl_ctx: FLContext) -> tuple[dict[str, Tensor], int]:
         """γ and its round."""
@@ -117,13 +115,8 @@ class SharedTensorPersistor(FLComponent):
 
     def progress(self, fl_ctx: FLContext, event: str, **facts: Any) -> None:
         """Appends a line to progress.jsonl, which `feddp run` follows."""
-        with open(self.folder(fl_ctx) / "progress.jsonl", "a", encoding="utf-8") as handle:
-            handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+        append_event(self.folder(fl_ctx) / PROGRESS, event, **facts)
 
     def write_results(self, fl_ctx: FLContext, results: Mapping[str, Any]) -> None:
         """Writes results.json, with the job's id: a later job finds by it what this one left at the sites."""
-        results = {"job": fl_ctx.get_job_id(), **results}
-        path = self.folder(fl_ctx) / RESULTS
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        write_json(self.folder(fl_ctx) / RESULTS, {"job": fl_ctx.get_job_id(), **results})

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from feddp.errors import FedDPError
+from feddp.errors import PolicyError
 from feddp.flare.bounds import Bounds
 from feddp.methods import METHODS, base
 from feddp.methods.plan import Plan
@@ -78,23 +78,23 @@ class SitePolicy:
         same properties, as JSON {site: properties}.
 
         Raises:
-            FedDPError: there is no policy, or it has a wrong key or value.
+            PolicyError: there is no policy, or it has a wrong key or value.
         """
         if not properties and simulated:
             properties = json.loads(os.environ.get(SIMULATED, "{}")).get(site)
             if not properties:
-                raise FedDPError(f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED}")
+                raise PolicyError(f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED}")
         if not properties:
-            raise FedDPError(
+            raise PolicyError(
                 f"site {site}: its privacy.json has no properties for the job's scope, so nothing says what may leave;"
                 " write local/privacy.json with a scope of that name"
             )
         if not isinstance(properties, Mapping):
-            raise FedDPError(f"site {site}: privacy.json's properties are {properties!r}; write names with values")
+            raise PolicyError(f"site {site}: privacy.json's properties are {properties!r}; write names with values")
         if unknown := sorted(properties.keys() - KEYS):
-            raise FedDPError(f"site {site}: privacy.json has unknown properties {unknown}; known: {sorted(KEYS)}")
+            raise PolicyError(f"site {site}: privacy.json has unknown properties {unknown}; known: {sorted(KEYS)}")
         if "data" not in properties:
-            raise FedDPError(f"site {site}: privacy.json does not say where the data lie; add the property `data`")
+            raise PolicyError(f"site {site}: privacy.json does not say where the data lie; add the property `data`")
         return cls(
             _folder(site, properties["data"]),
             str(properties.get("device", "cpu")),
@@ -125,15 +125,15 @@ class SitePolicy:
         return word in self.consent
 
     def accept(self, site: str, plan: Plan, request: Mapping[str, Any] | None = None) -> None:
-        """FedDPError for a job that this hospital does not take.
+        """PolicyError for a job that this hospital does not take.
 
         Args:
             request: a newcomer's, beside the plan of the finished run (`outside.request.OutsideRequest.to_json`).
         """
         if problems := self.problems(plan, request):
-            raise FedDPError(f"site {site}: {problems[0]}")
+            raise PolicyError(f"site {site}: {problems[0]}")
         if not self.approves(plan, request):
-            raise FedDPError(
+            raise PolicyError(
                 f"site {site}: its administrator has not approved plan {plan.digest(request)[:12]} ({plan.method});"
                 " send the job's folder there for `feddp kit approve JOB_FOLDER KIT`, then submit again"
             )
@@ -172,25 +172,25 @@ class SitePolicy:
 
 def _folder(site: str, given: Any) -> Path:
     if not isinstance(given, str) or not given:
-        raise FedDPError(f"site {site}: privacy.json's data is {given!r}; write the path of the site's folder")
+        raise PolicyError(f"site {site}: privacy.json's data is {given!r}; write the path of the site's folder")
     return Path(given)
 
 
 def _words(site: str, name: str, given: Any, known: tuple[str, ...]) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(word, str) and word in known for word in given):
-        raise FedDPError(f"site {site}: privacy.json's {name} is {given!r}; write a list of {', '.join(known)}")
+        raise PolicyError(f"site {site}: privacy.json's {name} is {given!r}; write a list of {', '.join(known)}")
     return tuple(given)
 
 
 def _sites(site: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise FedDPError(f"site {site}: privacy.json's recipients is {given!r}; write a list of sites, or leave it out")
+        raise PolicyError(f"site {site}: privacy.json's recipients is {given!r}; write a list of sites, or leave it out")
     return tuple(given)
 
 
 def _count(site: str, name: str, given: Any, least: int, what: str) -> int:
     if type(given) is not int or given < least:
-        raise FedDPError(f"site {site}: privacy.json's {name} is {given!r}; write a number of {what}, at least {least}")
+        raise PolicyError(f"site {site}: privacy.json's {name} is {given!r}; write a number of {what}, at least {least}")
     return given
 
 
@@ -201,7 +201,7 @@ def _approved(site: str, given: Any) -> tuple[str, ...] | str:
     if not all(isinstance(line, Mapping) and line.keys() == {"job", "plan"} for line in listed) or not all(
         isinstance(line["job"], str) and re.fullmatch(_SHA, str(line["plan"])) for line in listed
     ):
-        raise FedDPError(
+        raise PolicyError(
             f'site {site}: privacy.json\'s approve is {given!r}; write "any", or a list of {{"job": name, "plan": SHA-256}},'
             " which `feddp kit approve JOB_FOLDER KIT` writes"
         )
@@ -210,18 +210,20 @@ def _approved(site: str, given: Any) -> tuple[str, ...] | str:
 
 def _hashes(site: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(value, str) and re.fullmatch(_SHA, value) for value in given):
-        raise FedDPError(f"site {site}: privacy.json's tensors is {given!r}; write a list of SHA-256 in hex")
+        raise PolicyError(f"site {site}: privacy.json's tensors is {given!r}; write a list of SHA-256 in hex")
     return tuple(given)
 
 
 def _budget(site: str, given: Any) -> Budget:
     known = vars(Budget())
     if not isinstance(given, Mapping) or not given.keys() <= known.keys():
-        raise FedDPError(f"site {site}: privacy.json's budget is {given!r}; write {json.dumps(known)}, or what differs from it")
+        raise PolicyError(
+            f"site {site}: privacy.json's budget is {given!r}; write {json.dumps(known)}, or what differs from it"
+        )
     return Budget(**{name: _count(site, f"budget's {name}", value, 1, name) for name, value in given.items()})
 
 
 def _seed(site: str, given: Any) -> str:
     if given not in SEEDS:
-        raise FedDPError(f"site {site}: privacy.json's seed is {given!r}; write {' or '.join(SEEDS)}")
+        raise PolicyError(f"site {site}: privacy.json's seed is {given!r}; write {' or '.join(SEEDS)}")
     return given

@@ -14,7 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.flare import messages
 
 
@@ -24,7 +24,7 @@ class HalfPrecision(Filter):
     Tensors of any other type, the scalars and the message's headers are left as they are; so is the input.
 
     Raises:
-        FedDPError: a finite value is beyond float16's range, 65504; FLARE's filter would clip it.
+        InputError: a finite value is beyond float16's range, 65504; FLARE's filter would clip it.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -42,7 +42,7 @@ def _narrow(name: str, value: Tensor) -> Tensor:
     half = value.half()
     if (half.isinf() & value.isfinite()).any():
         largest = value[value.isfinite()].abs().max().item()
-        raise FedDPError(f"{name} holds {largest:g}, beyond float16's range; export the job with precision=float32")
+        raise InputError(f"{name} holds {largest:g}, beyond float16's range; export the job with precision=float32")
     return half
 
 

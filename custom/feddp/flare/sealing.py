@@ -12,7 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from feddp import protocol
-from feddp.errors import FedDPError
+from feddp.errors import SealingError
 from feddp.kit.certificates import certificate_problems
 from feddp.kit.kit import Kit
 from feddp.outside.models import GLOBAL
@@ -34,12 +34,12 @@ def identity_of(fl_ctx: FLContext) -> Identity:
     """This site's, from the startup kit that its process runs in.
 
     Raises:
-        FedDPError: there is something wrong with its certificate, its key or its root.
+        SealingError: there is something wrong with its certificate, its key or its root.
     """
     kit = Kit.open(Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
     site = fl_ctx.get_identity_name()
     if problems := certificate_problems(kit):
-        raise FedDPError(f"site {site}: it cannot exchange anything: {'; '.join(map(str, problems))}")
+        raise SealingError(f"site {site}: it cannot exchange anything: {'; '.join(map(str, problems))}")
     return Identity.read(site, kit.certificate, kit.key, kit.root, kit.server_identity)
 
 
@@ -47,13 +47,13 @@ def arriving(component: "SiteComponent", task: str, tensors: Tensors, scalars: d
     """The tensors of a task as its executor is to see them.
 
     Raises:
-        FedDPError: an introduction or an envelope is not what it should be.
+        SealingError: an introduction or an envelope is not what it should be.
     """
     if simulated(fl_ctx):
         return tensors
     epoch = scalars.get("epoch", 0)
     if type(epoch) is not int:
-        raise FedDPError(f"site {fl_ctx.get_identity_name()}: it was asked for epoch {epoch!r}, which is no number of one")
+        raise SealingError(f"site {fl_ctx.get_identity_name()}: it was asked for epoch {epoch!r}, which is no number of one")
     spec = protocol.spec_of(task)
     if spec.kind is Kind.COLLECTION:
         policy, word = component.policy(fl_ctx), spec.consent
@@ -81,7 +81,7 @@ def leaving(component: "SiteComponent", task: str, tensors: Tensors, fl_ctx: FLC
     """The tensors of a result that the guard lets pass, as they leave the site.
 
     Raises:
-        FedDPError: they are to be sealed and there is nobody to seal them for, or this site's certificate is no good.
+        SealingError: they are to be sealed and there is nobody to seal them for, or this site's certificate is no good.
     """
     if simulated(fl_ctx):
         return tensors

@@ -14,7 +14,7 @@ from nvflare.apis.signal import Signal
 from torch import nn
 
 from feddp.data.folder import SiteFolder
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError, PolicyError
 from feddp.flare.budget import Ledger
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.kept import secret_of
@@ -59,7 +59,7 @@ class SiteComponent(FLComponent):
         """What this hospital says of its data, its device and its consent.
 
         Raises:
-            FedDPError: there is no policy for the job's scope or no gate before this process's cells, and this is not the
+            PolicyError: there is no policy for the job's scope or no gate before this process's cells, and this is not the
                 simulator; or it does not take this job, or names a private role that the job's network does not have.
         """
         site = fl_ctx.get_identity_name()
@@ -68,7 +68,7 @@ class SiteComponent(FLComponent):
         policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), simulated(fl_ctx))
         policy.accept(site, self.plan, self.outside)
         if without := [role for role in policy.private if not select(self.network, role)]:
-            raise FedDPError(
+            raise PolicyError(
                 f"site {site}: its policy keeps {', '.join(without)} private, and the job's {self.plan.network} has no such"
                 " tensor, so that would protect nothing; leave this site out, or change `private` of privacy.json"
             )
@@ -85,7 +85,7 @@ class SiteComponent(FLComponent):
         In a container the workspace ends with the job; there the site says where, by FLARE's own NVFL_RESULT_ROOT.
 
         Raises:
-            FedDPError: the id would lead elsewhere.
+            InputError: the id would lead elsewhere.
         """
         require_job_id(job)
         return SiteComponent.kept(fl_ctx) / job
@@ -100,7 +100,7 @@ class SiteComponent(FLComponent):
         """Counts this job among those of the site's data; the simulator's are research, and not counted.
 
         Raises:
-            FedDPError: the policy's budget has no more jobs.
+            PolicyError: the policy's budget has no more jobs.
         """
         if not simulated(fl_ctx):
             policy = self.policy(fl_ctx)
@@ -110,7 +110,7 @@ class SiteComponent(FLComponent):
         """Counts a result with measured numbers, likewise.
 
         Raises:
-            FedDPError: the policy's budget has no more evaluations.
+            PolicyError: the policy's budget has no more evaluations.
         """
         if not simulated(fl_ctx):
             policy = self.policy(fl_ctx)
@@ -127,7 +127,7 @@ class SiteComponent(FLComponent):
         """This site's part in the job's sealed exchanges.
 
         Raises:
-            FedDPError: there is something wrong with the site's certificate.
+            SealingError: there is something wrong with the site's certificate.
         """
         if self._seals is None:
             self._seals = Session(identity_of(fl_ctx), fl_ctx.get_job_id())
@@ -147,7 +147,7 @@ class SiteComponent(FLComponent):
             torch.set_num_threads(policy.threads)
             site, folder = fl_ctx.get_identity_name(), SiteFolder.open(policy.data)
             if few := policy.bounds.too_few(len(folder.rows_of("train"))):
-                raise FedDPError(f"site {site}: {few[0]}")
+                raise PolicyError(f"site {site}: {few[0]}")
             initial, secret = self._initial(site, store), self.secret(fl_ctx)
             self._site = Site(*(site, folder, self.plan, store, policy.device, initial), secret=secret, job=fl_ctx.get_job_id())
         self._site.stopped = lambda: abort_signal.triggered
@@ -188,9 +188,9 @@ def site_component(fl_ctx: FLContext) -> SiteComponent:
     """The job's site component.
 
     Raises:
-        FedDPError: the job has none.
+        InputError: the job has none.
     """
     component = fl_ctx.get_engine().get_component("site")
     if not isinstance(component, SiteComponent):
-        raise FedDPError("the job has no component `site`; export it with `feddp job`")
+        raise InputError("the job has no component `site`; export it with `feddp job`")
     return component

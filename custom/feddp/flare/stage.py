@@ -17,7 +17,7 @@ from nvflare.apis.signal import Signal
 from torch import Tensor
 
 from feddp import protocol
-from feddp.errors import FedDPError, Stopped
+from feddp.errors import ContributionError, FedDPError, InputError, Stopped
 from feddp.flare import messages
 from feddp.flare.numbers import MEASURED, rounded
 from feddp.flare.persistor import SharedTensorPersistor
@@ -43,7 +43,7 @@ class Stage(Controller):
     def start_controller(self, fl_ctx: FLContext) -> None:
         persistor = fl_ctx.get_engine().get_component("persistor")
         if not isinstance(persistor, SharedTensorPersistor):
-            raise FedDPError("the job's server has no component `persistor` of ours; export it with `feddp job`")
+            raise InputError("the job's server has no component `persistor` of ours; export it with `feddp job`")
         self.persistor = persistor
         self.plan = persistor.plan
 
@@ -87,14 +87,14 @@ class Stage(Controller):
             task: the task's name.
             data: one message for all, the same bytes for each, or {site: message}, which asks these sites alone.
             numbers: the scalars that an answer must hold, as finite numbers; it may say that its policy withholds a mean.
-            check: raises FedDPError for an answer that must not count.
+            check: raises ContributionError for an answer that must not count.
             facts: what the progress says of this task.
 
         Returns:
             The accepted answers by site, in alphabetical order. The others are in the progress, with the reason.
 
         Raises:
-            FedDPError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
+            ContributionError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
             Stopped: the job was aborted.
         """
         half = task in protocol.with_shared() and self.plan.federation.half
@@ -109,7 +109,7 @@ class Stage(Controller):
             code = result.get_return_code(ReturnCode.OK)
             try:
                 if code != ReturnCode.OK:
-                    raise FedDPError(f"site {site}: {task} ended with {code}; its own audit.log says why")
+                    raise ContributionError(f"site {site}: {task} ended with {code}; its own audit.log says why")
                 answer = Answer(*messages.unpack(result))
                 _check_numbers(site, answer.scalars, numbers)
                 check(site, answer)
@@ -145,7 +145,7 @@ class Stage(Controller):
                     # FLARE forgets the dead with each workflow, and the next one would wait for this site for ever
                     self.persistor.lost[site] = f"site {site} was lost at {task}"
         if len(accepted) < self.plan.federation.min_sites:
-            raise FedDPError(
+            raise ContributionError(
                 f"{task}: {len(accepted)} of {len(sites)} sites answered well, "
                 f"min_sites={self.plan.federation.min_sites}. {'; '.join(refused[s] for s in sorted(refused))}"
             )
@@ -174,7 +174,7 @@ def _check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str]) 
     for name in (*names, *(word for word in (WITHHELD, STD_WITHHELD) if word in scalars)):
         value = scalars.get(name)
         if name not in withheld and (not isinstance(value, int | float) or not math.isfinite(value)):
-            raise FedDPError(f"site {site}: its answer's {name} is {value!r}, not a finite number")
+            raise ContributionError(f"site {site}: its answer's {name} is {value!r}, not a finite number")
 
 
 def nbytes(tensors: Mapping[str, Tensor], half: bool) -> int:
@@ -184,9 +184,9 @@ def nbytes(tensors: Mapping[str, Tensor], half: bool) -> int:
 
 
 def no_tensor(site: str, answer: Answer) -> None:
-    """FedDPError for an answer with tensors."""
+    """ContributionError for an answer with tensors."""
     if answer.tensors:
-        raise FedDPError(f"site {site}: it sent {len(answer.tensors)} tensors where numbers were asked for")
+        raise ContributionError(f"site {site}: it sent {len(answer.tensors)} tensors where numbers were asked for")
 
 
 def mean_of(answers: Mapping[str, Answer], name: str) -> float | None:

@@ -11,7 +11,7 @@ from nvflare.apis.shareable import Shareable
 from torch import Tensor, nn
 
 from feddp import protocol
-from feddp.errors import FedDPError
+from feddp.errors import PolicyError
 from feddp.flare import messages
 from feddp.flare.site import site_component
 from feddp.methods.aggregation import Spec
@@ -36,7 +36,7 @@ class UpdatePrivacy(Filter):
     def __init__(self, mechanism: DXOFilter):
         super().__init__()
         if not isinstance(mechanism, DXOFilter):
-            raise FedDPError(f"UpdatePrivacy's mechanism is {mechanism!r}, no filter; give it a `path` and `args` of its own")
+            raise PolicyError(f"UpdatePrivacy's mechanism is {mechanism!r}, no filter; give it a `path` and `args` of its own")
         self.mechanism = mechanism
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -47,7 +47,7 @@ class UpdatePrivacy(Filter):
         tensors, scalars = messages.unpack(shareable)
         received = fl_ctx.get_prop(messages.RECEIVED) or {}
         if strange := sorted(tensors.keys() - received.keys()):
-            raise FedDPError(
+            raise PolicyError(
                 f"site {site}: {len(strange)} tensors have no difference to what the task brought, which lacks them"
                 f" ({strange[0]}, ...); nothing was sent"
             )
@@ -72,7 +72,7 @@ class UpdatePrivacy(Filter):
         filtered = from_shareable(self.mechanism.process(message, fl_ctx))
         if not filtered.get_filter_history():  # FLARE's passes everything where its arguments are out of range
             name = type(self.mechanism).__name__
-            raise FedDPError(f"site {site}: {name} filtered nothing; correct its args in privacy.json; nothing was sent")
+            raise PolicyError(f"site {site}: {name} filtered nothing; correct its args in privacy.json; nothing was sent")
         return filtered.data
 
 

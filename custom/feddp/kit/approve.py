@@ -1,13 +1,12 @@
 """`feddp kit approve`: the line in a hospital's privacy.json without which it takes no job."""
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feddp.data.folder import SiteFolder
-from feddp.errors import FedDPError
+from feddp.errors import InputError, PolicyError
+from feddp.files import write_json
 from feddp.flare.admission import scope_properties
 from feddp.flare.archive import SIGNATURES
 from feddp.flare.configuration import APPS, SIDES
@@ -40,12 +39,12 @@ class Approval:
         """
         opened = Kit.open(kit)
         if opened.kind != HOSPITAL:
-            raise FedDPError(f"{kit} is the kit of a {opened.kind}; jobs are approved in a hospital's")
+            raise InputError(f"{kit} is the kit of a {opened.kind}; jobs are approved in a hospital's")
         meta, job = read_job(folder)
         privacy = opened.folder / "local" / "privacy.json"
         properties = scope_properties(privacy, meta["scope"])
         if properties is None:
-            raise FedDPError(f"{privacy} has no scope {meta['scope']}, under which the job runs; add it, or refuse the job")
+            raise PolicyError(f"{privacy} has no scope {meta['scope']}, under which the job runs; add it, or refuse the job")
         policy = SitePolicy.of(opened.name, properties, simulated=False)
         containers = Containers.of(opened)
         data = containers.here(policy.data) if containers else policy.data
@@ -82,29 +81,24 @@ class Approval:
                 properties = scope["properties"]
                 line = {"job": self.name, "plan": self.job.plan.digest(self.job.asked)}
                 properties["approve"] = [*properties.get("approve", []), line]
-        part = self.privacy.with_name(f".{self.privacy.name}.part")
-        part.unlink(missing_ok=True)
-        mode = self.privacy.stat().st_mode & 0o777
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as handle:
-            handle.write(json.dumps(content, indent=2) + "\n")
-        os.replace(part, self.privacy)
+        write_json(self.privacy, content, mode=self.privacy.stat().st_mode & 0o777)
 
 
 def read_job(folder: Path) -> tuple[dict[str, Any], Job]:
     """A job folder's meta.json and what the job is.
 
     Raises:
-        FedDPError: it is not what the export writes; both apps must be those of one plan.
+        InputError: it is not what the export writes; both apps must be those of one plan.
     """
     if not (folder / META).is_file():
-        raise FedDPError(f"{folder} is no job's folder: it has no {META}; name the folder that `feddp job` wrote")
+        raise InputError(f"{folder} is no job's folder: it has no {META}; name the folder that `feddp job` wrote")
     known = {META, *APPS.values(), *SIGNATURES}  # FLARE's console signs the folder itself when it submits it
     extra = [path.name for path in sorted(folder.iterdir()) if path.name not in known]
     if extra:
-        raise FedDPError(f"{folder} holds {extra[0]!r}, which no job of ours has; export the job with `feddp job`")
+        raise InputError(f"{folder} holds {extra[0]!r}, which no job of ours has; export the job with `feddp job`")
     job, at_server = (read_folder(side, folder / APPS[side]) for side in reversed(SIDES))
     if at_server.plan != job.plan:
-        raise FedDPError(f"{folder}: the server's app has another plan than the sites'; export the job with `feddp job`")
+        raise InputError(f"{folder}: the server's app has another plan than the sites'; export the job with `feddp job`")
     with open(folder / META, "rb") as handle:
         meta = parsed(META, handle.read(LARGEST + 1))
     require_meta(meta, job)

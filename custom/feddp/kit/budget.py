@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError, PolicyError
 from feddp.flare.budget import Ledger, Used
 from feddp.flare.policy import Budget, SitePolicy
 from feddp.flare.site import kept_below
@@ -19,7 +19,7 @@ def budget(folder: Path, reset: bool) -> list[str]:
     """
     kit = Kit.open(folder)
     if kit.kind != CLIENT:
-        raise FedDPError(f"{folder} is the kit of the {kit.kind} {kit.name}: only a site has data, and a budget for them")
+        raise InputError(f"{folder} is the kit of the {kit.kind} {kit.name}: only a site has data, and a budget for them")
     ledger = Ledger(kit.name, kept_below(_root(kit)))
     if reset:
         ledger.reset()
@@ -33,7 +33,7 @@ def _root(kit: Kit) -> Path:
         return kit.folder
     root = containers.kept()
     if root is None:
-        raise FedDPError(f"site {kit.name}: its budget lies in a volume of the cluster; to reset it, remove budget.json there")
+        raise PolicyError(f"site {kit.name}: its budget lies in a volume of the cluster; to reset it, remove budget.json there")
     return root
 
 
@@ -42,7 +42,7 @@ def _allowed(kit: Kit) -> dict[str, Budget]:
     path = kit.folder / "local" / "privacy.json"
     scopes = read_json(path).get("scopes")
     if not isinstance(scopes, list) or not all(isinstance(scope, Mapping) for scope in scopes):
-        raise FedDPError(f"{path} holds no list of scopes; put back the file as it was provisioned")
+        raise PolicyError(f"{path} holds no list of scopes; put back the file as it was provisioned")
     policies = [SitePolicy.of(kit.name, scope.get("properties"), simulated=False) for scope in scopes]
     inside = Containers.of(kit) is not None  # where `data` is no path of this machine
     return {str(policy.data if inside else policy.data.resolve()): policy.budget for policy in policies}

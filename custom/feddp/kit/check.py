@@ -22,7 +22,7 @@ def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -
         fingerprint: of the consortium's root (see `certificate_problems`).
 
     Raises:
-        FedDPError: the folder holds no kit.
+        InputError: the folder holds no kit.
     """
     kit = Kit.open(folder)
     if outside := links(kit):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.data.description import BadFile, Problem
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.limits import JSON_BYTES
 from feddp.provision import CLIENT, SERVER
 from feddp.reading import read
@@ -34,11 +34,11 @@ class Kit:
         """Reads the kit's own configuration.
 
         Raises:
-            FedDPError: the folder holds no kit, or its configuration cannot be read.
+            InputError: the folder holds no kit, or its configuration cannot be read.
         """
         found = [kind for kind in KINDS if (folder / "startup" / f"fed_{kind}.json").exists()]
         if len(found) != 1:
-            raise FedDPError(f"{folder} holds no startup kit; name a participant's folder below prod_00")
+            raise InputError(f"{folder} holds no startup kit; name a participant's folder below prod_00")
         path = folder / "startup" / f"fed_{found[0]}.json"
         said = read_json(path)
         try:
@@ -67,7 +67,7 @@ class Kit:
         """The name in the server's certificate, as a site's kit says it.
 
         Raises:
-            FedDPError: the kit does not say it.
+            InputError: the kit does not say it.
         """
         try:
             return str(read_json(self.configuration)["servers"][0]["identity"])

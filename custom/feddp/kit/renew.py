@@ -1,10 +1,10 @@
 """Renewal with FLARE's central provisioning, which keeps every certificate it has issued and has no command to renew one."""
 
 import json
-import os
 from pathlib import Path
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
+from feddp.files import write_text
 from feddp.kit.kit import read_json
 
 ROOT = {"root_cert", "root_pri_key"}  # what FLARE keeps in cert.json beside the participants
@@ -14,14 +14,11 @@ def forget(state: Path, name: str) -> None:
     """Takes a participant's certificate and key out of FLARE's cert.json: the next `nvflare provision` makes new ones.
 
     Raises:
-        FedDPError: there is no such file, or no such participant in it.
+        InputError: there is no such file, or no such participant in it.
     """
     kept = read_json(state)
     known = sorted(kept.keys() - ROOT)
     if name not in known:
-        raise FedDPError(f"{state} has no certificate of {name}; there are {', '.join(known)}")
+        raise InputError(f"{state} has no certificate of {name}; there are {', '.join(known)}")
     del kept[name]
-    part = state.with_name(f"{state.name}.part")  # the root's private key is in it: never half a file, nor one others may read
-    part.touch(mode=0o600)
-    part.write_text(json.dumps(kept), encoding="utf-8")
-    os.replace(part, state)
+    write_text(state, json.dumps(kept), mode=0o600)  # the root's private key is in it

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.methods.base import Method
 from feddp.methods.centralized import Centralized
 from feddp.methods.ditto import Ditto
@@ -64,7 +64,7 @@ class Methods(Mapping[str, type[Method]]):
         found: dict[str, EntryPoint] = {}
         for point in entry_points(group=GROUP):
             if point.name in OWN or found.get(point.name, point) != point:
-                raise FedDPError(f"there are two methods {point.name!r}, one of {point.value}; uninstall one of them")
+                raise InputError(f"there are two methods {point.name!r}, one of {point.value}; uninstall one of them")
             found[point.name] = point
         return found
 
@@ -75,11 +75,11 @@ class Methods(Mapping[str, type[Method]]):
         try:
             method = point.load()
         except Exception as error:  # whatever another package's code raises when it is imported
-            raise FedDPError(
+            raise InputError(
                 f"the method {name!r} of {point.value} cannot be loaded: {error}; reinstall its package"
             ) from error
         if not (isinstance(method, type) and issubclass(method, Method)):
-            raise FedDPError(f"the method {name!r} of {point.value} is no feddp.methods.base.Method; correct its package")
+            raise InputError(f"the method {name!r} of {point.value} is no feddp.methods.base.Method; correct its package")
         return method
 
     def __iter__(self) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError
 
 Tensors = dict[str, Tensor]
 
@@ -35,23 +35,23 @@ class Spec:
         """Refuses anything but exactly these tensors, with finite values.
 
         Raises:
-            FedDPError: names the site, the tensor and what is wrong with it.
+            ContributionError: names the site, the tensor and what is wrong with it.
         """
         missing = sorted(self.tensors.keys() - tensors.keys())
         extra = sorted(tensors.keys() - self.tensors.keys())
         if missing or extra:
             wrong = [f"{name} is missing" for name in missing] + [f"{name} is not expected" for name in extra]
-            raise FedDPError(f"site {site}: {len(wrong)} wrong tensor names: {'; '.join(wrong[:3])}")
+            raise ContributionError(f"site {site}: {len(wrong)} wrong tensor names: {'; '.join(wrong[:3])}")
         for name, (shape, dtype) in self.tensors.items():
             value = tensors[name]
             if not isinstance(value, Tensor):
-                raise FedDPError(f"site {site}: {name} is a {type(value).__name__}, not a tensor")
+                raise ContributionError(f"site {site}: {name} is a {type(value).__name__}, not a tensor")
             if value.shape != shape or value.dtype != dtype:
                 got, want = f"{tuple(value.shape)} {value.dtype}", f"{tuple(shape)} {dtype}"
-                raise FedDPError(f"site {site}: {name} is {got}, expected {want}")
+                raise ContributionError(f"site {site}: {name} is {got}, expected {want}")
             # a sum in float64 of finite values is finite, and costs a tenth of looking at each
             if not torch.isfinite(value.sum(dtype=torch.float64)):
-                raise FedDPError(f"site {site}: {name} holds values that are not finite")
+                raise ContributionError(f"site {site}: {name} holds values that are not finite")
 
 
 def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> Tensors:
@@ -61,15 +61,15 @@ def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[
     averaged too and rounded. The inputs are not changed.
 
     Raises:
-        FedDPError: there is no contribution, or the sites' names differ.
+        ContributionError: there is no contribution, or the sites' names differ.
     """
     if not contributions:
-        raise FedDPError("there is no contribution to average")
+        raise ContributionError("there is no contribution to average")
     sites = sorted(contributions)
     names = contributions[sites[0]].keys()
     for site in sites:
         if contributions[site].keys() != names:
-            raise FedDPError(f"site {site}: its tensor names differ from those of site {sites[0]}")
+            raise ContributionError(f"site {site}: its tensor names differ from those of site {sites[0]}")
     total = sum(weights[site] for site in sites)
     result = {}
     for name in names:

@@ -17,7 +17,7 @@ released: IGC after FedLC moves by L_aux only HC's own head. Heads travel under 
 
 from dataclasses import dataclass
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.methods.base import HEADS, TRAIN, Method
 from feddp.partition import CALIBRATOR, HEAD
 from feddp.training.settings import require_not_negative, setting
@@ -39,7 +39,7 @@ class FedLC(Method):
     @staticmethod
     def layers(plan):
         if len(plan.sites) < 2:
-            raise FedDPError("fedlc needs the names of at least two sites in its plan; export it with `feddp job --sites A,B`")
+            raise InputError("fedlc needs the names of at least two sites in its plan; export it with `feddp job --sites A,B`")
         return {"local_calibration": {"sites": len(plan.sites)}}
 
     def opened(self, site):

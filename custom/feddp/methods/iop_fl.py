@@ -10,7 +10,7 @@ statistics are accumulated like weights; its counters are the last round's. Adam
 
 from dataclasses import dataclass
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.methods.base import Method
 from feddp.training.settings import require_positive, setting
 
@@ -22,7 +22,7 @@ class Hyper:
     def __post_init__(self):
         require_positive(self, "tau")
         if self.tau > 1:
-            raise FedDPError(f"tau={self.tau} must be at most 1; correct tau")
+            raise InputError(f"tau={self.tau} must be at most 1; correct tau")
 
 
 class IOPFL(Method):

@@ -11,7 +11,7 @@ which the paper also tries, would extrapolate variances and is refused.
 
 from dataclasses import dataclass
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.methods.base import Method
 from feddp.training.settings import require_positive, setting
 
@@ -27,9 +27,9 @@ class Hyper:
         require_positive(self, "pfedme_lambda", "pfedme_eta", "pfedme_beta", "inner_steps")
         if self.pfedme_eta * self.pfedme_lambda > 1:
             product = f"pfedme_eta={self.pfedme_eta} times pfedme_lambda={self.pfedme_lambda}"
-            raise FedDPError(f"{product} is above 1, so that w would overshoot θ; lower one of them")
+            raise InputError(f"{product} is above 1, so that w would overshoot θ; lower one of them")
         if self.pfedme_beta > 1:
-            raise FedDPError(f"pfedme_beta={self.pfedme_beta} must be at most 1; correct pfedme_beta")
+            raise InputError(f"pfedme_beta={self.pfedme_beta} must be at most 1; correct pfedme_beta")
 
 
 class PFedMe(Method):

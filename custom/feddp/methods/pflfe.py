@@ -13,7 +13,7 @@ predictor, so the outputs may collapse: their spread is in the site's record eac
 import logging
 from dataclasses import dataclass
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.methods.base import Method
 from feddp.partition import DECODER, HEAD, PROJECTOR
 from feddp.training.settings import require_positive, setting
@@ -29,7 +29,7 @@ class Hyper:
     def __post_init__(self):
         require_positive(self, "ema")
         if self.ema > 1:
-            raise FedDPError(f"ema={self.ema} must be at most 1; correct ema")
+            raise InputError(f"ema={self.ema} must be at most 1; correct ema")
 
 
 class PFLFE(Method):

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.limits import CHANNELS, CLASSES, SIZE
 from feddp.methods import METHODS
 from feddp.methods.base import HEADS, SPECTRA, STAGES, TRAIN, TUNE, Method
@@ -90,38 +90,38 @@ class Plan:
     def __post_init__(self):
         self._check_types()
         if self.method not in METHODS:
-            raise FedDPError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
+            raise InputError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         if self.network not in NETWORKS:
-            raise FedDPError(f"unknown network {self.network!r}; known: {', '.join(NETWORKS)}")
+            raise InputError(f"unknown network {self.network!r}; known: {', '.join(NETWORKS)}")
         if self.weights and not re.fullmatch(r"[0-9a-f]{64}", self.weights):
             # a path would be one at the participant's machine
-            raise FedDPError(
+            raise InputError(
                 f"weights={self.weights!r} is no SHA-256 in hex, which a plan says of the initial tensors that its job brings;"
                 " export the job with `feddp job --weights`"
             )
         if self.labels not in LABELS:
-            raise FedDPError(f"labels={self.labels!r}: there are {', '.join(LABELS)}")
+            raise InputError(f"labels={self.labels!r}: there are {', '.join(LABELS)}")
         if self.rounds < 1:
-            raise FedDPError(f"rounds={self.rounds}: a run needs at least 1 round")
+            raise InputError(f"rounds={self.rounds}: a run needs at least 1 round")
         if self.channels < 1 or not self.classes:
-            raise FedDPError(f"channels={self.channels}, {len(self.classes)} classes: a network needs at least one of each")
+            raise InputError(f"channels={self.channels}, {len(self.classes)} classes: a network needs at least one of each")
         if self.size < 32 or self.size % 32:
-            raise FedDPError(f"size={self.size}: the networks need a multiple of 32, at least 32")
+            raise InputError(f"size={self.size}: the networks need a multiple of 32, at least 32")
         method = METHODS[self.method]
         stages = tuple(self.stages) or method.stages
         if list(stages) != [s for s in STAGES if s in stages] or TRAIN not in stages:
-            raise FedDPError(
+            raise InputError(
                 f"stages {', '.join(stages)}: expected {TRAIN} and those wanted of {', '.join(STAGES)}, in this order"
             )
         for stage in (SPECTRA, HEADS):
             if stage in stages and stage not in method.stages:
-                raise FedDPError(f"stages {', '.join(stages)}: {self.method} has no use for {stage}; leave it out")
+                raise InputError(f"stages {', '.join(stages)}: {self.method} has no use for {stage}; leave it out")
         if not method.federated and len(stages) > 1:
-            raise FedDPError(f"stages {', '.join(stages)}: {self.method} has no sites, so no stage can follow")
+            raise InputError(f"stages {', '.join(stages)}: {self.method} has no sites, so no stage can follow")
         known = self.known_settings(self.method)
         for name in self.settings:
             if name not in known:
-                raise FedDPError(f"unknown setting {name!r}; known for {self.method}: {', '.join(known)}")
+                raise InputError(f"unknown setting {name!r}; known for {self.method}: {', '.join(known)}")
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "classes", tuple(self.classes))
         object.__setattr__(self, "sites", tuple(self.sites))
@@ -130,28 +130,28 @@ class Plan:
         object.__setattr__(self, "settings", {name: values[name] for name in values if values[name] != known[name]})
         private = self.federation.private
         if private and not set(method.own) <= set(private):
-            raise FedDPError(f"private={','.join(private)}: {self.method} keeps {', '.join(method.own)} private; add them")
+            raise InputError(f"private={','.join(private)}: {self.method} keeps {', '.join(method.own)} private; add them")
 
     def _check_types(self) -> None:
-        """A job's JSON may be written by hand. FedDPError names the first entry of a wrong type."""
+        """A job's JSON may be written by hand. InputError names the first entry of a wrong type."""
         for name in ("method", "network", "labels", "weights"):
             if not isinstance(getattr(self, name), str):
-                raise FedDPError(f"{name}={getattr(self, name)!r} is not a text; correct the plan")
+                raise InputError(f"{name}={getattr(self, name)!r} is not a text; correct the plan")
         for name in ("channels", "size", "rounds", "seed"):
             if type(getattr(self, name)) is not int:
-                raise FedDPError(f"{name}={getattr(self, name)!r} is not a whole number; correct the plan")
+                raise InputError(f"{name}={getattr(self, name)!r} is not a whole number; correct the plan")
             require_most(name, abs(getattr(self, name)), LARGEST[name])
         for name in ("classes", "stages", "sites"):
             value = getattr(self, name)
             if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-                raise FedDPError(f"{name}={value!r} is not a list of names; correct the plan")
+                raise InputError(f"{name}={value!r} is not a list of names; correct the plan")
             require_most(f"the number of {name}", len(value), LONGEST[name])
             for item in value:
                 require_name(name, item)
             if name != "stages" and len(set(value)) < len(value):
-                raise FedDPError(f"{name}={value!r} has a name twice; correct the plan")
+                raise InputError(f"{name}={value!r} has a name twice; correct the plan")
         if not isinstance(self.settings, Mapping):
-            raise FedDPError(f"settings={self.settings!r} are not names with values; correct the plan")
+            raise InputError(f"settings={self.settings!r} are not names with values; correct the plan")
 
     @cached_property
     def training(self) -> Training:
@@ -180,7 +180,7 @@ class Plan:
         known: dict[str, Any] = {}
         for group in _groups(method):
             if taken := known.keys() & defaults(group).keys():
-                raise FedDPError(f"the method {method}'s setting {min(taken)!r} is another's name; rename it in its Hyper")
+                raise InputError(f"the method {method}'s setting {min(taken)!r} is another's name; rename it in its Hyper")
             known |= defaults(group)
         return known
 
@@ -194,13 +194,13 @@ class Plan:
         """A plan from a job's JSON.
 
         Raises:
-            FedDPError: a key is missing or unknown, or a value is out of range.
+            InputError: a key is missing or unknown, or a value is out of range.
         """
         optional = {f.name for f in fields(cls) if f.default is not MISSING or f.default_factory is not MISSING}
         known = {f.name for f in fields(cls)}
         unknown, missing = sorted(data.keys() - known), sorted(known - optional - data.keys())
         if unknown or missing:
-            raise FedDPError(f"the job's plan has unknown keys {unknown} and lacks {missing}; export it with `feddp job`")
+            raise InputError(f"the job's plan has unknown keys {unknown} and lacks {missing}; export it with `feddp job`")
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:
@@ -237,16 +237,16 @@ class Plan:
         return METHODS[self.method].phases
 
     def place(self, site: str) -> int:
-        """A site's place among the sites. FedDPError where it is not one of them."""
+        """A site's place among the sites. InputError where it is not one of them."""
         if site not in self.sites:
-            raise FedDPError(f"site {site} is not among the job's sites {', '.join(self.sites)}; export the job for it too")
+            raise InputError(f"site {site} is not among the job's sites {', '.join(self.sites)}; export the job for it too")
         return self.sites.index(site)
 
     def initial(self, folder: Path) -> dict[str, Tensor] | None:
         """The tensors that the job brought along in `folder`, or None where the seed decides.
 
         Raises:
-            FedDPError: the file cannot be read, or holds other tensors than the plan says.
+            InputError: the file cannot be read, or holds other tensors than the plan says.
         """
         from feddp.networks.weights import read_network
 
@@ -257,13 +257,13 @@ class Plan:
         return tensors
 
     def require_initial(self, where: str, tensors: Mapping[str, Tensor] | None) -> None:
-        """FedDPError where `tensors`, found at `where`, are not those whose fingerprint the plan says."""
+        """InputError where `tensors`, found at `where`, are not those whose fingerprint the plan says."""
         from feddp.networks.weights import fingerprint
 
         found = fingerprint(tensors) if tensors else ""
         if found != self.weights:
             here, wanted = (f"tensors of SHA-256 {said}" if said else "no initial tensors" for said in (found, self.weights))
-            raise FedDPError(f"{where}: {here}, and the job's plan says {wanted}; export the job anew, and submit that")
+            raise InputError(f"{where}: {here}, and the job's plan says {wanted}; export the job anew, and submit that")
 
     def build_method(self) -> Method:
         return METHODS[self.method](self.hyper)

@@ -1,50 +1,18 @@
-"""results.json: what a run leaves, gathered by the last workflow of a federation or by a pooled run, and reading it."""
+"""results.json: what a run leaves, gathered by the last workflow of a federation or by a pooled run."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from feddp.errors import BadFile, FedDPError
-from feddp.limits import RESULTS_BYTES, SITES
 from feddp.methods import METHODS
 from feddp.methods.plan import Plan
-from feddp.reading import is_name, read_json, short
 from feddp.training.metrics import METRICS, summarize
 from feddp.training.volumes import VOLUME_METRICS
 
-RESULTS = "results.json"
-SHARED = "shared.safetensors"  # beside it: γ of the round that stage 1 handed on
 WHEN = ("before_calibration", "final")
 VOLUMES = "volumes"  # beside WHEN, where images are slices: the same by case
 WITHHELD = "withheld"  # in place of what a site's policy does not let out: over how many images or cases it would
 STD_WITHHELD = "std_withheld"  # the same, where of a summary the standard deviation alone stays
 ROUNDED = "rounded"  # whether the sites' guards rounded what they measured (`flare.numbers.rounded`)
-
-
-def read_results(run: Path) -> dict[str, Any]:
-    """results.json of a finished run.
-
-    Raises:
-        FedDPError: there is none, or it names no sites.
-    """
-    try:
-        results = read_json(run / RESULTS, RESULTS_BYTES)
-    except (FileNotFoundError, BadFile) as error:
-        why = short(str(error), 300)
-        raise FedDPError(f"{run} is no finished run ({why}); name the --out folder of a `feddp run`") from None
-    sites = results.get("sites") if isinstance(results, dict) else None
-    if not isinstance(sites, dict) or not 0 < len(sites) <= SITES or not all(map(_is_site, sites)):
-        raise FedDPError(f"{run / RESULTS} names no sites, or not as folders are named; name the --out folder of a `feddp run`")
-    if not isinstance(results.get("missing", {}), dict):
-        raise FedDPError(f"{run / RESULTS}: missing is no sites with reasons; name the --out folder of a `feddp run`")
-    if not all(round is None or type(round) is int for round in map(results.get, ("start_round", "best_round"))):
-        raise FedDPError(f"{run / RESULTS}: start_round or best_round is no round; name the --out folder of a `feddp run`")
-    return results
-
-
-def _is_site(name: str) -> bool:
-    """A site's name is also its folder's, below the run's."""
-    return is_name(name) and "/" not in name and name not in (".", "..")
 
 
 def gathered(

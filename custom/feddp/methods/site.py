@@ -56,7 +56,7 @@ class Site(Trainer):
         """Inconsistency-guided calibration among `peers`, the personal tensors of other sites; λ = 0 without any.
 
         Raises:
-            FedDPError: a peer's tensors are not exactly what rebuilds its network.
+            ContributionError: a peer's tensors are not exactly what rebuilds its network.
         """
         settings, samples, loss = self.plan.calibration, self.samples, self._batch_loss
         self._restore(self._latest(before=CALIBRATED))
@@ -75,7 +75,7 @@ class Site(Trainer):
         """This site's segmentation head before `epoch` of FedLC's head calibration: given only with consent.
 
         Raises:
-            FedDPError: the plan has no such epoch, or the state before it is gone.
+            PolicyError: the plan has no such epoch, or the state before it is gone.
         """
         self._open_heads(epoch)
         state = self.copy()

@@ -32,7 +32,7 @@ def given(site: "Trainer") -> Tensors:
 
 
 def check(plan: "Plan", site: str, tensors: Mapping[str, Tensor]) -> None:
-    """Refuses anything but the amplitudes of 1 to `spectra` images. FedDPError names the site and what is wrong."""
+    """Refuses anything but the amplitudes of 1 to `spectra` images. ContributionError names the site and what is wrong."""
     value = tensors.get(AMPLITUDE)
     count = len(value) if isinstance(value, Tensor) and value.ndim else 1
     _spec(plan, min(max(count, 1), plan.hyper.spectra)).check(site, tensors)
@@ -52,7 +52,7 @@ def keep(site: "Trainer", peers: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Puts the peers' amplitudes among the site's files until its evaluation; none where there is no peer.
 
     Raises:
-        FedDPError: a peer's tensors are not exactly amplitudes; nothing is kept.
+        ContributionError: a peer's tensors are not exactly amplitudes; nothing is kept.
     """
     for peer, tensors in peers.items():
         check(site.plan, peer, tensors)

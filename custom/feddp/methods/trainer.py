@@ -12,9 +12,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from feddp.data.folder import SiteFolder
+from feddp.data.folder import SiteFolder, facts_of, misfit
 from feddp.data.loading import load
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.methods.order import require, state_before
 from feddp.methods.plan import Plan
 from feddp.partition import Rule, chosen
@@ -45,7 +45,7 @@ class Trainer:
         stopped: asked before every step; training ends with an error once it is true.
 
     Raises:
-        FedDPError: the data set does not fit the plan, or the device is not there.
+        InputError: the data set does not fit the plan, or the device is not there.
     """
 
     def __init__(
@@ -60,10 +60,9 @@ class Trainer:
         secret: str = "",
         job: str = "",
     ):
-        wanted = (plan.channels, plan.classes, plan.labels)
-        found = (folder.channels, folder.classes, folder.labels)
-        if found != wanted:
-            raise FedDPError(
+        if differing := misfit(folder, facts_of(plan)):
+            found, wanted = differing
+            raise InputError(
                 f"site {name}: {folder.path / 'dataset.json'} says (channels, classes, labels) = {found}, the job {wanted};"
                 " submit a job for this data set, or prepare the folder for the job's"
             )
@@ -97,7 +96,7 @@ class Trainer:
     def _split(self, split: str) -> list[Batch]:
         samples = load(self.folder, split, self.plan.size)
         if not samples:
-            raise FedDPError(f"site {self.name}: {self.folder.path / 'split.csv'} has no image in split {split}; add some")
+            raise InputError(f"site {self.name}: {self.folder.path / 'split.csv'} has no image in split {split}; add some")
         return samples
 
     # --- stage 1 ---------------------------------------------------------------------------------------------------
@@ -118,7 +117,7 @@ class Trainer:
             v_k as it was received; the number of training samples; the seconds it took.
 
         Raises:
-            FedDPError: the plan has no such round or phase, `keep` is none that was scored, or the state that the round begins
+            PolicyError: the plan has no such round or phase, `keep` is none that was scored, or the state that the round begins
                 with is gone.
         """
         started = time.monotonic()
@@ -166,7 +165,7 @@ class Trainer:
             forward: from a batch's images to what `loss` is given; the network's logits if not given.
 
         Raises:
-            FedDPError: a role is unknown or finds no tensor, or the loss is not finite.
+            InputError: a role is unknown or finds no tensor, or the loss is not finite.
         """
         mean = float("nan")
         with self._only(train, freeze):
@@ -220,7 +219,7 @@ class Trainer:
         """The validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r; of the personal model where the method keeps one.
 
         Raises:
-            FedDPError: the plan has no γ of such a round.
+            PolicyError: the plan has no γ of such a round.
         """
         require(self.name, "round", round, 0, self.plan.rounds)
         state = self.store.load_state(round * self.plan.phases)

@@ -16,7 +16,7 @@ batch 12; ours as everywhere, AdamW, 6.
 
 from dataclasses import dataclass
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.methods.base import Method
 from feddp.partition import AFFINITY_MATRIX, AFFINITY_QUERY, NONE
 from feddp.training.settings import require_choice, require_not_negative, require_positive, setting
@@ -50,7 +50,7 @@ class VirtualClass(Method):
     def layers(plan):
         hyper = plan.hyper
         if hyper.virtual and not plan.sites:
-            raise FedDPError(
+            raise InputError(
                 "virtual_class has as many virtual classes as classes times sites; export it with `feddp job --sites A,B`,"
                 " or set virtual=0"
             )

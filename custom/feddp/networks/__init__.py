@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.partition import DECODER, ENCODER, HEAD
 
 if TYPE_CHECKING:
@@ -36,17 +36,17 @@ def build(
     `weights`: None starts from random numbers; "timm" fetches timm's ImageNet weights for the encoder (timm folds their
     three input channels to `channels`). `seed` fixes the random numbers and leaves torch's own generator untouched.
     `layers`: what a method adds, a name of LAYERS with its options.
-    FedDPError: unknown name or weights, no channel or class, weights that cannot be fetched.
+    InputError: unknown name or weights, no channel or class, weights that cannot be fetched.
     """
     if name not in NETWORKS:
-        raise FedDPError(f"unknown network '{name}'; the networks are {', '.join(NETWORKS)}")
+        raise InputError(f"unknown network '{name}'; the networks are {', '.join(NETWORKS)}")
     if weights not in (None, "timm"):
-        raise FedDPError(f"unknown weights '{weights}'; say 'timm', or leave it out for random weights")
+        raise InputError(f"unknown weights '{weights}'; say 'timm', or leave it out for random weights")
     if channels < 1 or classes < 1:
-        raise FedDPError(f"network '{name}' needs at least one channel and one class, not {channels} and {classes}")
+        raise InputError(f"network '{name}' needs at least one channel and one class, not {channels} and {classes}")
     for extra in layers or {}:
         if extra not in LAYERS:
-            raise FedDPError(f"unknown layers '{extra}'; there are {', '.join(LAYERS)}")
+            raise InputError(f"unknown layers '{extra}'; there are {', '.join(LAYERS)}")
 
     import torch
 
@@ -78,7 +78,7 @@ def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool)
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
-        raise FedDPError(
+        raise InputError(
             f"timm's weights for '{encoder}' cannot be fetched ({type(error).__name__}); connect to "
             "huggingface.co once, or fetch the file elsewhere and load it with feddp.networks.weights.load_checkpoint"
         ) from error

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from feddp.errors import BadFile, FedDPError
+from feddp.errors import BadFile, InputError
 from feddp.limits import HEADER_SHARE, NETWORK_BYTES
 from feddp.reading import amount, opened, parse, short
 
@@ -18,13 +18,13 @@ def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, st
     """(every tensor's shape, metadata).
 
     Raises:
-        FedDPError: the file is missing, has more than `most` bytes, or its header is none, too long, or holds tensors of types
+        InputError: the file is missing, has more than `most` bytes, or its header is none, too long, or holds tensors of types
             that nothing here has.
     """
     try:
         file = opened(path, most)
     except FileNotFoundError:
-        raise FedDPError(f"{path} does not exist; name a .safetensors or PyTorch file of weights") from None
+        raise InputError(f"{path} does not exist; name a .safetensors or PyTorch file of weights") from None
     with file:
         length, longest = int.from_bytes(file.read(8), "little"), most // HEADER_SHARE
         if length > longest:
@@ -44,8 +44,8 @@ def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, st
     return {name: tuple(tensor["shape"]) for name, tensor in header.items()}, metadata
 
 
-def unreadable(path: Path, why: str) -> FedDPError:
-    return FedDPError(
+def unreadable(path: Path, why: str) -> InputError:
+    return InputError(
         f"{path} cannot be read as tensors ({why}); a file with code in it is never loaded: "
         "save it again as .safetensors, or as a plain state_dict"
     )

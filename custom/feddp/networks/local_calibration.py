@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.partition import CALIBRATOR, DECODER, ENCODER, HEAD
 
 KERNEL, SIGMA = 31, 4.0  # pixels of the decoder's map; the paper states the size
@@ -27,7 +27,7 @@ class LocalCalibration(nn.Module):
         sites: K; a site's one-hot embedding has K entries.
 
     Raises:
-        FedDPError: the network has no such parts.
+        InputError: the network has no such parts.
     """
 
     roles = {
@@ -40,7 +40,7 @@ class LocalCalibration(nn.Module):
     def __init__(self, network: nn.Module, classes: int, sites: int):
         super().__init__()
         if not all(isinstance(getattr(network, part, None), nn.Module) for part in ("encoder", "decoder", "segmentation_head")):
-            raise FedDPError(f"{type(network).__name__} has no encoder, decoder and segmentation head; FedLC needs them")
+            raise InputError(f"{type(network).__name__} has no encoder, decoder and segmentation head; FedLC needs them")
         self.encoder, self.decoder, self.segmentation_head = network.encoder, network.decoder, network.segmentation_head
         self.embedding = SiteEmbedding(sites)
         self.selection = ChannelSelection(self.encoder.out_channels[-1], sites)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
 from feddp.limits import CHANNELS, CLASSES, JSON_BYTES, LAYER_OPTION, NAME, SIZE
 from feddp.networks import LAYERS, NETWORKS, build
 from feddp.reading import is_name, parse, short
@@ -38,14 +38,14 @@ class Metadata:
         there are any, `labels`, `size`, and `layers` (JSON: names in LAYERS with their options).
 
         Raises:
-            FedDPError: one is absent, unknown or out of range; names `file`.
+            InputError: one is absent, unknown or out of range; names `file`.
         """
         if lacking := [name for name in ("network", "channels", "classes") if name not in said]:
             raise _no_network(file, repr(KeyError(lacking[0])))
         if said["network"] not in NETWORKS:
-            raise FedDPError(f"{file}: unknown network {short(said['network'])!r}; the networks are {', '.join(NETWORKS)}")
+            raise InputError(f"{file}: unknown network {short(said['network'])!r}; the networks are {', '.join(NETWORKS)}")
         if said.get("labels", LABELS[0]) not in LABELS:
-            raise FedDPError(f"{file}: unknown labels {short(said['labels'])!r}; there are {', '.join(LABELS)}")
+            raise InputError(f"{file}: unknown labels {short(said['labels'])!r}; there are {', '.join(LABELS)}")
         return cls(
             network=said["network"],
             channels=_number(file, said, "channels", range(1, CHANNELS + 1)),
@@ -63,7 +63,7 @@ class Metadata:
         """Its tensors by name without their values, which costs no memory however many they are.
 
         Raises:
-            FedDPError: the layers' options are not what the layers take.
+            InputError: the layers' options are not what the layers take.
         """
         import torch
 
@@ -71,7 +71,7 @@ class Metadata:
             with torch.device("meta"):
                 return self.build().state_dict()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise FedDPError(f"the metadata's layers {short(str(self.layers))} cannot be built ({short(str(error))})") from None
+            raise InputError(f"the metadata's layers {short(str(self.layers))} cannot be built ({short(str(error))})") from None
 
 
 def _number(file: Path, said: Mapping[str, str], name: str, allowed: range) -> int:
@@ -86,7 +86,7 @@ def _number(file: Path, said: Mapping[str, str], name: str, allowed: range) -> i
 def _classes(file: Path, said: str) -> tuple[str, ...]:
     names = _json(file, said, "classes")
     if not isinstance(names, list):
-        raise FedDPError(f"{file}: the metadata's 'classes' must be a JSON list of names, not {short(str(names))}")
+        raise InputError(f"{file}: the metadata's 'classes' must be a JSON list of names, not {short(str(names))}")
     if not 0 < len(names) <= CLASSES or not all(map(is_name, names)) or len(set(names)) < len(names):
         why = f"{len(names)} classes, not 1 to {CLASSES} different names of at most {NAME} characters"
         raise _no_network(file, why)
@@ -99,7 +99,7 @@ def _layers(file: Path, said: str) -> dict[str, dict[str, float]]:
         raise _no_network(file, f"layers={short(said)!r}, not names with their options")
     for name, options in layers.items():
         if name not in LAYERS:
-            raise FedDPError(f"{file}: unknown layers {short(name)!r}; there are {', '.join(LAYERS)}")
+            raise InputError(f"{file}: unknown layers {short(name)!r}; there are {', '.join(LAYERS)}")
         for option, value in options.items():
             if not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= LAYER_OPTION:
                 why = f"{name} with {short(option)}={short(str(value))}, not a number from 0 to {LAYER_OPTION}"
@@ -116,5 +116,5 @@ def _json(file: Path, said: str, name: str) -> Any:
         raise _no_network(file, f"{name}={short(said)!r}") from error
 
 
-def _no_network(file: Path, why: str) -> FedDPError:
-    return FedDPError(f"{file} is no network that feddp saved ({why}): its metadata must say network, channels and classes")
+def _no_network(file: Path, why: str) -> InputError:
+    return InputError(f"{file} is no network that feddp saved ({why}): its metadata must say network, channels and classes")

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.partition import PROJECTOR
 
 HIDDEN, WIDTH = 256, 128
@@ -12,10 +12,10 @@ def with_projector(network: nn.Module, classes: int) -> nn.Module:
     """`network`, in place, with a `projector` beside its encoder; what it predicts is as it was.
 
     The size is ours (the paper does not state it): global average pooling, then a two-layer perceptron 256-128.
-    FedDPError where the network has no encoder.
+    InputError where the network has no encoder.
     """
     if not isinstance(getattr(network, "encoder", None), nn.Module):
-        raise FedDPError(f"{type(network).__name__} has no encoder; pFLFE needs one")
+        raise InputError(f"{type(network).__name__} has no encoder; pFLFE needs one")
     width = network.encoder.out_channels[-1]
     layers = nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH)
     network.projector = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), *layers)

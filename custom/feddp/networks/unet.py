@@ -8,7 +8,7 @@ without its rotation head. MONAI's own BasicUNet is not taken whole: it keeps tw
 from monai.networks.nets.basic_unet import Down, TwoConv, UpCat
 from torch import Tensor, nn
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.networks.levels import declare_stages
 from feddp.partition import DECODER, ENCODER, HEAD
 
@@ -72,9 +72,9 @@ class Decoder(nn.Module):
 
 
 def unet(channels: int, classes: int, pretrained: bool) -> UNet:
-    """FedDPError where pretrained weights are asked for."""
+    """InputError where pretrained weights are asked for."""
     if pretrained:
-        raise FedDPError(
+        raise InputError(
             "nobody publishes weights for 'unet'; leave the weights out for random ones, or name a file of this network's own"
         )
     return UNet(channels, classes)

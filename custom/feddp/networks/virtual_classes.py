@@ -10,7 +10,7 @@ from monai.networks.nets.basic_unet import UpCat
 from segmentation_models_pytorch.decoders.fpn.decoder import FPNBlock
 from torch import Tensor, nn
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.partition import AFFINITY_KEY, AFFINITY_MATRIX, AFFINITY_QUERY
 
 
@@ -28,17 +28,17 @@ def with_virtual_classes(
         paa: whether every level of the decoder that takes a skip gets a layer `affinity`.
 
     Raises:
-        FedDPError: the network has no such head, or PAA is wanted in a decoder with other levels than FPN's and `unet`'s.
+        InputError: the network has no such head, or PAA is wanted in a decoder with other levels than FPN's and `unet`'s.
     """
     name, head = type(network).__name__, getattr(network, "segmentation_head", None)
     if not (isinstance(head, nn.Sequential) and isinstance(head[0], nn.Conv2d)):
-        raise FedDPError(f"{name} has no segmentation head that begins with a convolution; virtual classes need one")
+        raise InputError(f"{name} has no segmentation head that begins with a convolution; virtual classes need one")
     first = Similarities(head[0].in_channels, classes + 1, virtual)
     network.segmentation_head = SimilarityHead([first, *list(head)[1:]], temperature, nested)
     if paa:
         levels = [module for module in network.decoder.modules() if type(module) in _WIDTHS]
         if not levels:
-            raise FedDPError(f"{name}'s decoder has no level that PAA knows; take an FPN or 'unet', or set paa=false")
+            raise InputError(f"{name}'s decoder has no level that PAA knows; take an FPN or 'unet', or set paa=false")
         for level in levels:
             level.affinity = AffinityAggregation(*_WIDTHS[type(level)](level))
             level.register_forward_pre_hook(_aggregate)

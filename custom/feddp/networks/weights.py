@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import zipfile
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from feddp.archive import Archive
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
+from feddp.files import replacing
 from feddp.limits import NETWORK_BYTES, PICKLE_BYTES
 from feddp.networks.header import Shapes, outline, unreadable
 from feddp.networks.metadata import Metadata
@@ -32,7 +32,7 @@ def load_checkpoint(network: nn.Module, path: str | Path) -> None:
 
     The file holds either this network's own state_dict, or ImageNet weights for its encoder in timm's names or in those
     of the PVTv2 authors (github.com/whai362/PVT, classification/pvt_v2.py), key and value fused or split. The
-    ImageNet classifier (`head.*`, `fc.*`) is left out. FedDPError where the file cannot be read as tensors, or
+    ImageNet classifier (`head.*`, `fc.*`) is left out. InputError where the file cannot be read as tensors, or
     names up to five tensors that are missing, unexpected or of another shape.
     """
     path = Path(path)
@@ -44,7 +44,7 @@ def load_checkpoint(network: nn.Module, path: str | Path) -> None:
     try:
         encoder = network.get_submodule("encoder.model")
     except AttributeError as error:
-        raise FedDPError(
+        raise InputError(
             f"{path} holds none of the tensors of {type(network).__name__}, which has no encoder that takes ImageNet weights; "
             "name a file of this network's own"
         ) from error
@@ -55,19 +55,13 @@ def save_network(path: str | Path, state: Mapping[str, Tensor], metadata: dict[s
     """Writes tensors and text to a safetensors file, whole or not at all: a crash leaves the former file in place."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as part:
         # safetensors refuses tensors that share memory or are strided
-        save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}, temporary, metadata)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}, part, metadata)
 
 
 def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[State, dict[str, str]]:
-    """(tensors, metadata) of a safetensors file of at most `most` bytes, on the CPU. FedDPError where it cannot be read."""
+    """(tensors, metadata) of a safetensors file of at most `most` bytes, on the CPU. InputError where it cannot be read."""
     _, metadata = outline(Path(path), most)
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
@@ -94,7 +88,7 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
 def load_personal(path: str | Path) -> nn.Module:
     """The network saved at `path`, in eval mode on the CPU.
 
-    The file's metadata says which (`Metadata.of`). FedDPError where something of it is absent, wrong or out of range, or the
+    The file's metadata says which (`Metadata.of`). InputError where something of it is absent, wrong or out of range, or the
     tensors do not fit; nothing is built, and no tensor is read, before the file's own shapes fit those of the network.
     """
     path = Path(path)
@@ -118,24 +112,24 @@ def _read(path: Path) -> State:
     except FedDPError:
         raise
     except FileNotFoundError:
-        raise FedDPError(f"{path} does not exist; name a .safetensors or PyTorch file of weights") from None
+        raise InputError(f"{path} does not exist; name a .safetensors or PyTorch file of weights") from None
     except Exception as error:  # the file may hold any bytes: the unpickler fails in as many ways
         raise unreadable(path, type(error).__name__) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise FedDPError(f"{path} is no checkpoint: it must hold tensors by name and nothing else")
+        raise InputError(f"{path} is no checkpoint: it must hold tensors by name and nothing else")
     return content
 
 
 def _require_plain(path: Path) -> None:
-    """FedDPError for a PyTorch file whose parts are compressed, as PyTorch never writes them, or whose pickle is huge."""
+    """InputError for a PyTorch file whose parts are compressed, as PyTorch never writes them, or whose pickle is huge."""
     archive = Archive(path)
     archive.close()
     for name, (size, packed) in archive.sizes.items():
         if size != packed or (name.endswith(".pkl") and size > PICKLE_BYTES):
-            raise FedDPError(f"{path} holds {short(name)}, {size} bytes in {packed}: PyTorch writes no such file")
+            raise InputError(f"{path} holds {short(name)}, {size} bytes in {packed}: PyTorch writes no such file")
 
 
 def _encoder_state(state: State, encoder: nn.Module) -> State:
@@ -176,7 +170,7 @@ def _shapes(state: Mapping[str, Tensor]) -> Shapes:
 
 
 def _fit(found: Shapes, own: Shapes, path: Path) -> None:
-    """FedDPError where the shapes found in a file are not exactly the network's own."""
+    """InputError where the shapes found in a file are not exactly the network's own."""
     faults = [f"{name} (missing)" for name in own if name not in found]
     faults += [f"{short(name)} (unexpected)" for name in found if name not in own]
     faults += [
@@ -185,4 +179,4 @@ def _fit(found: Shapes, own: Shapes, path: Path) -> None:
         if name in found and found[name] != own[name]
     ]
     if faults:
-        raise FedDPError(f"{path} does not fit the network, nothing was loaded: {some(faults, 5)}")
+        raise InputError(f"{path} does not fit the network, nothing was loaded: {some(faults, 5)}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.data.progress import track
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.outside.losses import consistency, entropy, shape
 from feddp.outside.routing import MIXES
 from feddp.training.rotation import every_turn
@@ -46,10 +46,10 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
     """Settings by name, as `--set` and a job's JSON give them.
 
     Raises:
-        FedDPError: a name is unknown, or a value cannot be read or is out of range.
+        InputError: a name is unknown, or a value cannot be read or is out of range.
     """
     if unknown := sorted(values.keys() - defaults(Settings).keys()):
-        raise FedDPError(f"unknown setting {unknown[0]!r}; known: {', '.join(defaults(Settings))}")
+        raise InputError(f"unknown setting {unknown[0]!r}; known: {', '.join(defaults(Settings))}")
     return from_settings(Settings, values)
 
 
@@ -79,7 +79,7 @@ def fit(
         report: called after every epoch, from 1.
 
     Raises:
-        FedDPError: a loss is not finite.
+        InputError: a loss is not finite.
     """
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=settings.lr)
@@ -96,7 +96,7 @@ def fit(
             batch, chance = part(start, "measure")
             total += loss(network, batch, chance).item() * len(batch)
         if not math.isfinite(total):
-            raise FedDPError(f"the unsupervised loss is {total}; lower --lr (now {settings.lr})")
+            raise InputError(f"the unsupervised loss is {total}; lower --lr (now {settings.lr})")
         return total / len(images)
 
     losses, kept, best = [measure()], 0, [p.detach().clone() for p in trained]

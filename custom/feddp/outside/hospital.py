@@ -1,6 +1,5 @@
 """A hospital's images in, its masks out, and afterwards, if asked, how good they are."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddp.data.folder import SiteFolder, refuse_occupied
+from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
 from feddp.data.loading import load, network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
-from feddp.errors import FedDPError
+from feddp.errors import InputError
+from feddp.files import ADAPTED, SCORES, write_json
 from feddp.outside.adapt import Report, Settings
 from feddp.outside.models import Models
 from feddp.outside.ways import WAYS, predict, probabilities
@@ -38,24 +38,24 @@ class Images:
         """The images of split test of a site's folder, or all PNGs of any other. No mask is looked at.
 
         Raises:
-            FedDPError: there is no image, or the site's folder is not in order.
+            InputError: there is no image, or the site's folder is not in order.
         """
         if (folder / "dataset.json").exists():
             site = SiteFolder.open(folder)
             files = [site.image_path(row.image) for row in site.rows_of(SPLIT)]
             if not files:
-                raise FedDPError(f"{folder} has no image in split {SPLIT}; put some there in split.csv, or name its images/")
+                raise InputError(f"{folder} has no image in split {SPLIT}; put some there in split.csv, or name its images/")
             return cls(files, folder, site)
         files = sorted(folder.glob("*.png"))
         if not files:
-            raise FedDPError(f"{folder} holds no PNG and is no site's folder; name a folder of images, or a site's")
+            raise InputError(f"{folder} holds no PNG and is no site's folder; name a folder of images, or a site's")
         return cls(files, folder, None)
 
     def read(self, channels: int, size: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """What the network is given, (channels, size, size) each, and the images' own heights and widths.
 
         Raises:
-            FedDPError: an image is missing, unreadable or of other channels.
+            InputError: an image is missing, unreadable or of other channels.
         """
         inputs, shapes = [], []
         for file in track(self.files, f"Loading {len(self.files)} images"):
@@ -70,7 +70,7 @@ class Request:
     """What is wanted of the models: a way of WAYS, its settings, and whether masks are compared with the site's own afterwards.
 
     Raises:
-        FedDPError: there is no such way.
+        InputError: there is no such way.
     """
 
     how: str
@@ -79,7 +79,7 @@ class Request:
 
     def __post_init__(self):
         if self.how not in WAYS:
-            raise FedDPError(f"--how {self.how}: there are {', '.join(WAYS)}")
+            raise InputError(f"--how {self.how}: there are {', '.join(WAYS)}")
 
 
 def adapt(
@@ -102,7 +102,7 @@ def adapt(
         (`metrics.summarize`) too.
 
     Raises:
-        FedDPError: no images, images or classes that do not fit the models, or `out` is not empty.
+        InputError: no images, images or classes that do not fit the models, or `out` is not empty.
     """
     refuse_occupied([out])
     found, settings = Images.of(folder), request.settings
@@ -131,25 +131,23 @@ def adapt(
         "seconds_per_image": (time.monotonic() - started) / len(inputs),
         "device": str(device),
     }
-    _write(out / "adapt.json", done)
+    write_json(out / ADAPTED, done)
     return done | _scores(out, found.site, maps, models.size) if request.score else done
 
 
 def _fits(site: SiteFolder | None, models: Models, score: bool, folder: Path) -> None:
     if site is None:
         if score:
-            raise FedDPError(f"--score needs masks, and {folder} is no site's folder (no dataset.json); leave --score out")
+            raise InputError(f"--score needs masks, and {folder} is no site's folder (no dataset.json); leave --score out")
         return
-    found, wanted = (site.channels,), (models.channels,)
-    if score:
-        found, wanted = (*found, site.classes, site.labels), (*wanted, models.classes, models.labels)
-    if found != wanted:
+    if differing := misfit(site, facts_of(models) if score else {"channels": models.channels}):
+        found, wanted = differing
         names = "(channels, classes, labels)" if score else "channels"
-        raise FedDPError(f"{folder / 'dataset.json'} says {names} = {found}, the models {wanted}; prepare it like their sites")
+        raise InputError(f"{folder / 'dataset.json'} says {names} = {found}, the models {wanted}; prepare it like their sites")
     if score:  # hours before they are read
         missing = [file for row in site.rows_of(SPLIT) if not (file := site.mask_path(row.image)).exists()]
         if missing:
-            raise FedDPError(f"--score needs masks, and {missing[0]} is missing; add it, or leave --score out")
+            raise InputError(f"--score needs masks, and {missing[0]} is missing; add it, or leave --score out")
 
 
 def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> dict[str, Any]:
@@ -162,9 +160,5 @@ def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> d
     if site.volumes:
         cases = measure_volumes(predicted, masks, [sample["patient"] for sample in samples])
         content |= {"volumes": summarize(list(cases.values())), "cases": cases}
-    _write(out / "scores.json", content)
+    write_json(out / SCORES, content)
     return {"scores": scores}
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

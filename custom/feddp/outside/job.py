@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
+from feddp.files import SHARED, read_results
 from feddp.jobs import SCOPE, write_job
 from feddp.methods.aggregation import Spec, Tensors
 from feddp.methods.plan import Plan
-from feddp.methods.results import SHARED, read_results
 from feddp.networks.weights import fingerprint, read_network
 from feddp.outside.adapt import read_settings
 from feddp.outside.hospital import Request
@@ -47,7 +47,7 @@ def export(
         job: the finished run's id; what its results.json says if None.
 
     Raises:
-        FedDPError: no finished federation's run, a donor that had no part in it, an option that cannot be, a method that
+        InputError: no finished federation's run, a donor that had no part in it, an option that cannot be, a method that
             gives each site layers of its own, a network that cannot go this way, or the folder holds something else.
     """
     asked = pairs(settings)
@@ -56,13 +56,13 @@ def export(
     plan, shared = _plan(run, results)
     donors = sorted(set(results["sites"]) - {newcomer} if donors is None else set(donors))
     if unknown := [site for site in donors if site not in results["sites"]]:
-        raise FedDPError(f"--donors {unknown[0]}: no site of {run}; there are {', '.join(sorted(results['sites']))}")
+        raise InputError(f"--donors {unknown[0]}: no site of {run}; there are {', '.join(sorted(results['sites']))}")
     if not donors or newcomer in donors:
-        raise FedDPError(f"--newcomer {newcomer} --donors {','.join(donors)}: name a donor beside it, or leave --donors out")
+        raise InputError(f"--newcomer {newcomer} --donors {','.join(donors)}: name a donor beside it, or leave --donors out")
     job = job or results.get("job")
     if job in (None, SIMULATED):
         why = "was the simulator's, whose sites are no hospitals" if job else "does not say its job's id (an older run)"
-        raise FedDPError(f"{run} {why}; name the id of the job whose networks the donors hold with --job-id")
+        raise InputError(f"{run} {why}; name the id of the job whose networks the donors hold with --job-id")
     request = OutsideRequest(newcomer, tuple(donors), job, how, asked, score)
     _rehearse(plan, request.request)
     return write_job(folder, scope, plan, request, shared)
@@ -71,7 +71,7 @@ def export(
 def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     """The run's plan as this job carries it, and γ."""
     if not results.get("federated"):
-        raise FedDPError(f"{run} is no federation's run, so no site holds a model; name another")
+        raise InputError(f"{run} is no federation's run, so no site holds a model; name another")
     plan = plan_of(run, results)
     file = run / SHARED if (run / SHARED).exists() else handed_on(run, results["start_round"])
     shared, network = some(read_network(file)[0], run), plan.build_network()
@@ -84,7 +84,7 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
 
 
 def _rehearse(plan: Plan, request: Request) -> None:
-    """FedDPError for a way that this network cannot go (TTT without its head): said here, before any model travels for it."""
+    """InputError for a way that this network cannot go (TTT without its head): said here, before any model travels for it."""
     state = plan.build_network().state_dict()
     models, blank = Models.of({"donor": state}, state, plan.facts), torch.zeros(2, plan.channels, 64, 64)
     once = replace(request.settings, epochs=0)

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from feddp.data.folder import SiteFolder
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
+from feddp.files import RESULTS, SHARED, read_results
 from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
 from feddp.methods.plan import Plan
-from feddp.methods.results import RESULTS, SHARED, gathered, read_results
+from feddp.methods.results import gathered
 from feddp.methods.site import Site
 from feddp.outside.models import plan_of, read_shared
 from feddp.partition import Rule, chosen
@@ -48,15 +49,15 @@ def join(
     results.md, whose `before_calibration` is the start and `final` the network that was kept.
 
     Raises:
-        FedDPError: no finished run, a method that shares nothing or gives every site layers of its own, a role that the
+        InputError: no finished run, a method that shares nothing or gives every site layers of its own, a role that the
             network does not have, data that do not fit the run or lack a split, or `out` is not empty. Nothing is left then.
     """
     results, shared = read_results(run), read_shared(run)
     plan = plan_of(run, results)
     if results.get("start_round") not in range(plan.rounds + 1) or "best_round" not in results:
-        raise FedDPError(f"{run / RESULTS} does not say which of its rounds were handed on and best; join another run")
+        raise InputError(f"{run / RESULTS} does not say which of its rounds were handed on and best; join another run")
     if METHODS[plan.method].own:
-        raise FedDPError(f"{run}: {plan.method} gives every site of the federation layers of its own; join another run")
+        raise InputError(f"{run}: {plan.method} gives every site of the federation layers of its own; join another run")
     first = first_of(run, plan)
     tuning = {"tune_epochs": epochs, "tune_lr": lr}
     home = replace(plan, stages=(TRAIN, TUNE), seed=seed, weights="", settings=plan.settings | tuning)
@@ -88,10 +89,10 @@ def _opened(folder: SiteFolder, plan: Plan, out: Path, device: str, first: Tenso
 
 
 def first_of(run: Path, plan: Plan) -> Tensors:
-    """The whole network that every site of the run started from. FedDPError where the job that brought it along is gone."""
+    """The whole network that every site of the run started from. InputError where the job that brought it along is gone."""
     if not plan.weights:
         return plan.build_network().state_dict()
     configs = sorted(run.glob("job/*/app_server/config"))
     if not configs:
-        raise FedDPError(f"{run} began with initial tensors, and its job/ that holds them is gone; join another run")
+        raise InputError(f"{run} began with initial tensors, and its job/ that holds them is gone; join another run")
     return plan.initial(configs[0])

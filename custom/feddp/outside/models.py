@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
+from feddp.files import NETWORK, RESULTS, SHARED, read_results, site_folder
 from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec, Tensors, average
 from feddp.methods.plan import Plan
-from feddp.methods.results import RESULTS, SHARED, read_results
 from feddp.networks.header import outline
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import read_network
@@ -41,7 +41,7 @@ class Models:
         """K personal states by site, and the global one.
 
         Raises:
-            FedDPError: a state is not exactly the network's, or holds a value that is not finite; names it.
+            InputError: a state is not exactly the network's, or holds a value that is not finite; names it.
         """
         states = {**{site: personal[site] for site in sorted(personal)}, GLOBAL: common}
         network = _metadata(facts).outline()
@@ -86,8 +86,8 @@ class Models:
 
 
 def network_files(run: Path) -> dict[str, Path]:
-    """The file of each site's own network in a finished run's `--out` folder. FedDPError where the folder holds no such run."""
-    return {site: run / "sites" / site / "network.safetensors" for site in sorted(read_results(run)["sites"])}
+    """The file of each site's own network in a finished run's `--out` folder. InputError where the folder holds no such run."""
+    return {site: site_folder(run, site) / NETWORK for site in sorted(read_results(run)["sites"])}
 
 
 def read_models(run: Path) -> Models:
@@ -96,7 +96,7 @@ def read_models(run: Path) -> Models:
     The personal models are the sites' final networks; the global one, `completed`.
 
     Raises:
-        FedDPError: the folder holds no finished run of a federation, or one whose method gives each site layers of its own.
+        InputError: the folder holds no finished run of a federation, or one whose method gives each site layers of its own.
     """
     files = network_files(run)
     for file in files.values():  # before any of them is read
@@ -110,23 +110,23 @@ def read_models(run: Path) -> Models:
 
 
 def read_shared(run: Path) -> Tensors:
-    """γ of the round that stage 1 of a finished run handed on. FedDPError where the run has none, or none that is shared."""
+    """γ of the round that stage 1 of a finished run handed on. InputError where the run has none, or none that is shared."""
     if not (run / SHARED).exists():
-        raise FedDPError(
+        raise InputError(
             f"{run} has no {SHARED}: it is no federation's run, or an older one; run `feddp run` again with a federated method"
         )
     return some(read_network(run / SHARED)[0], run)
 
 
 def some(shared: Tensors, run: Path) -> Tensors:
-    """`shared` itself. FedDPError where it is empty: what the sites have in common would be a network that nobody trained."""
+    """`shared` itself. InputError where it is empty: what the sites have in common would be a network that nobody trained."""
     if not shared:
-        raise FedDPError(f"{run}: its method shares nothing, so there is no global model to start from; name another run")
+        raise InputError(f"{run}: its method shares nothing, so there is no global model to start from; name another run")
     return shared
 
 
 def plan_of(run: Path, results: Mapping[str, Any]) -> Plan:
-    """The plan of a finished run, from its results.json. FedDPError where it says none, or one of a network out of bounds."""
+    """The plan of a finished run, from its results.json. InputError where it says none, or one of a network out of bounds."""
     names = {field.name for field in fields(Plan)} & results.keys()
     sites = sorted({*results["sites"], *results.get("missing", ())})
     plan = Plan.from_json({name: results[name] for name in names} | {"sites": sites})
@@ -138,21 +138,21 @@ def described(file: Path) -> Metadata:
     """What a network's file says of it; none of its tensors is read.
 
     Raises:
-        FedDPError: it does not say all of FACTS, or one is unknown or out of range.
+        InputError: it does not say all of FACTS, or one is unknown or out of range.
     """
     said = outline(file)[1]
     if lacking := [name for name in FACTS if name not in said]:
-        raise FedDPError(f"{file} does not say its {', '.join(lacking)}; it is no network that feddp run left")
+        raise InputError(f"{file} does not say its {', '.join(lacking)}; it is no network that feddp run left")
     if said.get("method", "fedavg") not in METHODS:
-        raise FedDPError(f"{file}: unknown method {short(said['method'])!r}; the methods are {', '.join(METHODS)}")
+        raise InputError(f"{file}: unknown method {short(said['method'])!r}; the methods are {', '.join(METHODS)}")
     return Metadata.of(file, said)
 
 
 def refuse_layers(facts: Mapping[str, str], state: Collection[str], shared: Collection[str], run: Path) -> None:
-    """FedDPError where a network of `facts` with the tensors `state` has added layers that are not `shared`."""
+    """InputError where a network of `facts` with the tensors `state` has added layers that are not `shared`."""
     plain = _metadata({name: facts[name] for name in FACTS}).outline()
     if own := [name for name in state if name not in plain and name not in shared]:
-        raise FedDPError(
+        raise InputError(
             f"{run}: {facts.get('method')} gives every site layers of its own ({own[0]}, ...), which nobody outside has;"
             " adapt a run whose added layers, if any, are shared"
         )
@@ -163,7 +163,7 @@ def completed(shared: Tensors, personal: Mapping[str, Tensors]) -> Tensors:
     queries), which the server never had, the mean of the personal models'.
 
     Raises:
-        FedDPError: there is no personal model, or the names of two differ.
+        InputError: there is no personal model, or the names of two differ.
     """
     own = {site: {key: value for key, value in state.items() if key not in shared} for site, state in personal.items()}
     return shared | average(own, dict.fromkeys(own, 1.0))

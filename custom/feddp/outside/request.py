@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.outside.adapt import Settings, read_settings
 from feddp.outside.hospital import Request
 from feddp.outside.models import GLOBAL
@@ -17,7 +17,7 @@ class OutsideRequest:
     """Donors give their networks of the finished job `job` to the newcomer, which adapts them `how` (`feddp.outside.ways`).
 
     Raises:
-        FedDPError: a name or the job's id is none, there is no such way, or a setting is unknown or out of range.
+        InputError: a name or the job's id is none, there is no such way, or a setting is unknown or out of range.
     """
 
     newcomer: str
@@ -29,16 +29,16 @@ class OutsideRequest:
 
     def __post_init__(self):
         if not isinstance(self.donors, list | tuple) or not self.donors:
-            raise FedDPError(f"donors={self.donors!r} is not a list of sites; name a donor")
+            raise InputError(f"donors={self.donors!r} is not a list of sites; name a donor")
         for site in self.sites:
             require_name("newcomer" if site is self.newcomer else "donors", site)
         if GLOBAL in self.sites:
-            raise FedDPError(f"a site called {GLOBAL!r} cannot take part: that is the global model's name; give it another")
+            raise InputError(f"a site called {GLOBAL!r} cannot take part: that is the global model's name; give it another")
         if len(set(self.sites)) < len(self.sites):
-            raise FedDPError(f"newcomer={self.newcomer} donors={','.join(self.donors)}: a site is named twice; correct them")
+            raise InputError(f"newcomer={self.newcomer} donors={','.join(self.donors)}: a site is named twice; correct them")
         require_job_id(self.job)
         if not isinstance(self.how, str) or type(self.score) is not bool or not isinstance(self.settings, Mapping):
-            raise FedDPError("how, settings and score are a text, names with values, and true or false; correct them")
+            raise InputError("how, settings and score are a text, names with values, and true or false; correct them")
         object.__setattr__(self, "donors", tuple(sorted(self.donors)))
         values = asdict(self.request.settings)
         changed = {name: value for name, value in values.items() if value != getattr(Settings(), name)}
@@ -55,10 +55,10 @@ class OutsideRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "OutsideRequest":
-        """A request from a job's JSON. FedDPError where a key is missing or unknown, or a value is out of range."""
+        """A request from a job's JSON. InputError where a key is missing or unknown, or a value is out of range."""
         known = {f.name for f in fields(cls)}
         if not isinstance(data, Mapping) or not {"newcomer", "donors", "job"} <= data.keys() <= known:
-            raise FedDPError(f"a newcomer's request has other keys than {sorted(known)}; export it with `feddp job-outside`")
+            raise InputError(f"a newcomer's request has other keys than {sorted(known)}; export it with `feddp job-outside`")
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 HIDDEN = 64
 MIXES = {"sigmoid": torch.sigmoid, "softmax": partial(torch.softmax, dim=-1)}
@@ -146,15 +146,15 @@ def route(network: nn.Module, stacks: Mapping[str, Tensor], mix: str = "softmax"
         stacks: every tensor of the network by name, (M, ...), M at least 2; kept, not copied, never written to.
 
     Raises:
-        FedDPError: a layer with a weight to multiply by is of none of these types, or its weight is used by another layer too.
+        InputError: a layer with a weight to multiply by is of none of these types, or its weight is used by another layer too.
     """
     network.requires_grad_(False)
     layers = {path: module for path, module in network.named_modules() if type(module) in ROUTED}
     for path, module in network.named_modules():
         if path not in layers and isinstance(module, (nn.Linear, nn.Bilinear, _ConvNd)):
-            raise FedDPError(f"the layer {path} is a {type(module).__name__}, which cannot be routed; choose another --how")
+            raise InputError(f"the layer {path} is a {type(module).__name__}, which cannot be routed; choose another --how")
     if len({id(layer.weight) for layer in layers.values()}) < len(layers):
-        raise FedDPError("two layers of the network share a weight, which cannot be routed; choose another --how")
+        raise InputError("two layers of the network share a weight, which cannot be routed; choose another --how")
     for path, layer in layers.items():
         owner, _, name = path.rpartition(".")
         biases = None if layer.bias is None else stacks[f"{path}.bias"]

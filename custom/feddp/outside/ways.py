@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.outside.adapt import Fit, Report, Settings, entropy_loss, fit, routing_loss, turning_loss
 from feddp.outside.models import GLOBAL, Models
 from feddp.outside.routing import route
@@ -41,7 +41,7 @@ def routing(models: Models, images: Sequence[Tensor], settings: Settings, device
         network = route(models.network(models.mean()), models.stacks, settings.mix).to(device)
     if settings.norm == "batch":
         if not _by_batch(network, images, settings.batch):
-            raise FedDPError("--norm batch: this network has no batch normalisation; leave it out")
+            raise InputError("--norm batch: this network has no batch normalisation; leave it out")
         for layer in network.modules():
             if isinstance(layer, _BatchNorm):
                 layer.requires_grad_(True)
@@ -59,7 +59,7 @@ def tent(models: Models, images: Sequence[Tensor], settings: Settings, device: t
     _by_batch(network, images, settings.batch)
     layers = [m for m in network.modules() if is_normalisation(m)]
     if not any(True for layer in layers for _ in layer.parameters()):
-        raise FedDPError("--how tent: this network's normalisations have no affine parameters; choose another --how")
+        raise InputError("--how tent: this network's normalisations have no affine parameters; choose another --how")
     for layer in layers:
         layer.requires_grad_(True)
     return Adapted([network], fit(network, images, entropy_loss, settings, report))
@@ -75,7 +75,7 @@ def ttt(models: Models, images: Sequence[Tensor], settings: Settings, device: to
     network = models.network(models.state(GLOBAL)).requires_grad_(False).to(device)
     if not hasattr(network, "rotation_head"):
         method = models.facts.get("method", "its method")
-        raise FedDPError(f"--how ttt: {method} trains no rotation head; name a run of `feddp run --method ttt`")
+        raise InputError(f"--how ttt: {method} trains no rotation head; name a run of `feddp run --method ttt`")
     encoder = chosen(network, (ENCODER,))
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in encoder)
@@ -118,7 +118,7 @@ def _by_batch(network: nn.Module, images: Sequence[Tensor], batch: int) -> bool:
     """Lets batch normalisation use the batch's own statistics, in eval mode too; whether there is any.
 
     Raises:
-        FedDPError: the last batch would be one image, of which the deepest layer makes one value a channel.
+        InputError: the last batch would be one image, of which the deepest layer makes one value a channel.
     """
     layers = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     for layer in layers:
@@ -128,7 +128,7 @@ def _by_batch(network: nn.Module, images: Sequence[Tensor], batch: int) -> bool:
             with torch.no_grad():
                 network(images[-1][None].to(next(network.parameters()).device))
         except ValueError as error:  # torch's word for statistics of a single value
-            raise FedDPError(
+            raise InputError(
                 f"{len(images)} images in batches of {batch} leave one alone, too small for a batch's statistics ({error});"
                 " choose another --batch"
             ) from None

@@ -1,6 +1,5 @@
 """Live progress of a run, from the server's progress.jsonl."""
 
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from feddp.files import events_after
 from feddp.methods.plan import Plan
 from feddp.methods.results import WITHHELD
 from feddp.protocol import Kind, spec_of
@@ -37,22 +37,12 @@ class Follower:
             task = bar.add_task(f"{self.plan.method}: starting {len(self.sites)} sites", total=self.plan.rounds)
             while True:
                 last = finished()
-                for event in self._events():
+                events, self._read = events_after(self.path, self._read)
+                for event in events:
                     self._show(event, bar, task)
                 if last:
                     return
                 time.sleep(poll)
-
-    def _events(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
-        with open(self.path, encoding="utf-8") as handle:
-            handle.seek(self._read)
-            lines = handle.readlines()
-            if lines and not lines[-1].endswith("\n"):
-                lines.pop()  # still being written
-            self._read += sum(len(line.encode()) for line in lines)
-        return [json.loads(line) for line in lines]
 
     def _show(self, event: dict[str, Any], bar: Progress, task: Any) -> None:
         kind = event["event"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.flare.bounds import LEAST_SITES
 from feddp.flare.policy import PLAN
 from feddp.jobs import federation_of
@@ -27,10 +27,10 @@ ENVIRONMENTS = {"sim": simulator, "poc": poc}
 
 
 def pairs(settings: Sequence[str]) -> dict[str, str]:
-    """What `--set` was given, by name. FedDPError for what is not key=value."""
+    """What `--set` was given, by name. InputError for what is not key=value."""
     for text in settings:
         if "=" not in text:
-            raise FedDPError(f"--set {text}: write key=value")
+            raise InputError(f"--set {text}: write key=value")
     return dict(text.split("=", 1) for text in settings)
 
 
@@ -60,23 +60,23 @@ class Options:
         """The plan for these sites, whose channels, classes and labels are `facts`.
 
         Raises:
-            FedDPError: an option is unknown, cannot be read or contradicts another; or as `initial`.
+            InputError: an option is unknown, cannot be read or contradicts another; or as `initial`.
         """
         values: dict[str, Any] = pairs(self.settings)
         values.setdefault("min_sites", min(LEAST_SITES, len(sites)))  # what hospitals ask of a job (`flare.bounds`)
         if self.method not in METHODS:
-            raise FedDPError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
+            raise InputError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         stages = METHODS[self.method].stages
         if self.then is not None:
             if self.then != "igc":
-                raise FedDPError(f"--then {self.then}: the only stage that can follow is igc")
+                raise InputError(f"--then {self.then}: the only stage that can follow is igc")
             stages = tuple(dict.fromkeys((*stages, CALIBRATE)))
         epochs = self.calibration_epochs
         if epochs is not None and not {HEADS, CALIBRATE} & set(stages):
-            raise FedDPError(f"--calibration-epochs {epochs}: {self.method} has no calibration; append it with --then igc")
+            raise InputError(f"--calibration-epochs {epochs}: {self.method} has no calibration; append it with --then igc")
         if epochs == 0:
             if self.then is not None:
-                raise FedDPError("--then igc asks for the calibration, --calibration-epochs 0 leaves it out; drop one")
+                raise InputError("--then igc asks for the calibration, --calibration-epochs 0 leaves it out; drop one")
             stages = tuple(stage for stage in stages if stage not in (HEADS, CALIBRATE))
         elif epochs is not None:
             values["calibration_epochs"] = epochs
@@ -98,7 +98,7 @@ class Options:
         """The tensors that every participant starts from, where they come from a file or from timm.
 
         Raises:
-            FedDPError: the file does not fit the network, or timm's weights cannot be fetched.
+            InputError: the file does not fit the network, or timm's weights cannot be fetched.
         """
         if self.weights is None:
             return None
@@ -128,14 +128,14 @@ def run_here(
         sites: those that take part; all of them if None.
 
     Raises:
-        FedDPError: an option is wrong, `out` is taken, or the run failed; says which, and where its log is.
+        InputError: an option is wrong, `out` is taken, or the run failed; says which, and where its log is.
     """
     sites, facts = federation_of(data, sites)
     plan = options.plan(facts, sites)
     if threads is not None and env == "poc":
-        raise FedDPError("--threads is the simulator's; in POC mode every site has a process of its own")
+        raise InputError("--threads is the simulator's; in POC mode every site has a process of its own")
     if unknown := sorted(set(without_consent) - set(sites)):
-        raise FedDPError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
+        raise InputError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
     asked_for(device)  # here, not at every site of a federation that has started
     policies = {
         site: {
@@ -150,7 +150,7 @@ def run_here(
     request = Request(plan, policies, out, threads, options.initial(plan))
     if not METHODS[options.method].federated:
         if env == "poc" or threads is not None or without_consent:
-            raise FedDPError(
+            raise InputError(
                 f"{options.method} runs outside FLARE, in one process: no --env poc, --threads or --without-consent"
             )
         return pooled.run(request)

@@ -13,6 +13,7 @@ import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from feddp.errors import FedDPError
+from feddp.files import PROGRESS
 from feddp.provision import POLICY
 from feddp.run.session import Request
 from feddp.run.simulator import stop
@@ -29,7 +30,7 @@ class PocJob:
         self.log = kits / SERVER / "log.txt"
         with self._spoken():
             self.id = session.submit_job(str(job.resolve()))
-        self.progress = kits / SERVER / self.id / "progress.jsonl"
+        self.progress = kits / SERVER / self.id / PROGRESS
         self._checked, self._status = 0.0, ""
 
     def finished(self) -> bool:

@@ -1,6 +1,5 @@
 """A run without a federation: all sites' images in one place, one process, no FLARE. For the method `centralized`."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
+from feddp.files import PROGRESS, append_event, site_folder
 from feddp.flare.numbers import rounded
 from feddp.methods.results import gathered
 from feddp.methods.site import Site
@@ -34,7 +34,7 @@ def run(request: Request) -> dict[str, Any]:
     """Trains one network on all images; measures it at every site; leaves in `request.out` what a federation's run leaves.
 
     Raises:
-        FedDPError: the folder is taken, or a site's data do not fit the plan.
+        InputError: the folder is taken, or a site's data do not fit the plan.
     """
     plan, out = request.plan, request.out
     fresh(out)
@@ -48,7 +48,7 @@ def run(request: Request) -> dict[str, Any]:
 
     def note(round: int, scores: dict[str, float]) -> None:
         nonlocal best, best_iou
-        _record(out, "answer", site="pool", task="score", round=round, scalars=scores)
+        append_event(out / PROGRESS, "answer", site="pool", task="score", round=round, scalars=scores)
         iou = rounded("iou", scores["iou"])  # as a federation's server compares its rounds
         if iou > best_iou:
             best, best_iou = round, iou
@@ -59,7 +59,7 @@ def run(request: Request) -> dict[str, Any]:
         if t:
             note(t, {name: metrics[name] for name in ("dice", "iou")})
         seconds = time.monotonic() - started
-        _record(out, "round", round=t + 1, of=plan.rounds, seconds=seconds)
+        append_event(out / PROGRESS, "round", round=t + 1, of=plan.rounds, seconds=seconds)
         console.print(f"round {t + 1}/{plan.rounds} ({seconds:.1f} s)  loss: {metrics['loss']:.3f}")
     note(plan.rounds, pool.adopt({}, plan.rounds))
     start = plan.rounds if plan.start == "last" else best
@@ -71,10 +71,5 @@ def run(request: Request) -> dict[str, Any]:
         site = Site(name, folder, plan, Store(out / "workspace" / name), device)
         site.store.write(START, network, **facts | {"site": name})
         sites[name] = {when: summary for when, summary in site.evaluate().items() if when != "peers"}
-        bring_home(site.store.folder, out / "sites" / name)
+        bring_home(site.store.folder, site_folder(out, name))
     return finish(out, gathered(plan, sites, start, best))
-
-
-def _record(out: Path, event: str, **facts: Any) -> None:
-    with open(out / "progress.jsonl", "a", encoding="utf-8") as handle:
-        handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")

@@ -1,6 +1,5 @@
 """A run on this machine: export, start, follow, gather. What differs between the environments is in theirs."""
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +13,27 @@ from torch import Tensor
 from feddp import jobs
 from feddp.data.folder import refuse_occupied
 from feddp.errors import FedDPError
+from feddp.files import (
+    CASES,
+    IMAGES,
+    NETWORK,
+    PROGRESS,
+    RECORD,
+    RESULTS,
+    RESULTS_TABLE,
+    SHARED,
+    read_events,
+    site_folder,
+    write_json,
+    write_text,
+)
 from feddp.flare.persistor import BEST, LATEST
 from feddp.flare.policy import SitePolicy
+from feddp.limits import RESULTS_BYTES
 from feddp.methods.plan import Plan
-from feddp.methods.results import RESULTS, SHARED
 from feddp.methods.site import last_network
 from feddp.networks.header import outline
+from feddp.reading import read_json
 from feddp.report import write_markdown
 from feddp.run.follow import Follower
 
@@ -80,15 +94,15 @@ def run(request: Request, environment: Environment, name: str) -> dict:
         if not succeeded or not results.exists():
             raise FedDPError(f"the job failed: {_first_error(running, request.sites, server)}; log: {running.log}")
         for site in request.sites:
-            bring_home(running.store(site), out / "sites" / site)
-        shutil.copy(server / "progress.jsonl", out / "progress.jsonl")
-        content = json.loads(results.read_text())
+            bring_home(running.store(site), site_folder(out, site))
+        shutil.copy(server / PROGRESS, out / PROGRESS)
+        content = read_json(results, RESULTS_BYTES)
         shutil.copy(handed_on(server, content["start_round"]), out / SHARED)
     return finish(out, content)
 
 
 def fresh(out: Path) -> None:
-    """Makes the folder of a run, which gets every site's own network, for its owner alone. FedDPError where it is not empty."""
+    """Makes the folder of a run, which gets every site's own network, for its owner alone. InputError where it is not empty."""
     refuse_occupied([out])
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
@@ -96,10 +110,8 @@ def fresh(out: Path) -> None:
 
 def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
     """Writes a run's results for people and, last of all, for programs: where results.json is, the run is whole."""
-    (out / "results.md").write_text(write_markdown(results), encoding="utf-8")
-    part = out / "results.part"
-    part.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    part.replace(out / RESULTS)
+    write_text(out / RESULTS_TABLE, write_markdown(results))
+    write_json(out / RESULTS, results)
     return results
 
 
@@ -107,8 +119,8 @@ def bring_home(store: Path, home: Path) -> None:
     """Copies what a person wants of a site's own files: its last network, its metrics by image and by case, its log."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if network := last_network(store):
-        shutil.copy(network, home / "network.safetensors")
-    for name in ("images.csv", "cases.csv", "record.jsonl"):
+        shutil.copy(network, home / NETWORK)
+    for name in (IMAGES, CASES, RECORD):
         if (store / name).exists():
             shutil.copy(store / name, home / name)
 
@@ -123,10 +135,10 @@ def handed_on(server: Path, round: int) -> Path:
 
 def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:
     """What ended the run: a site's own words on the last task it was asked, otherwise the server's, otherwise the log's."""
-    path = server / "progress.jsonl"
-    events = _events(path if path.exists() else running.progress)
+    path = server / PROGRESS
+    events = read_events(path if path.exists() else running.progress)
     asked = max((e["time"] for e in events if e["event"] == "ask"), default=0.0)
-    records = [e | {"site": site} for site in sites for e in _events(running.store(site) / "record.jsonl")]
+    records = [e | {"site": site} for site in sites for e in read_events(running.store(site) / RECORD)]
     errors = sorted((e for e in records if e["event"] == "error" and e["time"] >= asked), key=lambda e: e["time"])
     if errors:
         return f"{errors[0]['site']}: {errors[0]['message']}"
@@ -138,7 +150,3 @@ def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:
             if "ERROR" in line or "Error:" in line:
                 return line.strip()
     return "it ended without results and without an error message"
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

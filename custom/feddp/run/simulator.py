@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from feddp.files import PROGRESS, write_text
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SIMULATED
 from feddp.provision import restrict
@@ -23,7 +24,7 @@ class Simulation:
 
     def __init__(self, process: subprocess.Popen, workspace: Path, log: Path):
         self.process, self.workspace, self.log = process, workspace, log
-        self.progress = self._server / "progress.jsonl"
+        self.progress = self._server / PROGRESS
 
     @property
     def _server(self) -> Path:
@@ -45,7 +46,7 @@ def simulator(request: Request, job: Path) -> Iterator[Simulation]:
     workspace = request.out.resolve() / "workspace"
     (workspace / "local").mkdir(parents=True)
     classes = sorted([*SERVER_CLASSES.values(), *SITE_CLASSES.values()])
-    (workspace / "local" / "resources.json").write_text(json.dumps(restrict({"format_version": 2}, classes), indent=2))
+    write_text(workspace / "local" / "resources.json", json.dumps(restrict({"format_version": 2}, classes), indent=2))
     log = request.out / "simulator.log"
     threads = min(request.threads or len(request.sites), len(request.sites))
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job.resolve())]

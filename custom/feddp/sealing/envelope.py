@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import SealingError
 from feddp.sealing.identity import Identity, fingerprint, signed, wrap
 from feddp.sealing.introduction import Peer
 
@@ -64,11 +64,11 @@ def unseal(identity: Identity, sender: str, envelope: bytes, facts: Facts, chall
     """The tensors that `sender` sealed for this site, after `challenge`, for exactly these facts.
 
     Raises:
-        FedDPError: any of that is not so.
+        SealingError: any of that is not so.
     """
 
-    def refuse(why: str) -> FedDPError:
-        return FedDPError(f"site {identity.name}: the envelope of {sender} {why}; nothing of it was used")
+    def refuse(why: str) -> SealingError:
+        return SealingError(f"site {identity.name}: the envelope of {sender} {why}; nothing of it was used")
 
     said, header, ciphertext, signature = _parts(sender, envelope)
     certificate = identity.accept(sender, str(said.get("certificate")))
@@ -97,11 +97,11 @@ def recipients_of(sender: str, envelope: bytes) -> list[str]:
     """For whom an envelope says that it is: all that a relay needs to know. Nothing of it is verified.
 
     Raises:
-        FedDPError: it is no envelope of `sender`.
+        SealingError: it is no envelope of `sender`.
     """
     said = _parts(sender, envelope)[0]
     if said.get("sender") != sender:
-        raise FedDPError(f"site {sender}: its envelope says that it is another site's")
+        raise SealingError(f"site {sender}: its envelope says that it is another site's")
     return sorted(said["recipients"])
 
 
@@ -118,7 +118,7 @@ def _parts(sender: str, envelope: bytes) -> tuple[dict[str, Any], bytes, bytes, 
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
-        raise FedDPError(f"site {sender}: what it sent is no sealed envelope")
+        raise SealingError(f"site {sender}: what it sent is no sealed envelope")
     return said, header, ciphertext, envelope[start + sum(sizes) :]
 
 

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from feddp.errors import FedDPError
+from feddp.errors import SealingError
 from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid, role_of
 
 CLIENT = "client"  # the role in a site's certificate, where `nvflare cert approve` wrote one
@@ -32,11 +32,11 @@ class Identity:
         """From the files of a startup kit, in which `feddp.kit` has found nothing wrong.
 
         Raises:
-            FedDPError: the key is not an RSA key, which is what FLARE makes.
+            SealingError: the key is not an RSA key, which is what FLARE makes.
         """
         own = load_pem_private_key(key.read_bytes(), password=None)
         if not isinstance(own, rsa.RSAPrivateKey):
-            raise FedDPError(f"{key} is no RSA key; have the kit made anew by `nvflare provision` or `nvflare cert request`")
+            raise SealingError(f"{key} is no RSA key; have the kit made anew by `nvflare provision` or `nvflare cert request`")
         certificates = [x509.load_pem_x509_certificate(path.read_bytes()) for path in (certificate, root)]
         return cls(name, certificates[0], own, certificates[1], server)
 
@@ -49,7 +49,7 @@ class Identity:
         """The certificate that was shown for the site `name`, if it is that site's and no one else's.
 
         Raises:
-            FedDPError: it is not of this site's root, in date, of that name, and a site's: the server's own and people's
+            SealingError: it is not of this site's root, in date, of that name, and a site's: the server's own and people's
                 are of the same root, and whoever holds one of those keys must not be taken for a hospital.
         """
         try:
@@ -58,7 +58,7 @@ class Identity:
         except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
             wrong = f"cannot be read ({error})"
         if wrong:
-            raise FedDPError(f"the certificate shown for site {name} {wrong}; have {name} check its kit (feddp kit check)")
+            raise SealingError(f"the certificate shown for site {name} {wrong}; have {name} check its kit (feddp kit check)")
         return certificate
 
     def _wrong(self, name: str, certificate: x509.Certificate) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cryptography import x509
 
-from feddp.errors import FedDPError
+from feddp.errors import SealingError
 from feddp.sealing.identity import Identity, signed
 
 CHALLENGE = 32  # bytes, drawn anew for every introduction: an envelope that answers it was made after it
@@ -37,18 +37,18 @@ def meet(identity: Identity, name: str, introduction: bytes, job: str, exchange:
     """The peer that an introduction is of.
 
     Raises:
-        FedDPError: it is not the introduction of `name` to this exchange of this job, or its certificate is no good.
+        SealingError: it is not the introduction of `name` to this exchange of this job, or its certificate is no good.
     """
     try:
         said = json.loads(introduction)
         statement, pem, signature = said["statement"], str(said["certificate"]), bytes.fromhex(said["signature"])
         challenge = str(statement["challenge"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise FedDPError(f"what was shown for site {name} is no introduction; nothing is sealed for it") from None
+        raise SealingError(f"what was shown for site {name} is no introduction; nothing is sealed for it") from None
     certificate = identity.accept(name, pem)
     wanted = {"site": name, "job": job, "exchange": exchange, "challenge": challenge}
     if statement != wanted or not signed(certificate, signature, _signed_part(statement)):
-        raise FedDPError(f"site {name} did not sign the introduction to this exchange that was shown for it")
+        raise SealingError(f"site {name} did not sign the introduction to this exchange that was shown for it")
     return Peer(name, certificate, challenge)
 
 

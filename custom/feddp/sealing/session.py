@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import SealingError
 from feddp.sealing.envelope import Facts, seal, unseal
 from feddp.sealing.identity import Identity
 from feddp.sealing.introduction import LIMIT, Peer, introduce, meet
@@ -55,7 +55,7 @@ class Session:
             recipients: the sites that this one's policy names; None where it names all of the project.
 
         Raises:
-            FedDPError: one of those that the policy names was not introduced by itself. Nothing will be sealed.
+            SealingError: one of those that the policy names was not introduced by itself. Nothing will be sealed.
         """
         self._met.next = None
         wanted = [site for site in sorted(introductions) if site != self.identity.name]
@@ -71,27 +71,29 @@ class Session:
         """The tensors, sealed for those this site has just met for this task; nothing where these are none.
 
         Raises:
-            FedDPError: it has met nobody for this task.
+            SealingError: it has met nobody for this task.
         """
         facts, peers = self._met.next or (None, [])
         self._met.next = None
         if facts is None or facts.task != task:
-            raise FedDPError(f"site {self.identity.name}: nobody was introduced for {task}; nothing was sent")
+            raise SealingError(f"site {self.identity.name}: nobody was introduced for {task}; nothing was sent")
         return {SEALED: as_tensor(seal(self.identity, facts, peers, tensors))} if peers else {}
 
     def open(self, exchange: str, task: str, epoch: int, received: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensors]:
         """What the peers sealed for this site, by peer.
 
         Raises:
-            FedDPError: one of them did not, or what it sealed was opened before.
+            SealingError: one of them did not, or what it sealed was opened before.
         """
         opened = {}
         for peer, tensors in received.items():
             envelope = as_bytes(peer, SEALED, tensors)
             if exchange not in self._challenges:
-                raise FedDPError(f"site {self.identity.name}: it was sent an envelope of {peer} and has not introduced itself")
+                raise SealingError(
+                    f"site {self.identity.name}: it was sent an envelope of {peer} and has not introduced itself"
+                )
             if epoch <= self._opened.get((peer, task), -1):
-                raise FedDPError(
+                raise SealingError(
                     f"site {self.identity.name}: an envelope of {peer} for {task} of epoch {epoch} or later was opened before"
                 )
             facts = Facts(self.job, task, epoch)
@@ -109,11 +111,13 @@ def as_bytes(site: str, name: str, tensors: Mapping[str, Tensor], limit: float =
     """The inverse of `as_tensor`, of the one tensor that a site may send.
 
     Raises:
-        FedDPError: there is another, or what there is are no bytes, or more of them than `limit`.
+        SealingError: there is another, or what there is are no bytes, or more of them than `limit`.
     """
     value = tensors.get(name)
     if tensors.keys() != {name} or not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.ndim != 1:
-        raise FedDPError(f"site {site}: of it, {name} bytes alone may travel here, and these are {len(tensors)} other tensors")
+        raise SealingError(
+            f"site {site}: of it, {name} bytes alone may travel here, and these are {len(tensors)} other tensors"
+        )
     if value.numel() > limit:
-        raise FedDPError(f"site {site}: its {name} bytes are {value.numel()}, more than the {limit} there can be")
+        raise SealingError(f"site {site}: its {name} bytes are {value.numel()}, more than the {limit} there can be")
     return value.cpu().numpy().tobytes()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.training.loop import Batch, BatchLoss, adamw, copy_of, fit_epoch, predict
 from feddp.training.losses import auxiliary_loss, inconsistency, inconsistency_std
 from feddp.training.metrics import measure, summarize
@@ -79,7 +79,7 @@ def with_inconsistency(
             name; "live" adds the peers' maps, `peers` ((K-1)·C,H,W).
     """
     if not peers:
-        raise FedDPError("a site without a peer has no inconsistency; it is tuned with λ = 0")
+        raise InputError("a site without a peer has no inconsistency; it is tuned with λ = 0")
     own_state = copy_of(network)
 
     def maps_of(state: Mapping[str, Tensor]) -> Tensor:

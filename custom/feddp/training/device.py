@@ -2,7 +2,7 @@
 
 import torch
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 
 def usable(name: str, called: str, remedy: str) -> torch.device:
@@ -13,15 +13,15 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
         remedy: what the error says to do.
 
     Raises:
-        FedDPError: it is not there.
+        InputError: it is not there.
     """
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise FedDPError(f"{called} {name} cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
+        raise InputError(f"{called} {name} cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
     return torch.device(name)
 
 
 def asked_for(name: str) -> torch.device:
-    """The device of a command's --device. FedDPError where it is not there."""
+    """The device of a command's --device. InputError where it is not there."""
     return usable(name, "--device", "say cpu, cuda or cuda:N")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.data.loading import batches
-from feddp.errors import FedDPError, Stopped
+from feddp.errors import InputError, Stopped
 from feddp.training.seeds import seed_of, seeded
 from feddp.training.settings import Training
 
@@ -39,7 +39,7 @@ def fit_epoch(
     it; bfloat16 has float32's range, so the loss needs no scaling. Other devices compute in float32.
 
     Raises:
-        FedDPError: the loss is not finite (the learning rate is too high, or the data are broken).
+        InputError: the loss is not finite (the learning rate is too high, or the data are broken).
         Stopped: `stopped()` said so.
     """
     device = next(network.parameters()).device
@@ -63,7 +63,7 @@ def fit_epoch(
             after()
     mean = torch.stack(losses).mean().item()
     if mean != mean or mean in (float("inf"), float("-inf")):
-        raise FedDPError(f"the training loss is {mean}; lower lr (now {optimizer.param_groups[0]['lr']}) or check the data")
+        raise InputError(f"the training loss is {mean}; lower lr (now {optimizer.param_groups[0]['lr']}) or check the data")
     return mean
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,20 +40,20 @@ LOSSES: dict[str, Loss] = {DEFAULT: dice_ce, "dice": dice}
 
 
 def segmentation_loss(kind: str = DEFAULT) -> Loss:
-    """The loss `kind`, a function (logits, mask) -> scalar. FedDPError for an unknown kind."""
+    """The loss `kind`, a function (logits, mask) -> scalar. InputError for an unknown kind."""
     if kind not in LOSSES:
-        raise FedDPError(f"unknown loss '{kind}'; the losses are {', '.join(LOSSES)}")
+        raise InputError(f"unknown loss '{kind}'; the losses are {', '.join(LOSSES)}")
     return LOSSES[kind]
 
 
 def inconsistency(own: Tensor, others: Tensor) -> Tensor:
     """Eq. 7: δ = 1/(K−1) Σ_{j≠k} (ŷ^k − ŷ^j)², per pixel and class.
 
-    own (B, C, H, W) and others (K−1, B, C, H, W), probabilities -> (B, C, H, W), in [0, 1]. FedDPError where there is
+    own (B, C, H, W) and others (K−1, B, C, H, W), probabilities -> (B, C, H, W), in [0, 1]. InputError where there is
     no other site, or the shapes differ (which would broadcast unnoticed).
     """
     if others.shape[1:] != own.shape or len(others) == 0:
-        raise FedDPError(
+        raise InputError(
             f"inconsistency needs at least one other site's maps, each shaped {tuple(own.shape)}, "
             f"not {tuple(others.shape)}; a site without peers is calibrated with weight 0"
         )
@@ -76,7 +76,7 @@ def auxiliary_loss(logits: Tensor, mask: Tensor, delta: Tensor) -> Tensor:
     released code computes. Taken from logits, it is finite however sure the network is. The mean is over (B, C, H, W).
     """
     if delta.shape != logits.shape:
-        raise FedDPError(f"δ is {tuple(delta.shape)}, the logits are {tuple(logits.shape)}; both must be (B, C, H, W)")
+        raise InputError(f"δ is {tuple(delta.shape)}, the logits are {tuple(logits.shape)}; both must be (B, C, H, W)")
     entropy = F.binary_cross_entropy_with_logits(logits.float(), mask.float(), reduction="none")
     return (delta.detach() * entropy).mean()
 

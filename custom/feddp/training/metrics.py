@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 METRICS = ("dice", "iou", "hd", "hd95", "assd")
 THRESHOLD = 0.5
@@ -27,11 +27,11 @@ Row = dict[str, float]
 def measure(probabilities: Tensor, mask: Tensor) -> list[Row]:
     """METRICS of every image of a batch, each the mean over its classes.
 
-    probabilities and mask (B, C, H, W); a pixel is foreground above 0.5. FedDPError where shapes differ or a
+    probabilities and mask (B, C, H, W); a pixel is foreground above 0.5. InputError where shapes differ or a
     probability is not finite (which would pass for background).
     """
     if probabilities.shape != mask.shape or mask.ndim != 4:
-        raise FedDPError(f"predictions {tuple(probabilities.shape)} and masks {tuple(mask.shape)} must be (B, C, H, W)")
+        raise InputError(f"predictions {tuple(probabilities.shape)} and masks {tuple(mask.shape)} must be (B, C, H, W)")
     rows = [measure_classes(p, m) for p, m in zip(probabilities, mask, strict=True)]
     return [{metric: float(np.mean([row[metric] for row in classes])) for metric in METRICS} for classes in rows]
 
@@ -45,7 +45,7 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
     A boundary is the pixels of a mask with one of its four neighbours outside it, or outside the image.
     """
     if probabilities.shape != mask.shape or mask.ndim != 3:
-        raise FedDPError(f"prediction {tuple(probabilities.shape)} and mask {tuple(mask.shape)} must both be (C, H, W)")
+        raise InputError(f"prediction {tuple(probabilities.shape)} and mask {tuple(mask.shape)} must both be (C, H, W)")
     from monai.metrics import compute_dice, compute_iou
 
     predicted, truth = foreground(probabilities), (mask > THRESHOLD).cpu()
@@ -55,19 +55,19 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
 
 
 def foreground(probabilities: Tensor) -> Tensor:
-    """Where a probability is above one half: boolean, on the CPU. FedDPError where one is not finite."""
+    """Where a probability is above one half: boolean, on the CPU. InputError where one is not finite."""
     if not torch.isfinite(probabilities).all():
-        raise FedDPError("predictions are not finite; the network has diverged: lower the learning rate")
+        raise InputError("predictions are not finite; the network has diverged: lower the learning rate")
     return (probabilities > THRESHOLD).cpu()
 
 
 def summarize(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """{metric: {"mean", "std", "n"}} over rows with the same metrics. FedDPError where there are no rows.
+    """{metric: {"mean", "std", "n"}} over rows with the same metrics. InputError where there are no rows.
 
     std is the population's (ddof 0), as in the papers' Average columns.
     """
     if not rows:
-        raise FedDPError("there is nothing to summarize: no image was measured")
+        raise InputError("there is nothing to summarize: no image was measured")
     columns = {metric: np.array([row[metric] for row in rows], dtype=float) for metric in rows[0]}
     return {
         metric: {"mean": float(column.mean()), "std": float(column.std()), "n": len(column)}

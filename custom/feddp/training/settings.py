@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 T = TypeVar("T")
 
@@ -76,32 +76,32 @@ class Calibration:
 def require_positive(settings: Any, *names: str) -> None:
     for name in names:
         if not 0 < getattr(settings, name) < math.inf:  # nor is nan
-            raise FedDPError(f"{key(name)}={getattr(settings, name)} must be a number above 0; correct {key(name)}")
+            raise InputError(f"{key(name)}={getattr(settings, name)} must be a number above 0; correct {key(name)}")
 
 
 def require_not_negative(settings: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(settings, name) < math.inf:  # nor is nan
-            raise FedDPError(f"{key(name)}={getattr(settings, name)} must be a number of at least 0; correct {key(name)}")
+            raise InputError(f"{key(name)}={getattr(settings, name)} must be a number of at least 0; correct {key(name)}")
 
 
 def require_most(name: str, value: float, most: float) -> None:
-    """FedDPError for a number that no run needs, and that would keep a machine busy for ever or fill it."""
+    """InputError for a number that no run needs, and that would keep a machine busy for ever or fill it."""
     if value > most:
-        raise FedDPError(f"{name}={value}: at most {most:.15g}; lower {name}")
+        raise InputError(f"{name}={value}: at most {most:.15g}; lower {name}")
 
 
 def require_name(what: str, value: Any) -> None:
-    """FedDPError for what is no plain name of at most 64 characters."""
+    """InputError for what is no plain name of at most 64 characters."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise FedDPError(
+        raise InputError(
             f"{what} {str(value)[:80]!r} is no name of at most 64 letters, digits, spaces and '_', '.', '+', '-'; correct it"
         )
 
 
 def require_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
     if getattr(settings, name) not in choices:
-        raise FedDPError(f"{key(name)}={getattr(settings, name)!r} is not one of {', '.join(choices)}; choose one of them")
+        raise InputError(f"{key(name)}={getattr(settings, name)!r} is not one of {', '.join(choices)}; choose one of them")
 
 
 def key(field: str) -> str:
@@ -123,7 +123,7 @@ def from_settings(cls: type[T], settings: Mapping[str, Any]) -> T:
     """An instance of `cls` from the entries of `settings` that are its own; strings are read as the field's type.
 
     Raises:
-        FedDPError: a value cannot be read as its field's type, or is out of range.
+        InputError: a value cannot be read as its field's type, or is out of range.
     """
     hints = typing.get_type_hints(cls)
     given = {f.name: _read(key(f.name), settings[key(f.name)], hints[f.name]) for f in fields(cls) if key(f.name) in settings}
@@ -151,7 +151,7 @@ def _read(name: str, value: Any, kind: Any) -> Any:
             raise ValueError
         return kind(value)
     except (KeyError, ValueError, TypeError, OverflowError):
-        raise FedDPError(f"{name}={value!r} cannot be read as {getattr(kind, '__name__', kind)}; correct the value") from None
+        raise InputError(f"{name}={value!r} cannot be read as {getattr(kind, '__name__', kind)}; correct the value") from None
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:

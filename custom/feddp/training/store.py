@@ -13,7 +13,6 @@ record.jsonl              the log of rounds: it never leaves
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError, PolicyError
+from feddp.files import RECORD, append_event, write_text
 from feddp.limits import STORED_BYTES
 from feddp.networks.weights import read_network, save_network
 
@@ -61,29 +61,27 @@ class Store:
         the same id, its rule would decide over what this one keeps private.
 
         Raises:
-            FedDPError: the folder is another plan's, or holds tensors and does not say whose.
+            PolicyError: the folder is another plan's, or holds tensors and does not say whose.
         """
         path, said = self.folder / _PLAN, json.dumps(plan, indent=2, sort_keys=True) + "\n"
         if path.exists():
             first, now = json.loads(path.read_text(encoding="utf-8")), json.loads(said)
             if wrong := sorted(key for key in first.keys() | now.keys() if first.get(key) != now.get(key)):
                 key = wrong[0]
-                raise FedDPError(
+                raise PolicyError(
                     f"{self.folder} is that of a job with {key}={first.get(key)!r}, and this job of the same id says"
                     f" {now.get(key)!r}: it is not let near what is stored here; submit it as a new job"
                 )
         elif any(self.folder.glob("*.safetensors")):
-            raise FedDPError(f"{self.folder} holds tensors and does not say of which plan; submit the job anew")
+            raise PolicyError(f"{self.folder} holds tensors and does not say of which plan; submit the job anew")
         else:
-            part = path.with_suffix(".part")
-            part.write_text(said, encoding="utf-8")
-            os.replace(part, path)
+            write_text(path, said)
 
     def write(self, name: str, tensors: Mapping[str, Tensor], **metadata: str) -> None:
         save_network(self._path(name), tensors, metadata)
 
     def read(self, name: str) -> tuple[Tensors, dict[str, str]]:
-        """The tensors and the metadata of `name`.safetensors; FedDPError where it is missing or broken."""
+        """The tensors and the metadata of `name`.safetensors; InputError where it is missing or broken."""
         return read_network(self._path(name), STORED_BYTES)
 
     def _path(self, name: str) -> Path:
@@ -128,8 +126,7 @@ class Store:
 
     def record(self, event: str, **facts: Any) -> None:
         """Appends a line to this site's own log, with the time."""
-        with open(self.folder / "record.jsonl", "a", encoding="utf-8") as handle:
-            handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+        append_event(self.folder / RECORD, event, **facts)
 
 
 def together(tensors: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
@@ -163,6 +160,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, network: nn.Module, tens
 
 
 def require_job_id(job: str) -> None:
-    """FedDPError for what is no job's id, and would lead out of the site's folder of jobs."""
+    """InputError for what is no job's id, and would lead out of the site's folder of jobs."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", str(job)):
-        raise FedDPError(f"{job!r} is no job's id; say that of the finished run")
+        raise InputError(f"{job!r} is no job's id; say that of the finished run")

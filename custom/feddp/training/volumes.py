@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.training.metrics import THRESHOLD, Row, foreground
 
 VOLUME_METRICS = ("dice", "iou")
@@ -21,11 +21,11 @@ def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str]) 
     measured over all the voxels of a case: slices weigh by what is in them, unlike in a mean over slices. Where prediction and
     mask of a class are both empty in the whole case, dice = iou = 1; where exactly one is, 0. Voxels count alike, whatever
     the slices' distance. `feddp.training.metrics.summarize(list(result.values()))` is the mean over cases.
-    FedDPError where shapes differ, a slice has no case, or a probability is not finite.
+    InputError where shapes differ, a slice has no case, or a probability is not finite.
     """
     if probabilities.shape != masks.shape or masks.ndim != 4 or len(cases) != len(masks):
         shapes = f"predictions {tuple(probabilities.shape)}, masks {tuple(masks.shape)} and {len(cases)} cases"
-        raise FedDPError(f"{shapes}: predictions and masks must be (N, C, H, W), with a case for each of the N slices")
+        raise InputError(f"{shapes}: predictions and masks must be (N, C, H, W), with a case for each of the N slices")
     from monai.metrics import compute_dice, compute_iou
 
     predicted, truth = foreground(probabilities), (masks > THRESHOLD).cpu()

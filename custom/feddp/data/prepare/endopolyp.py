@@ -24,7 +24,7 @@ from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_patients
 from feddp.data.progress import track
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.limits import TABLE_BYTES
 
 
@@ -64,7 +64,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     """Write <out>/Kvasir, ClinicDB, ColonDB and ETIS, and <out>-unseen/PolypGenC1 whose rows are all `test`.
 
     Pixels at size x size, or as published where size is None. The unseen site lies outside `out` so that no federation
-    over `out` can train on it. Returns notes for the user. FedDPError names all sets that are missing at once, masks
+    over `out` can train on it. Returns notes for the user. InputError names all sets that are missing at once, masks
     that are missing, images that two sites share, and targets that are not empty.
     """
     tree = Source(source)
@@ -98,7 +98,7 @@ def _find(tree: Source) -> dict[str, Frames]:
             continue
         named = {stem: layout.mask.format(stem=stem) for stem in images}
         if lost := [images[stem] for stem, mask in named.items() if mask not in masks]:
-            raise FedDPError(f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0]} first. Complete {layout.masks}.")
+            raise InputError(f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0]} first. Complete {layout.masks}.")
         sites[layout.site] = Frames(layout, {stem: (images[stem], masks[mask]) for stem, mask in named.items()})
     tree.demand({f"{site} ({' or '.join(folders)})": site in sites for site, folders in wanted.items()}, "sets")
     return sites
@@ -110,7 +110,7 @@ def _refuse_shared(tree: Source, sites: dict[str, Frames]) -> None:
     for site, name in track(images, "Looking for images that two sites share"):
         other, first = seen.setdefault(hashlib.sha256(tree.read(name)).digest(), (site, name))
         if other != site:
-            raise FedDPError(
+            raise InputError(
                 f"{tree.path}: {first} ({other}) and {name} ({site}) are the same image. "
                 "Put each set's own images under its name."
             )
@@ -125,12 +125,12 @@ def _patients(tree: Source, site: str, frames: Frames) -> tuple[dict[str, str], 
     lines = read_lines(tree.read(min(tables), TABLE_BYTES), Path(min(tables)))
     heads = lines[0] if lines else []
     if not {"png_image_path", "sequence_id"} <= set(heads):
-        raise FedDPError(f"{min(tables)}: no columns png_image_path and sequence_id. Correct it, or remove the file.")
+        raise InputError(f"{min(tables)}: no columns png_image_path and sequence_id. Correct it, or remove the file.")
     image, sequence = heads.index("png_image_path"), heads.index("sequence_id")
     whole = [line for line in lines[1:] if len(line) > max(image, sequence)]
     sequences = {PurePosixPath(line[image]).stem: line[sequence] for line in whole}
     if lost := sorted(set(frames.pairs) - set(sequences)):
-        raise FedDPError(f"{min(tables)}: frame {lost[0]} is not listed. Complete it, or remove the file.")
+        raise InputError(f"{min(tables)}: frame {lost[0]} is not listed. Complete it, or remove the file.")
     return {stem: f"{site}-sequence-{sequences[stem]}" for stem in frames.pairs}, "video sequences of metadata.csv"
 
 

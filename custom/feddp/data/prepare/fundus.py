@@ -16,7 +16,7 @@ from feddp.data.prepare.fundus_layouts import SITES, Eye
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import hold_out, split_patients
 from feddp.data.progress import track
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 CROP = 800  # pixels
 
@@ -24,7 +24,7 @@ CROP = 800  # pixels
 def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     """Write <out>/DrishtiGS, RIMONEr3, REFUGEtrain and REFUGEval; crops at size x size, or as cut where size is None.
 
-    Returns notes for the user. FedDPError names all sets that are missing at once, masks that are missing, a mask
+    Returns notes for the user. InputError names all sets that are missing at once, masks that are missing, a mask
     without a disc, and targets that are not empty.
     """
     tree = Source(source)
@@ -55,12 +55,12 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
 def crop(image: np.ndarray, mask: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The square of CROP pixels (or the shorter side) round the middle of the disc's box, kept inside the image.
 
-    (H, W, 3) and (H, W) -> (s, s, 3) and (s, s). FedDPError, naming `name`, without a disc or where sizes differ.
+    (H, W, 3) and (H, W) -> (s, s, 3) and (s, s). InputError, naming `name`, without a disc or where sizes differ.
     """
     if image.shape[:2] != mask.shape:
-        raise FedDPError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Mend the source.")
+        raise InputError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Mend the source.")
     if not mask.any():
-        raise FedDPError(f"{name}: its mask has no optic disc to crop round. Mend the source.")
+        raise InputError(f"{name}: its mask has no optic disc to crop round. Mend the source.")
     side = min(CROP, *mask.shape)
     window = []
     for axis, length in enumerate(mask.shape):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddp.data.prepare.source import Source
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _read_pair(tree: Source, eye: Eye) -> tuple[np.ndarray, np.ndarray]:
     """Disc and cup as two grey maps; a pixel belongs to one if at least half the raters (or of 255) say so."""
     disc, cup = (tree.grey(name) >= 127.5 for name in eye.masks)
     if disc.shape != cup.shape:
-        raise FedDPError(f"{eye.image}: its disc and cup masks differ in size. Mend the source.")
+        raise InputError(f"{eye.image}: its disc and cup masks differ in size. Mend the source.")
     return tree.rgb(eye.image), np.where(cup, 2, disc).astype("uint8")
 
 

@@ -26,7 +26,7 @@ SLICE = re.compile(r"(?:^|/)kaggle_3m/(TCGA_([^_/]+)_[^_/]+)_\d+/(\1_\d+_\d+)\.t
 def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     """Write <out>/CS, DU, FG and HT; images and masks at size x size, or as published where size is None.
 
-    A patient is TCGA_<site>_<patient>, split by seed. Returns notes for the user. FedDPError where a site or a mask is
+    A patient is TCGA_<site>_<patient>, split by seed. Returns notes for the user. InputError where a site or a mask is
     missing, or where `out` already holds one of the sites.
     """
     tree = Source(source)

@@ -28,7 +28,7 @@ from feddp.data.prepare.nifti import read_axial
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_patients
 from feddp.data.progress import track
-from feddp.errors import FedDPError
+from feddp.errors import InputError
 from feddp.partition import some
 
 FOLDERS = {
@@ -47,7 +47,7 @@ BRIGHT = 0.99  # the quantile that becomes white
 def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     """Write <out>/BIDMC, HK, I2CVB, ISBI, ISBI_15 and UCL; slices at size x size, or as published where size is None.
 
-    A patient is a case, split by seed. Returns notes for the user. FedDPError naming all sources, or images and masks, that
+    A patient is a case, split by seed. Returns notes for the user. InputError naming all sources, or images and masks, that
     are missing, a file that is no volume, a mask that does not fit its image or is empty, and targets that are not empty.
     """
     tree = Source(source)
@@ -55,7 +55,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     tree.demand({" or ".join(FOLDERS[site]): bool(cases) for site, cases in sites.items()}, "sources")
     alone = [name for cases in sites.values() for files in cases.values() if len(files) < 2 for name in files.values()]
     if alone:
-        raise FedDPError(
+        raise InputError(
             f"{tree.path}: {some(alone, 5)} stand alone, an image without segmentation or the other way round. "
             "Complete them, or take them away."
         )
@@ -91,7 +91,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
 
 
 def _find(tree: Source) -> dict[str, dict[str, dict[str, str]]]:
-    """Site -> case -> {"": image, "_segmentation": mask}, in order of the cases. FedDPError where a file is there twice."""
+    """Site -> case -> {"": image, "_segmentation": mask}, in order of the cases. InputError where a file is there twice."""
     names = {folder: site for site, folders in FOLDERS.items() for folder in folders}
     sites: dict[str, dict[str, dict[str, str]]] = {site: {} for site in FOLDERS}
     for name in sorted(tree.names):
@@ -100,7 +100,7 @@ def _find(tree: Source) -> dict[str, dict[str, dict[str, str]]]:
             files = sites[site].setdefault(match[2], {})
             kind = (match[3] or "").lower()
             if kind in files:
-                raise FedDPError(f"{tree.path}: both {files[kind]} and {name} are there. Keep one.")
+                raise InputError(f"{tree.path}: both {files[kind]} and {name} are there. Keep one.")
             files[kind] = name
     return sites
 
@@ -110,8 +110,8 @@ def _pixels(tree: Source, image: str, mask: str) -> tuple[np.ndarray, np.ndarray
     voxels, labels = read_axial(tree, image, mask)
     low, high = voxels.min(), np.quantile(voxels, BRIGHT)
     if low == high:
-        raise FedDPError(f"{tree.path}: {image} has no contrast: all but the brightest hundredth is {low:g}. Mend the source.")
+        raise InputError(f"{tree.path}: {image} has no contrast: all but the brightest hundredth is {low:g}. Mend the source.")
     if not (labels > 0).any():
-        raise FedDPError(f"{tree.path}: {mask} is empty. Mend it, or take the case away.")
+        raise InputError(f"{tree.path}: {mask} is empty. Mend it, or take the case away.")
     grey = np.rint((voxels - low) / (high - low) * 255).clip(0, 255)
     return grey.astype("uint8"), (labels > 0).astype("uint8")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from feddp.archive import AGAIN, Archive
 from feddp.data.pixels import decode
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, MIB
 from feddp.reading import amount, opened
 
@@ -27,20 +27,20 @@ class Source:
     """
 
     def __init__(self, path: Path):
-        """FedDPError where `path` is neither a folder nor a zip, or holds too many files."""
+        """InputError where `path` is neither a folder nor a zip, or holds too many files."""
         self.path = Path(path)
         self._zip = None
         if self.path.is_dir():
             top = self.path.resolve()
             files = list(islice((file for file in top.rglob("*") if file.is_file()), ARCHIVE_FILES + 1))
             if len(files) > ARCHIVE_FILES:
-                raise FedDPError(f"{self.path}: it holds more than {ARCHIVE_FILES} files. Give the data set's own folder.")
+                raise InputError(f"{self.path}: it holds more than {ARCHIVE_FILES} files. Give the data set's own folder.")
             found = (f"{top.name}/{file.relative_to(top).as_posix()}" for file in files)
         elif _is_zip(self.path):
             self._zip = Archive(self.path)
             found = (f"{self.path.stem}/{name}" for name in self._zip.names)
         else:
-            raise FedDPError(f"{self.path}: neither a folder nor a zip. Give the data set as downloaded.")
+            raise InputError(f"{self.path}: neither a folder nor a zip. Give the data set as downloaded.")
         # Mac archives carry a shadow "._name" of every file.
         self.names = frozenset(n for n in found if not PurePosixPath(n).name.startswith("."))
 
@@ -50,22 +50,22 @@ class Source:
         return self._zip.open(below, most) if self._zip else opened(self.path / below, most, within=self.path)
 
     def read(self, name: str, most: int = IMAGE_BYTES) -> bytes:
-        """The bytes of `name`. FedDPError where they are more than `most`, or cannot be read."""
+        """The bytes of `name`. InputError where they are more than `most`, or cannot be read."""
         try:
             with self.open(name, most) as stream:
                 content = read_up_to(stream, most + 1)
         except FedDPError:
             raise
         except Exception as error:  # what a damaged zip makes zipfile raise
-            raise FedDPError(f"{self.path}: {name} cannot be read ({error}). {AGAIN}.") from None
+            raise InputError(f"{self.path}: {name} cannot be read ({error}). {AGAIN}.") from None
         if len(content) > most:
-            raise FedDPError(f"{self.path}: {name} has more than {amount(most)}, the most that is read. Make it smaller.")
+            raise InputError(f"{self.path}: {name} has more than {amount(most)}, the most that is read. Make it smaller.")
         return content
 
     def folder(self, tail: str) -> tuple[str, dict[str, str]]:
         """The one folder, at any depth, whose path ends in `tail`: its path, and stem -> name of the images in it.
 
-        ("", {}) where there is none. FedDPError where there are two, or two images of one stem.
+        ("", {}) where there is none. InputError where there are two, or two images of one stem.
         """
         folders: dict[str, dict[str, str]] = {}
         for name in sorted(self.names):
@@ -73,44 +73,44 @@ class Source:
             if file.suffix.lower() in IMAGES and f"/{file.parent}".endswith(f"/{tail}"):
                 stems = folders.setdefault(str(file.parent), {})
                 if file.stem in stems:
-                    raise FedDPError(f"{self.path}: both {stems[file.stem]} and {name} are there. Keep one.")
+                    raise InputError(f"{self.path}: both {stems[file.stem]} and {name} are there. Keep one.")
                 stems[file.stem] = name
         if len(folders) > 1:
-            raise FedDPError(f"{self.path}: {tail} is there more than once ({', '.join(folders)}). Keep one.")
+            raise InputError(f"{self.path}: {tail} is there more than once ({', '.join(folders)}). Keep one.")
         return next(iter(folders.items()), ("", {}))
 
     def rgb(self, name: str) -> np.ndarray:
-        """uint8 (H, W, 3). FedDPError where the image cannot be decoded."""
+        """uint8 (H, W, 3). InputError where the image cannot be decoded."""
         return self._image(name, "RGB")
 
     def grey(self, name: str) -> np.ndarray:
-        """uint8 (H, W); a bilevel image becomes 0 and 255. FedDPError where the image cannot be decoded."""
+        """uint8 (H, W); a bilevel image becomes 0 and 255. InputError where the image cannot be decoded."""
         return self._image(name, "L")
 
     def _image(self, name: str, mode: str) -> np.ndarray:
         return np.asarray(decode(io.BytesIO(self.read(name)), FORMATS, Path(f"{self.path}: {name}"), AGAIN, mode))
 
     def demand(self, wanted: dict[str, bool], what: str) -> None:
-        """One FedDPError naming every key of `wanted` that is False."""
+        """One InputError naming every key of `wanted` that is False."""
         missing = [name for name, there in wanted.items() if not there]
         if missing:
-            raise FedDPError(f"{self.path}: {what} missing: {'; '.join(missing)}. Complete the download as published.")
+            raise InputError(f"{self.path}: {what} missing: {'; '.join(missing)}. Complete the download as published.")
 
     def demand_files(self, names: Iterable[str]) -> None:
-        """One FedDPError naming the first few of `names` that are not in the source."""
+        """One InputError naming the first few of `names` that are not in the source."""
         missing = sorted(name for name in names if name not in self.names)
         if missing:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            raise FedDPError(f"{self.path}: {', '.join(missing[:5])}{more} missing. Complete the download as published.")
+            raise InputError(f"{self.path}: {', '.join(missing[:5])}{more} missing. Complete the download as published.")
 
 
 def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Image (bilinear) and mask (nearest) at size x size, or as they are where size is None.
 
-    uint8, (H, W, 3) or (H, W), and (H, W). FedDPError, naming `name`, where the two differ in height or width at the source.
+    uint8, (H, W, 3) or (H, W), and (H, W). InputError, naming `name`, where the two differ in height or width at the source.
     """
     if image.shape[:2] != mask.shape:
-        raise FedDPError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Mend the source.")
+        raise InputError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Mend the source.")
     if size is None:
         return image, mask
     bilinear = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)
