@@ -10,8 +10,9 @@ from feddp.data.folder import SiteFolder
 from feddp.methods import spectra
 from feddp.methods.aggregation import average
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, TUNE
-from feddp.methods.plan import Plan
 from feddp.methods.site import Site
+from feddp.plan.resolve import build_method
+from feddp.plan.schema import Plan
 from feddp.training.store import Store
 
 
@@ -62,7 +63,7 @@ def drive(
         for name, site in sites.items():
             spectra.keep(site, {peer: tensors for peer, tensors in given.items() if peer != name})
     first = sites[names[0]]
-    method, shared = plan.build_method(), first.partition.split(first.copy())[0]
+    method, shared = build_method(plan), first.partition.split(first.copy())[0]
     for t in range(plan.rounds):
         for phase in range(plan.phases):
             sent = {name: site.train(shared, t, phase=phase)[0] for name, site in sites.items()}

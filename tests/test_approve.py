@@ -12,6 +12,7 @@ from feddp.errors import FedDPError
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import export, write_job
 from feddp.outside.request import OutsideRequest
+from feddp.plan.resolve import build_network, partition_of
 from feddp.provision import GUARD
 
 SITES = ("site-1", "site-2", "site-3")
@@ -90,8 +91,8 @@ def test_the_line_that_is_written_lets_this_plan_in_and_no_other(folder, kit, pl
 def test_what_the_job_will_do_is_said(folder, kit, plan):
     """Facts that are this plan's: names, bytes of the shared tensors, steps over the 8 images, consent that this kit lacks."""
     _, said = approve(folder, kit, answer="n\n")
-    state = plan.build_network().state_dict()
-    shared = plan.partition(plan.build_network()).shared
+    state = build_network(plan).state_dict()
+    shared = partition_of(plan, build_network(plan)).shared
     nbytes = sum(state[name].numel() * state[name].element_size() for name in shared)
     for words in (
         f"plan {plan.digest()}",

@@ -18,6 +18,7 @@ from feddp.networks import LAYERS, build
 from feddp.networks.header import outline
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import load_checkpoint, load_personal, read_network, save_network
+from feddp.plan.resolve import build_network
 from feddp.training.metrics import METRICS
 from feddp.training.store import Store
 
@@ -51,7 +52,7 @@ def run(file, toy, tmp_path, plan_for):
     for site in plan.sites:
         (tmp_path / "run/sites" / site).mkdir(parents=True)
         shutil.copy(file(method="fedavg"), tmp_path / "run/sites" / site / "network.safetensors")
-    save_network(tmp_path / "run/shared.safetensors", plan.build_network().state_dict(), {"round": "1"})
+    save_network(tmp_path / "run/shared.safetensors", build_network(plan).state_dict(), {"round": "1"})
     cell = {"mean": 0.5, "std": 0.0, "n": 2}
     summary = {when: dict.fromkeys(METRICS, cell) for when in ("before_calibration", "final")}
     (tmp_path / "run/results.json").write_text(json.dumps(gathered(plan, dict.fromkeys(plan.sites, summary), 1, 1)))

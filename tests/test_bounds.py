@@ -18,7 +18,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.kit.approve import read_job
 from feddp.methods import METHODS
-from feddp.methods.plan import Plan
+from feddp.plan.schema import Plan
 from feddp.run.options import Options
 
 ROOT = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ from feddp import jobs
 from feddp.flare.configuration import SITE_CLASSES
 from feddp.kit.approve import Approval
 from feddp.kit.check import check
-from feddp.methods.plan import Plan
+from feddp.plan.schema import Plan
 from feddp.provision import DEPLOYER
 from feddp.report import table
 from feddp.sealing.envelope import MAGIC

@@ -17,9 +17,9 @@ from feddp.features.divergence import FLOOR, divergence, gaussian_kl
 from feddp.features.extract import Pixels, at_size, sample_pixels, tapped
 from feddp.features.report import kl_table
 from feddp.features.tsne import embed
-from feddp.methods.plan import Plan
 from feddp.networks import build
 from feddp.networks.weights import read_network, save_network
+from feddp.plan.schema import Plan
 
 # --- the divergence --------------------------------------------------------------------------------------------------------
 

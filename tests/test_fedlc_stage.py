@@ -11,6 +11,7 @@ from feddp.errors import FedDPError
 from feddp.methods.aggregation import average
 from feddp.methods.site import Site
 from feddp.networks.weights import load_personal
+from feddp.plan.resolve import build_network
 from feddp.training.calibration import with_inconsistency
 from feddp.training.loop import fit_epoch, predict
 from feddp.training.store import Store
@@ -129,7 +130,7 @@ def test_epochs_go_on_from_each_other(open_sites, monkeypatch):
 
     monkeypatch.setattr("feddp.methods.trainer.fit_epoch", spy)
     site = open_sites()[0]
-    site.train(site.partition.split(site.plan.build_network().state_dict())[0], 0)
+    site.train(site.partition.split(build_network(site.plan).state_dict())[0], 0)
     for epoch in (1, 2, 3):
         site.calibrate_heads({}, epoch)
         history = site.store.load_state(1 + epoch).optimizer

@@ -22,9 +22,10 @@ from driven import drive
 
 from feddp.data.synthesize import synthesize
 from feddp.methods import METHODS
-from feddp.methods.plan import Plan
 from feddp.methods.site import SLOTS
 from feddp.networks import DEFAULT
+from feddp.plan.resolve import build_network
+from feddp.plan.schema import Plan
 
 RECORD = Path(__file__).with_name("golden.json")
 SITES = ("site-1", "site-2")
@@ -46,7 +47,7 @@ def results_of(method: str, data: Path, folder: Path) -> dict[str, dict]:
         events = [json.loads(line) for line in (site.store.folder / "record.jsonl").read_text().splitlines()]
         final = site.evaluate()["final"]
         state, _ = site.store.read(next(slot for slot in reversed(SLOTS) if site.store.has(slot)))
-        start = plan.build_network().state_dict()
+        start = build_network(plan).state_dict()
         results[name] = {
             "losses": [event["loss"] for event in events if "loss" in event],
             "adopted": {metric: [e[metric] for e in events if e["event"] == "score"][-1] for metric in ("dice", "iou")},

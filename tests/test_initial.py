@@ -27,8 +27,9 @@ from feddp.flare.executors import SpectraExecutor, TrainExecutor
 from feddp.flare.partial_aggregation import PartialAggregation
 from feddp.flare.persistor import SharedTensorPersistor
 from feddp.flare.spectra import Spectra
-from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import fingerprint, read_network, save_network
+from feddp.plan.resolve import WEIGHTS, build_network
+from feddp.plan.schema import Plan
 from feddp.run import session
 from feddp.run.options import Options
 from feddp.run.simulator import simulator
@@ -39,7 +40,7 @@ def brought_by(plan):
     chance = torch.Generator().manual_seed(17)
     state = {
         name: value + torch.rand(value.shape, generator=chance) / 10 if value.is_floating_point() else value
-        for name, value in plan.build_network().state_dict().items()
+        for name, value in build_network(plan).state_dict().items()
     }
     return state, replace(plan, weights=fingerprint(state))
 

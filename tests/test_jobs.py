@@ -14,8 +14,8 @@ from feddp.errors import FedDPError
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.site import SiteComponent
 from feddp.jobs import export
-from feddp.methods.plan import WEIGHTS
 from feddp.networks.weights import fingerprint
+from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
 from feddp.run import session
 from feddp.run.simulator import simulator
 
@@ -140,17 +140,17 @@ def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
 
 def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):
     """In the server's app alone; both plans say what they are: here, ones."""
-    state = {name: torch.ones_like(value) for name, value in plan_for().build_network().state_dict().items()}
+    state = {name: torch.ones_like(value) for name, value in build_network(plan_for()).state_dict().items()}
     plan = plan_for(weights=fingerprint(state))
     job = export(plan, tmp_path / "job", initial=state)
     assert [str(path.relative_to(job)) for path in job.rglob("*.safetensors")] == [f"app_server/config/{WEIGHTS}"]
-    initial = plan.initial(job / "app_server/config")
+    initial = initial_tensors(plan, job / "app_server/config")
     assert initial.keys() == state.keys()
     assert all((value == 1).all() for value in initial.values())
 
 
 def test_no_job_is_exported_with_other_tensors_than_its_plan_says(plan_for, tmp_path):
-    state = plan_for().build_network().state_dict()
+    state = build_network(plan_for()).state_dict()
     plan = plan_for(weights=fingerprint(state))
     for wrong, initial in ((plan, None), (plan_for(), state), (plan, {name: value + 1 for name, value in state.items()})):
         with pytest.raises(FedDPError, match="the job job was given: .* and the job's plan says .*; export the job anew"):

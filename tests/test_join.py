@@ -12,11 +12,11 @@ from feddp.cli import main
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError
-from feddp.methods.plan import WEIGHTS
 from feddp.methods.results import gathered
 from feddp.networks.weights import fingerprint, load_personal, save_network
 from feddp.outside.join import join
 from feddp.partition import DECODER, ENCODER, HEAD, NORM, chosen
+from feddp.plan.resolve import WEIGHTS, build_network, partition_of
 from feddp.predict import predict
 from feddp.training import loop
 from feddp.training.metrics import METRICS, measure, summarize
@@ -32,8 +32,8 @@ def finished(plan_for, tmp_path):
 
     def make(method, **changes):
         plan = plan_for(method=method, **{"network": NETWORKS.get(method, "resnet18-fpn"), "rounds": 1, "seed": 3} | changes)
-        network = plan.build_network()
-        shared = plan.partition(network).split(network.state_dict())[0]
+        network = build_network(plan)
+        shared = partition_of(plan, network).split(network.state_dict())[0]
         with seeded(torch.device("cpu"), "federated"):
             shared = {n: v + 0.01 * torch.rand(v.shape) if v.is_floating_point() else v + 7 for n, v in shared.items()}
         run = tmp_path / "run"
@@ -72,7 +72,7 @@ def test_decoder_and_head_are_tuned_and_the_encoder_stays_to_the_bit(finished, h
     ious(0.1, 0.2, 0.3)
     join(run, hospital, tmp_path / "out", epochs=2, lr=1e-3)
     start, final = (load_file(tmp_path / "out" / name) for name in ("workspace/start.safetensors", "network.safetensors"))
-    first = plan.build_network()
+    first = build_network(plan)
     fresh = first.state_dict()
     assert all(start[name].equal(shared.get(name, fresh[name])) for name in start)
     encoder, tuned = chosen(first, (ENCODER,)), chosen(first, (DECODER, HEAD))
@@ -106,7 +106,7 @@ def test_only_the_roles_that_are_asked_for_are_tuned(finished, hospital, ious, t
     done = join(run, hospital, tmp_path / "out", train=("head",), epochs=1)
     final = load_file(tmp_path / "out/network.safetensors")
     changed = {name for name, value in final.items() if not value.equal(shared[name])}
-    assert changed == chosen(plan.build_network(), (HEAD,))
+    assert changed == chosen(build_network(plan), (HEAD,))
     assert done["joined"] == {"run": str(run), "train": ["head"]}
 
 
@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_gives_others(finished, ho
 
 def test_what_is_private_starts_from_the_job_s_initial_tensors_where_it_had_some(finished, hospital, ious, plan_for, tmp_path):
     options = {"method": "pflfe", "network": "resnet18-fpn"}
-    initial = {name: value + 1 for name, value in plan_for(**options).build_network().state_dict().items()}
+    initial = {name: value + 1 for name, value in build_network(plan_for(**options)).state_dict().items()}
     run, plan, shared = finished(**options, weights=fingerprint(initial))
     with pytest.raises(FedDPError, match="its job/ that holds them is gone"):
         join(run, hospital, tmp_path / "out", epochs=1)
@@ -174,8 +174,8 @@ def test_other_methods_runs_can_be_joined_too(finished, hospital, tmp_path, meth
     run, plan, shared = finished(method, network="pvt_v2_b0-fpn")
     done = join(run, hospital, tmp_path / "out", epochs=1)
     final = load_file(tmp_path / "out/network.safetensors")
-    assert final.keys() == plan.build_network().state_dict().keys()
-    encoder = chosen(plan.build_network(), (ENCODER,))
+    assert final.keys() == build_network(plan).state_dict().keys()
+    encoder = chosen(build_network(plan), (ENCODER,))
     assert all(final[name].equal(shared[name]) for name in encoder & shared.keys())
     assert done["sites"]["hospital"]["final"]["dice"]["n"] == 2
 
@@ -257,4 +257,4 @@ def test_shared_statistics_are_not_written_by_frozen_normalisations(finished, ho
     join(run, hospital, tmp_path / "out", train=(NORM,), epochs=1)
     final = load_file(tmp_path / "out/network.safetensors")
     changed = {name for name, value in final.items() if not value.equal(shared[name])}
-    assert changed == chosen(plan.build_network(), (NORM,))
+    assert changed == chosen(build_network(plan), (NORM,))

@@ -10,6 +10,7 @@ from feddp.methods.aggregation import average
 from feddp.methods.site import Site
 from feddp.networks import NETWORKS
 from feddp.partition import ENCODER, HEAD
+from feddp.plan.resolve import build_method, build_network
 from feddp.training.calibration import mean_scores
 from feddp.training.losses import LOSSES, bernoulli_kl
 
@@ -70,7 +71,7 @@ def numbers(tensors):
 
 def first(site):
     """γ^0: the shared tensors of the common start."""
-    return site.partition.split(site.plan.build_network().state_dict())[0]
+    return site.partition.split(build_network(site.plan).state_dict())[0]
 
 
 def whole(site, slot="start"):
@@ -151,7 +152,7 @@ def test_igc_after_ditto_compares_the_whole_personal_models(open_site, toy, monk
     sites[0].calibrate({"site-2": sites[1].personal()})
     assert [list(peers) for peers in seen] == [["site-2"]]
     assert same(seen[0]["site-2"], whole(sites[1]))
-    network = sites[0].plan.build_network()
+    network = build_network(sites[0].plan)
     network.load_state_dict(whole(sites[1]))
     found = sites[0].evaluate()["peers"]["site-2"]
     assert {metric: value["mean"] for metric, value in found.items()} == mean_scores(network, sites[0].test)
@@ -223,7 +224,7 @@ def test_pfedme_takes_k_steps_on_every_batch(open_site, toy, inner):
 @pytest.mark.parametrize(("beta", "wanted"), [(1.0, 0.8), (0.5, 0.9), (0.25, 0.95)])
 def test_pfedme_s_server_steps_towards_the_mean(plan_for, beta, wanted):
     """(1 − β) · 1 + β · 0.8 = 1 − 0.2 β. A counter has no halves: it is the mean's."""
-    method = plan_for(method="pfedme", pfedme_beta=beta).build_method()
+    method = build_method(plan_for(method="pfedme", pfedme_beta=beta))
     previous, mean = {"w": tensor(1.0), "n": tensor(4)}, {"w": tensor(0.8), "n": tensor(6)}
     assert numbers(method.aggregate(previous, mean)) == {"w": wanted, "n": 6}
     assert previous["w"] == 1

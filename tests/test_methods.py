@@ -22,8 +22,9 @@ from feddp.flare.site import SiteComponent
 from feddp.methods import GROUP, METHODS, OWN, Methods
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
-from feddp.methods.plan import Plan
 from feddp.methods.site import Site
+from feddp.plan.resolve import build_network, partition_of
+from feddp.plan.schema import Plan
 from feddp.training.settings import setting
 from feddp.training.store import Store
 
@@ -88,9 +89,9 @@ PRIVATE = {
 def test_which_tensors_are_private_as_exact_keys(plan_for, method):
     """On the default network. FedDP: PVTv2-b0 has two blocks at each width d = 32, 64, 160, 256, a query is d² weights and
     d biases: 2 · (1056 + 4160 + 25,760 + 65,792) = 2 · 96,768 = 193,536 parameters in 4 · 2 · 2 = 16 tensors."""
-    network = plan_for(method=method).build_network()
+    network = build_network(plan_for(method=method))
     state = network.state_dict()
-    partition = plan_for(method=method).partition(network)
+    partition = partition_of(plan_for(method=method), network)
     assert set(partition.private) == PRIVATE[method](state)
     assert set(partition.shared) == set(state) - set(partition.private)
     if method == "feddp":
@@ -250,7 +251,7 @@ def test_buffers_go_with_their_layers(plan_for, method):
         plan = plan_for(method=method, network="resnet18-fpn", private="head")
     else:
         plan = plan_for(method=method, network="resnet18-fpn")
-    partition = plan.partition(plan.build_network())
+    partition = partition_of(plan, build_network(plan))
     private, shared = buffers_of(partition.private), buffers_of(partition.shared)
     assert (len(private), len(shared)) == ((60, 0) if method in ("fedbn", "lg_fedavg", "local") else (0, 60))
 
@@ -281,10 +282,10 @@ def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
     monkeypatch.setitem(NETWORKS, "plain", lambda channels, classes, pretrained: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1)))
     plan = plan_for(method="fedbn", network="plain")
     with pytest.raises(FedDPError, match="the role 'norm' found no tensor in Sequential"):
-        plan.partition(plan.build_network())
+        partition_of(plan, build_network(plan))
     for rule, private in (("none", 0), ("all", 2)):
         plan = plan_for(method="fedbn", network="plain", private=rule)
-        assert len(plan.partition(plan.build_network()).private) == private
+        assert len(partition_of(plan, build_network(plan)).private) == private
 
 
 # --- the calibration after any method -------------------------------------------------------------------------------------

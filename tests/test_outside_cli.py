@@ -19,6 +19,7 @@ from feddp.networks.weights import save_network
 from feddp.outside import hospital
 from feddp.outside.models import GLOBAL, read_models
 from feddp.outside.ways import WAYS
+from feddp.plan.resolve import build_network, partition_of
 from feddp.predict import predict
 from feddp.run import session
 from feddp.run.session import Request
@@ -321,8 +322,8 @@ class Done:
 
     def __init__(self, folder, plan):
         self.folder, self.progress, self.log = folder, folder / "server/progress.jsonl", folder / "log"
-        networks = [plan.build_network().state_dict(), *(build(plan.network, 3, 1, seed=s).state_dict() for s in (1, 2))]
-        shared, private = zip(*(plan.partition(plan.build_network()).split(network) for network in networks), strict=True)
+        networks = [build_network(plan).state_dict(), *(build(plan.network, 3, 1, seed=s).state_dict() for s in (1, 2))]
+        shared, private = zip(*(partition_of(plan, build_network(plan)).split(network) for network in networks), strict=True)
         self.shared = shared[1]
         for name, round, tensors in (("latest", 2, shared[0]), ("best", 1, shared[1])):
             save_network(folder / f"server/shared_{name}.safetensors", tensors, {"round": str(round)})
@@ -353,7 +354,7 @@ def test_what_a_run_leaves_can_be_adapted(tiny_root, plan_for, tmp_path, feddp, 
     session.run(Request(plan, policies, out), lambda request, job: nullcontext(done), "tiny")
     assert capsys.readouterr().err.splitlines()[0] == f"approved for this run: plan {plan.digest()[:12]} at 2 sites"
     found = load_file(out / "shared.safetensors")
-    assert found.keys() == set(plan.partition(plan.build_network()).shared)
+    assert found.keys() == set(partition_of(plan, build_network(plan)).shared)
     assert all(value.equal(done.shared[name]) for name, value in found.items())
     options = ("--images", tiny_root / "site-2", "--out", tmp_path / "masks", "--epochs", 1, "--score")
     code, said, err = feddp("adapt", "--models", out, *options)

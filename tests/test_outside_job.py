@@ -23,10 +23,11 @@ from feddp.flare.numbers import rounded
 from feddp.flare.outside import Outside
 from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.site import SiteComponent
-from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import fingerprint, save_network
 from feddp.outside import hospital as outside_hospital
 from feddp.outside.request import OutsideRequest
+from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
+from feddp.plan.schema import Plan
 from feddp.training.store import by_site, together
 
 JOB = "0af-1"
@@ -39,7 +40,7 @@ def state_of(plan, seed):
     chance = torch.Generator().manual_seed(seed)
     return {
         name: torch.rand(value.shape, generator=chance) if value.is_floating_point() else value
-        for name, value in plan.build_network().state_dict().items()
+        for name, value in build_network(plan).state_dict().items()
     }
 
 
@@ -106,7 +107,7 @@ def test_the_folder_names_who_takes_part_and_only_the_server_brings_the_shared_t
     assert carried[0].facts == plan.facts
     assert carried[0].federation.min_sites == 1
     assert carried[0].weights == fingerprint(gamma(plan))
-    assert carried[0].initial(job / "app_server/config").keys() == state_of(plan, 0).keys() - set(PRIVATE)
+    assert initial_tensors(carried[0], job / "app_server/config").keys() == state_of(plan, 0).keys() - set(PRIVATE)
     assert [p.name for p in job.rglob("*.safetensors")] == [WEIGHTS]
 
 

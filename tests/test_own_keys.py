@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from feddp import jobs
 from feddp.data.synthesize import synthesize
-from feddp.methods.plan import WEIGHTS
 from feddp.networks.weights import fingerprint
+from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.run.poc import free_ports
 
 SECTION = re.search(r"^## Every hospital makes its own key$(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1]
@@ -70,8 +70,8 @@ def test_a_job_that_brings_31_megabytes_runs_from_the_console(federation, plan_f
     """The U-Net, from tensors that its seed does not give. Every hospital starts from the file's, to the bit; at this rate
     training moves no parameter, so the round hands on the file's; and the progress counts what was handed over."""
     plan = plan_for(method="fedavg", network="unet", rounds=1, sites=tuple(HOSPITALS), lr=1e-30)
-    state = {name: value + 1 for name, value in plan.build_network().state_dict().items()}
-    parameters = {name for name, _ in plan.build_network().named_parameters()}
+    state = {name: value + 1 for name, value in build_network(plan).state_dict().items()}
+    parameters = {name for name, _ in build_network(plan).named_parameters()}
     plan = replace(plan, weights=fingerprint(state))
     job_folder = jobs.export(plan, federation.folder / "jobs/pretrained", initial=state)
     for kit in (federation.kits / name for name in HOSPITALS):

@@ -21,6 +21,7 @@ from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.policy import SitePolicy
 from feddp.methods import spectra
 from feddp.methods.site import Site
+from feddp.plan.resolve import build_network
 from feddp.run.options import Options, run_here
 from feddp.training.loop import batches
 from feddp.training.seeds import seed_of
@@ -46,7 +47,7 @@ def open_site(plan_for, tiny_root, tmp_path):
 
 
 def first(site):
-    return site.partition.split(site.plan.build_network().state_dict())[0]
+    return site.partition.split(build_network(site.plan).state_dict())[0]
 
 
 @pytest.mark.parametrize("method", ["ttt", "feddg", "pflfe"])

@@ -5,6 +5,7 @@ import pytest
 from feddp.errors import FedDPError, Stopped
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
+from feddp.plan.resolve import build_network
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
 
@@ -15,7 +16,7 @@ def same(one, other):
 
 def first(site):
     """γ^0: the shared tensors of the common start."""
-    return site.partition.split(site.plan.build_network().state_dict())[0]
+    return site.partition.split(build_network(site.plan).state_dict())[0]
 
 
 def whole(site, slot="start"):
@@ -45,7 +46,7 @@ def test_fedbabu_s_head_is_the_common_start_until_the_tuning(open_site, toy, mon
     scores = iter(range(100))  # every epoch betters the last, so that the tuned network is kept
     monkeypatch.setattr("feddp.training.calibration.mean_scores", lambda *_: {"iou": float(next(scores)), "dice": 0.0})
     sites = [open_site(name, method="fedbabu", network=toy, tune_epochs=1) for name in EVEN]
-    start, gamma = sites[0].plan.build_network().state_dict(), first(sites[0])
+    start, gamma = build_network(sites[0].plan).state_dict(), first(sites[0])
     for round in range(2):
         gamma = average({site.name: site.train(gamma, round)[0] for site in sites}, EVEN)
     for site in sites:

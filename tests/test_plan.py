@@ -6,7 +6,8 @@ import pytest
 
 from feddp.errors import FedDPError
 from feddp.methods import METHODS
-from feddp.methods.plan import Plan
+from feddp.plan.resolve import build_network, exchanged, partition_of
+from feddp.plan.schema import Plan
 
 # another choice than the default, for settings that are words
 CHOICES = {
@@ -217,28 +218,28 @@ def test_stage_1_hands_on_the_last_round_to_a_stage_and_else_the_best(plan_for, 
 )
 def test_a_setting_overrides_what_the_method_keeps_private(plan_for, toy, changes, private):
     plan = plan_for(network=toy, **changes)
-    assert plan.partition(plan.build_network()).private == private
+    assert partition_of(plan, build_network(plan)).private == private
 
 
 def test_an_unknown_private_role_is_named(plan_for, toy):
     plan = plan_for(network=toy, private="query,neck")
     with pytest.raises(FedDPError, match="'neck'"):
-        plan.partition(plan.build_network())
+        partition_of(plan, build_network(plan))
 
 
 def test_peers_exchange_what_is_private_and_after_a_tuning_everything(plan_for, toy):
     """γ is known to all and the private tensors complete it; a tuning at home changes the shared ones too."""
     plan = plan_for(network=toy)
-    network = plan.build_network()
-    partition = plan.partition(network)
-    assert plan.exchanged(partition) == ("q.weight", "q.bias")
+    network = build_network(plan)
+    partition = partition_of(plan, network)
+    assert exchanged(plan, partition) == ("q.weight", "q.bias")
     tuned = plan_for(network=toy, stages=("train", "tune", "calibrate"))
-    assert sorted(tuned.exchanged(partition)) == sorted(network.state_dict())
+    assert sorted(exchanged(tuned, partition)) == sorted(network.state_dict())
 
 
 def test_the_seed_alone_decides_the_common_start(plan_for, toy):
     def start(seed):
-        return plan_for(network=toy, seed=seed).build_network().state_dict()["q.weight"]
+        return build_network(plan_for(network=toy, seed=seed)).state_dict()["q.weight"]
 
     assert start(1).equal(start(1))
     assert not start(1).equal(start(2))

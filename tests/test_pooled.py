@@ -11,6 +11,7 @@ from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError
 from feddp.jobs import export
+from feddp.plan.resolve import build_network
 from feddp.run.options import Options, run_here
 from feddp.training.loop import adamw, fit_epoch
 from feddp.training.losses import segmentation_loss
@@ -32,7 +33,7 @@ def test_one_network_is_trained_on_all_images(run, tiny_root, plan_for):
     plan = plan_for(method="centralized")
     samples = [sample for site in SITES for sample in load(SiteFolder.open(tiny_root / site), "train", 32)]
     assert len(samples) == 16
-    network = plan.build_network()
+    network = build_network(plan)
     optimizer = adamw(network, plan.training.lr, plan.training.weight_decay)
     loss = segmentation_loss(plan.training.loss)
     for t in range(2):

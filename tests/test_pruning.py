@@ -13,10 +13,11 @@ from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.executors import CalibrationExecutor, TrainExecutor
+from feddp.plan.resolve import build_network
 
 
 def first(site):
-    return site.partition.split(site.plan.build_network().state_dict())[0]
+    return site.partition.split(build_network(site.plan).state_dict())[0]
 
 
 def states(store):

@@ -26,9 +26,9 @@ from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.flare.spectra import Spectra
-from feddp.methods.plan import WEIGHTS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
+from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.protocol import Kind, spec_of
 from feddp.sealing.session import INTRODUCTION, SEALED
 from feddp.training.store import together
@@ -342,7 +342,7 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
             site.component.outside = {"newcomer": "N", "donors": list(donors), "job": "earlier"}  # as the job's plan says
             site.fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES)["approve"] = "any"
         part = made["N"].component.partition
-        shared = {name: value for name, value in plan.build_network().state_dict().items() if name in part.shared}
+        shared = {name: value for name, value in build_network(plan).state_dict().items() if name in part.shared}
         folder = tmp_path / f"server-{secure}"
         save_network(folder / "config" / WEIGHTS, shared, {})
         passed = []

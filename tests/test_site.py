@@ -14,6 +14,7 @@ from feddp.errors import FedDPError, Stopped
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
 from feddp.methods.site import Site
+from feddp.plan.resolve import build_network
 from feddp.training.calibration import mean_scores
 from feddp.training.store import Store
 
@@ -34,7 +35,7 @@ def open_site(tiny_root, tmp_path):
 
 def first(site):
     """γ^0: the shared tensors of the common start."""
-    return site.partition.split(site.plan.build_network().state_dict())[0]
+    return site.partition.split(build_network(site.plan).state_dict())[0]
 
 
 def same(one, other):
@@ -116,7 +117,7 @@ def test_chance_comes_from_seed_site_and_round(plan_for, open_site, toy, tiny_ro
     """The same images, network, γ and ρ; only the name, the run's seed (with the old start) or the round differs."""
     plan, data = plan_for(network=toy), tiny_root / "site-1"
     site = open_site(plan)
-    start, initial = first(site), plan.build_network().state_dict()
+    start, initial = first(site), build_network(plan).state_dict()
     mine, _ = site.train(start, 0)
     assert not same(open_site(plan, "other", data=data).train(start, 0)[0], mine)
     assert not same(open_site(plan_for(network=toy, seed=1), at="seed", initial=initial).train(start, 0)[0], mine)
@@ -131,7 +132,7 @@ def test_a_round_reports_the_scores_of_what_was_received(plan_for, open_site, to
     assert metrics.keys() == {"loss", "samples", "seconds"}
     assert metrics["samples"] == 8
     received = {name: value + 0.1 if value.is_floating_point() else value for name, value in mine.items()}
-    network = site.plan.build_network()
+    network = build_network(site.plan)
     network.load_state_dict(site.partition.join(received, site.store.load_state(1).private))
     wanted = mean_scores(network, site.validation)
     _, later = site.train(received, 1)
@@ -186,7 +187,7 @@ def test_private_tensors_stay_and_differ(plan_for, open_site):
         assert not mine.keys() & QUERIES
         assert mine.keys() == set(site.partition.shared)
     own = [site.store.load_state(1).private for site in sites]
-    start = sites[0].plan.build_network().state_dict()
+    start = build_network(sites[0].plan).state_dict()
     for name in QUERIES:
         mean = (own[0][name] + own[1][name]) / 2
         for state in (start[name], own[1][name], mean):
@@ -206,9 +207,9 @@ def test_a_private_tensor_is_never_overwritten_by_what_is_received(plan_for, ope
 
 def test_private_tensors_start_from_the_weights_the_job_brought(plan_for, open_site, toy):
     """At a rate near zero a round leaves ρ where it was: at `initial`, not at what the seed gives."""
-    site = open_site(plan_for(network=toy, lr=1e-30), initial=plan_for(network=toy, seed=8).build_network().state_dict())
+    site = open_site(plan_for(network=toy, lr=1e-30), initial=build_network(plan_for(network=toy, seed=8)).state_dict())
     site.train(first(site), 0)
-    wanted = plan_for(network=toy, seed=8).build_network().state_dict()
+    wanted = build_network(plan_for(network=toy, seed=8)).state_dict()
     assert same(site.store.load_state(1).private, {name: wanted[name] for name in ("q.weight", "q.bias")})
 
 
@@ -236,7 +237,7 @@ def test_adopt_joins_gamma_and_rho_of_the_same_round(plan_for, open_site, toy):
     fresh = open_site(plan_for(network=toy, rounds=3))
     scores = fresh.adopt(gammas[1], 1)
     assert same(tensors(fresh, "start"), fresh.partition.join(gammas[1], rhos[1]))
-    network = fresh.plan.build_network()
+    network = build_network(fresh.plan)
     network.load_state_dict(tensors(fresh, "start"))
     wanted = mean_scores(network, fresh.validation)
     assert scores == {"dice": wanted["dice"], "iou": wanted["iou"]}
@@ -424,7 +425,7 @@ def test_the_network_is_evaluated_before_and_after_its_last_stage(adopted, chang
     assert [(row["network"], row["image"]) for row in rows] == [
         (slot, stem) for slot in dict.fromkeys((before, final)) for stem in stems
     ]
-    network = one.plan.build_network()
+    network = build_network(one.plan)
     for name, slot in (("before_calibration", before), ("final", final)):
         network.load_state_dict(tensors(one, slot))
         means = {metric: summary["mean"] for metric, summary in found[name].items()}
@@ -448,7 +449,7 @@ def test_peers_are_evaluated_and_then_forgotten(adopted):
     one.store.write("calibrated", tensors(one, "calibrated") | {"head.bias": torch.full((1,), 50.0)})
     assert one.store.has("peers")
     found = one.evaluate()
-    network = one.plan.build_network()
+    network = build_network(one.plan)
     network.load_state_dict(tensors(two, "start"))
     assert found["peers"].keys() == {"site-2"}
     means = {metric: summary["mean"] for metric, summary in found["peers"]["site-2"].items()}

@@ -21,6 +21,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.flare.spectra import Spectra
 from feddp.methods import spectra
+from feddp.plan.resolve import build_network
 from feddp.report import write_markdown
 from feddp.training.spectra import in_another_style, interpolated, radius, windows
 
@@ -92,7 +93,7 @@ def test_every_phase_stays():
 
 
 def gamma(site):
-    return site.partition.split(site.plan.build_network().state_dict())[0]
+    return site.partition.split(build_network(site.plan).state_dict())[0]
 
 
 def same(one, other):

@@ -10,9 +10,10 @@ from feddp.compare.scores import average
 from feddp.compare.studies import STUDIES
 from feddp.compare.tables import SHOWN, value
 from feddp.compare.variants import Common, Variant
-from feddp.methods.plan import Plan
 from feddp.networks import build
 from feddp.partition import resolve
+from feddp.plan.resolve import build_network, partition_of
+from feddp.plan.schema import Plan
 
 SITES = ["A", "B", "C", "D"]
 FACTS = {"channels": 3, "classes": ("disc", "cup"), "labels": "nested"}
@@ -30,8 +31,8 @@ def rows(study: str, network: str):
     found = {}
     for entry in STUDIES[study].entries:
         plan = plan_of(entry.variant, network)
-        built = plan.build_network()
-        found[entry.labels] = plan, built, set(plan.partition(built).private)
+        built = build_network(plan)
+        found[entry.labels] = plan, built, set(partition_of(plan, built).private)
     return found
 
 

@@ -17,6 +17,7 @@ from feddp.networks.weights import load_personal, save_network
 from feddp.outside.adapt import Settings
 from feddp.outside.models import GLOBAL, Models, read_models
 from feddp.outside.ways import WAYS, predict
+from feddp.plan.resolve import build_network, partition_of
 from feddp.training.rotation import every_turn, rotation_loss, turned
 
 CPU = torch.device("cpu")
@@ -87,7 +88,7 @@ def test_a_network_without_an_encoder_is_refused():
 
 
 def gamma(site):
-    return site.partition.split(site.plan.build_network().state_dict())[0]
+    return site.partition.split(build_network(site.plan).state_dict())[0]
 
 
 def test_the_head_is_shared_and_trained_and_the_loss_is_in_the_encoder(open_site):
@@ -144,7 +145,7 @@ def run_of(plan, folder):
         facts = facts_of(plan.method, plan.layers, plan.network) | {"site": name}
         save_network(folder / "sites" / name / "network.safetensors", state, facts)
     network = build(plan.network, 3, 1, seed=2, layers=plan.layers)
-    save_network(folder / "shared.safetensors", plan.partition(network).split(network.state_dict())[0], {"round": "1"})
+    save_network(folder / "shared.safetensors", partition_of(plan, network).split(network.state_dict())[0], {"round": "1"})
     (folder / "results.json").write_text(json.dumps({"sites": {"A": {}, "B": {}}}))
     return folder
 

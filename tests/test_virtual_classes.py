@@ -13,6 +13,7 @@ from feddp.errors import FedDPError
 from feddp.methods.virtual_class import Hyper, VirtualClass
 from feddp.networks import build
 from feddp.networks.virtual_classes import AffinityAggregation, Similarities, SimilarityHead, foreground_logits
+from feddp.plan.resolve import build_network, partition_of
 from feddp.training.metrics import measure
 from feddp.training.virtual import real_loss, virtual_loss
 
@@ -205,8 +206,8 @@ def keys(*layers):
 )
 def test_what_is_private(plan_for, settings, private):
     plan = plan_for(method="virtual_class", **settings)
-    network = plan.build_network()
-    partition = plan.partition(network)
+    network = build_network(plan)
+    partition = partition_of(plan, network)
     assert partition.private == private
     assert (VIRTUAL in partition.shared) == ("virtual" not in settings)
     assert ("decoder.p4.affinity.conv_k.weight" in network.state_dict()) == ("paa" not in settings)
@@ -245,7 +246,7 @@ def test_as_many_virtual_classes_as_classes_times_sites(plan_for, changes, virtu
 def test_what_cannot_be_is_refused(plan_for, changes, message):
     def partition():
         plan = plan_for(method="virtual_class", **changes)
-        return plan.partition(plan.build_network())
+        return partition_of(plan, build_network(plan))
 
     with pytest.raises(FedDPError, match=message):
         partition()
@@ -258,7 +259,7 @@ def test_virtual_kernels_are_frozen_at_every_site(plan_for, tiny_root, tmp_path)
     """Two rounds at two sites: bit for bit the plan's, in what travels and in what is kept. The real kernels have moved, and
     are the same at both sites after the average; the queries have moved apart."""
     plan = plan_for(method="virtual_class", start="last")
-    start = plan.build_network().state_dict()
+    start = build_network(plan).state_dict()
     sites = drive(plan, tiny_root, tmp_path).values()
     assert start[VIRTUAL].shape == (4, 128, 1, 1)
     for site in sites:

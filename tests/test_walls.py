@@ -18,6 +18,7 @@ from feddp.flare import messages
 from feddp.flare.filters import PrivateTensorGuard, StripPrivate
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
+from feddp.plan.resolve import head_names
 
 
 class Engine:
@@ -247,7 +248,7 @@ def test_the_guard_lets_a_head_pass_with_consent_and_nothing_else_of_fedlc(plan_
     """FedLC's exchange: of the private tensors the segmentation head's two; HC's own and the embedding stay."""
     component = SiteComponent(plan_for(method="fedlc").to_json())
     values = component.network.state_dict()
-    head = {name: values[name] for name in component.plan.heads(component.network)}
+    head = {name: values[name] for name in head_names(component.network)}
     given = context(component, task=protocol.COLLECT_HEADS, consent=["calibration"])
     assert messages.unpack(PrivateTensorGuard().process(messages.pack(head, consent=True), given))[0].keys() == head.keys()
     with pytest.raises(FedDPError, match="does not consent"):

@@ -13,9 +13,10 @@ from feddp.errors import InputError
 from feddp.files import write_text
 from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
 from feddp.methods import METHODS
-from feddp.methods.plan import WEIGHTS, Plan
 from feddp.networks.weights import save_network
 from feddp.outside.request import OutsideRequest
+from feddp.plan.resolve import WEIGHTS, build_network, partition_of, require_initial
+from feddp.plan.schema import Plan
 from feddp.training.settings import require_name
 
 SCOPE, META = "feddp", "meta.json"
@@ -35,10 +36,10 @@ def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, T
         InputError: too few sites, a private rule that does not fit the network, other tensors than the plan's, or the folder
             holds something else.
     """
-    plan.require_initial(f"the job {folder.name} was given", initial)
+    require_initial(plan, f"the job {folder.name} was given", initial)
     if not METHODS[plan.method].federated:
         raise InputError(f"{plan.method} needs all images in one place, so no job can carry it; use `feddp run`, outside FLARE")
-    plan.partition(plan.build_network())  # a rule that selects nothing is refused here, not at the hospitals
+    partition_of(plan, build_network(plan))  # a rule that selects nothing is refused here, not at the hospitals
     if len(plan.sites) < plan.federation.min_sites:
         raise InputError(f"{len(plan.sites)} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
     return write_job(folder, scope, plan, None, initial)

@@ -108,7 +108,7 @@ def predict(
 def methods() -> None:
     """List the methods and every hyper-parameter that --set reaches, with its default."""
     from feddp.methods import METHODS
-    from feddp.methods.plan import Plan
+    from feddp.plan.schema import Plan
 
     found = {}
     for name in METHODS:

@@ -26,7 +26,8 @@ from feddp.files import RESULTS, write_json
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE
-from feddp.methods.plan import Plan
+from feddp.plan.resolve import build_network, partition_of
+from feddp.plan.schema import Plan
 from feddp.run import options as run_options
 
 
@@ -161,7 +162,7 @@ class Campaign:
         layers = json.dumps(plan.layers, sort_keys=True)  # what a setting adds to the network, a rule may select
         rule = (plan.network, plan.federation.private or METHODS[plan.method].rule(plan), layers)
         if rule not in self._rules:
-            plan.partition(plan.build_network())  # a rule that finds nothing would else fail in the middle of the night
+            partition_of(plan, build_network(plan))  # a rule that finds nothing would else fail in the middle of the night
             self._rules.add(rule)
         slug = self._slugs[variant] = self._slug(variant, plan)
         if slug not in self._runs:

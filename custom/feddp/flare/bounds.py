@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from feddp.errors import PolicyError
-from feddp.methods.plan import Plan
+from feddp.plan.schema import Plan
 from feddp.training.losses import LOSSES
 
 LEAST_SITES = 3

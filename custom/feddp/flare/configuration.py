@@ -6,8 +6,8 @@ from typing import Any
 
 from feddp import protocol
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, TRAIN, TUNE
-from feddp.methods.plan import Plan
 from feddp.outside.request import OutsideRequest
+from feddp.plan.schema import Plan
 
 SIDES = SERVER, CLIENT = "server", "client"
 APPS = {SERVER: "app_server", CLIENT: "app_client"}

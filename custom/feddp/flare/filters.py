@@ -21,6 +21,7 @@ from feddp.methods import spectra
 from feddp.methods.aggregation import Spec
 from feddp.methods.results import STD_WITHHELD, WITHHELD
 from feddp.partition import select
+from feddp.plan.resolve import exchanged, head_names
 from feddp.protocol import Kind, Sent
 
 CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
@@ -129,8 +130,8 @@ def _names(task: str, component: SiteComponent) -> tuple[str, ...]:
     return {
         Sent.NONE: tuple,
         Sent.SHARED: lambda: partition.shared,
-        Sent.PERSONAL: lambda: plan.exchanged(partition),
-        Sent.HEADS: lambda: plan.heads(component.network),
+        Sent.PERSONAL: lambda: exchanged(plan, partition),
+        Sent.HEADS: lambda: head_names(component.network),
         Sent.MODEL: lambda: partition.shared + partition.private,
         Sent.AMPLITUDES: lambda: (spectra.AMPLITUDE,),
     }[spec.tensors]()

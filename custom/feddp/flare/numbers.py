@@ -8,9 +8,9 @@ from typing import Any
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import in_an_epoch
 from feddp.errors import PolicyError
-from feddp.methods.plan import Plan
 from feddp.methods.results import VOLUMES, WHEN
 from feddp.outside.hospital import Images
+from feddp.plan.schema import Plan
 from feddp.protocol import ADAPT, CELL, MEASURED, SCALARS, Number, Table, spec_of
 
 LARGEST = 2**53  # Python's ints have no end: a whole image fits into one

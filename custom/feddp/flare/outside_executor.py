@@ -18,6 +18,7 @@ from feddp.networks.weights import read_network
 from feddp.outside.adapt import read_settings
 from feddp.outside.hospital import Request, adapt
 from feddp.outside.models import FACTS, GLOBAL, Models, completed
+from feddp.plan.resolve import require_initial
 from feddp.training.device import usable
 from feddp.training.seeds import seed_of
 from feddp.training.store import Tensors, by_site, require_job_id
@@ -81,7 +82,7 @@ class OutsideExecutor(TaskExecutor):
         where = usable(policy.device, f"site {fl_ctx.get_identity_name()}: device", "correct it in the site's policy")
         personal = by_site(tensors)
         shared = personal.pop(GLOBAL, {})
-        component.plan.require_initial(f"site {fl_ctx.get_identity_name()} was sent as the global model", shared)
+        require_initial(component.plan, f"site {fl_ctx.get_identity_name()} was sent as the global model", shared)
         state = component.network.state_dict()
         for donor, given in personal.items():  # the server could not look into what came sealed
             Spec.of(state, tuple(state)).check(donor, given)

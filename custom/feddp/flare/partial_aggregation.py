@@ -10,6 +10,7 @@ from feddp.flare import messages
 from feddp.flare.persistor import BEST
 from feddp.flare.stage import Answer, Stage, mean_of
 from feddp.methods.aggregation import average
+from feddp.plan.resolve import build_method
 
 
 class PartialAggregation(Stage):
@@ -21,7 +22,7 @@ class PartialAggregation(Stage):
     def run(self) -> None:
         self.hand_over()
         shared = self.persistor.first(self.fl_ctx)
-        method = self.plan.build_method()
+        method = build_method(self.plan)
         self._best_iou = float("-inf")
         for t in range(self.plan.rounds):
             started, slowest = time.monotonic(), 0.0

@@ -14,9 +14,10 @@ from feddp.errors import ContributionError
 from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json
 from feddp.flare.messages import register_tensors
 from feddp.methods.aggregation import Spec
-from feddp.methods.plan import Plan
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Partition
+from feddp.plan.resolve import build_network, exchanged, head_names, initial_tensors, partition_of
+from feddp.plan.schema import Plan
 
 LATEST, BEST = "shared_latest", "shared_best"
 
@@ -41,7 +42,7 @@ class SharedTensorPersistor(FLComponent):
 
     @cached_property
     def _network(self) -> nn.Module:
-        return self.plan.build_network()
+        return build_network(self.plan)
 
     @property
     def _state(self) -> dict[str, Tensor]:
@@ -49,7 +50,7 @@ class SharedTensorPersistor(FLComponent):
 
     @cached_property
     def partition(self) -> Partition:
-        return self.plan.partition(self._network)
+        return partition_of(self.plan, self._network)
 
     @cached_property
     def shared_spec(self) -> Spec:
@@ -59,12 +60,12 @@ class SharedTensorPersistor(FLComponent):
     @cached_property
     def personal_spec(self) -> Spec:
         """Exactly what a consenting site gives for IGC."""
-        return Spec.of(self._state, self.plan.exchanged(self.partition))
+        return Spec.of(self._state, exchanged(self.plan, self.partition))
 
     @cached_property
     def head_spec(self) -> Spec:
         """Exactly what a consenting site gives at every epoch of FedLC's head calibration."""
-        return Spec.of(self._state, self.plan.heads(self._network))
+        return Spec.of(self._state, head_names(self._network))
 
     @cached_property
     def network_spec(self) -> Spec:
@@ -79,7 +80,7 @@ class SharedTensorPersistor(FLComponent):
         """
         # its get_app_config_dir leaves "config" out in kits of `nvflare package`
         app = fl_ctx.get_engine().get_workspace().get_app_dir(fl_ctx.get_job_id())
-        return self.plan.initial(Path(app) / "config")
+        return initial_tensors(self.plan, Path(app) / "config")
 
     def first(self, fl_ctx: FLContext) -> dict[str, Tensor]:
         """γ^0: the shared part of the common start."""

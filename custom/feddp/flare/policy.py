@@ -11,10 +11,10 @@ from typing import Any
 from feddp.errors import PolicyError
 from feddp.flare.bounds import Bounds
 from feddp.methods import METHODS, base
-from feddp.methods.plan import Plan
 from feddp.networks import NETWORKS
 from feddp.outside.adapt import read_settings
 from feddp.partition import ROLES
+from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS, SPECTRA
 
 SIMULATED = "FEDDP_SIMULATED"

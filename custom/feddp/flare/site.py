@@ -22,9 +22,10 @@ from feddp.flare.messages import register_tensors
 from feddp.flare.policy import OWN, SitePolicy
 from feddp.flare.sealing import identity_of, simulated
 from feddp.methods.aggregation import Spec
-from feddp.methods.plan import Plan
 from feddp.methods.site import Site
 from feddp.partition import Partition, select
+from feddp.plan.resolve import build_network, partition_of, require_initial
+from feddp.plan.schema import Plan
 from feddp.sealing.session import Session
 from feddp.training.store import INITIAL, Store, Tensors, require_job_id
 
@@ -49,11 +50,11 @@ class SiteComponent(FLComponent):
     @cached_property
     def network(self) -> nn.Module:
         """The job's network, untrained: for the names of its tensors."""
-        return self.plan.build_network()
+        return build_network(self.plan)
 
     @cached_property
     def partition(self) -> Partition:
-        return self.plan.partition(self.network)
+        return partition_of(self.plan, self.network)
 
     def policy(self, fl_ctx: FLContext) -> SitePolicy:
         """What this hospital says of its data, its device and its consent.
@@ -162,7 +163,7 @@ class SiteComponent(FLComponent):
         site, state = fl_ctx.get_identity_name(), self.network.state_dict()
         self.policy(fl_ctx)
         Spec.of(state, tuple(state)).check(f"{site} was sent initial tensors", tensors)
-        self.plan.require_initial(f"site {site} was sent", tensors)
+        require_initial(self.plan, f"site {site} was sent", tensors)
         store = self.store(fl_ctx)
         store.claim(self.plan.to_json())
         store.write(INITIAL, tensors)

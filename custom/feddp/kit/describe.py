@@ -6,7 +6,8 @@ from feddp.data.folder import SiteFolder
 from feddp.flare.job_folder import Job
 from feddp.flare.policy import SitePolicy
 from feddp.methods.aggregation import Spec
-from feddp.methods.plan import Plan
+from feddp.plan.resolve import build_network, partition_of
+from feddp.plan.schema import Plan
 from feddp.protocol import OUTSIDE, consents_of
 
 # what a setting that differs from its default means for privacy; of any other nothing is known to hang on it
@@ -55,8 +56,8 @@ def _outside(job: Job, policy: SitePolicy) -> list[str]:
 
 
 def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
-    network = plan.build_network()
-    partition = plan.partition(network)
+    network = build_network(plan)
+    partition = partition_of(plan, network)
     shared = Spec.of(network.state_dict(), partition.shared)
     spec = shared.halved if plan.federation.half else shared
     training = plan.training

@@ -11,8 +11,8 @@ from feddp.partition import NONE
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from feddp.methods.plan import Plan
     from feddp.methods.site import Site
+    from feddp.plan.schema import Plan
 
 SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "calibrate"
 STAGES = (SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE)  # in the order they run

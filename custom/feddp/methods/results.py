@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddp.methods import METHODS
-from feddp.methods.plan import Plan
+from feddp.plan.schema import Plan
 from feddp.training.metrics import METRICS, summarize
 from feddp.training.volumes import VOLUME_METRICS
 

@@ -17,6 +17,7 @@ from feddp.methods.results import VOLUMES, WHEN
 from feddp.methods.spectra import SLOT as SPECTRA
 from feddp.methods.trainer import START, Trainer
 from feddp.partition import Rule
+from feddp.plan.resolve import exchanged, head_names
 from feddp.training.calibration import Report, Tuned, calibration_loss, tune, with_inconsistency
 from feddp.training.loop import Batch, BatchLoss, predict
 from feddp.training.metrics import Row, measure, summarize
@@ -43,7 +44,7 @@ class Site(Trainer):
     def personal(self) -> Tensors:
         """What rebuilds this site's network for a peer that knows γ: given only with consent."""
         state, _ = self.store.read(self._latest(before=CALIBRATED))
-        return {name: state[name] for name in self.plan.exchanged(self.partition)}
+        return {name: state[name] for name in exchanged(self.plan, self.partition)}
 
     def tune(self, train: Rule = (), report: Report = lambda epoch, loss, score: None) -> Tuned:
         """Local epochs at a reduced rate, without peers; of the roles `train` only, if any are given."""
@@ -63,7 +64,7 @@ class Site(Trainer):
         self.store.remove(PEERS)
         if peers and settings.lambda_ > 0:
             own = self.network.state_dict()
-            spec = Spec.of(own, self.plan.exchanged(self.partition))
+            spec = Spec.of(own, exchanged(self.plan, self.partition))
             for site, tensors in peers.items():
                 spec.check(site, tensors)
             self.store.write(PEERS, together(peers))
@@ -79,7 +80,7 @@ class Site(Trainer):
         """
         self._open_heads(epoch)
         state = self.copy()
-        return {name: state[name] for name in self.plan.heads(self.network)}
+        return {name: state[name] for name in head_names(self.network)}
 
     def calibrate_heads(self, peers: Mapping[str, Tensors], epoch: int) -> Tuned:
         """One epoch, from 1, of FedLC's head calibration with the heads of `peers`; the best epoch so far is kept.
@@ -92,7 +93,7 @@ class Site(Trainer):
             FedDPError: a peer's tensors are not exactly a head, or it is not among the plan's sites; or as for `head`.
         """
         settings = self.plan.calibration
-        spec = Spec.of(self.network.state_dict(), self.plan.heads(self.network))
+        spec = Spec.of(self.network.state_dict(), head_names(self.network))
         for site, tensors in peers.items():
             spec.check(site, tensors)
         state = self._open_heads(epoch)

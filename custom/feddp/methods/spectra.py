@@ -15,8 +15,8 @@ from feddp.training.seeds import seed_of
 from feddp.training.spectra import radius, windows
 
 if TYPE_CHECKING:
-    from feddp.methods.plan import Plan
     from feddp.methods.trainer import Trainer
+    from feddp.plan.schema import Plan
 
 AMPLITUDE, SLOT = "amplitude", "spectra"
 

@@ -16,8 +16,9 @@ from feddp.data.folder import SiteFolder, facts_of, misfit
 from feddp.data.loading import load
 from feddp.errors import InputError
 from feddp.methods.order import require, state_before
-from feddp.methods.plan import Plan
 from feddp.partition import Rule, chosen
+from feddp.plan.resolve import build_method, build_network, partition_of
+from feddp.plan.schema import Plan
 from feddp.training.calibration import mean_scores
 from feddp.training.device import usable
 from feddp.training.loop import Batch, BatchLoss, adamw, copy_of, fit_epoch, frozen
@@ -69,12 +70,12 @@ class Trainer:
         self.device = usable(device, f"site {name}: device", "correct it in the site's policy")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
         self._secret, self._job = secret, job
-        self.method = plan.build_method()
-        self.network = plan.build_network()
+        self.method = build_method(plan)
+        self.network = build_network(plan)
         if initial is not None:
             self.network.load_state_dict(initial)
         self.method.opened(self)
-        self.partition = plan.partition(self.network)
+        self.partition = partition_of(plan, self.network)
         _, self._first_private = self.partition.split(self.network.state_dict())
         self._loss = segmentation_loss(plan.training.loss)
         self.network.to(self.device)

@@ -11,13 +11,14 @@ from feddp.errors import InputError
 from feddp.files import SHARED, read_results
 from feddp.jobs import SCOPE, write_job
 from feddp.methods.aggregation import Spec, Tensors
-from feddp.methods.plan import Plan
 from feddp.networks.weights import fingerprint, read_network
 from feddp.outside.adapt import read_settings
 from feddp.outside.hospital import Request
 from feddp.outside.models import Models, plan_of, refuse_layers, some
 from feddp.outside.request import OutsideRequest
 from feddp.outside.ways import WAYS
+from feddp.plan.resolve import build_network, partition_of
+from feddp.plan.schema import Plan
 from feddp.run.options import pairs
 from feddp.run.session import handed_on
 from feddp.run.simulator import JOB as SIMULATED
@@ -74,9 +75,9 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
         raise InputError(f"{run} is no federation's run, so no site holds a model; name another")
     plan = plan_of(run, results)
     file = run / SHARED if (run / SHARED).exists() else handed_on(run, results["start_round"])
-    shared, network = some(read_network(file)[0], run), plan.build_network()
+    shared, network = some(read_network(file)[0], run), build_network(plan)
     refuse_layers(plan.facts, network.state_dict(), shared, run)
-    Spec.of(network.state_dict(), plan.partition(network).shared).check(str(file), shared)
+    Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(file), shared)
     # one donor is enough, and an adaptation may take longer than a round was given; what this job brings is γ, not the network
     # that the run itself may have started from
     settings = plan.settings | {"min_sites": 1, "task_timeout": 0}
@@ -85,7 +86,7 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
 
 def _rehearse(plan: Plan, request: Request) -> None:
     """InputError for a way that this network cannot go (TTT without its head): said here, before any model travels for it."""
-    state = plan.build_network().state_dict()
+    state = build_network(plan).state_dict()
     models, blank = Models.of({"donor": state}, state, plan.facts), torch.zeros(2, plan.channels, 64, 64)
     once = replace(request.settings, epochs=0)
     WAYS[request.how](models, list(blank), once, torch.device("cpu"), lambda epoch, loss: None)

@@ -21,11 +21,12 @@ from feddp.files import RESULTS, SHARED, read_results
 from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
-from feddp.methods.plan import Plan
 from feddp.methods.results import gathered
 from feddp.methods.site import Site
 from feddp.outside.models import plan_of, read_shared
 from feddp.partition import Rule, chosen
+from feddp.plan.resolve import build_network, initial_tensors, partition_of
+from feddp.plan.schema import Plan
 from feddp.run.session import bring_home, finish, fresh
 from feddp.training.calibration import Report
 from feddp.training.device import asked_for
@@ -63,9 +64,9 @@ def join(
     home = replace(plan, stages=(TRAIN, TUNE), seed=seed, weights="", settings=plan.settings | tuning)
     opened = SiteFolder.open(folder)
     asked_for(device)
-    network = plan.build_network()
+    network = build_network(plan)
     chosen(network, train)  # an unknown role is refused before anything is written
-    Spec.of(network.state_dict(), plan.partition(network).shared).check(str(run / SHARED), shared)
+    Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(run / SHARED), shared)
     fresh(out)
     torch.set_num_threads(1)  # as a site: the same bits on every machine
     site = _opened(opened, home, out, device, first)
@@ -91,8 +92,8 @@ def _opened(folder: SiteFolder, plan: Plan, out: Path, device: str, first: Tenso
 def first_of(run: Path, plan: Plan) -> Tensors:
     """The whole network that every site of the run started from. InputError where the job that brought it along is gone."""
     if not plan.weights:
-        return plan.build_network().state_dict()
+        return build_network(plan).state_dict()
     configs = sorted(run.glob("job/*/app_server/config"))
     if not configs:
         raise InputError(f"{run} began with initial tensors, and its job/ that holds them is gone; join another run")
-    return plan.initial(configs[0])
+    return initial_tensors(plan, configs[0])

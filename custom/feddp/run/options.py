@@ -13,9 +13,10 @@ from feddp.flare.policy import PLAN
 from feddp.jobs import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
-from feddp.methods.plan import Plan
 from feddp.networks import DEFAULT
 from feddp.networks.weights import fingerprint, load_checkpoint
+from feddp.plan.resolve import build_network
+from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS
 from feddp.run import pooled, session
 from feddp.run.poc import poc
@@ -102,7 +103,7 @@ class Options:
         """
         if self.weights is None:
             return None
-        network = plan.build_network("timm" if self.weights == "timm" else None)
+        network = build_network(plan, "timm" if self.weights == "timm" else None)
         if self.weights != "timm":
             load_checkpoint(network, Path(self.weights))
         return network.state_dict()

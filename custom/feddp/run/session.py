@@ -30,9 +30,9 @@ from feddp.files import (
 from feddp.flare.persistor import BEST, LATEST
 from feddp.flare.policy import SitePolicy
 from feddp.limits import RESULTS_BYTES
-from feddp.methods.plan import Plan
 from feddp.methods.site import last_network
 from feddp.networks.header import outline
+from feddp.plan.schema import Plan
 from feddp.reading import read_json
 from feddp.report import write_markdown
 from feddp.run.follow import Follower

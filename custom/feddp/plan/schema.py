@@ -1,4 +1,7 @@
-"""A run in a few words: what a job carries, and what every participant reads the same way."""
+"""A run in a few words: what a job carries, and what every participant reads the same way. It is data, checked when it is made.
+
+What it means for networks and tensors is in `feddp.plan.resolve`.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from feddp.errors import InputError
 from feddp.limits import CHANNELS, CLASSES, SIZE
 from feddp.methods import METHODS
-from feddp.methods.base import HEADS, SPECTRA, STAGES, TRAIN, TUNE, Method
-from feddp.networks import NETWORKS, build
+from feddp.methods.base import HEADS, SPECTRA, STAGES, TRAIN
+from feddp.networks import NETWORKS
 from feddp.networks.metadata import LABELS
-from feddp.partition import HEAD, Partition, chosen, resolve
-from feddp.training.seeds import seed_of
 from feddp.training.settings import (
     COUNT,
     Calibration,
@@ -36,10 +36,6 @@ from feddp.training.settings import (
     setting,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-WEIGHTS = "weights.safetensors"  # in the config folder of the server's app, and nowhere else in a job
 # far above what a run needs; nothing a job says keeps a site busy for ever, or fills it. Channels, classes and size as in a
 # network's file: what was trained can be read
 LARGEST = {"channels": CHANNELS, "size": SIZE, "rounds": 100_000, "seed": 2**63 - 1}
@@ -214,11 +210,6 @@ class Plan:
         content = self.to_json() | ({} if request is None else {"outside": dict(request)})
         return sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
-    def build_network(self, weights: str | None = None) -> nn.Module:
-        """The common start of every participant, from the seed alone; `weights="timm"` fetches the encoder's."""
-        seed = seed_of(self.seed, "network")
-        return build(self.network, self.channels, len(self.classes), weights, seed, self.layers)
-
     @property
     def layers(self) -> dict[str, dict[str, float]]:
         """What the method adds to the network."""
@@ -241,45 +232,6 @@ class Plan:
         if site not in self.sites:
             raise InputError(f"site {site} is not among the job's sites {', '.join(self.sites)}; export the job for it too")
         return self.sites.index(site)
-
-    def initial(self, folder: Path) -> dict[str, Tensor] | None:
-        """The tensors that the job brought along in `folder`, or None where the seed decides.
-
-        Raises:
-            InputError: the file cannot be read, or holds other tensors than the plan says.
-        """
-        from feddp.networks.weights import read_network
-
-        if not self.weights:
-            return None
-        tensors, _ = read_network(folder / WEIGHTS)
-        self.require_initial(str(folder / WEIGHTS), tensors)
-        return tensors
-
-    def require_initial(self, where: str, tensors: Mapping[str, Tensor] | None) -> None:
-        """InputError where `tensors`, found at `where`, are not those whose fingerprint the plan says."""
-        from feddp.networks.weights import fingerprint
-
-        found = fingerprint(tensors) if tensors else ""
-        if found != self.weights:
-            here, wanted = (f"tensors of SHA-256 {said}" if said else "no initial tensors" for said in (found, self.weights))
-            raise InputError(f"{where}: {here}, and the job's plan says {wanted}; export the job anew, and submit that")
-
-    def build_method(self) -> Method:
-        return METHODS[self.method](self.hyper)
-
-    def partition(self, network: nn.Module) -> Partition:
-        return resolve(network, self.federation.private or METHODS[self.method].rule(self))
-
-    def exchanged(self, partition: Partition) -> tuple[str, ...]:
-        """What rebuilds a site's network for IGC's peers: the private tensors; the whole where more than those is its own."""
-        whole = TUNE in self.stages or METHODS[self.method].personal
-        return partition.shared + partition.private if whole else partition.private
-
-    def heads(self, network: nn.Module) -> tuple[str, ...]:
-        """What FedLC's peers exchange at every epoch: the segmentation head's tensors, in state_dict order."""
-        head = chosen(network, (HEAD,))
-        return tuple(name for name in network.state_dict() if name in head)
 
     @property
     def home(self) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""A run as data (`schema`), and what that means (`resolve`)."""
