@@ -338,9 +338,7 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
     for secure, donors in ((False, "AB"), (True, "ABC")):
         made = hospitals(plan, secure, at=f"late-{secure}", names=(*donors, "N"), C={"recipients": ["A", "B"]})
         own = {name: personal(made[name], plan) for name in donors}
-        for site in made.values():
-            site.component.outside = {"newcomer": "N", "donors": list(donors), "job": "earlier"}  # as the job's plan says
-            site.fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES)["approve"] = "any"
+        asked = {"newcomer": "N", "donors": list(donors), "job": "earlier"}
         part = made["N"].component.partition
         shared = {name: value for name, value in build_network(plan).state_dict().items() if name in part.shared}
         folder = tmp_path / f"server-{secure}"
@@ -354,6 +352,10 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
 
         late = replace(plan, weights=fingerprint(shared), settings=plan.settings | {"min_sites": 1})
         made["N"].component.plan = late  # as the job that brings γ says it
+        for site in made.values():
+            site.component.outside = asked  # as the job's plan says
+            approve = [{"job": "late", "plan": site.component.plan.digest(asked)}]
+            site.fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES)["approve"] = approve
         run = Run(folder, late, [*made], answer, secure=secure)
         run.run(lambda donors=donors: Outside("N", list(donors), "earlier"))
         assert run.panics == []
