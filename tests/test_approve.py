@@ -99,10 +99,11 @@ def test_what_the_job_will_do_is_said(folder, kit, plan):
         "method feddp, network pvt_v2_b0-fpn, images of 3 channels at 32 x 32",
         "sites: site-1, site-2, site-3; a round counts with 3",
         f"in each of 2 rounds, to the server: {len(shared)} tensors, {nbytes:,} bytes",
-        "stays here: 16 tensors of this network",
+        "not sent to the server: 16 tensors of this network",
         "each round: 1 epochs in steps of 4 images, 2 an epoch over the 8 training images here; learning rate 0.001",
         "stages: train, calibrate",
         "consent to calibration: asked for; this kit does not give",
+        f"to the other sites: once, 16 tensors, {4 * 193_536:,} bytes, with which",  # parameters by hand: test_partition
         "initial tensors: none",
         "batch=4 (default 6): samples a step; privacy: the fewer images in a step, the more of each shows in what leaves",
         "calibration_epochs=1 (default 20)",
@@ -110,6 +111,46 @@ def test_what_the_job_will_do_is_said(folder, kit, plan):
         assert words in said
     edit(kit, consent=["calibration"], recipients=["site-2"])
     assert "consent to calibration: asked for; this kit gives, to site-2" in approve(folder, kit, answer="n\n")[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("feddg", "to the other sites: once, the centres of the amplitude spectra of"),
+        ("fedlc", "to the other sites: in each of 1 epochs, 2 tensors of the head"),
+    ],
+)
+def test_what_an_exchange_gives_is_said(plan_for, tmp_path, kit, method, words):
+    folder = export(plan_for(method=method, sites=SITES, min_sites=3), tmp_path / method)
+    assert words in approve(folder, kit, answer="n\n")[1]
+
+
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        ("query", "the job shares 16 query tensors, which `private` of privacy.json keeps: the guard stops them"),
+        ("projector", "names projector, of which this network has none: this site refuses the job"),
+    ],
+)
+def test_a_job_that_the_hospitals_own_private_stands_against(plan_for, tmp_path, kit, role, words):
+    edit(kit, private=[role])
+    folder = export(plan_for(method="fedavg", sites=SITES, min_sites=3), tmp_path / "job")
+    assert words in approve(folder, kit, answer="n\n")[1]
+
+
+def test_a_job_for_other_images_is_not_approved(plan_for, tmp_path, kit):
+    folder = export(plan_for(sites=SITES, min_sites=3, channels=1, classes=("disc", "cup")), tmp_path / "job")
+    code, said = approve(folder, kit, "--yes")
+    assert code == 2
+    assert "refused: the job is for 1 channels, disc, cup (nested), and " in said
+    assert "has 3 channels, lesion (nested); ask its lead" in said
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", 0])
+def test_a_device_that_is_none_is_named(folder, kit, device):
+    edit(kit, device=device)
+    with pytest.raises(FedDPError, match="write cpu, cuda or cuda:N"):
+        approve(folder, kit, "--yes")
 
 
 def test_without_a_yes_nothing_is_written(folder, kit):

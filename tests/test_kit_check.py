@@ -269,7 +269,7 @@ def test_a_pipe_in_place_of_a_file_is_named(kit):
 def test_what_came_with_a_kit_that_never_ran_is_shown(kit):
     (kit / "feddp").mkdir(mode=0o700)
     (kit / "feddp/site.secret").write_text("0" * 64)
-    assert f"keeps 1 entries of earlier jobs in {kit / 'feddp'}" in "\n".join(effective(Kit.open(kit)))
+    assert f"keeps 1 files and folders in {kit / 'feddp'}" in "\n".join(effective(Kit.open(kit)))
 
 
 @pytest.mark.parametrize("name", ["resources.yml", "x__j_resources.json", "privacy.conf", "sub"])

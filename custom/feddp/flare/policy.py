@@ -97,7 +97,7 @@ class SitePolicy:
             raise PolicyError(f"site {site}: privacy.json does not say where the data lie; add the property `data`")
         return cls(
             _folder(site, properties["data"]),
-            str(properties.get("device", "cpu")),
+            _device(site, properties.get("device", cls.device)),
             _words(site, "consent", properties.get("consent", []), CONSENTS),
             _sites(site, properties["recipients"]) if "recipients" in properties else None,
             _words(site, "private", properties.get("private", []), ROLES),
@@ -164,7 +164,7 @@ class SitePolicy:
             )
         if plan.weights and plan.weights not in self.tensors:
             found.append(
-                f"the job brings initial tensors ({plan.weights[:12]}), which can be made to copy an image into what the site"
+                f"the job brings initial tensors ({plan.weights}), which can be made to copy an image into what the site"
                 " sends; leave --weights out, or add their SHA-256 to `tensors` of privacy.json"
             )
         return found + self.bounds.problems(plan)
@@ -174,6 +174,12 @@ def _folder(site: str, given: Any) -> Path:
     if not isinstance(given, str) or not given:
         raise PolicyError(f"site {site}: privacy.json's data is {given!r}; write the path of the site's folder")
     return Path(given)
+
+
+def _device(site: str, given: Any) -> str:
+    if not isinstance(given, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", given):
+        raise PolicyError(f"site {site}: privacy.json's device is {given!r}; write cpu, cuda or cuda:N")
+    return given
 
 
 def _words(site: str, name: str, given: Any, known: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddp.data.folder import SiteFolder
+from feddp.data.folder import SiteFolder, facts_of, misfit
 from feddp.errors import InputError, PolicyError
 from feddp.files import write_json
 from feddp.flare.admission import scope_properties
@@ -64,7 +64,11 @@ class Approval:
         """Why the hospital does not take the job, approved or not."""
         found = self.policy.problems(self.job.plan, self.job.asked)
         if self.data and not self.job.request:
-            found += self.policy.bounds.too_few(len(SiteFolder.open(self.data).rows_of("train")))
+            folder = SiteFolder.open(self.data)
+            found += self.policy.bounds.too_few(len(folder.rows_of("train")))
+            if differing := misfit(folder, facts_of(self.job.plan)):
+                here, wanted = (f"{n} channels, {', '.join(classes)} ({labels})" for n, classes, labels in differing)
+                found.append(f"the job is for {wanted}, and {self.data} has {here}; ask its lead to export it for these")
         if self.kit.name not in (self.job.request.sites if self.job.request else self.job.plan.sites):
             found.append(f"the job is not for {self.kit.name}; ask its lead to export it for this hospital too")
         return found

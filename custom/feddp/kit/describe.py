@@ -1,12 +1,17 @@
 """What a job will do at one hospital, in words for its administrator."""
 
+from collections.abc import Iterator
 from pathlib import Path
+
+from torch import nn
 
 from feddp.data.folder import SiteFolder
 from feddp.flare.job_folder import Job
 from feddp.flare.policy import SitePolicy
 from feddp.methods.aggregation import Spec
-from feddp.plan.resolve import build_network, partition_of
+from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
+from feddp.partition import Partition, select
+from feddp.plan.resolve import build_network, exchanged, head_names, partition_of
 from feddp.plan.schema import Plan
 from feddp.protocol import OUTSIDE, consents_of
 
@@ -68,13 +73,37 @@ def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
     return [
         f"sites: {', '.join(plan.sites)}; a round counts with {plan.federation.min_sites}",
         f"leaves this site in each of {plan.rounds} rounds{phases}, to the server: {names}, and means of losses and metrics",
-        f"stays here: {len(partition.private)} tensors of this network ({', '.join(partition.private[:2]) or 'none'}, ...)"
+        f"not sent to the server: {len(partition.private)} tensors of this network ({', '.join(partition.private[:2])}, ...)"
         if partition.private
-        else "stays here: no tensor; the whole network is shared",
+        else "not sent to the server: no tensor; the whole network is shared",
         f"each round: {training.local_epochs} epochs in steps of {training.batch} images{steps}; learning rate {training.lr}",
         f"stages: {', '.join(plan.stages)}",
         *([_consent(word, policy) for word in consents_of(plan.stages)] or ["consent: this job asks for none"]),
+        *(f"  with consent, sealed, to the other sites: {what}" for what in _exchanged(plan, network, partition)),
+        *_kept(policy, network, partition),
     ]
+
+
+def _exchanged(plan: Plan, network: nn.Module, partition: Partition) -> Iterator[str]:
+    """What leaves a consenting site beside the rounds."""
+    if SPECTRA in plan.stages:
+        yield f"once, the centres of the amplitude spectra of {plan.hyper.spectra} training images"
+    if HEADS in plan.stages:
+        yield f"in each of {plan.calibration.calibration_epochs} epochs, {len(head_names(network))} tensors of the head"
+    if CALIBRATE in plan.stages and plan.calibration.lambda_ > 0 and (names := exchanged(plan, partition)):
+        size = Spec.of(network.state_dict(), names).nbytes
+        yield f"once, {len(names)} tensors, {size:,} bytes, with which they have this site's whole network"
+
+
+def _kept(policy: SitePolicy, network: nn.Module, partition: Partition) -> Iterator[str]:
+    """Where the hospital's own `private` stands against the job."""
+    for role in policy.private:
+        names = select(network, role)
+        if not names:
+            yield f"note: `private` of privacy.json names {role}, of which this network has none: this site refuses the job"
+        elif shared := names & set(partition.shared):
+            what = f"the job shares {len(shared)} {role} tensors, which `private` of privacy.json keeps"
+            yield f"note: {what}: the guard stops them"
 
 
 def _consent(word: str, policy: SitePolicy) -> str:

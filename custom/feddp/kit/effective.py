@@ -35,7 +35,7 @@ def effective(kit: Kit) -> Iterator[str]:
     if kit.kind != CLIENT:
         return
     if (kept := kit.folder / KEPT).exists():  # whoever put it there knows the secret by which the site draws
-        yield f"keeps {len(list(kept.iterdir()))} entries of earlier jobs in {kept}; if this kit never ran, remove the folder"
+        yield f"keeps {len(list(kept.iterdir()))} files and folders in {kept}; if this kit never ran, remove the folder"
     for scope in scopes(privacy_file(kit)):
         policy = SitePolicy.of(kit.name, scope["properties"], simulated=False)
         yield f"a job under scope {scope['name']}"
