@@ -464,6 +464,13 @@ def test_a_server_of_the_project_is_reached_or_not(made, on_its_machine):
     assert check(on_its_machine, offline=True)[1] == []
 
 
+def test_another_participant_of_the_project_is_not_the_server(made, on_its_machine):
+    """Its certificate is of the project's root too; the control is the server's own, above."""
+    with listening(mutual(on_its_machine, made / "kits/feddp/prod_00/hospital-b"), on_its_machine):
+        (problem,) = check(on_its_machine)[1]
+    assert f"shows the certificate of hospital-b, and the kit names {SERVER}" in str(problem)
+
+
 def test_a_server_that_is_not_the_projects_is_told_apart(made, on_its_machine):
     """Another consortium's, which shows its own certificate; one that takes only its own; and something that speaks no TLS."""
     server, stranger = made / "kits/feddp/prod_00" / SERVER, made / "own/feddp/prod_00" / SERVER
