@@ -154,27 +154,23 @@ def test_a_hostile_kit_is_refused_with_every_reason_and_nothing_of_it_runs(hosti
     assert [name for name, mark in marks.items() if mark.exists()] == list(marks), started.stderr
 
 
-def test_python_in_the_kits_folder(kit):
+@pytest.mark.parametrize(
+    ("code", "module", "left"),
+    [
+        ("torch.py", "torch", "__pycache__"),
+        ("feddp/__init__.py", "feddp.errors", "feddp/__pycache__"),  # where a site keeps its networks, and our package's name
+    ],
+)
+def test_python_in_the_kits_folder(kit, code, module, left):
     """The control: Python, started as FLARE starts a job's process, takes it for the installed module."""
-    (kit / "torch.py").write_text("print('not torch')")
-    command = [sys.executable, "-m", "torch"]
+    (kit / code).parent.mkdir(mode=0o700, exist_ok=True)
+    (kit / code).write_text("print('not what is installed')")
+    command = [sys.executable, "-m", module]
     done = subprocess.run(command, cwd=kit, env=ENV, capture_output=True, text=True, check=False)
-    assert done.stdout == "not torch\n"
-    shutil.rmtree(kit / "__pycache__", ignore_errors=True)
+    assert done.stdout == "not what is installed\n"
+    shutil.rmtree(kit / left, ignore_errors=True)
     (line,) = said(kit)
-    assert line.startswith(f"{kit}/torch.py: holds code")
-
-
-def test_python_in_a_folder_of_the_kits_own(kit):
-    """`feddp/` is where a site keeps its networks, and our package's name: the control takes it for the package."""
-    (kit / "feddp").mkdir(mode=0o700)
-    (kit / "feddp/__init__.py").write_text("print('not ours')")
-    command = [sys.executable, "-m", "feddp.errors"]
-    done = subprocess.run(command, cwd=kit, env=ENV, capture_output=True, text=True, check=False)
-    assert done.stdout == "not ours\n"
-    shutil.rmtree(kit / "feddp/__pycache__", ignore_errors=True)
-    (line,) = said(kit)
-    assert line.startswith(f"{kit}/feddp/__init__.py: holds code")
+    assert line.startswith(f"{kit}/{code}: holds code")
 
 
 POPEN = "subprocess.Popen"

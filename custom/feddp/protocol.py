@@ -7,6 +7,7 @@ the server stay lists of their own: they are reviewed.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from feddp.methods.base import CALIBRATE as CALIBRATE_STAGE
 from feddp.methods.base import HEADS as HEADS_STAGE
@@ -84,7 +85,7 @@ class Table:
 
     metrics: tuple[str, ...]
     by: tuple[str, ...] | None = ()
-    measured: bool = True
+    measured: ClassVar[bool] = True
 
 
 COUNT, FLAG = Number(), Number()
@@ -102,6 +103,7 @@ SCALARS: Mapping[str, Number | Table] = {
     VOLUMES: Table(VOLUME_METRICS, by=WHEN),
     "peers": Table(METRICS, by=None),
 }
+NUMBERS = CELL | SCALARS  # and what stands within a table
 MEASURED = frozenset(name for name, scalar in SCALARS.items() if scalar.measured)
 _SCORED, _TUNED = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch")
 

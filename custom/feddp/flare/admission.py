@@ -26,7 +26,7 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.archive import read_app
-from feddp.flare.audit import audit
+from feddp.flare.audit import audit, one_line
 from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER
 from feddp.flare.documents import only_json, require_equal
 from feddp.flare.job_folder import META, admitted, read_folder, require_meta, require_object
@@ -127,7 +127,7 @@ class AdmittedApp(AppValidator):
         try:
             read_folder(SERVER, Path(app_folder))
         except FedDPError as error:
-            return " ".join(str(error).split())[:500], {}
+            return one_line(str(error)), {}
         return "", {}
 
 

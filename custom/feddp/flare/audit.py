@@ -21,9 +21,14 @@ def audit(fl_ctx: FLContext, what: str) -> str:
 
     Names of tensors and settings are the job's words: they make no line of their own, and none without end.
     """
-    line = " ".join(what.split())[:LIMIT]
+    line = one_line(what)
     add_job_audit_event(fl_ctx, msg=f"[{line}]")
     return line
+
+
+def one_line(text: str) -> str:
+    """At most LIMIT characters of a text, in one line."""
+    return " ".join(text.split())[:LIMIT]
 
 
 class Minute:
@@ -57,7 +62,7 @@ class Refusals:
         if (before := self._minute.left_out()) is None:
             return
         more = f" ({before} refusals before this one are not shown)" if before else ""
-        line = f"[gate refused {' '.join(what.split())[:LIMIT]}{more}]"
+        line = f"[gate refused {one_line(what)}{more}]"
         if job:
             AuditService.add_job_event(job_id=job, msg=line)
         else:

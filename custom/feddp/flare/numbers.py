@@ -11,7 +11,7 @@ from feddp.errors import PolicyError
 from feddp.methods.results import VOLUMES, WHEN
 from feddp.outside.hospital import Images
 from feddp.plan.schema import Plan
-from feddp.protocol import ADAPT, CELL, MEASURED, SCALARS, Number, Table, spec_of
+from feddp.protocol import ADAPT, CELL, MEASURED, NUMBERS, SCALARS, Number, Table, spec_of
 
 LARGEST = 2**53  # Python's ints have no end: a whole image fits into one
 _TABLES = (*WHEN, "peers")  # over the test images: they go together or not at all
@@ -74,7 +74,7 @@ def rounded(name: str, value: Any) -> Any:
     """A number as it leaves, or every number of a table."""
     if isinstance(value, Mapping):
         return {below: rounded(below, each) for below, each in value.items()}
-    number = (CELL | SCALARS).get(name)
+    number = NUMBERS.get(name)
     return number.rounded(value) if isinstance(number, Number) else value
 
 

@@ -152,9 +152,8 @@ class SitePolicy:
                     f"its policy takes jobs of {', '.join(taken) or f'no {what[:-1]}'}, and this one's is {value};"
                     f" add it to `{what}` of privacy.json, or leave this site out"
                 )
-        if (
-            request is not None
-        ):  # what donors gave is adapted, with no mask; who approves it takes its word for the finished run's γ
+        if request is not None:
+            # what donors gave is adapted, with no mask; who approves it takes its word for the finished run's γ
             return found + self.bounds.adaptation(asdict(read_settings(request.get("settings", {}))))
         asked = plan.hyper.spectra if base.SPECTRA in plan.stages and self.consents(SPECTRA) else 0
         if asked > self.spectra:
