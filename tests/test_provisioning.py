@@ -414,8 +414,8 @@ def test_the_data_are_checked(kit, tiny_root, tmp_path):
 
 
 @contextmanager
-def listening(context: ssl.SSLContext | None, kit: Path):
-    """A server for the kit to reach, which waits to be spoken to; without a context it speaks no TLS."""
+def listening(context: ssl.SSLContext | None, kit: Path | None):
+    """A server for a site's kit to reach, which waits to be spoken to; its port. Without a context it speaks no TLS."""
 
     def serve():
         with suppress(OSError):  # the test is over, or the client is turned away
@@ -425,12 +425,14 @@ def listening(context: ssl.SSLContext | None, kit: Path):
                     connection.recv(1)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        path = kit / "startup/fed_client.json"
-        said = json.loads(path.read_text())
-        said["servers"][0]["service"]["target"] = f"127.0.0.1:{server.getsockname()[1]}"
-        path.write_text(json.dumps(said))
+        port = server.getsockname()[1]
+        if kit:
+            path = kit / "startup/fed_client.json"
+            said = json.loads(path.read_text())
+            said["servers"][0]["service"]["target"] = f"127.0.0.1:{port}"
+            path.write_text(json.dumps(said))
         threading.Thread(target=serve, daemon=True).start()
-        yield
+        yield port
         server.shutdown(socket.SHUT_RDWR)
 
 
@@ -462,6 +464,20 @@ def test_a_server_of_the_project_is_reached_or_not(made, on_its_machine):
     (problem,) = check(on_its_machine)[1]
     assert re.search(r"the server 127\.0\.0\.1:\d+ does not answer", str(problem))
     assert check(on_its_machine, offline=True)[1] == []
+
+
+def test_a_person_reaches_the_server_too(made, tmp_path):
+    """A person's kit names server and address in another file, under other words."""
+    lead = Path(shutil.copytree(made / "kits/feddp/prod_00/lead@consortium.org", tmp_path / "lead"))
+    path = lead / "startup/fed_admin.json"
+    for own, words in ((SERVER, []), ("hospital-b", [f"shows the certificate of hospital-b, and the kit names {SERVER}"])):
+        with listening(mutual(lead, made / "kits/feddp/prod_00" / own), None) as port:
+            said = json.loads(path.read_text())
+            said["admin"] |= {"host": "127.0.0.1", "port": port}
+            path.write_text(json.dumps(said))
+            problems = [str(problem) for problem in check(lead)[1]]
+        assert len(problems) == len(words)
+        assert all(word in problem for word, problem in zip(words, problems, strict=True))
 
 
 def test_another_participant_of_the_project_is_not_the_server(made, on_its_machine):

@@ -64,13 +64,14 @@ class Kit:
 
     @property
     def server_identity(self) -> str:
-        """The name in the server's certificate, as a site's kit says it.
+        """The name in the server's certificate, as a site's or a person's kit says it.
 
         Raises:
             InputError: the kit does not say it.
         """
         try:
-            return str(read_json(self.configuration)["servers"][0]["identity"])
+            said = read_json(self.configuration)
+            return str(said["admin"]["server_identity"] if self.kind == ADMIN else said["servers"][0]["identity"])
         except (KeyError, IndexError, TypeError) as error:
             raise BadFile(Problem(self.configuration, "does not say the server's identity", AGAIN)) from error
 
