@@ -47,7 +47,7 @@ from feddp.flare.admission import AdmittedApp, AdmittingDeployer
 from feddp.flare.archive import read_app
 from feddp.flare.job_folder import read_folder
 from feddp.flare.policy import SitePolicy
-from feddp.jobs import export
+from feddp.jobs.folder import export
 from feddp.kit.approve import read_job
 from feddp.provision import AUTHORIZATION, GUARD
 

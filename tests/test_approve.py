@@ -7,11 +7,11 @@ import pytest
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from typer.testing import CliRunner
 
+from feddp.adaptation.request import OutsideRequest
 from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare.policy import SitePolicy
-from feddp.jobs import export, write_job
-from feddp.outside.request import OutsideRequest
+from feddp.jobs.folder import export, write_job
 from feddp.plan.resolve import build_network, partition_of
 from feddp.provision import GUARD
 

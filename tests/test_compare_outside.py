@@ -10,6 +10,8 @@ from driven import drive
 from PIL import Image
 from torch import nn
 
+from feddp.adaptation import hospital
+from feddp.adaptation.adapt import Settings
 from feddp.compare import adaptation
 from feddp.compare.leave_one_out import LeaveOneOut
 from feddp.compare.outside_studies import OUTSIDE, TABLE_II, Entry
@@ -17,12 +19,10 @@ from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
-from feddp.jobs import federation_of
+from feddp.jobs.folder import federation_of
 from feddp.methods.trainer import START
 from feddp.networks import NETWORKS
 from feddp.networks.weights import save_network
-from feddp.outside import hospital
-from feddp.outside.adapt import Settings
 from feddp.partition import ENCODER, HEAD
 from feddp.run import options as run_options
 from feddp.training.metrics import summarize

@@ -24,8 +24,8 @@ from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition
 from rich.console import Console as Screen
 from safetensors.torch import load_file
 
-from feddp import jobs
 from feddp.flare.configuration import SITE_CLASSES
+from feddp.jobs import folder as jobs
 from feddp.kit.approve import Approval
 from feddp.kit.check import check
 from feddp.plan.schema import Plan

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from test_methods import context as at_a_site
 from test_walls import context
 
-from feddp import jobs, protocol
+from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.files import SHARED
@@ -38,6 +38,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.flare.precision import HalfPrecision
 from feddp.flare.site import SiteComponent
 from feddp.flare.stage import nbytes
+from feddp.jobs import folder as jobs
 from feddp.methods.aggregation import Spec, average
 from feddp.methods.site import Site
 from feddp.run import session

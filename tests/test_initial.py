@@ -20,13 +20,14 @@ from test_hostile import hospital  # noqa: F401 (a fixture)
 from test_stage import SITES as ABC
 from test_stage import Run, good
 
-from feddp import jobs, protocol
+from feddp import protocol
 from feddp.compare.progress import traffic
 from feddp.flare import messages
 from feddp.flare.executors import SpectraExecutor, TrainExecutor
 from feddp.flare.partial_aggregation import PartialAggregation
 from feddp.flare.persistor import SharedTensorPersistor
 from feddp.flare.spectra import Spectra
+from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint, read_network, save_network
 from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.plan.schema import Plan

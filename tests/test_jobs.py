@@ -13,7 +13,7 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.site import SiteComponent
-from feddp.jobs import export
+from feddp.jobs.folder import export
 from feddp.networks.weights import fingerprint
 from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
 from feddp.run import session

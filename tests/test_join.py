@@ -14,10 +14,10 @@ from feddp.data.loading import load
 from feddp.errors import FedDPError
 from feddp.methods.results import gathered
 from feddp.networks.weights import fingerprint, load_personal, save_network
-from feddp.outside.join import join
 from feddp.partition import DECODER, ENCODER, HEAD, NORM, chosen
 from feddp.plan.resolve import WEIGHTS, build_network, partition_of
 from feddp.predict import predict
+from feddp.run.join import join
 from feddp.training import loop
 from feddp.training.metrics import METRICS, measure, summarize
 from feddp.training.seeds import seeded

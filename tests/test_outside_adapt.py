@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn, tensor
 
+from feddp.adaptation.adapt import Settings, fit
+from feddp.adaptation.models import GLOBAL, Models
+from feddp.adaptation.routing import Routed
+from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
 from feddp.errors import FedDPError
 from feddp.networks import build
-from feddp.outside.adapt import Settings, fit
-from feddp.outside.models import GLOBAL, Models
-from feddp.outside.routing import Routed
-from feddp.outside.ways import WAYS, predict, probabilities
 from feddp.partition import NORM, resolve
 
 LN3 = math.log(3)
 CPU = torch.device("cpu")
-ON_ANY = [how for how in WAYS if how != "ttt"]  # that one needs a rotation head: test_ttt.py
+ON_ANY = [how for how in STRATEGIES if how != "ttt"]  # that one needs a rotation head: test_ttt.py
 FACTS = {"channels": "1", "classes": '["a", "b"]', "labels": "nested", "size": "32"}
 
 
@@ -117,7 +117,7 @@ def copies(states):
 def test_the_given_models_are_bit_identical_afterwards(toy, how):
     models = models_of(toy)
     before = copies(models.stacks)
-    adapted = WAYS[how](models, pictures(), SHORT, CPU, silent)
+    adapted = STRATEGIES[how](models, pictures(), SHORT, CPU, silent)
     list(predict(adapted.networks, pictures(), 2, CPU))
     assert all(models.stacks[name].equal(value) for name, value in before.items())
 
@@ -130,7 +130,7 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_torch_s_own(toy, how):
     runs = []
     for seed in (0, 0, 1):
         settings = Settings(epochs=2, lr=0.05, neighbourhood=2, seed=seed)
-        adapted = WAYS[how](models_of(toy), pictures(), settings, CPU, silent)
+        adapted = STRATEGIES[how](models_of(toy), pictures(), settings, CPU, silent)
         runs.append((adapted.fit.losses, torch.stack(list(predict(adapted.networks, pictures(), 2, CPU)))))
     assert torch.rand(1).equal(wanted)
     assert runs[0][0] == runs[1][0]
@@ -141,7 +141,7 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_torch_s_own(toy, how):
 
 def test_routing_trains_the_routers_and_lowers_the_loss(toy):
     models = models_of(toy)
-    adapted = WAYS["routing"](models, pictures(), SHORT, CPU, silent)
+    adapted = STRATEGIES["routing"](models, pictures(), SHORT, CPU, silent)
     (network,) = adapted.networks
     assert not network.training
     assert adapted.fit.losses[adapted.fit.kept] == min(adapted.fit.losses) < adapted.fit.losses[0]
@@ -154,18 +154,18 @@ def test_routing_trains_the_routers_and_lowers_the_loss(toy):
 def test_routing_by_the_batch_trains_the_affine_tensors_too(toy):
     """norm=batch is the released code's; a network without batch normalisation has none to train."""
     settings = Settings(epochs=1, lr=0.05, neighbourhood=2, norm="batch")
-    (network,) = WAYS["routing"](models_of(toy), pictures(), settings, CPU, silent).networks
+    (network,) = STRATEGIES["routing"](models_of(toy), pictures(), settings, CPU, silent).networks
     assert network.norm.running_mean is None
     trained = {key for key, parameter in network.named_parameters() if parameter.requires_grad}
     assert trained == {key for key in dict(network.named_parameters()) if ".router." in key} | {"norm.weight", "norm.bias"}
     with pytest.raises(FedDPError, match="no batch normalisation"):
-        WAYS["routing"](models_of("pvt_v2_b0-fpn"), pictures(1, 32), settings, CPU, silent)
+        STRATEGIES["routing"](models_of("pvt_v2_b0-fpn"), pictures(1, 32), settings, CPU, silent)
 
 
 @pytest.mark.parametrize("name", ["toy", "pvt_v2_b0-fpn"])
 def test_tent_changes_only_the_normalisations_affine_parameters(toy, name):
     models = models_of(name)
-    adapted = WAYS["tent"](models, pictures(2, 32), Settings(epochs=1, lr=0.01), CPU, silent)
+    adapted = STRATEGIES["tent"](models, pictures(2, 32), Settings(epochs=1, lr=0.01), CPU, silent)
     (network,) = adapted.networks
     given = models.state(GLOBAL)
     changed = {key for key, value in network.state_dict().items() if not value.equal(given[key])}
@@ -177,7 +177,7 @@ def test_tent_changes_only_the_normalisations_affine_parameters(toy, name):
 
 
 def test_tent_normalises_by_the_batch(toy):
-    (network,) = WAYS["tent"](models_of(toy), pictures(), Settings(epochs=0), CPU, silent).networks
+    (network,) = STRATEGIES["tent"](models_of(toy), pictures(), Settings(epochs=0), CPU, silent).networks
     x = torch.stack(pictures())
     hidden = network.norm(network.q(x)).detach()
     wanted = torch.nn.functional.batch_norm(network.q(x), None, None, network.norm.weight, network.norm.bias, True)
@@ -187,8 +187,8 @@ def test_tent_normalises_by_the_batch(toy):
 def test_an_image_alone_is_refused_where_it_has_no_statistics():
     """At 32 px a ResNet's deepest map is one pixel: two values a channel are a batch's least, 3 images by 2 leave one."""
     with pytest.raises(FedDPError, match="3 images in batches of 2 leave one alone"):
-        WAYS["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=2), CPU, silent)
-    assert WAYS["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=3), CPU, silent).networks
+        STRATEGIES["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=2), CPU, silent)
+    assert STRATEGIES["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=3), CPU, silent).networks
 
 
 def constant(models, *logits):
@@ -205,7 +205,7 @@ def test_global_average_and_ensemble_by_hand(toy):
     ensemble (¾ + ¾ + ½)/3 = ⅔. The second class, all −ln 3: ¼ each time."""
     models = constant(models_of(toy), [LN3, -LN3], [LN3, -LN3], [0, -LN3])
     for how, wanted in (("global", 0.5), ("average", 0.675333), ("ensemble", 2 / 3)):
-        adapted = WAYS[how](models, pictures(1), SHORT, CPU, silent)
+        adapted = STRATEGIES[how](models, pictures(1), SHORT, CPU, silent)
         assert adapted.fit.losses == []
         (logits,) = predict(adapted.networks, pictures(1), 1, CPU)
         maps = probabilities(logits, (3, 5))
@@ -217,7 +217,7 @@ def test_global_average_and_ensemble_by_hand(toy):
 def test_predictions_come_in_the_images_order(toy):
     """Whatever the batch: one network, five images."""
     models = models_of(toy)
-    networks = WAYS["ensemble"](models, pictures(5), SHORT, CPU, silent).networks
+    networks = STRATEGIES["ensemble"](models, pictures(5), SHORT, CPU, silent).networks
     one, two = (torch.stack(list(predict(networks, pictures(5), batch, CPU))) for batch in (1, 2))
     assert one.shape == (5, 3, 2, 16, 16)
     torch.testing.assert_close(one, two)

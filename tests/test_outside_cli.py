@@ -12,13 +12,13 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import tensor
 
+from feddp.adaptation import hospital
+from feddp.adaptation.models import GLOBAL, read_models
+from feddp.adaptation.strategies import STRATEGIES
 from feddp.errors import FedDPError
 from feddp.methods.results import gathered
 from feddp.networks import build
 from feddp.networks.weights import save_network
-from feddp.outside import hospital
-from feddp.outside.models import GLOBAL, read_models
-from feddp.outside.ways import WAYS
 from feddp.plan.resolve import build_network, partition_of
 from feddp.predict import predict
 from feddp.run import session
@@ -67,7 +67,7 @@ def bytes_of(folder):
     return {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
-@pytest.mark.parametrize("how", [how for how in WAYS if how != "ttt"])  # test_ttt.py
+@pytest.mark.parametrize("how", [how for how in STRATEGIES if how != "ttt"])  # test_ttt.py
 def test_it_writes_a_mask_for_every_png_and_changes_no_file_of_the_run(feddp, run, pngs, tmp_path, how):
     before = bytes_of(run)
     code, out, err = feddp("adapt", "--models", run, "--images", pngs, "--out", tmp_path / "out", "--how", how, "--epochs", 2)
@@ -99,7 +99,7 @@ def test_the_options_reach_the_settings(feddp, run, pngs, tmp_path):
 def test_the_help_names_every_way(feddp, command):
     code, out, _ = feddp(command, "--help")
     assert code == 0
-    assert all(how in out for how in WAYS)
+    assert all(how in out for how in STRATEGIES)
 
 
 def test_the_global_model_is_the_shared_tensors_and_the_mean_of_the_private_ones(run):

@@ -14,6 +14,8 @@ from test_stage import SUMMARY, Run
 from typer.testing import CliRunner
 
 from feddp import protocol
+from feddp.adaptation import hospital as outside_hospital
+from feddp.adaptation.request import OutsideRequest
 from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
@@ -24,8 +26,6 @@ from feddp.flare.outside import Outside
 from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.site import SiteComponent
 from feddp.networks.weights import fingerprint, save_network
-from feddp.outside import hospital as outside_hospital
-from feddp.outside.request import OutsideRequest
 from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
 from feddp.plan.schema import Plan
 from feddp.training.store import by_site, together

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.outside.adapt import Settings, entropy_loss, routing_loss
-from feddp.outside.losses import consistency, entropy, shape, spread
+from feddp.adaptation.adapt import Settings, entropy_loss, routing_loss
+from feddp.adaptation.losses import consistency, entropy, shape, spread
 
 LN2, LN3, LN4 = math.log(2), math.log(3), math.log(4)
 H34 = 0.25 * LN4 + 0.75 * math.log(4 / 3)  # the entropy of ¾ and ¼, 0.562335 nats

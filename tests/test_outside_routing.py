@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn, tensor
 
+from feddp.adaptation.routing import Routed, Router, route
 from feddp.errors import FedDPError
 from feddp.networks import build
-from feddp.outside.routing import Routed, Router, route
 
 M = 3
 

@@ -11,8 +11,8 @@ import pytest
 from deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, decided, environment, local
 from safetensors.torch import load_file
 
-from feddp import jobs
 from feddp.data.synthesize import synthesize
+from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint
 from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.run.poc import free_ports

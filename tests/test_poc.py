@@ -13,12 +13,12 @@ from nvflare.fuel.flare_api.api_spec import NoConnection
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from feddp import jobs
 from feddp.cli import app
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.flare.numbers import rounded
-from feddp.outside import job as outside
+from feddp.jobs import adaptation as outside
+from feddp.jobs import folder as jobs
 from feddp.run.poc import SERVER, PocJob, connect, federation
 from feddp.run.session import Request, bring_home, handed_on
 

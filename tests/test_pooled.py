@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError
-from feddp.jobs import export
+from feddp.jobs.folder import export
 from feddp.plan.resolve import build_network
 from feddp.run.options import Options, run_here
 from feddp.training.loop import adamw, fit_epoch

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import typer
 
+from feddp.adaptation.strategies import STRATEGIES
 from feddp.cli import app
 from feddp.compare.outside_studies import OUTSIDE, TABLE_II
 from feddp.compare.studies import STUDIES
 from feddp.methods import METHODS
 from feddp.networks import NETWORKS
-from feddp.outside.ways import WAYS
 from feddp.partition import NONE, ROLES
 from feddp.protocol import CONSENTS
 
@@ -32,7 +32,7 @@ def test_a_row_says_nothing_is_private_where_nothing_is(name):
     assert ROWS[name].startswith("nothing") != private
 
 
-@pytest.mark.parametrize("name", [*STUDIES, *(name for name in OUTSIDE if name != TABLE_II), *WAYS, *CONSENTS])
+@pytest.mark.parametrize("name", [*STUDIES, *(name for name in OUTSIDE if name != TABLE_II), *STRATEGIES, *CONSENTS])
 def test_what_an_option_takes_is_named(name):
     assert re.search(rf"[`,|\" ]{name}[`,|\" ]", README), name
 

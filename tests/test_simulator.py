@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from feddp import jobs
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import batches, load
+from feddp.jobs import folder as jobs
 from feddp.networks import build
 from feddp.partition import QUERY, resolve
 from feddp.run import session

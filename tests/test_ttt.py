@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn, tensor
 
+from feddp.adaptation.adapt import Settings
+from feddp.adaptation.models import GLOBAL, Models, read_models
+from feddp.adaptation.strategies import STRATEGIES, predict
 from feddp.cli import main
 from feddp.errors import FedDPError
 from feddp.networks import build
 from feddp.networks.rotation import rotation_logits
 from feddp.networks.weights import load_personal, save_network
-from feddp.outside.adapt import Settings
-from feddp.outside.models import GLOBAL, Models, read_models
-from feddp.outside.ways import WAYS, predict
 from feddp.plan.resolve import build_network, partition_of
 from feddp.training.rotation import every_turn, rotation_loss, turned
 
@@ -153,7 +153,7 @@ def run_of(plan, folder):
 def test_adapting_trains_the_encoder_and_nothing_else(plan_for, tmp_path):
     """Of ResNet-18 also every running statistic stays; the epoch of the lowest loss is kept."""
     models = read_models(run_of(plan_for(method="ttt", network="resnet18-fpn"), tmp_path / "run"))
-    adapted = WAYS["ttt"](models, pictures(), Settings(epochs=3, lr=1e-4, batch=2), CPU, silent)
+    adapted = STRATEGIES["ttt"](models, pictures(), Settings(epochs=3, lr=1e-4, batch=2), CPU, silent)
     (network,) = adapted.networks
     given = models.state(GLOBAL)
     changed = {name for name, value in network.state_dict().items() if not value.equal(given[name])}
@@ -163,11 +163,11 @@ def test_adapting_trains_the_encoder_and_nothing_else(plan_for, tmp_path):
     assert adapted.fit.losses[adapted.fit.kept] == min(adapted.fit.losses) < adapted.fit.losses[0]
     with torch.no_grad():
         assert every_turn(network, torch.stack(pictures())).item() == pytest.approx(min(adapted.fit.losses), abs=1e-4)
-    again = WAYS["ttt"](models, pictures(), Settings(epochs=3, lr=1e-4, batch=2), CPU, silent)
+    again = STRATEGIES["ttt"](models, pictures(), Settings(epochs=3, lr=1e-4, batch=2), CPU, silent)
     assert again.fit == adapted.fit
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", STRATEGIES)
 def test_common_layers_are_mixed_and_averaged_like_all_else(plan_for, tmp_path, how):
     run = run_of(plan_for(method="ttt", network="resnet18-fpn"), tmp_path / "run")
     models = read_models(run)
@@ -176,7 +176,7 @@ def test_common_layers_are_mixed_and_averaged_like_all_else(plan_for, tmp_path, 
     assert models.state(GLOBAL)["rotation_head.2.weight"].equal(states[2]["rotation_head.2.weight"])
     mean = sum(state["rotation_head.2.weight"] for state in states) / 3
     torch.testing.assert_close(models.mean()["rotation_head.2.weight"], mean)
-    adapted = WAYS[how](models, pictures(2), Settings(epochs=1, lr=1e-4, neighbourhood=2), CPU, silent)
+    adapted = STRATEGIES[how](models, pictures(2), Settings(epochs=1, lr=1e-4, neighbourhood=2), CPU, silent)
     (first, _) = predict(adapted.networks, pictures(2), 2, CPU)
     assert first.isfinite().all()
 
@@ -209,7 +209,7 @@ def test_only_layers_that_each_site_has_for_itself_are_refused(plan_for, tmp_pat
     if own is None:
         models = read_models(run)
         for how in ("routing", "average"):
-            adapted = WAYS[how](models, pictures(2), Settings(epochs=1, lr=1e-4, neighbourhood=2), CPU, silent)
+            adapted = STRATEGIES[how](models, pictures(2), Settings(epochs=1, lr=1e-4, neighbourhood=2), CPU, silent)
             assert all(logits.isfinite().all() for logits in predict(adapted.networks, pictures(2), 2, CPU))
     else:
         with pytest.raises(FedDPError, match=f"{method} gives every site layers of its own .{own}, ...., which nobody outside"):

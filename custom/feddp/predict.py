@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from feddp.adaptation.models import described
 from feddp.data.folder import refuse_occupied
 from feddp.data.loading import network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.networks.weights import load_personal
-from feddp.outside.models import described
 from feddp.training.device import asked_for
 from feddp.training.metrics import THRESHOLD
 

@@ -19,7 +19,7 @@ from feddp.files import write_json
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
-from feddp.jobs import SCOPE
+from feddp.jobs.folder import SCOPE
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
 RESOURCES = "resources.json.default"

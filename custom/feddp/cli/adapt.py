@@ -27,9 +27,9 @@ def adapt(
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the site's masks.")] = False,
 ) -> None:
     """Adapt the models of a finished run to images without labels, and write a mask for every image."""
-    from feddp.outside import hospital
-    from feddp.outside.adapt import Settings
-    from feddp.outside.models import read_models
+    from feddp.adaptation import hospital
+    from feddp.adaptation.adapt import Settings
+    from feddp.adaptation.models import read_models
     from feddp.training.device import asked_for
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -67,7 +67,7 @@ def job_outside(
     scope: Scope = "feddp",
 ) -> None:
     """Export `feddp adapt` as a job: consenting sites of a finished run give their models to a hospital that has joined."""
-    from feddp.outside.job import export
+    from feddp.jobs.adaptation import export
 
     names = None if donors is None else list(words(donors))
     print(export(run, newcomer, names, out, how, settings, score, job_id, scope))
@@ -84,8 +84,8 @@ def join(
     device: Device = "cpu",
 ) -> None:
     """Tune the federation's network at a hospital that was not in it but has masks, its encoder as it is."""
-    from feddp.outside.join import join as run
     from feddp.report import table
+    from feddp.run.join import join as run
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -79,7 +79,7 @@ def job(
     weights: Weights = None,
 ) -> None:
     """Export a job folder for the FLARE admin console's `submit_job`."""
-    from feddp.jobs import export, federation_of
+    from feddp.jobs.folder import export, federation_of
     from feddp.run.options import Options
 
     facts = {"channels": channels, "classes": words(classes), "labels": labels}

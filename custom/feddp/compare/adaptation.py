@@ -10,20 +10,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from feddp.adaptation import hospital
+from feddp.adaptation.adapt import Settings
+from feddp.adaptation.models import read_models
 from feddp.compare.results import Images
 from feddp.data.folder import SiteFolder
 from feddp.errors import InputError
 from feddp.files import ADAPTED, SCORES
-from feddp.outside import hospital
-from feddp.outside.adapt import Settings
-from feddp.outside.models import read_models
 from feddp.training.device import asked_for
 from feddp.training.metrics import METRICS
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Of the finished run `run` to the test images of the site's folder `site`, in a way of `outside.ways.WAYS`."""
+    """Of the finished run `run` to the test images of the site's folder `site`, by a strategy of STRATEGIES."""
 
     run: Path
     site: Path

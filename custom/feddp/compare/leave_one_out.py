@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from feddp.adaptation.hospital import SPLIT
 from feddp.compare.adaptation import Adaptation
 from feddp.compare.outside_studies import Entry, Study
 from feddp.compare.results import Images, Kind, Result
@@ -18,8 +19,7 @@ from feddp.compare.runs import Campaign
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, InputError
-from feddp.jobs import federation_of
-from feddp.outside.hospital import SPLIT
+from feddp.jobs.folder import federation_of
 
 Inside = tuple[str, ...]  # the sites that train
 Results = Mapping[Variant, Result]

@@ -7,8 +7,8 @@ and n inside are the first n of the others in alphabetical order. Fig. 8 removes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from feddp.adaptation.adapt import Settings
 from feddp.compare.variants import Variant
-from feddp.outside.adapt import Settings
 
 TABLE_II = "leave_one_out"
 PERSONAL, PLAIN = "iop_fl", "fedavg"
@@ -16,7 +16,7 @@ PERSONAL, PLAIN = "iop_fl", "fedavg"
 
 @dataclass(frozen=True)
 class Entry:
-    """What stands below the study's heads; the way of `outside.ways.WAYS`, from the models of which variant's run."""
+    """What stands below the study's heads; the strategy, and the variant whose run gives the models."""
 
     labels: tuple[str, ...]
     variant: Variant

@@ -23,7 +23,7 @@ from feddp.compare.results import Result
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError, InputError
 from feddp.files import RESULTS, write_json
-from feddp.jobs import federation_of
+from feddp.jobs.folder import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE
 from feddp.plan.resolve import build_network, partition_of

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from feddp.adaptation.models import described, network_files
 from feddp.compare.tables import BLANK, Table, Value
 from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
 from feddp.data.loading import load
@@ -16,7 +17,6 @@ from feddp.features.divergence import divergence
 from feddp.features.extract import LAYERS, Pixels, sample_pixels
 from feddp.features.tsne import Panel, draw, embed
 from feddp.networks.weights import load_personal
-from feddp.outside.models import described, network_files
 from feddp.training.device import asked_for
 from feddp.training.seeds import seed_of
 

@@ -81,7 +81,7 @@ class Bounds:
         return [problem for problem in found if problem]
 
     def adaptation(self, settings: Mapping[str, Any]) -> list[str]:
-        """The same of a newcomer's adaptation, whose `settings` are all that it has (`outside.adapt.Settings`)."""
+        """The same of a newcomer's adaptation, whose `settings` are all that it has (`adaptation.adapt.Settings`)."""
         found = [
             self._most("epochs", settings["epochs"], "rounds"),
             self._most("lr", settings["lr"], "lr"),

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from feddp import protocol
+from feddp.adaptation.request import OutsideRequest
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, TRAIN, TUNE
-from feddp.outside.request import OutsideRequest
 from feddp.plan.schema import Plan
 
 SIDES = SERVER, CLIENT = "server", "client"

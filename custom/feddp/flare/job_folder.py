@@ -8,11 +8,11 @@ from typing import Any
 
 from nvflare.apis.job_def import JobMetaKey
 
+from feddp.adaptation.request import OutsideRequest
 from feddp.errors import InputError
 from feddp.flare.archive import require_files
 from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER, app_configuration, job_meta
 from feddp.flare.documents import LARGEST, at, parsed, require_equal
-from feddp.outside.request import OutsideRequest
 from feddp.plan.resolve import WEIGHTS
 from feddp.plan.schema import Plan
 from feddp.training.settings import require_name

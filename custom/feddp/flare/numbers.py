@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feddp.adaptation.hospital import Images
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import in_an_epoch
 from feddp.errors import PolicyError
 from feddp.methods.results import VOLUMES, WHEN
-from feddp.outside.hospital import Images
 from feddp.plan.schema import Plan
 from feddp.protocol import ADAPT, CELL, MEASURED, NUMBERS, SCALARS, Number, Table, spec_of
 

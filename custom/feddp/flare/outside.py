@@ -8,13 +8,13 @@ import math
 from typing import Any
 
 from feddp import protocol
+from feddp.adaptation.models import GLOBAL
 from feddp.errors import ContributionError, InputError, PolicyError
 from feddp.flare import messages
 from feddp.flare.evaluation import is_whole
 from feddp.flare.exchange import Exchange, is_sealed, of_peers
 from feddp.flare.stage import Answer, no_tensor
 from feddp.methods.results import ROUNDED, STD_WITHHELD, WITHHELD
-from feddp.outside.models import GLOBAL
 from feddp.training.metrics import METRICS
 from feddp.training.store import together
 

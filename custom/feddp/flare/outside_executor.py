@@ -8,6 +8,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
 from feddp import protocol
+from feddp.adaptation.adapt import read_settings
+from feddp.adaptation.hospital import Request, adapt
+from feddp.adaptation.models import FACTS, GLOBAL, Models, completed
 from feddp.errors import InputError, PolicyError, Stopped
 from feddp.flare import messages
 from feddp.flare.executors import TaskExecutor
@@ -15,9 +18,6 @@ from feddp.flare.site import SiteComponent
 from feddp.methods.aggregation import Spec
 from feddp.methods.site import last_network
 from feddp.networks.weights import read_network
-from feddp.outside.adapt import read_settings
-from feddp.outside.hospital import Request, adapt
-from feddp.outside.models import FACTS, GLOBAL, Models, completed
 from feddp.plan.resolve import require_initial
 from feddp.training.device import usable
 from feddp.training.seeds import seed_of
@@ -31,8 +31,8 @@ class OutsideExecutor(TaskExecutor):
 
     Args:
         job: the id of the finished job whose networks are given.
-        how: the newcomer's way from the models to a network (`feddp.outside.ways`).
-        settings: of `feddp.outside.adapt.Settings`, those that differ from the defaults.
+        how: the newcomer's way from the models to a network (`feddp.adaptation.strategies`).
+        settings: of `feddp.adaptation.adapt.Settings`, those that differ from the defaults.
         score: whether the newcomer reads its own masks afterwards, and sends mean metrics.
 
     Raises:

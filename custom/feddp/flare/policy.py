@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from feddp.adaptation.adapt import read_settings
 from feddp.errors import PolicyError
 from feddp.flare.bounds import Bounds
 from feddp.methods import METHODS, base
 from feddp.networks import NETWORKS
-from feddp.outside.adapt import read_settings
 from feddp.partition import ROLES
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS, SPECTRA
@@ -128,7 +128,7 @@ class SitePolicy:
         """PolicyError for a job that this hospital does not take.
 
         Args:
-            request: a newcomer's, beside the plan of the finished run (`outside.request.OutsideRequest.to_json`).
+            request: a newcomer's, beside the plan of the finished run (`adaptation.request.OutsideRequest.to_json`).
         """
         if problems := self.problems(plan, request):
             raise PolicyError(f"site {site}: {problems[0]}")

@@ -12,10 +12,10 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from feddp import protocol
+from feddp.adaptation.models import GLOBAL
 from feddp.errors import SealingError
 from feddp.kit.certificates import certificate_problems
 from feddp.kit.kit import Kit
-from feddp.outside.models import GLOBAL
 from feddp.protocol import Kind
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity

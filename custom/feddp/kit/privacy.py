@@ -15,7 +15,7 @@ from feddp.errors import FedDPError
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.update_privacy import UpdatePrivacy
-from feddp.jobs import SCOPE
+from feddp.jobs.folder import SCOPE
 from feddp.kit.components import strangers
 from feddp.kit.containers import Containers
 from feddp.kit.files import open_to_all

@@ -10,7 +10,7 @@ from torch import Tensor
 from feddp.errors import InputError
 from feddp.flare.bounds import LEAST_SITES
 from feddp.flare.policy import PLAN
-from feddp.jobs import federation_of
+from feddp.jobs.folder import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
 from feddp.networks import DEFAULT

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from feddp import jobs
 from feddp.data.folder import refuse_occupied
 from feddp.errors import FedDPError
 from feddp.files import (
@@ -29,6 +28,7 @@ from feddp.files import (
 )
 from feddp.flare.persistor import BEST, LATEST
 from feddp.flare.policy import SitePolicy
+from feddp.jobs import folder as jobs
 from feddp.limits import RESULTS_BYTES
 from feddp.methods.site import last_network
 from feddp.networks.header import outline

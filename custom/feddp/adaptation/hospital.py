@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddp.adaptation.adapt import Report, Settings
+from feddp.adaptation.models import Models
+from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
 from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
 from feddp.data.loading import load, network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import ADAPTED, SCORES, write_json
-from feddp.outside.adapt import Report, Settings
-from feddp.outside.models import Models
-from feddp.outside.ways import WAYS, predict, probabilities
 from feddp.predict import label_mask
 from feddp.training.metrics import THRESHOLD, measure, summarize
 from feddp.training.volumes import measure_volumes
@@ -67,7 +67,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted of the models: a way of WAYS, its settings, and whether masks are compared with the site's own afterwards.
+    """A strategy of STRATEGIES, its settings, and whether masks are compared with the site's own afterwards.
 
     Raises:
         InputError: there is no such way.
@@ -78,8 +78,8 @@ class Request:
     score: bool = False
 
     def __post_init__(self):
-        if self.how not in WAYS:
-            raise InputError(f"--how {self.how}: there are {', '.join(WAYS)}")
+        if self.how not in STRATEGIES:
+            raise InputError(f"--how {self.how}: there are {', '.join(STRATEGIES)}")
 
 
 def adapt(
@@ -109,7 +109,7 @@ def adapt(
     _fits(found.site, models, request.score, folder)
     inputs, shapes = found.read(models.channels, models.size)
     started = time.monotonic()
-    adapted = WAYS[request.how](models, inputs, settings, device, report)
+    adapted = STRATEGIES[request.how](models, inputs, settings, device, report)
     out.mkdir(parents=True, exist_ok=True)
     maps, empty = [], 0
     predictions = predict(adapted.networks, inputs, settings.batch, device)

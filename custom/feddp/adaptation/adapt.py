@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feddp.adaptation.losses import consistency, entropy, shape
+from feddp.adaptation.routing import MIXES
 from feddp.data.progress import track
 from feddp.errors import InputError
-from feddp.outside.losses import consistency, entropy, shape
-from feddp.outside.routing import MIXES
 from feddp.training.rotation import every_turn
 from feddp.training.seeds import seed_of
 from feddp.training.settings import defaults, from_settings, require_choice, require_not_negative, require_positive, setting

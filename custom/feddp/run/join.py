@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from feddp.adaptation.models import plan_of, read_shared
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, InputError
 from feddp.files import RESULTS, SHARED, read_results
@@ -23,7 +24,6 @@ from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
 from feddp.methods.results import gathered
 from feddp.methods.site import Site
-from feddp.outside.models import plan_of, read_shared
 from feddp.partition import Rule, chosen
 from feddp.plan.resolve import build_network, initial_tensors, partition_of
 from feddp.plan.schema import Plan

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from feddp.adaptation.adapt import Settings, read_settings
+from feddp.adaptation.hospital import Request
+from feddp.adaptation.models import GLOBAL
 from feddp.errors import InputError
-from feddp.outside.adapt import Settings, read_settings
-from feddp.outside.hospital import Request
-from feddp.outside.models import GLOBAL
 from feddp.training.settings import require_name
 from feddp.training.store import require_job_id
 
 
 @dataclass(frozen=True)
 class OutsideRequest:
-    """Donors give their networks of the finished job `job` to the newcomer, which adapts them `how` (`feddp.outside.ways`).
+    """Donors give their networks of the finished job `job` to the newcomer, which adapts them by the strategy `how`.
 
     Raises:
         InputError: a name or the job's id is none, there is no such way, or a setting is unknown or out of range.
@@ -24,7 +24,7 @@ class OutsideRequest:
     donors: tuple[str, ...]
     job: str
     how: str = "routing"
-    settings: dict[str, Any] = field(default_factory=dict)  # of feddp.outside.adapt.Settings: what differs from the defaults
+    settings: dict[str, Any] = field(default_factory=dict)  # of feddp.adaptation.adapt.Settings: what differs from the defaults
     score: bool = False
 
     def __post_init__(self):

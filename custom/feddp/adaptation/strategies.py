@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from feddp.adaptation.adapt import Fit, Report, Settings, entropy_loss, fit, routing_loss, turning_loss
+from feddp.adaptation.models import GLOBAL, Models
+from feddp.adaptation.routing import route
 from feddp.errors import InputError
-from feddp.outside.adapt import Fit, Report, Settings, entropy_loss, fit, routing_loss, turning_loss
-from feddp.outside.models import GLOBAL, Models
-from feddp.outside.routing import route
 from feddp.partition import ENCODER, chosen, is_normalisation
 from feddp.training.seeds import seeded
 
@@ -28,11 +28,11 @@ class Adapted:
     fit: Fit = field(default_factory=Fit)
 
 
-Way = Callable[[Models, Sequence[Tensor], Settings, torch.device, Report], Adapted]
+Strategy = Callable[[Models, Sequence[Tensor], Settings, torch.device, Report], Adapted]
 
 
 def routing(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
-    """004: the layers' weights are mixed for each image; the routers are trained (`feddp.outside.routing`).
+    """004: the layers' weights are mixed for each image; the routers are trained (`feddp.adaptation.routing`).
 
     `norm="batch"` is the released code's: batch normalisation by the batch's own statistics, its affine tensors trained too.
     Predictions then depend on which images share a batch.
@@ -98,7 +98,14 @@ def ensemble(models: Models, images: Sequence[Tensor], settings: Settings, devic
 
 
 DEFAULT = "routing"
-WAYS: dict[str, Way] = {DEFAULT: routing, GLOBAL: alone, "average": average, "ensemble": ensemble, "tent": tent, "ttt": ttt}
+STRATEGIES: dict[str, Strategy] = {
+    DEFAULT: routing,
+    GLOBAL: alone,
+    "average": average,
+    "ensemble": ensemble,
+    "tent": tent,
+    "ttt": ttt,
+}
 
 
 @torch.no_grad()

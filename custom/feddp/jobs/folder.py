@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from feddp.adaptation.request import OutsideRequest
 from feddp.data.folder import SiteFolder, facts_of, find_sites, misfit
 from feddp.errors import InputError
 from feddp.files import write_text
 from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
 from feddp.methods import METHODS
 from feddp.networks.weights import save_network
-from feddp.outside.request import OutsideRequest
 from feddp.plan.resolve import WEIGHTS, build_network, partition_of, require_initial
 from feddp.plan.schema import Plan
 from feddp.training.settings import require_name

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
+from feddp.adaptation.adapt import read_settings
+from feddp.adaptation.hospital import Request
+from feddp.adaptation.models import Models, plan_of, refuse_layers, some
+from feddp.adaptation.request import OutsideRequest
+from feddp.adaptation.strategies import STRATEGIES
 from feddp.errors import InputError
 from feddp.files import SHARED, read_results
-from feddp.jobs import SCOPE, write_job
+from feddp.jobs.folder import SCOPE, write_job
 from feddp.methods.aggregation import Spec, Tensors
 from feddp.networks.weights import fingerprint, read_network
-from feddp.outside.adapt import read_settings
-from feddp.outside.hospital import Request
-from feddp.outside.models import Models, plan_of, refuse_layers, some
-from feddp.outside.request import OutsideRequest
-from feddp.outside.ways import WAYS
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.run.options import pairs
@@ -43,7 +43,7 @@ def export(
         run: the folder of the finished run, with results.json and γ: in shared.safetensors, or as the server left it.
         newcomer: the name of the hospital that joins.
         donors: the sites of the run whose models it gets; None for all of them.
-        settings: of `feddp.outside.adapt.Settings`, as `key=value`.
+        settings: of `feddp.adaptation.adapt.Settings`, as `key=value`.
         score: whether the newcomer measures afterwards, against its own masks.
         job: the finished run's id; what its results.json says if None.
 
@@ -89,4 +89,4 @@ def _rehearse(plan: Plan, request: Request) -> None:
     state = build_network(plan).state_dict()
     models, blank = Models.of({"donor": state}, state, plan.facts), torch.zeros(2, plan.channels, 64, 64)
     once = replace(request.settings, epochs=0)
-    WAYS[request.how](models, list(blank), once, torch.device("cpu"), lambda epoch, loss: None)
+    STRATEGIES[request.how](models, list(blank), once, torch.device("cpu"), lambda epoch, loss: None)
