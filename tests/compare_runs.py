@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.errors import FedDPError
-from feddp.methods.site import SLOT_OF
+from feddp.methods.base import STAGES
 from feddp.networks import build
 from feddp.networks.weights import save_network
 
@@ -35,7 +35,7 @@ def write_run(
                 writer.writerows({"network": slot, "image": image, **row(value)} for image, value in images.items())
     (folder / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     present = {slot for slots in dice.values() for slot in slots}
-    stages = [stage for stage, slot in SLOT_OF.items() if slot in present]
+    stages = [stage for stage, slot in STAGES.items() if slot in present]
     results = {"selection": selection, "size": size, "stages": stages, "federated": federated, "missing": {}}
     results["sites"] = {site: {} for site in dice}
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")

@@ -15,10 +15,10 @@ from torch import nn
 from feddp.cli import main
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
-from feddp.methods.site import Site
 from feddp.networks import NETWORKS
 from feddp.partition import HEAD, QUERY
 from feddp.plan.schema import Plan
+from feddp.stages.site import Site
 from feddp.training.store import Store
 
 PLAN = {

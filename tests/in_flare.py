@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from feddp.run import session
 from feddp.run.session import Request
 from feddp.run.simulator import simulator
+from feddp.stages.evaluate import evaluate
 
 SITES = ("site-1", "site-2")
 
@@ -27,10 +28,10 @@ def check_same_bits(method, root, plan_for, folder):
     results = session.run(request_for(root, folder / "run", plan), simulator, method)
     for name, site in drive(plan, root, folder / "plain", fresh=True).items():
         own = load_file(folder / "run/sites" / name / "network.safetensors")
-        slot = site.store.read(site._latest())[0]
+        slot = site.store.read(site.latest())[0]
         assert own.keys() == slot.keys()
         assert all(torch.equal(own[key], slot[key]) for key in own)
-        assert results["sites"][name]["final"] == site.evaluate()["final"]
+        assert results["sites"][name]["final"] == evaluate(site)["final"]
         assert results["sites"][name].get("spectra") == ({"peers": 1} if method == "feddg" else None)
         calibration = results["sites"][name].get("calibration")
         assert calibration == ({"calibrated": True, "peers": 1, "tuned": True} if method in ("fedlc", "ditto") else None)

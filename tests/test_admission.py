@@ -186,7 +186,7 @@ SMUGGLED = {
     "executors[0].tasks[0]": (CLIENT, lambda c: c["executors"][0]["tasks"].insert(0, "evaluate")),
     "executors[0].executor.path": (CLIENT, lambda c: c["executors"][0]["executor"].update(path="os.mkdir")),
     "executors[0].executor.args": (CLIENT, lambda c: c["executors"][0]["executor"].update(args={"x": CODE})),
-    "executors[1].tasks[0]": (CLIENT, lambda c: c["executors"][1].update(tasks=["harvest"])),
+    "executors[0].tasks[1]": (CLIENT, lambda c: c["executors"][0]["tasks"].insert(1, "harvest")),
     "task_result_filters[0].filters[1]": (CLIENT, lambda c: c["task_result_filters"][0]["filters"].append({"path": "x.Y"})),
     "task_result_filters is missing": (CLIENT, lambda c: c.pop("task_result_filters")),
     "task_data_filters": (CLIENT, lambda c: c.update(task_data_filters=[{"tasks": ["*"], "filters": [CODE]}])),
@@ -510,7 +510,7 @@ def test_the_server_refuses_what_meta_says_when_it_is_submitted(hospital, folder
 def test_the_server_refuses_its_own_app(folder):
     app = folder / "app_server"
     assert AdmittedApp().validate(str(app)) == ("", {})
-    changed(folder, SERVER, lambda c: c["workflows"][0].update(path="feddp.flare.outside.Outside"))
+    changed(folder, SERVER, lambda c: c["workflows"][0].update(path="os.mkdir"))
     assert AdmittedApp().validate(str(app))[0].startswith("config_fed_server.json: workflows[0].path is ")
     (app / "config/config_fed_server.conf").write_text("a = 1")
     assert "app_server holds 'config/config_fed_server.conf'" in AdmittedApp().validate(str(app))[0]

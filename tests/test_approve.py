@@ -7,7 +7,7 @@ import pytest
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from typer.testing import CliRunner
 
-from feddp.adaptation.request import OutsideRequest
+from feddp.adaptation.request import AdaptationRequest
 from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare.policy import SitePolicy
@@ -209,7 +209,7 @@ def test_a_folder_that_no_site_would_take_is_not_approved(folder, kit, tmp_path)
 def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
     """Of a request with other donors nothing was said."""
     plan = plan_for(sites=SITES)
-    request = OutsideRequest("N", ("site-1", "site-2"), "0d2c1f2e-1111-4222-8333-444455556666", settings={"epochs": 3})
+    request = AdaptationRequest("N", ("site-1", "site-2"), "0d2c1f2e-1111-4222-8333-444455556666", settings={"epochs": 3})
     code, said = approve(write_job(tmp_path / "late", "feddp", plan, request, None), kit, "--yes")
     assert code == 0
     assert "site-1, site-2 give their whole networks of job 0d2c1f2e-1111-4222-8333-444455556666 to N" in said
@@ -218,7 +218,7 @@ def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
     policy(kit).accept("site-1", plan, request.to_json())
     with pytest.raises(FedDPError, match="has not approved"):
         policy(kit).accept(
-            "site-1", plan, OutsideRequest("M", ("site-1", "site-2"), request.job, settings={"epochs": 3}).to_json()
+            "site-1", plan, AdaptationRequest("M", ("site-1", "site-2"), request.job, settings={"epochs": 3}).to_json()
         )
 
 

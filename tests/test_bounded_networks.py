@@ -13,12 +13,12 @@ from PIL import Image
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.limits import CHANNELS, NETWORK_BYTES, PICKLE_BYTES, SIZE
-from feddp.methods.results import gathered
 from feddp.networks import LAYERS, build
 from feddp.networks.header import outline
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import load_checkpoint, load_personal, read_network, save_network
 from feddp.plan.resolve import build_network
+from feddp.stages.results import gathered
 from feddp.training.metrics import METRICS
 from feddp.training.store import Store
 

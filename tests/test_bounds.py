@@ -9,7 +9,6 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.signal import Signal
 
 from feddp.data.loading import batches
 from feddp.errors import FedDPError
@@ -20,6 +19,7 @@ from feddp.kit.approve import read_job
 from feddp.methods import METHODS
 from feddp.plan.schema import Plan
 from feddp.run.options import Options
+from feddp.stages.train import train
 
 ROOT = Path(__file__).parents[1]
 FACTS = {"channels": 3, "classes": ("lesion",), "labels": "nested"}
@@ -151,7 +151,7 @@ def steps_of(site) -> list[int]:
     """How many images each step of a round is over."""
     seen = []
     hook = site.network.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])) if module.training else None)
-    site.train(site.partition.split(site.copy())[0], 0)
+    train(site, site.partition.split(site.copy())[0], 0)
     hook.remove()
     return seen
 
@@ -162,17 +162,17 @@ def test_no_step_is_over_a_single_image_whatever_is_approved(plan_for, toy, tiny
     plan = plan_for(network=toy, method="fedavg", sites=SITES, **SINGLE)
     component, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path / "a", approve="any")
     with pytest.raises(FedDPError, match="min_sites=1 is below"):
-        component.open(fl_ctx, Signal())
+        component.context(fl_ctx).open()
     for one in ("batch", "lr", "min_sites"):  # each alone is enough
         alone = plan_for(network=toy, method="fedavg", sites=SITES, **{"min_sites": 3, "rounds": 1, one: SINGLE[one]})
         component, fl_ctx = component_of(alone, tiny_root / "site-1", tmp_path / "a", approve="any")
         with pytest.raises(FedDPError, match=f"{one}="):
-            component.open(fl_ctx, Signal())
+            component.context(fl_ctx).open()
     wide, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path / "b", **SitePolicy.admitting(plan))
-    assert steps_of(wide.open(fl_ctx, Signal())) == [1] * 8, "the control"
+    assert steps_of(wide.context(fl_ctx).open()) == [1] * 8, "the control"
     usual = plan_for(network=toy, method="fedavg", sites=SITES, min_sites=3)
     usual, fl_ctx = component_of(usual, tiny_root / "site-1", tmp_path / "c", approve="any")
-    assert steps_of(usual.open(fl_ctx, Signal())) == [4, 4]
+    assert steps_of(usual.context(fl_ctx).open()) == [4, 4]
 
 
 @pytest.mark.parametrize("images", range(4, 30))
@@ -188,9 +188,9 @@ def test_a_site_with_too_few_images_for_a_step_trains_on_none(plan_for, toy, tin
     plan = plan_for(network=toy, method="fedavg", sites=SITES, min_sites=3, batch=16)
     component, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path, approve="any", bounds={"batch": 9})
     with pytest.raises(FedDPError, match="site site-1: it has 8 training images, and its bounds want a step over 9"):
-        component.open(fl_ctx, Signal())
+        component.context(fl_ctx).open()
     component, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path, approve="any", bounds={"batch": 8})
-    assert steps_of(component.open(fl_ctx, Signal())) == [8]
+    assert steps_of(component.context(fl_ctx).open()) == [8]
 
 
 # no plan

@@ -20,8 +20,7 @@ from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.budget import Ledger, Used
-from feddp.flare.executors import TrainExecutor
-from feddp.flare.outside_executor import OutsideExecutor
+from feddp.flare.executor import StageExecutor
 from feddp.flare.policy import Budget, SitePolicy
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, TRAIN, TUNE
@@ -51,7 +50,7 @@ def spent(hospital):
 
 
 def trains(hospital, round=0):
-    return hospital.executed(TrainExecutor, protocol.TRAIN, hospital.shared, round=round, phase=0)
+    return hospital.executed(StageExecutor, protocol.TRAIN, hospital.shared, round=round, phase=0)
 
 
 def test_measured_numbers_are_counted_and_nothing_else_is(hospital):
@@ -105,7 +104,7 @@ def test_a_job_counts_once_and_a_new_one_beyond_the_budget_is_not_opened(hospita
 def test_a_job_of_outside_is_counted_too(hospital):
     site = hospital(budget={"jobs": 1}, consent=["outside"])
     trains(under(site, "first"))
-    executor = OutsideExecutor("first", "average", {})
+    executor = StageExecutor()
     site = under(site, "second")
     answer = executor.execute(protocol.JOIN, messages.pack(), site.fl_ctx, Signal())
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION

@@ -20,11 +20,11 @@ from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.jobs.folder import federation_of
-from feddp.methods.trainer import START
 from feddp.networks import NETWORKS
 from feddp.networks.weights import save_network
 from feddp.partition import ENCODER, HEAD
 from feddp.run import options as run_options
+from feddp.stages.train import START
 from feddp.training.metrics import summarize
 
 SITES = ("site-1", "site-2", "site-3")

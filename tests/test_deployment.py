@@ -24,7 +24,6 @@ from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition
 from rich.console import Console as Screen
 from safetensors.torch import load_file
 
-from feddp.flare.configuration import SITE_CLASSES
 from feddp.jobs import folder as jobs
 from feddp.kit.approve import Approval
 from feddp.kit.check import check
@@ -366,7 +365,7 @@ def hostile(federation, feddp, fedavg, tmp_path_factory):
 
     made = [job(path.rsplit(".", 1)[1], "client", added(f"nvflare.app_common.{path}")) for path in WIDGETS]
     made += [job("filter", "client", filtered), job("server", "server", added(AT_SERVER))]
-    made.append(job("renamed", "client", _train_evaluates))
+    made.append(job("renamed", "client", _one_task_more))
     behind = {"min_clients": 1, "deploy_map": {"app_server": ["server"], "app_client": [WITHOUT]}}
     for path in WIDGETS:
         made.append(job(f"behind-{path.rsplit('.', 1)[1]}", "client", added(f"nvflare.app_common.{path}")))
@@ -381,11 +380,9 @@ def hostile(federation, feddp, fedavg, tmp_path_factory):
     return {name: (id, federation.finished(id)) for name, id in ids.items()}
 
 
-def _train_evaluates(config: dict) -> None:
-    """The executor of stage 1 answers the evaluation too, and nobody else does."""
-    train = next(e for e in config["executors"] if e["executor"]["path"] == SITE_CLASSES["train"])
-    train["tasks"].append("evaluate")
-    config["executors"] = [train]
+def _one_task_more(config: dict) -> None:
+    """The executor answers another stage's task too."""
+    config["executors"][0]["tasks"].insert(4, "tune")
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,19 @@ from feddp.errors import FedDPError
 from feddp.files import SHARED
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
-from feddp.flare.executors import TrainExecutor
-from feddp.flare.persistor import SharedTensorPersistor
+from feddp.flare.executor import StageExecutor
 from feddp.flare.policy import SitePolicy
 from feddp.flare.precision import HalfPrecision
 from feddp.flare.site import SiteComponent
-from feddp.flare.stage import nbytes
 from feddp.jobs import folder as jobs
 from feddp.methods.aggregation import Spec, average
-from feddp.methods.site import Site
+from feddp.protocol import Sent
 from feddp.run import session
 from feddp.run.simulator import simulator
+from feddp.stages.server import nbytes
+from feddp.stages.site import Site
+from feddp.stages.tensors import Expected
+from feddp.stages.train import train
 from feddp.training.store import Store
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -90,7 +92,7 @@ def answered(component, scope, sent, received, task=protocol.TRAIN, filters=None
 def changed(component):
     """γ^t; γ_k, whose i-th number (from 1, in state_dict's order) lies i steps from γ^t's, by turns above and below; and a
     counter that went from 0 to 5."""
-    received = {name: value.clone() for name, value in component.network.state_dict().items()}
+    received = {name: value.clone() for name, value in component.expected.network.state_dict().items()}
     sent, i = {}, 0
     for name, value in received.items():
         if not value.is_floating_point():
@@ -174,7 +176,7 @@ NOT_PLAIN = ("norm.running_var", "norm.num_batches_tracked")
 def test_what_svts_defaults_spend(plan_for, scope):
     """FLARE's own account of a round of FedDP's network, as the README says: epsilon, and noise_var for each number sent."""
     component = SiteComponent(plan_for().to_json())
-    shared = component.partition.split(component.network.state_dict())[0]
+    shared = component.expected.partition.split(component.expected.network.state_dict())[0]
     chain = scope(on_update(SVT), GUARD)
     answered(component, chain, shared, shared)
     (ours, _) = chain.task_result_filters[FilterKey.OUT]
@@ -188,7 +190,7 @@ def test_training_neither_seeds_nor_draws_from_numpys_generator(open_site, toy):
     """Else a job's seed, which everyone knows, would tell the noise."""
     site = open_site(network=toy, method="fedavg")
     before = np.random.get_state()
-    site.train(site.partition.split(site.copy())[0], 0)
+    train(site, site.partition.split(site.copy())[0], 0)
     after = np.random.get_state()
     assert before[2] == after[2]
     assert np.array_equal(before[1], after[1])
@@ -203,17 +205,17 @@ def test_the_guard_after_it_still_stops_a_private_tensor(plan_for, toy, scope):
     chain = scope(on_update(PERCENTILE, percentile=75, gamma=1.0), GUARD)
     with pytest.raises(FedDPError, match=r"train tried to send 2 tensors that may not leave \(q.bias"):
         answered(component, chain, sent, received)
-    shared = component.partition.split(received)[0]
+    shared = component.expected.partition.split(received)[0]
     with pytest.raises(FedDPError, match=r"2 tensors have no difference to what the task brought, which lacks them \(q.bias"):
         answered(component, chain, sent, shared)
-    control = answered(component, chain, component.partition.split(sent)[0], shared)
+    control = answered(component, chain, component.expected.partition.split(sent)[0], shared)
     assert messages.unpack(control)[0].keys() == shared.keys()
 
 
 def test_other_tasks_and_errors_pass_as_they_are(plan_for, toy, scope):
     component = SiteComponent(plan_for(network=toy).to_json())
     _, sent = changed(component)
-    personal = {name: sent[name] for name in component.partition.private}
+    personal = {name: sent[name] for name in component.expected.partition.private}
     chain = scope(on_update(SVT), GUARD)
     tensors, _ = messages.unpack(answered(component, chain, personal, None, protocol.COLLECT, consent=True))
     assert tensors.keys() == {"q.weight", "q.bias"}
@@ -259,11 +261,11 @@ def test_flares_filter_without_ours_clips_the_weights_and_the_guard_stops_it(toy
 def test_the_difference_is_to_what_the_executor_was_given(plan_for, toy, tiny_root, tmp_path, scope):
     """A round of a real site. At percentile 100 the largest change alone is sent: one number of the network."""
     component = SiteComponent(plan_for(network=toy, method="fedavg").to_json())
-    received = {name: value.clone() for name, value in component.network.state_dict().items()}
+    received = {name: value.clone() for name, value in component.expected.network.state_dict().items()}
     fl_ctx = at_a_site(component, "site-1", tmp_path / "site", protocol.TRAIN)
     policy = SitePolicy.admitting(component.plan) | {"data": str(tiny_root / "site-1")}
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-    answer = TrainExecutor().execute(protocol.TRAIN, messages.pack(received, round=0, phase=0), fl_ctx, Stop())
+    answer = StageExecutor().execute(protocol.TRAIN, messages.pack(received, round=0, phase=0), fl_ctx, Stop())
     trained = messages.unpack(answer)[0]
     assert sum((trained[n] != received[n]).sum().item() for n in trained) > 30
     fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope(on_update(PERCENTILE, percentile=100, gamma=100.0), GUARD))
@@ -339,7 +341,7 @@ def test_a_result_travels_in_half_and_arrives_as_its_float16_values(half_job, sc
     messages.register_tensors()
     plan, job = half_job
     component = SiteComponent(plan.to_json())
-    received, sent = (component.partition.split(state)[0] for state in changed(component))
+    received, sent = (component.expected.partition.split(state)[0] for state in changed(component))
     fl_ctx = context(component)
     fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope(on_update(PERCENTILE, percentile=0, gamma=20 * STEP), GUARD))
     fl_ctx.set_prop(messages.RECEIVED, received, private=True, sticky=False)
@@ -350,7 +352,7 @@ def test_a_result_travels_in_half_and_arrives_as_its_float16_values(half_job, sc
     assert {name: value.dtype for name, value in travelling.items() if value.dtype != torch.float16} == {
         "norm.num_batches_tracked": torch.int64
     }
-    spec = SharedTensorPersistor(plan.to_json()).shared_spec
+    spec = Expected(plan).spec(Sent.SHARED)
     with pytest.raises(FedDPError, match="float16, expected"):
         spec.check("site-1", travelling)
     arrived = through(job, "server", "task_result_filters", fobs.loads(fobs.dumps(leaving)), component)
@@ -369,7 +371,7 @@ def test_a_task_in_half_precision_is_half_as_many_bytes(plan_for, half_job):
     messages.register_tensors()
     _, job = half_job
     component = SiteComponent(plan_for().to_json())
-    shared = component.partition.split(component.network.state_dict())[0]
+    shared = component.expected.partition.split(component.expected.network.state_dict())[0]
     task = messages.pack(shared, round=0, phase=0)
     task.set_header("task", "kept")
     halved = through(job, "server", "task_data_filters", task, component)
@@ -451,7 +453,7 @@ def test_a_run_in_half_precision(tiny_root, plan_for, tmp_path):
         """γ¹ and the contributions of a plain loop whose tensors travel as `travel` says."""
         sites = [Site(n, SiteFolder.open(tiny_root / n), plan, Store(tmp_path / folder / n)) for n in SITES]
         first = {name: travel(value) for name, value in sites[0].partition.split(sites[0].copy())[0].items()}
-        sent = {site.name: {n: travel(v) for n, v in site.train(first, 0)[0].items()} for site in sites}
+        sent = {site.name: {n: travel(v) for n, v in train(site, first, 0)[0].items()} for site in sites}
         return average(sent, dict.fromkeys(SITES, 1.0)), sent
 
     half, sent = mean_of(lambda value: value.half().float(), "half")

@@ -7,6 +7,7 @@ import torch
 from torch import nn, tensor
 
 from feddp.networks.projector import project
+from feddp.stages.train import train
 from feddp.training.enhancement import Enhancement, distance, views
 
 
@@ -88,7 +89,7 @@ def test_each_phase_trains_its_own_part_and_no_label_reaches_the_first(open_site
     gamma = one.partition.split(start)[0]
     for sample in one.samples:
         sample["mask"] = torch.full_like(sample["mask"], float("nan"))
-    sent, metrics = one.train(gamma, 0, phase=0)
+    sent, metrics = train(one, gamma, 0, phase=0)
     first = one.copy()
     assert 0 < metrics["loss"] <= 8
     assert [changed(start, first, part) for part in ("encoder", "projector", "decoder", "segmentation_head")] == [
@@ -96,14 +97,14 @@ def test_each_phase_trains_its_own_part_and_no_label_reaches_the_first(open_site
     ]
     for sample, mask in zip(one.samples, labels, strict=True):
         sample["mask"] = mask
-    again, _ = one.train(sent, 0, phase=1)
+    again, _ = train(one, sent, 0, phase=1)
     second = one.copy()
     assert [changed(first, second, part) for part in ("encoder", "projector", "decoder", "segmentation_head")] == [
         *(True, False, True, True)
     ]
-    fresh, _ = open_site(method="pflfe", at="fresh").train(gamma, 0, phase=0)
+    fresh, _ = train(open_site(method="pflfe", at="fresh"), gamma, 0, phase=0)
     assert all(fresh[name].equal(sent[name]) for name in sent)
-    fresh, _ = open_site(method="pflfe", at="fresh").train(fresh, 0, phase=1)
+    fresh, _ = train(open_site(method="pflfe", at="fresh"), fresh, 0, phase=1)
     assert all(fresh[name].equal(again[name]) for name in again)
     events = [json.loads(line) for line in (one.store.folder / "record.jsonl").read_text().splitlines()]
     assert [(e["event"], e.get("phase")) for e in events] == [("enhancement", None), ("train", 0), ("train", 1)]
@@ -114,16 +115,16 @@ def test_without_enhancement_it_is_supervised_training_alone(open_site):
     """Table 4: FC-pFLFE without it is, to the bit, one epoch of the whole."""
     site = open_site(method="fc_pflfe", enhance="false")
     gamma = site.partition.split(site.copy())[0]
-    sent, _ = site.train(gamma, 0)
+    sent, _ = train(site, gamma, 0)
     plain = open_site(method="fedavg", at="plain", private="decoder,head")
-    wanted, _ = plain.train(plain.partition.split(plain.copy())[0], 0)
+    wanted, _ = train(plain, plain.partition.split(plain.copy())[0], 0)
     assert all(sent[name].equal(wanted[name]) for name in wanted)
 
 
 def test_a_collapse_is_warned_of(open_site, monkeypatch, caplog):
     monkeypatch.setattr("feddp.methods.pflfe.COLLAPSED", 10.0)
     site = open_site(method="fc_pflfe")
-    site.train(site.partition.split(site.copy())[0], 0)
+    train(site, site.partition.split(site.copy())[0], 0)
     assert "site-1: pFLFE's outputs have collapsed" in caplog.text
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from feddp.flare.stage import Answer, no_tensor
 
 from feddp import cli
 from feddp.data.folder import SiteFolder, find_sites, refuse_occupied
@@ -19,9 +20,7 @@ from feddp.flare.arrival import Refused
 from feddp.flare.bounds import Bounds
 from feddp.flare.budget import Ledger
 from feddp.flare.policy import Budget, SitePolicy
-from feddp.flare.stage import Answer, no_tensor
 from feddp.methods.aggregation import Spec, average
-from feddp.methods.order import require
 from feddp.networks import build
 from feddp.networks.header import outline
 from feddp.partition import resolve
@@ -29,6 +28,7 @@ from feddp.reading import parse, read
 from feddp.run.options import Options, pairs
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.session import as_bytes
+from feddp.stages.order import require
 from feddp.training.device import asked_for
 from feddp.training.loop import fit_epoch
 from feddp.training.settings import Training, require_most, require_name

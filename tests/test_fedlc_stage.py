@@ -9,9 +9,13 @@ import torch
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import average
-from feddp.methods.site import Site
 from feddp.networks.weights import load_personal
 from feddp.plan.resolve import build_network
+from feddp.stages import heads
+from feddp.stages.calibrate import calibrate, personal
+from feddp.stages.evaluate import evaluate
+from feddp.stages.site import Site
+from feddp.stages.train import adopt, train
 from feddp.training.calibration import with_inconsistency
 from feddp.training.loop import fit_epoch, predict
 from feddp.training.store import Store
@@ -30,9 +34,9 @@ def stage_1(plan_for, tiny_root, tmp_path_factory):
     folder, plan = tmp_path_factory.mktemp("fedlc"), plan_of(plan_for)
     sites = [Site(name, SiteFolder.open(tiny_root / name), plan, Store(folder / name)) for name in EVEN]
     gamma = sites[0].partition.split(sites[0].network.state_dict())[0]
-    gamma = average({site.name: site.train(gamma, 0)[0] for site in sites}, EVEN)
+    gamma = average({site.name: train(site, gamma, 0)[0] for site in sites}, EVEN)
     for site in sites:
-        site.adopt(gamma, 1)
+        adopt(site, gamma, 1)
     torch.use_deterministic_algorithms(False)
     return folder
 
@@ -56,16 +60,16 @@ def ious(monkeypatch):
 
     def make(*values):
         scores = iter(values)
-        monkeypatch.setattr("feddp.methods.trainer.mean_scores", lambda *_: {"iou": next(scores), "dice": 0.0})
+        monkeypatch.setattr("feddp.stages.site.mean_scores", lambda *_: {"iou": next(scores), "dice": 0.0})
 
     return make
 
 
 def epoch_of(sites, epoch):
     """One epoch of all `sites`, as the server leads it; returns the exchanged heads and what the sites answered."""
-    given = {site.name: site.head(epoch) for site in sites}
+    given = {site.name: heads.head(site, epoch) for site in sites}
     peers = {name: {other: head for other, head in given.items() if other != name} for name in given}
-    return given, [site.calibrate_heads(peers[site.name], epoch) for site in sites]
+    return given, [heads.calibrate(site, peers[site.name], epoch) for site in sites]
 
 
 def same(one, other):
@@ -113,7 +117,7 @@ def test_the_best_epoch_is_kept(open_sites, ious, scores, best):
     ious(*scores)
     states = [slot(site, "start")]
     for epoch in (1, 2, 3):
-        answer = site.calibrate_heads({}, epoch)
+        answer = heads.calibrate(site, {}, epoch)
         states.append(site.copy())
     assert (answer.scores, answer.best) == (list(scores), best)
     assert same(slot(site, "heads"), states[best])
@@ -128,11 +132,11 @@ def test_epochs_go_on_from_each_other(open_sites, monkeypatch):
         seeds.append(given[5])
         return fit_epoch(*given)
 
-    monkeypatch.setattr("feddp.methods.trainer.fit_epoch", spy)
+    monkeypatch.setattr("feddp.stages.round.fit_epoch", spy)
     site = open_sites()[0]
-    site.train(site.partition.split(build_network(site.plan).state_dict())[0], 0)
+    train(site, site.partition.split(build_network(site.plan).state_dict())[0], 0)
     for epoch in (1, 2, 3):
-        site.calibrate_heads({}, epoch)
+        heads.calibrate(site, {}, epoch)
         history = site.store.load_state(1 + epoch).optimizer
         assert {value.item() for name, value in history.items() if name.endswith("/step")} == {2 * epoch}
         assert {name.split(".")[0] for name in history} == {"segmentation_head", "calibrator"}
@@ -173,7 +177,7 @@ def test_a_fresh_process_and_an_epoch_that_comes_again_give_the_same_bits(open_s
 def test_a_peer_s_wrong_head_is_named(open_sites, peers, message):
     one, two = open_sites()
     with pytest.raises(FedDPError, match=message):
-        one.calibrate_heads(peers(two.head(1)), 1)
+        heads.calibrate(one, peers(heads.head(two, 1)), 1)
     assert one.store.load_state(9).round == 1
 
 
@@ -181,7 +185,7 @@ def test_a_saved_network_predicts_on_its_own(open_sites, ious):
     """From its file alone, the peers' heads among its tensors: to the bit what the site's network says."""
     ious(0.1, 0.2)
     one, two = open_sites()
-    one.calibrate_heads({"site-2": two.head(1)}, 1)
+    heads.calibrate(one, {"site-2": heads.head(two, 1)}, 1)
     wanted = [maps for maps, _ in predict(one.network, one.test)]
     for name, equal in (("heads", True), ("start", False)):
         network = load_personal(one.store.folder / f"{name}.safetensors")
@@ -195,16 +199,16 @@ def test_igc_after_the_exchange_rebuilds_the_peer_s_network(open_sites, ious, mo
     sites = one, two = open_sites(stages=("train", "heads", "calibrate"), calibration_epochs=1)
     ious(*(0.1, 0.2) * 2)
     epoch_of(sites, 1)
-    assert two.personal().keys() == set(two.partition.private)
+    assert personal(two).keys() == set(two.partition.private)
     seen = []
 
     def spy(network, peers, samples, delta):
         seen.append(peers)
         return with_inconsistency(network, peers, samples, delta)
 
-    monkeypatch.setattr("feddp.methods.site.with_inconsistency", spy)
-    tuned = one.calibrate({"site-2": two.personal()})
+    monkeypatch.setattr("feddp.stages.calibrate.with_inconsistency", spy)
+    tuned = calibrate(one, {"site-2": personal(two)})
     assert same(seen[0]["site-2"], slot(two, "heads"))
     assert seen[0]["site-2"]["embedding.one_hot"].tolist() == [0, 1]
     assert len(tuned.losses) == 1
-    assert one.evaluate()["peers"].keys() == {"site-2"}
+    assert evaluate(one)["peers"].keys() == {"site-2"}

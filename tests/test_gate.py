@@ -400,10 +400,10 @@ def test_a_job_is_refused_where_the_gate_is_missing(federation, plan_for, gated,
     fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated)
     component = SiteComponent(plan.to_json())
     if gated or simulated:
-        assert str(component.policy(fl_ctx).data) == "x"
+        assert str(component.context(fl_ctx).policy.data) == "x"
     else:
         with pytest.raises(FedDPError, match="no gate stands before"):
-            component.policy(fl_ctx)
+            component.context(fl_ctx)
 
 
 def test_a_consoles_cell_in_the_same_process_is_not_the_sites(federation):

@@ -22,10 +22,11 @@ from driven import drive
 
 from feddp.data.synthesize import synthesize
 from feddp.methods import METHODS
-from feddp.methods.site import SLOTS
 from feddp.networks import DEFAULT
 from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
+from feddp.stages.evaluate import evaluate
+from feddp.stages.site import SLOTS
 
 RECORD = Path(__file__).with_name("golden.json")
 SITES = ("site-1", "site-2")
@@ -45,7 +46,7 @@ def results_of(method: str, data: Path, folder: Path) -> dict[str, dict]:
     results = {}
     for name, site in drive(plan, data, folder, SITES if METHODS[method].federated else SITES[:1]).items():
         events = [json.loads(line) for line in (site.store.folder / "record.jsonl").read_text().splitlines()]
-        final = site.evaluate()["final"]
+        final = evaluate(site)["final"]
         state, _ = site.store.read(next(slot for slot in reversed(SLOTS) if site.store.has(slot)))
         start = build_network(plan).state_dict()
         results[name] = {

@@ -30,7 +30,7 @@ from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executors import SpectraExecutor, TrainExecutor
+from feddp.flare.executor import StageExecutor
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
@@ -72,7 +72,7 @@ class Hospital:
 
     @property
     def shared(self):
-        return self.component.partition.split(self.component.network.state_dict())[0]
+        return self.component.expected.partition.split(self.component.expected.network.state_dict())[0]
 
     def executed(self, executor, task, tensors=None, **scalars):
         self.fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
@@ -280,7 +280,7 @@ def test_a_plan_that_declares_nothing_private_does_not_widen_the_policy(hospital
     site = hospital("fedavg", methods=["feddp", "fedbn"])
     refusal = "its policy takes jobs of feddp, fedbn, and this one's is fedavg"
     site.stopped("train", messages.pack(site.shared, **NUMBERS), refusal)
-    answer = site.executed(TrainExecutor, protocol.TRAIN, site.shared, round=0, phase=0)
+    answer = site.executed(StageExecutor, protocol.TRAIN, site.shared, round=0, phase=0)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert f"[A:train#?][task failed: site site-1: {refusal}" in site.audited()[-1]
     assert not list(site.store.folder.glob("*.safetensors")), "nothing was trained"
@@ -294,11 +294,11 @@ def test_a_job_may_ask_for_so_many_spectra_and_no_more(hospital, plan_for, toy):
     amplitude = {"amplitude": torch.ones(2, 3, 3, 3)}
     refusal = "asks for the spectra of 16 images, its policy gives 4 at most"
     site.stopped("collect_spectra", messages.pack(amplitude, consent=True), refusal)
-    answer = site.executed(SpectraExecutor, protocol.COLLECT_SPECTRA)
+    answer = site.executed(StageExecutor, protocol.COLLECT_SPECTRA)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     site.submitted(plan_for(method="feddg", network=toy, spectra=4))
     site.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)  # in the clear: test_sealed_stage.py has this exchange sealed
-    given, _ = messages.unpack(site.executed(SpectraExecutor, protocol.COLLECT_SPECTRA))
+    given, _ = messages.unpack(site.executed(StageExecutor, protocol.COLLECT_SPECTRA))
     assert len(given["amplitude"]) == 4
     assert site.sends("collect_spectra", messages.pack(given, consent=True))[0].keys() == {"amplitude"}
     site = hospital("feddg", consent=[], spectra=0)  # gives none, whatever is asked: it trains as in FedAvg
@@ -308,19 +308,19 @@ def test_a_job_may_ask_for_so_many_spectra_and_no_more(hospital, plan_for, toy):
 def test_a_job_that_claims_another_s_state_is_refused(hospital, plan_for, toy):
     """A server may give a job any id. FedAvg under the id of a FedDP run would have its private tensors for shared ones."""
     site = hospital()
-    trained = site.executed(TrainExecutor, protocol.TRAIN, site.shared, round=0, phase=0)
+    trained = site.executed(StageExecutor, protocol.TRAIN, site.shared, round=0, phase=0)
     shared = messages.unpack(trained)[0]
     before = {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")}
     assert set(site.store.load_state(1).private) == {"q.weight", "q.bias"}
     for claim in ({"method": "fedavg"}, {"private": "head"}, {"seed": 1}):
         site.submitted(plan_for(network=toy, **claim))
-        answer = site.executed(TrainExecutor, protocol.TRAIN, site.shared, round=1, phase=0)
+        answer = site.executed(StageExecutor, protocol.TRAIN, site.shared, round=1, phase=0)
         assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
         key = {"private": "settings"}.get(next(iter(claim)), next(iter(claim)))
         assert f"is that of a job with {key}=" in site.audited()[-1]
         assert {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")} == before
     site.submitted(plan_for(network=toy))  # the control: its own job goes on
-    answer = site.executed(TrainExecutor, protocol.TRAIN, shared, round=1, phase=0)
+    answer = site.executed(StageExecutor, protocol.TRAIN, shared, round=1, phase=0)
     assert messages.unpack(answer)[0].keys() == shared.keys()
 
 
@@ -328,7 +328,7 @@ def test_tensors_of_nobody_s_plan_are_not_served(hospital):
     """What a folder held before it said whose it is."""
     site = hospital()
     site.store.write("state_00001", {"private/q.weight": torch.zeros(1)}, round="1")
-    answer = site.executed(TrainExecutor, protocol.TRAIN, site.shared, round=1, phase=0)
+    answer = site.executed(StageExecutor, protocol.TRAIN, site.shared, round=1, phase=0)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "holds tensors and does not say of which plan" in site.audited()[-1]
 
@@ -365,7 +365,7 @@ def test_passes_a_number_of_every_training_image_in_a_running_variance(hospital,
     gamma = site.shared | {"q.weight": weight, "q.bias": torch.zeros(4)}
     lines, sums = [], []
     for t in range(len(images)):
-        answer = site.executed(TrainExecutor, protocol.TRAIN, gamma, round=t, phase=0)
+        answer = site.executed(StageExecutor, protocol.TRAIN, gamma, round=t, phase=0)
         sums.append(site.sends("train", answer)[0]["norm.running_var"][0].item() - 0.9 ** len(images))  # it began at 1
         order = np.random.default_rng(seed_of(seed_of(site.plan.seed, "site-1", t, 0), "order")).permutation(len(images))
         lines.append([0.1 * 0.9 ** (len(images) - 1 - order.tolist().index(i)) for i in range(len(images))])

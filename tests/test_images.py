@@ -31,7 +31,8 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
-from feddp.flare.site import SiteComponent
+from feddp.flare.context import files_of
+from feddp.flare.site import kept
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "provisioning" / "images"
@@ -268,11 +269,11 @@ def test_a_changed_start_script_is_found(kits, tmp_path):
 def test_a_sites_files_lie_where_its_container_keeps_them(monkeypatch, tmp_path):
     fl_ctx = FLContext()
     fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, SimpleNamespace(get_root_dir=lambda: str(tmp_path / "workspace")))
-    assert SiteComponent.files(fl_ctx, "job") == tmp_path / "workspace/feddp/job"
+    assert files_of(kept(fl_ctx), "job") == tmp_path / "workspace/feddp/job"
     given = yaml.safe_load((IMAGES / "hospital.docker.yml").read_text())["studies"]["default"]["env"]
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert SiteComponent.files(fl_ctx, "job") == Path("/data/default/kept/feddp/job")
+    assert files_of(kept(fl_ctx), "job") == Path("/data/default/kept/feddp/job")
 
 
 @pytest.mark.parametrize("runtime", ["docker", "k8s"])

@@ -23,10 +23,8 @@ from test_stage import Run, good
 from feddp import protocol
 from feddp.compare.progress import traffic
 from feddp.flare import messages
-from feddp.flare.executors import SpectraExecutor, TrainExecutor
-from feddp.flare.partial_aggregation import PartialAggregation
+from feddp.flare.executor import StageExecutor
 from feddp.flare.persistor import SharedTensorPersistor
-from feddp.flare.spectra import Spectra
 from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint, read_network, save_network
 from feddp.plan.resolve import WEIGHTS, build_network
@@ -34,6 +32,7 @@ from feddp.plan.schema import Plan
 from feddp.run import session
 from feddp.run.options import Options
 from feddp.run.simulator import simulator
+from feddp.stages.evaluate import evaluate
 
 
 def brought_by(plan):
@@ -109,7 +108,7 @@ def server(plan_for, toy, tmp_path):
         state = edit(state)
         save_network(tmp_path / "config" / WEIGHTS, state, {})
         wanted = replace(wanted, weights=fingerprint(state)) if named else wanted
-        return state, Run(tmp_path, wanted, ABC, answer).run(*(stages or (PartialAggregation,)))
+        return state, Run(tmp_path, wanted, ABC, answer).run(*(stages or ("train",)))
 
     return run
 
@@ -133,13 +132,13 @@ def test_the_whole_network_is_handed_to_every_site_before_the_first_round(server
 
 
 def test_a_job_without_initial_tensors_hands_nothing_over(plan_for, toy, tmp_path):
-    run = Run(tmp_path, plan_for(network=toy, sites=tuple(ABC), rounds=1, start="last"), ABC, answers).run(PartialAggregation)
+    run = Run(tmp_path, plan_for(network=toy, sites=tuple(ABC), rounds=1, start="last"), ABC, answers).run("train")
     assert [task for task, _, _ in run.sent] == ["train", "adopt"]
 
 
 def test_it_is_handed_over_once_before_the_stage_that_comes_first(server):
     """FedDG's exchange of spectra is before the rounds."""
-    _, run = server(Spectra, PartialAggregation, method="feddg", start="last")
+    _, run = server("spectra", "train", method="feddg", start="last")
     assert run.panics == []
     tasks = [task for task, _, _ in run.sent]
     assert tasks.index("initial") == 0 < tasks.index("collect_spectra") < tasks.index("train")
@@ -164,7 +163,7 @@ def test_the_server_finds_it_in_kits_of_either_way(plan_for, toy, tmp_path, conf
     fl_ctx = FLContext()
     fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
     fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_workspace=lambda: workspace)
-    assert same(SharedTensorPersistor(plan.to_json()).brought(fl_ctx), state)
+    assert same(SharedTensorPersistor(plan.to_json()).memory(fl_ctx).brought(), state)
     assert (Path(workspace.get_app_config_dir("job")) / WEIGHTS).exists() == bool(config_folder), "the control"
 
 
@@ -217,21 +216,22 @@ def last_words(made):
 
 def test_a_site_starts_from_what_it_was_handed_private_tensors_included(site):
     made, state = site
-    assert made.sends(protocol.INITIAL, made.executed(TrainExecutor, protocol.INITIAL, state)) == ({}, {})
-    shared, private = made.component.partition.split(state)
-    sent, _ = messages.unpack(made.executed(TrainExecutor, protocol.TRAIN, shared, round=0, phase=0))
+    assert made.sends(protocol.INITIAL, made.executed(StageExecutor, protocol.INITIAL, state)) == ({}, {})
+    shared, private = made.component.expected.partition.split(state)
+    sent, _ = messages.unpack(made.executed(StageExecutor, protocol.TRAIN, shared, round=0, phase=0))
     assert all(sent[name].equal(shared[name]) for name in ("head.weight", "head.bias"))
     assert same(made.store.load_state(1).private, private)
-    assert not same(private, made.component.partition.split(made.component.network.state_dict())[1]), "not the seed's"
+    own = made.component.expected
+    assert not same(private, own.partition.split(own.network.state_dict())[1]), "not the seed's"
     assert same(load_file(made.store.folder / "initial.safetensors"), state)
 
 
 @pytest.mark.parametrize(
-    ("executor", "task"), [(TrainExecutor, "train"), (TrainExecutor, "adopt"), (SpectraExecutor, "introduce_spectra")]
+    ("executor", "task"), [(StageExecutor, "train"), (StageExecutor, "adopt"), (StageExecutor, "introduce_spectra")]
 )
 def test_a_site_that_missed_it_says_so_and_never_starts_from_the_seed(site, executor, task):
     made, state = site
-    shared = made.component.partition.split(state)[0]
+    shared = made.component.expected.partition.split(state)[0]
     refused = made.executed(executor, task, shared, round=0, phase=0)
     assert refused.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert last_words(made).startswith("site site-1: the job starts from initial tensors, and this site was not there")
@@ -256,8 +256,8 @@ def test_a_site_takes_no_other_network_than_the_plans(site, edit, message):
     made, state = site
     for before in (False, True):
         if before:
-            made.executed(TrainExecutor, protocol.INITIAL, state)
-        answer = made.executed(TrainExecutor, protocol.INITIAL, edit(state))
+            made.executed(StageExecutor, protocol.INITIAL, state)
+        answer = made.executed(StageExecutor, protocol.INITIAL, edit(state))
         assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
         assert message in last_words(made)
         assert made.store.has("initial") == before
@@ -266,8 +266,8 @@ def test_a_site_takes_no_other_network_than_the_plans(site, edit, message):
 
 def test_a_job_that_says_nothing_of_initial_tensors_gets_none_in(hospital, toy):  # noqa: F811
     made = hospital()
-    state = made.component.network.state_dict()
-    assert made.executed(TrainExecutor, protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    state = made.component.expected.network.state_dict()
+    assert made.executed(StageExecutor, protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "and the job's plan says no initial tensors" in last_words(made)
     assert not made.store.has("initial")
 
@@ -278,7 +278,7 @@ def test_a_job_that_says_nothing_of_initial_tensors_gets_none_in(hospital, toy):
 def test_the_policy_is_asked_before_anything_is_kept(site, policy, message):
     made, state = site
     made.submitted(made.component.plan, **policy)
-    assert made.executed(TrainExecutor, protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert made.executed(StageExecutor, protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert message in last_words(made)
     assert not made.store.has("initial")
 
@@ -301,8 +301,8 @@ def test_a_run_with_weights_is_the_plain_loop_to_the_bit(tiny_root, plan_for, tm
     results = session.run(request, simulator, method)
     assert results["weights"] == fingerprint(state)
     for name, site in drive(plan, tiny_root, tmp_path / "plain", initial=state).items():
-        assert same(load_file(tmp_path / "run/sites" / name / "network.safetensors"), site.store.read(site._latest())[0])
-        assert results["sites"][name]["final"] == site.evaluate()["final"]
+        assert same(load_file(tmp_path / "run/sites" / name / "network.safetensors"), site.store.read(site.latest())[0])
+        assert results["sites"][name]["final"] == evaluate(site)["final"]
     assert set(results["sites"]) == set(SITES)
 
 

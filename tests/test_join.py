@@ -12,12 +12,12 @@ from feddp.cli import main
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError
-from feddp.methods.results import gathered
 from feddp.networks.weights import fingerprint, load_personal, save_network
 from feddp.partition import DECODER, ENCODER, HEAD, NORM, chosen
 from feddp.plan.resolve import WEIGHTS, build_network, partition_of
 from feddp.predict import predict
 from feddp.run.join import join
+from feddp.stages.results import gathered
 from feddp.training import loop
 from feddp.training.metrics import METRICS, measure, summarize
 from feddp.training.seeds import seeded

@@ -7,10 +7,13 @@ import torch
 from torch import nn, tensor
 
 from feddp.methods.aggregation import average
-from feddp.methods.site import Site
 from feddp.networks import NETWORKS
 from feddp.partition import ENCODER, HEAD
 from feddp.plan.resolve import build_method, build_network
+from feddp.stages.calibrate import calibrate, personal
+from feddp.stages.evaluate import evaluate
+from feddp.stages.site import Site
+from feddp.stages.train import adopt, score, train
 from feddp.training.calibration import mean_scores
 from feddp.training.losses import LOSSES, bernoulli_kl
 
@@ -51,7 +54,7 @@ def by_hand(open_site, monkeypatch):
     """Opens a site whose 8 samples are two batches of 4, at lr 0.1, with the loss 1 · logit, or another slope times it."""
     monkeypatch.setitem(NETWORKS, "one", One)
     monkeypatch.setitem(NETWORKS, "product", Product)
-    monkeypatch.setattr("feddp.methods.trainer.adamw", lambda network, lr, _: torch.optim.SGD(network.parameters(), lr=lr))
+    monkeypatch.setattr("feddp.stages.site.adamw", lambda network, lr, _: torch.optim.SGD(network.parameters(), lr=lr))
     exact = {"lr": 0.1, "augment": False, "clip": 1e6, "rounds": 5}
 
     def open(method, name="site-1", slope=1.0, network="one", **changes) -> Site:
@@ -94,10 +97,10 @@ def test_ditto_pulls_its_personal_model_to_what_was_received(by_hand, weight, on
     site = by_hand("ditto", ditto_lambda=weight)
     for round, (received, sent, v) in enumerate([(1.0, 0.8, one), (0.5, 0.3, two)]):
         site = by_hand("ditto", ditto_lambda=weight) if fresh else site
-        found, _ = site.train({"w": tensor(received)}, round)
+        found, _ = train(site, {"w": tensor(received)}, round)
         assert numbers(found) == {"w": sent}
         assert numbers(site.store.load_state(round + 1).personal) == {"w": v}
-    site.adopt({"w": tensor(7.0)}, 2)
+    adopt(site, {"w": tensor(7.0)}, 2)
     assert numbers(whole(site)) == {"w": two}
 
 
@@ -106,8 +109,8 @@ def test_ditto_sends_what_fedavg_sends(open_site, toy):
     ditto, fedavg = (open_site(at=method, method=method, network=toy) for method in ("ditto", "fedavg"))
     gamma = first(ditto)
     for round in range(2):
-        sent, metrics = ditto.train(gamma, round)
-        wanted, plain = fedavg.train(gamma, round)
+        sent, metrics = train(ditto, gamma, round)
+        wanted, plain = train(fedavg, gamma, round)
         assert same(sent, wanted)
         assert metrics["loss"] == plain["loss"]
         assert same(ditto.store.load_state(round + 1).optimizer, fedavg.store.load_state(round + 1).optimizer)
@@ -121,17 +124,17 @@ def test_the_personal_model_is_what_is_scored(by_hand, method, settings):
     The personal model of the first round is above 0 (Ditto: 0.81; pFedMe: 0.6724); −5 is received in the second.
     """
     site = by_hand(method, **settings)
-    site.train({"w": tensor(1.0)}, 0)
+    train(site, {"w": tensor(1.0)}, 0)
     areas = [sample["mask"].sum().item() for sample in site.validation]
     wanted = pytest.approx(sum(2 * area / (area + 1024) for area in areas) / 2)
     assert min(areas) > 0
-    assert site.score({"w": tensor(-5.0)}, 1)["dice"] == wanted
-    assert site.train({"w": tensor(-5.0)}, 1)[1]["dice"] == wanted
+    assert score(site, {"w": tensor(-5.0)}, 1)["dice"] == wanted
+    assert train(site, {"w": tensor(-5.0)}, 1)[1]["dice"] == wanted
 
 
 def seen_peers(monkeypatch):
     """What IGC takes as the peers' whole networks, one entry a calibration."""
-    from feddp.methods import site as module
+    from feddp.stages import calibrate as module
 
     seen, real = [], module.with_inconsistency
     monkeypatch.setattr(module, "with_inconsistency", lambda net, peers, *rest: seen.append(peers) or real(net, peers, *rest))
@@ -142,19 +145,19 @@ def test_igc_after_ditto_compares_the_whole_personal_models(open_site, toy, monk
     """No tensor is private, yet each site deploys its own network: all of it is given, and is what peers rebuild."""
     sites = [open_site(name, method="ditto", network=toy, stages=("train", "calibrate")) for name in EVEN]
     gamma = first(sites[0])
-    gamma = average({site.name: site.train(gamma, 0)[0] for site in sites}, EVEN)
+    gamma = average({site.name: train(site, gamma, 0)[0] for site in sites}, EVEN)
     for site in sites:
-        site.adopt(gamma, 1)
+        adopt(site, gamma, 1)
         assert same(whole(site), site.store.load_state(1).personal)
-        assert same(site.personal(), whole(site))
-        assert not any(value.equal(gamma[name]) for name, value in site.personal().items() if value.is_floating_point())
+        assert same(personal(site), whole(site))
+        assert not any(value.equal(gamma[name]) for name, value in personal(site).items() if value.is_floating_point())
     seen = seen_peers(monkeypatch)
-    sites[0].calibrate({"site-2": sites[1].personal()})
+    calibrate(sites[0], {"site-2": personal(sites[1])})
     assert [list(peers) for peers in seen] == [["site-2"]]
     assert same(seen[0]["site-2"], whole(sites[1]))
     network = build_network(sites[0].plan)
     network.load_state_dict(whole(sites[1]))
-    found = sites[0].evaluate()["peers"]["site-2"]
+    found = evaluate(sites[0])["peers"]["site-2"]
     assert {metric: value["mean"] for metric, value in found.items()} == mean_scores(network, sites[0].test)
 
 
@@ -172,15 +175,15 @@ def test_pfedme_moves_w_towards_theta(by_hand, fresh):
     Round 2 receives 0: θ starts there, not at 0.6724. The same numbers less 1: w = −0.2088, θ = −0.3276.
     """
     site = by_hand("pfedme", **PFEDME)
-    sent, metrics = site.train({"w": tensor(1.0)}, 0)
+    sent, metrics = train(site, {"w": tensor(1.0)}, 0)
     assert numbers(sent) == {"w": 0.7912}
     assert metrics["loss"] == pytest.approx(0.876421, abs=1e-6)
     assert numbers(site.store.load_state(1).personal) == {"w": 0.6724}
     site = by_hand("pfedme", **PFEDME) if fresh else site
-    sent, _ = site.train({"w": tensor(0.0)}, 1)
+    sent, _ = train(site, {"w": tensor(0.0)}, 1)
     assert numbers(sent) == {"w": -0.2088}
     assert numbers(site.store.load_state(2).personal) == {"w": -0.3276}
-    site.adopt({"w": tensor(7.0)}, 2)
+    adopt(site, {"w": tensor(7.0)}, 2)
     assert numbers(whole(site)) == {"w": -0.3276}
 
 
@@ -205,7 +208,7 @@ def test_pfedme_s_buffers_follow_as_its_weights_do(by_hand, monkeypatch):
     """
     monkeypatch.setitem(NETWORKS, "counting", Counting)
     site = by_hand("pfedme", network="counting", **PFEDME)
-    sent, _ = site.train(first(site), 0)
+    sent, _ = train(site, first(site), 0)
     assert numbers(sent) == {"w": 0.7912, "mean": 2.5, "count": 4}
     assert numbers(site.store.load_state(1).personal) == {"w": 0.6724, "mean": 4, "count": 4}
 
@@ -216,7 +219,7 @@ def test_pfedme_takes_k_steps_on_every_batch(open_site, toy, inner):
     site = open_site(method="pfedme", network=toy, inner_steps=inner)
     gamma = first(site)
     for round in range(2):
-        gamma, _ = site.train(gamma, round)
+        gamma, _ = train(site, gamma, round)
     steps = {value.item() for name, value in site.store.load_state(2).optimizer.items() if name.endswith("/step")}
     assert steps == {4 * inner}
 
@@ -274,7 +277,7 @@ def test_fedgkd_s_round_by_hand(by_hand, gamma):
     the first gradient would already be ln 3 + γ/4.
     """
     site = by_hand("fedgkd", slope=math.log(3), lr=1.0, gkd_gamma=gamma)
-    sent, metrics = site.train({"w": tensor(0.0)}, 0)
+    sent, metrics = train(site, {"w": tensor(0.0)}, 0)
     assert numbers(sent) == {"w": pytest.approx(-2 * math.log(3) + gamma / 8, abs=1e-6)}
     assert metrics["loss"] == pytest.approx((gamma / 2 * 0.143841 - math.log(3) ** 2) / 2, abs=1e-6)
 
@@ -302,7 +305,7 @@ def test_fedgkd_s_teacher_is_the_mean_of_the_last_received(by_hand, monkeypatch,
     site = by_hand("fedgkd", gkd_models=models)
     for round, received in enumerate([1.0, 3.0, 2.0]):
         site = by_hand("fedgkd", gkd_models=models) if fresh else site
-        site.train({"w": tensor(received)}, round)
+        train(site, {"w": tensor(received)}, round)
     assert taught == pytest.approx([teacher for teacher in teachers for _ in range(2)], abs=1e-5)  # two batches a round
     assert sorted(value.item() for value in site.store.load_state(3).memory.values()) == kept
 
@@ -336,7 +339,7 @@ def test_what_two_rounds_send_and_keep(by_hand, method, mine, one, two):
     gamma = first(sites[0])
     private = {"head": {"head.weight"}, "body": {"body.weight"}, "both": {"head.weight", "body.weight"}}[mine]
     for round in range(2):
-        sent = {site.name: site.train(gamma, round)[0] for site in sites}
+        sent = {site.name: train(site, gamma, round)[0] for site in sites}
         for site, wanted in zip(sites, (one, two), strict=True):
             kept = site.store.load_state(round + 1).private
             assert kept.keys() == private
@@ -344,7 +347,7 @@ def test_what_two_rounds_send_and_keep(by_hand, method, mine, one, two):
         gamma = average(sent, EVEN)
     for site in sites:
         kept = site.store.load_state(2).private
-        site.adopt(gamma, 2)
+        adopt(site, gamma, 2)
         assert same(whole(site), gamma | kept)
 
 
@@ -357,7 +360,7 @@ def test_fedrep_s_phases_have_epochs_of_their_own(by_hand, head_epochs, local_ep
     (1, 1): 1.7 and 3 − 0.17. (3, 1): 2 − 0.9 = 1.1 and 3 − 0.11. (1, 2): 1.7 and 3 − 0.34.
     """
     site = by_hand("fedrep", network="product", batch=8, head_epochs=head_epochs, local_epochs=local_epochs)
-    sent, _ = site.train(first(site), 0)
+    sent, _ = train(site, first(site), 0)
     found = site.store.load_state(1).private | sent
     assert numbers(found) == {"head.weight": wanted[0], "body.weight": wanted[1]}
 
@@ -376,8 +379,8 @@ def test_iop_fl_accumulates_the_trained_models(by_hand, tau, wanted, fresh):
     site = by_hand("iop_fl", tau=tau)
     for round, (received, sent) in enumerate([(1.0, 0.8), (0.5, 0.3), (2.0, 1.8)]):
         site = by_hand("iop_fl", tau=tau) if fresh else site
-        found, _ = site.train({"w": tensor(received)}, round)
+        found, _ = train(site, {"w": tensor(received)}, round)
         assert numbers(found) == {"w": sent}
         assert numbers(site.store.load_state(round + 1).personal) == {"w": wanted[round]}
-    site.adopt({"w": tensor(7.0)}, 3)
+    adopt(site, {"w": tensor(7.0)}, 3)
     assert numbers(whole(site)) == {"w": wanted[2]}

@@ -16,15 +16,17 @@ from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executors import CalibrationExecutor, EvaluationExecutor, SpectraExecutor, TrainExecutor
+from feddp.flare.executor import StageExecutor
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.methods import GROUP, METHODS, OWN, Methods
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
-from feddp.methods.site import Site
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
+from feddp.stages.calibrate import personal
+from feddp.stages.site import Site
+from feddp.stages.train import adopt, train
 from feddp.training.settings import setting
 from feddp.training.store import Store
 
@@ -158,14 +160,14 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
     fl_ctx = context(component, "site-1", tmp_path, protocol.TRAIN)
     policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / "site-1"), "consent": ["calibration"]}
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-    shared = component.partition.split(component.network.state_dict())[0]
+    shared = component.expected.partition.split(component.expected.network.state_dict())[0]
     for round in range(2):  # or both phases of one
         task = messages.pack(shared, round=round // plan.phases, phase=round % plan.phases)
-        answer = TrainExecutor().execute(protocol.TRAIN, task, fl_ctx, Signal())
+        answer = StageExecutor().execute(protocol.TRAIN, task, fl_ctx, Signal())
         sent, (shared, _) = fobs.dumps(answer), messages.unpack(answer)
         state = Store(tmp_path / "feddp/job").load_state(round + 1)
-        assert shared.keys() == set(component.partition.shared)
-        assert state.private.keys() == set(component.partition.private)
+        assert shared.keys() == set(component.expected.partition.shared)
+        assert state.private.keys() == set(component.expected.partition.private)
         assert bool(state.personal) == METHODS[method].personal
         assert all(name.encode() in sent for name in shared)
         given = set().union(*map(windows, shared.values()))
@@ -177,7 +179,7 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
         own = [value for value in (*state.private.values(), *personal.values()) if value.is_floating_point()]
         own = [windows(value) for value in own if value.unique().numel() > 4]  # a layer of zeros looks like any other
         assert held(sent, set().union(*own)) == set()
-    assert METHODS[method].personal or state.private or not component.partition.private
+    assert METHODS[method].personal or state.private or not component.expected.partition.private
 
 
 @pytest.mark.parametrize("method", FEDERATED)
@@ -189,19 +191,19 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
     fl_ctx = context(component, "site-1", tmp_path, "")
     policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / "site-1"), "consent": []}
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-    site = component.open(fl_ctx, Signal())
+    site = component.context(fl_ctx).open()
     shared = site.partition.split(site.copy())[0]
     for phase in range(plan.phases):
-        shared = site.train(shared, 0, phase=phase)[0]
+        shared = train(site, shared, 0, phase=phase)[0]
     home = {"tune": [(protocol.TUNE, {})], "calibrate": [(protocol.COLLECT, {}), (protocol.CALIBRATE, {})]}
     home["heads"] = [(protocol.COLLECT_HEADS, {"epoch": 1}), (protocol.CALIBRATE_HEADS, {"epoch": 1})]
-    tasks = [(TrainExecutor, protocol.SCORE, {"round": 1}), (TrainExecutor, protocol.ADOPT, {"round": 1})]
-    tasks += [(CalibrationExecutor, *task) for stage in plan.home for task in home[stage]]
+    tasks = [(StageExecutor, protocol.SCORE, {"round": 1}), (StageExecutor, protocol.ADOPT, {"round": 1})]
+    tasks += [(StageExecutor, *task) for stage in plan.home for task in home[stage]]
     if "spectra" in stages:
-        tasks += [(SpectraExecutor, task, {}) for task in (protocol.COLLECT_SPECTRA, protocol.TAKE_SPECTRA)]
-    tasks += [(EvaluationExecutor, protocol.EVALUATE, {})]
+        tasks += [(StageExecutor, task, {}) for task in (protocol.COLLECT_SPECTRA, protocol.TAKE_SPECTRA)]
+    tasks += [(StageExecutor, protocol.EVALUATE, {})]
     for executor, task, scalars in tasks:
-        message = messages.pack(shared if executor is TrainExecutor else {}, **scalars)
+        message = messages.pack(shared if executor is StageExecutor else {}, **scalars)
         tensors, said = messages.unpack(executor().execute(task, message, fl_ctx, Signal()))
         assert tensors == {}, task
         assert said, task
@@ -215,10 +217,10 @@ def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
         fl_ctx = context(component, site, tmp_path / site, protocol.COLLECT_HEADS)
         policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / site), "consent": consent}
         fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-        opened = component.open(fl_ctx, Signal())
-        opened.adopt(opened.partition.split(opened.network.state_dict())[0], 0)
+        opened = component.context(fl_ctx).open()
+        adopt(opened, opened.partition.split(opened.network.state_dict())[0], 0)
         task = messages.pack(epoch=1)
-        tensors, scalars = messages.unpack(CalibrationExecutor().execute(protocol.COLLECT_HEADS, task, fl_ctx, Signal()))
+        tensors, scalars = messages.unpack(StageExecutor().execute(protocol.COLLECT_HEADS, task, fl_ctx, Signal()))
         assert tensors.keys() == wanted
         assert scalars == {"consent": bool(consent)}
 
@@ -231,7 +233,7 @@ def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, t
     ends = []
     for fresh in (False, True):
         sites = drive(plan, tiny_root, tmp_path / str(fresh), fresh=fresh)
-        ends.append({name: site.store.read(site._latest())[0] for name, site in sites.items()})
+        ends.append({name: site.store.read(site.latest())[0] for name, site in sites.items()})
     for name, own in ends[0].items():
         assert own.keys() == ends[1][name].keys()
         assert all(own[key].equal(ends[1][name][key]) for key in own)
@@ -264,10 +266,10 @@ def test_fedbn_keeps_every_site_s_statistics(plan_for, tiny_root, tmp_path):
     """After a round and an average, each site still has its own running statistics and its own γ and β of every layer."""
     sites = sites_of(plan_for(method="fedbn", network="resnet18-fpn"), tiny_root, tmp_path)
     first = sites[0].partition.split(sites[0].network.state_dict())[0]
-    mean = average({site.name: site.train(first, 0)[0] for site in sites}, dict.fromkeys(SITES, 1.0))
+    mean = average({site.name: train(site, first, 0)[0] for site in sites}, dict.fromkeys(SITES, 1.0))
     own = [site.store.load_state(1).private for site in sites]
     for site, private in zip(sites, own, strict=True):
-        site.adopt(mean, 1)
+        adopt(site, mean, 1)
         adopted = site.store.read("start")[0]
         assert all(adopted[name].equal(private[name]) for name in private)
     differing = [name for name in own[0] if not own[0][name].equal(own[1][name])]
@@ -300,8 +302,8 @@ def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method):
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
     plan = plan_for(method=method, stages=stages, rounds=1, tune_epochs=1, calibration_epochs=1)
     one, two = drive(plan, tiny_root, tmp_path).values()
-    given = one.personal()
-    own = one.store.read(one._latest(before="calibrated"))[0]
+    given = personal(one)
+    own = one.store.read(one.latest(before="calibrated"))[0]
     rebuilt = two.store.read("start")[0] | given
     assert rebuilt.keys() == own.keys()
     assert all(rebuilt[name].equal(own[name]) for name in own)

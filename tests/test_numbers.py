@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 from rich.console import Console
 from test_hostile import NUMBERS, Hospital
@@ -17,13 +16,12 @@ from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.flare import messages
-from feddp.flare.evaluation import Evaluation
-from feddp.flare.executors import EvaluationExecutor
-from feddp.flare.numbers import rounded
-from feddp.flare.partial_aggregation import PartialAggregation
+from feddp.flare.executor import StageExecutor
+from feddp.protocol import rounded
 from feddp.report import table, write_markdown
 from feddp.run import pooled
 from feddp.run.options import Options, run_here
+from feddp.stages.train import adopt
 from feddp.training.metrics import METRICS
 
 PIXELS = 32 * 32
@@ -203,8 +201,8 @@ def test_five_lesions_areas_come_out_of_exact_numbers_and_not_out_of_rounded_one
     data = dealt(5)
     site = hospital(data, plan_for(network=toy, method="fedavg", lr=1e-30), min_images=5, std_images=20)
     gamma = everywhere(site.shared)
-    site.component.open(site.fl_ctx, Signal()).adopt(gamma, 1)
-    answer = site.executed(EvaluationExecutor, protocol.EVALUATE)
+    adopt(site.component.context(site.fl_ctx).open(), gamma, 1)
+    answer = site.executed(StageExecutor, protocol.EVALUATE)
     exact = messages.unpack(answer)[1]["final"]
     masks = [sample["mask"] for sample in load(SiteFolder.open(data), "test", 32)]
     areas = [int(mask.sum()) for mask in masks]
@@ -249,7 +247,7 @@ def from_guards(cell, **more):
 
 def test_results_and_tables_say_what_is_rounded_and_what_is_withheld(tmp_path, plan_for, capsys):
     run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, from_guards(MEANS, std_withheld=20))
-    run.run(PartialAggregation, Evaluation)
+    run.run("train", "evaluate")
     assert run.panics == []
     assert run.progress("refused") == []
     results = json.loads((tmp_path / "results.json").read_text())
@@ -273,14 +271,14 @@ def test_results_and_tables_say_what_is_rounded_and_what_is_withheld(tmp_path, p
 def test_the_results_say_whether_guards_stood(tmp_path, plan_for, secure):
     """They stand wherever there are certificates, and not in FLARE's simulator."""
     run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, from_guards(COARSE), secure=secure)
-    run.run(PartialAggregation, Evaluation)
+    run.run("train", "evaluate")
     assert json.loads((tmp_path / "results.json").read_text())["rounded"] is secure
 
 
 @pytest.mark.parametrize("more", [{}, {"std_withheld": "all"}, {"withheld": 5}])
 def test_a_deviation_is_missing_with_the_word_alone(tmp_path, plan_for, more):
     run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, from_guards(MEANS, **more))
-    run.run(PartialAggregation, Evaluation)
+    run.run("train", "evaluate")
     assert {event["site"] for event in run.progress("refused")} == set(SITES)
 
 
@@ -295,7 +293,7 @@ def test_the_best_round_is_the_same_with_guards_and_without(tmp_path, plan_for, 
         tensors, said = messages.unpack(made)
         return messages.pack(tensors, **rounded("", said)) if guarded else made
 
-    run = Run(tmp_path, plan_for(method="fedavg", rounds=2), SITES, answer).run(PartialAggregation, Evaluation)
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=2), SITES, answer).run("train", "evaluate")
     assert run.panics == []
     assert json.loads((tmp_path / "results.json").read_text())["best_round"] == best
 
@@ -303,6 +301,6 @@ def test_the_best_round_is_the_same_with_guards_and_without(tmp_path, plan_for, 
 @pytest.mark.parametrize(("second", "best"), [(0.3004, 1), (0.3006, 2)])
 def test_a_pooled_run_compares_its_rounds_alike(tiny_root, tmp_path, monkeypatch, toy, second, best):
     scores = iter([{"dice": 0.5, "iou": 0.3}, {"dice": 0.5, "iou": second}])
-    monkeypatch.setattr(pooled.Pool, "_validate", lambda self: next(scores, {"dice": 0.5, "iou": 0.0}))
+    monkeypatch.setattr(pooled.PooledSite, "validate", lambda self: next(scores, {"dice": 0.5, "iou": 0.0}))
     options = Options("centralized", rounds=2, size=32, network=toy, settings=("batch=4",))
     assert run_here(tiny_root, tmp_path / "out", options)["best_round"] == best

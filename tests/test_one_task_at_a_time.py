@@ -8,7 +8,7 @@ from test_hostile import hospital  # noqa: F401 (a fixture)
 
 from feddp import protocol
 from feddp.flare import messages
-from feddp.flare.executors import TrainExecutor
+from feddp.flare.executor import StageExecutor
 
 
 def test_a_second_task_does_not_change_what_the_first_one_sends(hospital):  # noqa: F811
@@ -17,19 +17,19 @@ def test_a_second_task_does_not_change_what_the_first_one_sends(hospital):  # no
     site = hospital("ditto")
 
     def trained(round, shared):
-        return messages.unpack(site.executed(TrainExecutor, protocol.TRAIN, shared, round=round, phase=0))[0]
+        return messages.unpack(site.executed(StageExecutor, protocol.TRAIN, shared, round=round, phase=0))[0]
 
     shared = trained(0, site.shared)
     alone = trained(1, shared)
     personal = site.store.load_state(2).personal
     assert not torch.equal(alone["q.weight"], personal["q.weight"]), "the control: there is something to take"
 
-    method, codes = site.component.open(site.fl_ctx, Signal()).method, []
+    method, codes = site.component.context(site.fl_ctx).open().method, []
     original = method.round
 
     def score():
         message = messages.pack(shared, round=2)
-        codes.append(TrainExecutor().execute(protocol.SCORE, message, site.fl_ctx, Signal()).get_return_code(""))
+        codes.append(StageExecutor().execute(protocol.SCORE, message, site.fl_ctx, Signal()).get_return_code(""))
 
     def interrupted(opened):
         loss = original(opened)

@@ -16,13 +16,13 @@ from feddp.adaptation import hospital
 from feddp.adaptation.models import GLOBAL, read_models
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.errors import FedDPError
-from feddp.methods.results import gathered
 from feddp.networks import build
 from feddp.networks.weights import save_network
 from feddp.plan.resolve import build_network, partition_of
 from feddp.predict import predict
 from feddp.run import session
 from feddp.run.session import Request
+from feddp.stages.results import gathered
 from feddp.training.metrics import METRICS, summarize
 
 LN3 = math.log(3)

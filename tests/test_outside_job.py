@@ -15,19 +15,18 @@ from typer.testing import CliRunner
 
 from feddp import protocol
 from feddp.adaptation import hospital as outside_hospital
-from feddp.adaptation.request import OutsideRequest
+from feddp.adaptation.request import AdaptationRequest
 from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.executor import StageExecutor
 from feddp.flare.filters import PrivateTensorGuard
-from feddp.flare.numbers import rounded
-from feddp.flare.outside import Outside
-from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.site import SiteComponent
 from feddp.networks.weights import fingerprint, save_network
 from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
 from feddp.plan.schema import Plan
+from feddp.protocol import rounded
 from feddp.training.store import by_site, together
 
 JOB = "0af-1"
@@ -97,11 +96,13 @@ def test_the_folder_names_who_takes_part_and_only_the_server_brings_the_shared_t
     assert meta["deploy_map"] == {"app_server": ["server"], "app_client": ["A", "B", "N"]}
     server, client = configs(job)
     (workflow,) = server["workflows"]
-    assert workflow["args"] == {"newcomer": NEWCOMER, "donors": DONORS, "job": JOB}
+    assert workflow["args"] == {"stage": "adapt"}
     (executor,) = client["executors"]
     assert executor["tasks"] == ["join", "give_model", "adapt"]
     # 0.001 is the default
-    assert executor["executor"]["args"] == {"job": JOB, "how": "tent", "settings": {"epochs": 3}, "score": True}
+    asked = {"job": JOB, "how": "tent", "settings": {"epochs": 3}, "score": True}
+    for config in (server, client):
+        assert config["components"][0]["args"]["adaptation"] == {"newcomer": NEWCOMER, "donors": DONORS, **asked}
     carried = [Plan.from_json(config["components"][0]["args"]["plan"]) for config in (server, client)]
     assert carried[0] == carried[1]
     assert carried[0].facts == plan.facts
@@ -192,9 +193,9 @@ class Hospital:
 
     def __init__(self, name, plan, root, consent, data="nowhere", private=(), min_images=1, **task):
         task = {"job": JOB, "how": "routing", "settings": {"epochs": 1}, "score": False} | task
-        asked = OutsideRequest(NEWCOMER, tuple(DONORS), **task).to_json()
+        asked = AdaptationRequest(NEWCOMER, tuple(DONORS), **task).to_json()
         self.name, self.root, self.component = name, root / name, SiteComponent(plan.to_json(), asked)
-        self.executor = OutsideExecutor(**task)
+        self.executor = StageExecutor()
         self.fl_ctx = FLContext()
         self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
         self.fl_ctx.get_identity_name = lambda *a, **k: name
@@ -340,9 +341,9 @@ def server(run, tmp_path):
 
     def start(answer, sites=("A", "B", "N")):
         job = export(run, tmp_path / "late", "--donors", "A,B")
-        (workflow,) = configs(job)[0]["workflows"]
-        carried = Plan.from_json(configs(job)[0]["components"][0]["args"]["plan"])
-        return Run(job / "app_server", carried, list(sites), answer).run(lambda: Outside(**workflow["args"]))
+        args = configs(job)[0]["components"][0]["args"]
+        carried, asked = Plan.from_json(args["plan"]), args["adaptation"]
+        return Run(job / "app_server", carried, list(sites), answer, request=asked).run("adapt")
 
     return start
 

@@ -8,21 +8,25 @@ from dataclasses import replace
 import pytest
 import torch
 from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.signal import Signal
 from test_hostile import Hospital
 
 from feddp import protocol
+from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executors import EvaluationExecutor, TrainExecutor
+from feddp.flare.context import files_of
+from feddp.flare.executor import StageExecutor
 from feddp.flare.kept import SECRET, secret_of
-from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.policy import SitePolicy
-from feddp.methods import spectra
-from feddp.methods.site import Site
+from feddp.flare.site import kept
 from feddp.plan.resolve import build_network
 from feddp.run.options import Options, run_here
+from feddp.stages import spectra
+from feddp.stages.adapt import _seeded
+from feddp.stages.site import Site
+from feddp.stages.train import adopt, train
+from feddp.stages.tune import tune
 from feddp.training.loop import batches
 from feddp.training.seeds import seed_of
 from feddp.training.store import Store
@@ -59,7 +63,7 @@ def test_what_is_trained_follows_from_secret_and_plan(open_site, method):
         if method == "feddg":
             spectra.keep(site, {"site-2": spectra.given(open_site(method=method))})
         networks[name] = site.copy()
-        sent[name] = site.train(first(site), 0)[0]
+        sent[name] = train(site, first(site), 0)[0]
     assert same(sent["one"], sent["again"])
     assert all(same(networks["none"], network) for network in networks.values())
     for name in ("none", "other"):
@@ -81,7 +85,7 @@ def test_order_augmentation_and_dropout_are_drawn_from_it(open_site, toy, monkey
     orders, losses = [], []
     for secret in ("", ONE, OTHER):
         site = open_site(secret, network=toy, augment=augment)
-        losses.append(site.train(first(site), 0)[1]["loss"])
+        losses.append(train(site, first(site), 0)[1]["loss"])
         orders.append(seen[-1])
     by_plan = seed_of(seed_of(site.plan.seed, "site-1", 0, 0), "order")
     known = [stem for part in batches(site.samples, site.plan.training.batch, by_plan, False) for stem in part["stem"]]
@@ -95,13 +99,13 @@ def test_dropout_alone_differs(open_site, toy):
     losses = []
     for secret in ("", ONE):
         site = open_site(secret, network=toy, batch=8, augment=False)
-        losses.append(site.train(first(site), 0)[1]["loss"])
+        losses.append(train(site, first(site), 0)[1]["loss"])
     assert abs(losses[0] - losses[1]) > 1e-4
     plain = []
     for secret in ("", ONE):
         site = open_site(secret, network=toy, batch=8, augment=False)
         site.network.drop.p = 0.0
-        plain.append(site.train(first(site), 0)[1]["loss"])
+        plain.append(train(site, first(site), 0)[1]["loss"])
     assert plain[0] == pytest.approx(plain[1], abs=1e-6), "the control"
 
 
@@ -110,11 +114,11 @@ def test_the_tunings_at_home_are_drawn_from_it(open_site, toy):
     ends = []
     for secret in ("", ONE, ONE):
         site = open_site(secret, network=toy, method="finetune", tune_epochs=1, tune_lr=0.1)
-        site.adopt(first(site), 0)
-        site.tune()
+        adopt(site, first(site), 0)
+        tune(site)
         ends.append(site.network.state_dict())
     site = open_site(network=toy, method="finetune", tune_epochs=1, tune_lr=0.1)
-    seeds = [site.chance("tuned"), open_site(ONE, network=toy).chance("tuned")]
+    seeds = [site.seed("tuned"), open_site(ONE, network=toy).seed("tuned")]
     assert seeds == [(0, "site-1", "tuned"), (ONE, "", 0, "site-1", "tuned")]
     assert same(ends[1], ends[2])
 
@@ -131,11 +135,11 @@ def test_which_images_give_their_spectra_is_drawn_from_it(open_site):
 def test_a_killed_process_goes_on_to_the_same_bits(open_site, toy):
     one, two = open_site(ONE, network=toy), None
     gamma = first(one)
-    wanted = one.train(one.train(gamma, 0)[0], 1)[0]
+    wanted = train(one, train(one, gamma, 0)[0], 1)[0]
     for round in range(2):
         two = open_site(ONE, at="resumed", network=toy)
         torch.manual_seed(99)
-        gamma, _ = two.train(gamma, round)
+        gamma, _ = train(two, gamma, round)
     assert same(gamma, wanted)
 
 
@@ -151,7 +155,7 @@ def hospital(toy, tmp_path, tiny_root, plan_for):
 
 
 def trained(hospital, round=0):
-    answer = hospital.executed(TrainExecutor, protocol.TRAIN, hospital.shared, round=round, phase=0)
+    answer = hospital.executed(StageExecutor, protocol.TRAIN, hospital.shared, round=round, phase=0)
     return messages.unpack(answer)[0]
 
 
@@ -161,10 +165,10 @@ def test_a_policy_says_own_unless_it_says_plan(hospital, open_site, toy):
     mine = trained(site)
     secret = (site.folder / "feddp/site.secret").read_text()
     plain = open_site(network=toy, rounds=3)
-    assert not same(mine, plain.train(first(plain), 0)[0])
+    assert not same(mine, train(plain, first(plain), 0)[0])
     known = open_site(secret, job="job", network=toy, rounds=3)
-    assert same(mine, known.train(first(known), 0)[0])
-    assert same(trained(hospital(seed="plan").submitted(site.plan, seed="plan")), plain.train(first(plain), 0)[0])
+    assert same(mine, train(known, first(known), 0)[0])
+    assert same(trained(hospital(seed="plan").submitted(site.plan, seed="plan")), train(plain, first(plain), 0)[0])
 
 
 @pytest.mark.parametrize("how", ["plan", "simulated"])
@@ -173,7 +177,7 @@ def test_where_the_plan_decides_no_secret_is_drawn(hospital, how, open_site, toy
     if how == "simulated":
         site.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)
     plain = open_site(network=toy, rounds=3)
-    assert same(trained(site), plain.train(first(plain), 0)[0])
+    assert same(trained(site), train(plain, first(plain), 0)[0])
     assert not (site.folder / "feddp/site.secret").exists()
 
 
@@ -192,8 +196,8 @@ def test_the_secret_is_the_sites_for_all_jobs_and_in_no_file_of_theirs(hospital,
     assert (len(secret), len(set(secret)) > 4, path.stat().st_mode & 0o777) == (64, True, 0o600)
     site.submitted(site.plan)
     trained(site, 1)
-    site.component.open(site.fl_ctx, Signal()).adopt(gamma, 1)
-    sent = site.sends(protocol.EVALUATE, site.executed(EvaluationExecutor, protocol.EVALUATE))
+    adopt(site.component.context(site.fl_ctx).open(), gamma, 1)
+    sent = site.sends(protocol.EVALUATE, site.executed(StageExecutor, protocol.EVALUATE))
     assert path.read_text() == secret
     others = [other.read_bytes() for other in site.folder.rglob("*") if other.is_file() and other != path]
     assert len(others) > 5
@@ -222,17 +226,17 @@ def test_no_job_is_called_like_the_secret(hospital):
     """A server may give a job any id: its folder would lie where the secret does."""
     site = hospital()
     with pytest.raises(FedDPError, match="'site.secret' is no job's id"):
-        site.component.files(site.fl_ctx, SECRET)
-    assert site.component.files(site.fl_ctx, "secret").name == "secret"
+        files_of(kept(site.fl_ctx), SECRET)
+    assert files_of(kept(site.fl_ctx), "secret").name == "secret"
 
 
 def test_two_jobs_of_one_seed_draw_in_other_orders(open_site, toy):
     """Else a batch of one image less, in a second job of the same seed, leaves out a known image and nothing else: the
     difference of the two means is that image's. One job in two processes draws the same."""
     one, again, other = (open_site(ONE, job=job, network=toy, rounds=3) for job in ("a", "a", "b"))
-    assert one.chance("order") == again.chance("order") != other.chance("order")
-    assert same(one.train(first(one), 0)[0], again.train(first(again), 0)[0])
-    assert not same(one.train(first(one), 0)[0], other.train(first(other), 0)[0])
+    assert one.seed("order") == again.seed("order") != other.seed("order")
+    assert same(train(one, first(one), 0)[0], train(again, first(again), 0)[0])
+    assert not same(train(one, first(one), 0)[0], train(other, first(other), 0)[0])
 
 
 def test_every_job_is_given_the_spectra_of_the_same_images(open_site):
@@ -245,14 +249,14 @@ def test_every_job_is_given_the_spectra_of_the_same_images(open_site):
 SPECTRA_OF = ((ONE, "a", 0), (ONE, "b", 1), (OTHER, "a", 0))
 
 
-def test_a_newcomer_s_draws_are_its_own(hospital):
+def test_a_newcomer_s_draws_are_its_own():
     """The noise and the first routers come from the settings' seed, which a job says."""
-    executor = OutsideExecutor("job", "routing", {"seed": 7, "epochs": 3})
-    assert executor._own("") == executor.request
-    own = executor._own(ONE)
+    asked = AdaptationRequest("N", ("A",), "job", "routing", {"seed": 7, "epochs": 3}).request
+    assert _seeded(asked, "") == asked
+    own = _seeded(asked, ONE)
     assert own.settings.seed == seed_of(ONE, 7)
-    assert replace(own, settings=replace(own.settings, seed=7)) == executor.request
-    assert executor._own(OTHER) != own
+    assert replace(own, settings=replace(own.settings, seed=7)) == asked
+    assert _seeded(asked, OTHER) != own
 
 
 @pytest.mark.parametrize("wrong", ["", "mine", 1, None, ["own"]])

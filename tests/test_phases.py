@@ -6,6 +6,9 @@ from feddp.errors import FedDPError, Stopped
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
 from feddp.plan.resolve import build_network
+from feddp.stages.round import LocalRound
+from feddp.stages.train import adopt, train
+from feddp.stages.tune import tune
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
 
@@ -27,17 +30,17 @@ def test_fedrep_trains_the_head_and_then_the_body(open_site, toy, monkeypatch):
     """Over two rounds, so that AdamW has a history and a weight decay to move what is frozen. Buffers are the body's."""
     site = open_site(method="fedrep", network=toy)
     head = {"head.weight", "head.bias"}
-    changed, real = [], site.fit
+    changed, real = [], LocalRound.fit
 
-    def fit(**options):
-        before, loss = site.copy(), real(**options)
-        changed.append({name for name, value in site.copy().items() if not value.equal(before[name])})
+    def fit(local, **options):
+        before, loss = local.copy(), real(local, **options)
+        changed.append({name for name, value in local.copy().items() if not value.equal(before[name])})
         return loss
 
-    monkeypatch.setattr(site, "fit", fit)
+    monkeypatch.setattr(LocalRound, "fit", fit)
     gamma = first(site)
     for round in range(2):
-        gamma, _ = site.train(gamma, round)
+        gamma, _ = train(site, gamma, round)
     assert changed == [head, site.network.state_dict().keys() - head] * 2
     assert "norm.running_mean" in changed[1]
 
@@ -48,13 +51,13 @@ def test_fedbabu_s_head_is_the_common_start_until_the_tuning(open_site, toy, mon
     sites = [open_site(name, method="fedbabu", network=toy, tune_epochs=1) for name in EVEN]
     start, gamma = build_network(sites[0].plan).state_dict(), first(sites[0])
     for round in range(2):
-        gamma = average({site.name: site.train(gamma, round)[0] for site in sites}, EVEN)
+        gamma = average({site.name: train(site, gamma, round)[0] for site in sites}, EVEN)
     for site in sites:
-        site.adopt(gamma, 2)
+        adopt(site, gamma, 2)
         body = {name: value for name, value in whole(site).items() if not name.startswith("head.")}
         assert same(whole(site), body | {name: start[name] for name in ("head.weight", "head.bias")})
         assert not any(value.equal(start[name]) for name, value in body.items())
-        site.tune()
+        tune(site)
         assert not any(value.equal(whole(site)[name]) for name, value in whole(site, "tuned").items())
 
 
@@ -88,7 +91,7 @@ def test_a_phase_of_a_role_that_is_not_there_is_refused(open_site, toy, options,
     site = open_site(network=toy)
     site.method = Phase(**options)
     with pytest.raises(FedDPError, match=message):
-        site.train(first(site), 0)
+        train(site, first(site), 0)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_what_is_frozen_has_no_decay_and_no_history(open_site, toy, options, mov
     """A weight decay of 0.5 at lr 0.1 would take 5% off every step. AdamW has a state for what it has moved alone."""
     site = open_site(network=toy, lr=0.1, weight_decay=0.5)
     site.method, start = Phase(**options), site.copy()
-    sent, _ = site.train(first(site), 0)
+    sent, _ = train(site, first(site), 0)
     state = site.store.load_state(1)
     after = sent | state.private
     assert {name.split(".")[0] for name in start if not after[name].equal(start[name])} == moving
@@ -118,6 +121,6 @@ def test_after_an_error_nothing_stays_frozen(open_site, toy):
     site = open_site(network=toy)
     site.stopped, site.method = (lambda: True), Phase(train=("query",))
     with pytest.raises(Stopped, match="stopped"):
-        site.train(first(site), 0)
+        train(site, first(site), 0)
     assert all(parameter.requires_grad for parameter in site.network.parameters())
     assert site.network.norm.track_running_stats

@@ -3,9 +3,9 @@
 import pytest
 
 from feddp import protocol
-from feddp.flare.configuration import TASKS as EXECUTED
 from feddp.methods.base import STAGES
 from feddp.protocol import MEASURED, SCALARS, TASKS, Kind, Number, Sent
+from feddp.stages import stage_of
 
 EXCHANGES = (Kind.INTRODUCTION, Kind.COLLECTION, Kind.DELIVERY)
 ROWS = pytest.mark.parametrize("row", TASKS.values(), ids=TASKS)
@@ -47,10 +47,12 @@ def test_every_scalar_is_known_and_coarse_where_it_tells_of_images(row):
 
 
 @ROWS
-def test_one_executor_answers_it(row):
-    assert [name for name, tasks in EXECUTED.items() if row.name in tasks] != []
-    assert sum(row.name in tasks for tasks in EXECUTED.values()) == 1
-    assert row.stage in (*STAGES, protocol.EVALUATE_STAGE, protocol.OUTSIDE_STAGE)
+def test_the_file_of_its_stage_has_both_halves(row):
+    stage = stage_of(row.stage)
+    assert row.stage in (*STAGES, protocol.EVALUATE_STAGE, protocol.ADAPT_STAGE)
+    assert callable(stage.serve)
+    assert callable(stage.answer)
+    assert row.name in protocol.tasks_of([row.stage])
 
 
 def test_no_scalar_is_of_no_task():

@@ -12,8 +12,10 @@ from test_hostile import Hospital
 from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executors import CalibrationExecutor, TrainExecutor
+from feddp.flare.executor import StageExecutor
 from feddp.plan.resolve import build_network
+from feddp.stages import heads
+from feddp.stages.train import adopt, score, train
 
 
 def first(site):
@@ -40,7 +42,7 @@ def site(open_site, toy):
 def trained(site, rounds, keep=None):
     gamma = first(site)
     for round in rounds:
-        gamma, _ = site.train(gamma, round, keep=keep if keep and round >= keep else None)
+        gamma, _ = train(site, gamma, round, best=keep if keep and round >= keep else None)
     return gamma
 
 
@@ -54,10 +56,10 @@ WRONG = {
     "nothing for a round": {"round": None},
     "a phase too many": {"round": 4, "phase": 1},
     "a text for a phase": {"round": 4, "phase": "0"},
-    "a best round still to come": {"round": 4, "keep": 5},
-    "a best round before any score": {"round": 4, "keep": 0},
-    "a best round of no plan's": {"round": 4, "keep": 90_000},
-    "a list for a best round": {"round": 4, "keep": [1]},
+    "a best round still to come": {"round": 4, "best": 5},
+    "a best round before any score": {"round": 4, "best": 0},
+    "a best round of no plan's": {"round": 4, "best": 90_000},
+    "a list for a best round": {"round": 4, "best": [1]},
     "a round long answered": {"round": 1},
     "a round of whose state an older one is left": {"round": 3},
 }
@@ -69,16 +71,16 @@ def test_a_round_that_a_site_could_not_be_asked_is_refused(site, kind):
     gamma = trained(site, range(4), keep=2)
     assert states(site.store) == [2, 3, 4]
     if kind == "a round of whose state an older one is left":
-        gamma, _ = site.train(gamma, 4, keep=2)
+        gamma, _ = train(site, gamma, 4, best=2)
         gamma, wrong = gamma, {"round": 3, "phase": 0}
         assert states(site.store) == [2, 4, 5]
     else:
         wrong = {"phase": 0} | WRONG[kind]
     before = contents(site.store)
     with pytest.raises(FedDPError, match="site site-1: it was asked for "):
-        site.train(gamma, **wrong)
+        train(site, gamma, **wrong)
     assert contents(site.store) == before
-    site.train(gamma, max(states(site.store)), keep=2)  # the control: the next one
+    train(site, gamma, max(states(site.store)), best=2)  # the control: the next one
 
 
 @pytest.mark.parametrize("round", [-1, 3, 90_000, "1", 1.0, None, False])
@@ -87,11 +89,11 @@ def test_a_round_that_has_no_gamma_is_neither_scored_nor_adopted(open_site, toy,
     site = open_site(network=toy, rounds=2)
     gamma = trained(site, range(2))
     before = contents(site.store)
-    for task in (site.score, site.adopt):
+    for task in (score, adopt):
         with pytest.raises(FedDPError, match="asked for round"):
-            task(gamma, round)
+            task(site, gamma, round)
     assert contents(site.store) == before
-    site.adopt(gamma, 2)
+    adopt(site, gamma, 2)
     assert site.store.has("start")
 
 
@@ -102,11 +104,11 @@ def test_a_round_pushed_ahead_costs_no_state_and_no_bit(open_site, toy, pushed):
     plain, site = (open_site(at=at, network=toy, rounds=200) for at in ("plain", "pushed"))
     gamma = trained(plain, range(4))
     assert same(trained(site, range(4)), gamma)
-    site.train({name: value + 1 if value.is_floating_point() else value for name, value in gamma.items()}, pushed)
+    train(site, {name: value + 1 if value.is_floating_point() else value for name, value in gamma.items()}, pushed)
     assert states(site.store) == [3, 4, pushed + 1]
     for round in range(4, 8):
-        wanted, _ = plain.train(gamma, round)
-        gamma, _ = site.train(gamma, round)
+        wanted, _ = train(plain, gamma, round)
+        gamma, _ = train(site, gamma, round)
         assert same(gamma, wanted)
         kept = states(site.store)
         assert set(kept) >= {round, round + 1}
@@ -117,13 +119,13 @@ def test_a_site_that_missed_rounds_comes_back(site):
     """Rounds 2 and 3 went by without it: it goes on with the state after round 1, which stays until round 5 follows round 4."""
     gamma = trained(site, range(2))
     state = site.store.load_state(2)
-    site.train(gamma, 4)
+    train(site, gamma, 4)
     assert states(site.store) == [1, 2, 5]
     assert same(site.store.load_state(4).private, state.private)
     again = contents(site.store)
-    site.train(gamma, 4)
+    train(site, gamma, 4)
     assert contents(site.store) == again
-    site.train(gamma, 5)
+    train(site, gamma, 5)
     assert states(site.store) == [5, 6]
 
 
@@ -134,13 +136,13 @@ def test_a_round_that_comes_again_gives_the_same_and_removes_nothing(open_site, 
     site = open_site(network=toy, rounds=200)
     gammas, answers = [first(site)], []
     for round in range(4):
-        answers.append(site.train(gammas[-1], round, keep=2 if round > 1 else None))
+        answers.append(train(site, gammas[-1], round, best=2 if round > 1 else None))
         gammas.append(answers[-1][0])
     assert states(site.store) == [2, 3, 4]
     before = contents(site.store)
     torch.manual_seed(99)
     fresh = open_site(network=toy, rounds=200)
-    tensors, numbers = fresh.train(gammas[again], again, keep=keep)
+    tensors, numbers = train(fresh, gammas[again], again, best=keep)
     assert same(tensors, answers[again][0])
     assert numbers["loss"] == answers[again][1]["loss"]
     after = contents(site.store)
@@ -152,9 +154,9 @@ def test_without_the_remedy_the_next_round_finds_another_state(site):
     """The control: what was done before, to prune behind whatever was asked for, leaves the next round the wrong state."""
     gamma = trained(site, range(4))
     wanted = site.store.load_state(4).private
-    site.train(gamma, 50)
+    train(site, gamma, 50)
     assert same(site.store.load_state(5).private, wanted)
-    site.train(gamma, 4)
+    train(site, gamma, 4)
     site.store.prune_states({51, 50})
     assert not same(site.store.load_state(4).private, wanted)
 
@@ -164,41 +166,41 @@ def test_phases_are_in_order_too(open_site):
     site = open_site(method="pflfe", rounds=4)
     gamma = first(site)
     for step in range(3):
-        gamma, _ = site.train(gamma, step // 2, phase=step % 2)
+        gamma, _ = train(site, gamma, step // 2, phase=step % 2)
     assert states(site.store) == [2, 3]
-    site.train(gamma, 3, phase=0)  # pushed: step 6
+    train(site, gamma, 3, phase=0)  # pushed: step 6
     assert states(site.store) == [2, 3, 7]
-    site.train(gamma, 1, phase=1)  # the next
+    train(site, gamma, 1, phase=1)  # the next
     assert states(site.store) == [2, 3, 4, 7]
     with pytest.raises(FedDPError, match="asked for phase 2, where its plan has 0 to 1"):
-        site.train(gamma, 1, phase=2)
+        train(site, gamma, 1, phase=2)
 
 
 @pytest.mark.parametrize("epoch", [0, 4, 90_000, "1", 1.0, None, True])
 def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
     """One round leaves state 1, three epochs the states 2, 3 and 4."""
     site = open_site(method="fedlc", rounds=1, calibration_epochs=3)
-    site.adopt(site.train(first(site), 0)[0], 1)
-    site.calibrate_heads({}, 1)
+    adopt(site, train(site, first(site), 0)[0], 1)
+    heads.calibrate(site, {}, 1)
     before = contents(site.store)
-    for task in (site.head, lambda epoch: site.calibrate_heads({}, epoch)):
+    for task in (lambda epoch: heads.head(site, epoch), lambda epoch: heads.calibrate(site, {}, epoch)):
         with pytest.raises(FedDPError, match="asked for epoch .*where its plan has 1 to 3"):
             task(epoch)
     assert contents(site.store) == before
-    site.calibrate_heads({}, 2)
+    heads.calibrate(site, {}, 2)
     assert states(site.store) == [2, 3]
 
 
 def test_an_epoch_of_heads_that_comes_too_early_removes_nothing(open_site):
     site = open_site(method="fedlc", rounds=2, calibration_epochs=4)
     gamma = trained(site, range(2))
-    site.adopt(gamma, 2)
-    site.calibrate_heads({}, 3)  # pushed
+    adopt(site, gamma, 2)
+    heads.calibrate(site, {}, 3)  # pushed
     assert states(site.store) == [1, 2, 5]
     for epoch in (1, 2, 3):
-        site.calibrate_heads({}, epoch)
+        heads.calibrate(site, {}, epoch)
     assert states(site.store) == [1, 2, 3, 4, 5]
-    site.calibrate_heads({}, 4)
+    heads.calibrate(site, {}, 4)
     assert states(site.store) == [5, 6]
 
 
@@ -224,18 +226,18 @@ def hospital(toy, tmp_path, tiny_root, plan_for):
     ],
 )
 def test_a_task_that_was_pushed_is_audited_and_prunes_nothing(hospital, scalars):
-    gamma = messages.unpack(hospital.executed(TrainExecutor, protocol.TRAIN, hospital.shared, round=0, phase=0))[0]
+    gamma = messages.unpack(hospital.executed(StageExecutor, protocol.TRAIN, hospital.shared, round=0, phase=0))[0]
     before = contents(hospital.store)
-    pushed = hospital.executed(TrainExecutor, protocol.TRAIN, gamma, **scalars)
+    pushed = hospital.executed(StageExecutor, protocol.TRAIN, gamma, **scalars)
     assert pushed.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "[A:train#?][task failed: site site-1: it was asked for " in hospital.audited()[-1]
     assert contents(hospital.store) == before
-    answer = hospital.executed(TrainExecutor, protocol.TRAIN, gamma, round=1, phase=0)
+    answer = hospital.executed(StageExecutor, protocol.TRAIN, gamma, round=1, phase=0)
     assert messages.unpack(answer)[0].keys() == gamma.keys()
 
 
 @pytest.mark.parametrize("epoch", ["1", [1], 1.5])
 def test_an_epoch_of_another_type_is_refused_before_anything_is_opened(hospital, epoch):
-    answer = hospital.executed(CalibrationExecutor, protocol.COLLECT, epoch=epoch)
+    answer = hospital.executed(StageExecutor, protocol.COLLECT, epoch=epoch)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "it was asked for epoch" in hospital.audited()[-1]

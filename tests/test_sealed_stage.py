@@ -15,22 +15,19 @@ from safetensors.torch import load_file
 from test_stage import Run
 
 from feddp import protocol
+from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.calibration import Calibration
-from feddp.flare.configuration import TASKS
-from feddp.flare.executors import CalibrationExecutor, SpectraExecutor
+from feddp.flare.executor import StageExecutor
 from feddp.flare.filters import PrivateTensorGuard
-from feddp.flare.outside import Outside
-from feddp.flare.outside_executor import OutsideExecutor
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
-from feddp.flare.spectra import Spectra
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
 from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.protocol import Kind, spec_of
 from feddp.sealing.session import INTRODUCTION, SEALED
+from feddp.stages.train import adopt
 from feddp.training.store import together
 
 NAMES = ("A", "B", "C")
@@ -62,26 +59,22 @@ class Hospital:
         self.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, not secure)
         properties = SitePolicy.admitting(plan) | {"data": str(data), "consent": list(EVERYTHING), "seed": "plan"} | policy
         self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
-        self.executors = {task: CalibrationExecutor() for task in TASKS["calibrate"]}
-        self.executors |= {task: SpectraExecutor() for task in TASKS["spectra"]}
-        outside = OutsideExecutor("earlier", "routing", {"epochs": 1})
-        self.executors |= {task: outside for task in TASKS["outside"]}
 
     def adopted(self):
         """As stage 1 leaves it, with queries of its own."""
-        site = self.component.open(self.fl_ctx, Signal())
+        site = self.component.context(self.fl_ctx).open()
         state = site.network.state_dict()
         chance = torch.Generator().manual_seed(ord(self.name))
         with torch.no_grad():
             for name in site.partition.private:
                 if state[name].is_floating_point():
                     state[name].add_(torch.randn(state[name].shape, generator=chance) / 10)
-        site.adopt({name: state[name].clone() for name in site.partition.shared}, 0)
+        adopt(site, {name: state[name].clone() for name in site.partition.shared}, 0)
         return self
 
     def answer(self, task, tensors=None, **scalars):
         """As FLARE has it: what the guard will not let out is an error's code."""
-        reply = self.executors[task].execute(task, messages.pack(tensors, **scalars), self.fl_ctx, Signal())
+        reply = StageExecutor().execute(task, messages.pack(tensors, **scalars), self.fl_ctx, Signal())
         self.fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
         try:
             return PrivateTensorGuard().process(reply, self.fl_ctx)
@@ -147,9 +140,9 @@ def bytes_of(seen):
 @pytest.mark.parametrize(
     ("method", "stage", "slot", "collected"),
     [
-        ("feddp", Calibration, "calibrated", ["introduce", "collect"]),
-        ("fedlc", Calibration, "heads", ["introduce", "collect_heads", "collect_heads"]),
-        ("feddg", Spectra, "spectra", ["introduce_spectra", "collect_spectra"]),
+        ("feddp", "calibrate", "calibrated", ["introduce", "collect"]),
+        ("fedlc", "heads", "heads", ["introduce", "collect_heads", "collect_heads"]),
+        ("feddg", "spectra", "spectra", ["introduce_spectra", "collect_spectra"]),
     ],
 )
 def test_sealed_and_in_the_clear_give_the_same_bits(method, stage, slot, collected, hospitals, federated, plan_for, capsys):
@@ -188,9 +181,9 @@ def plan(toy, plan_for):
 def test_a_site_that_does_not_consent_gives_nothing_and_receives_nothing(hospitals, federated, plan):
     """C shows no certificate either; nobody seals for it. Asked again by a server that shows what it likes, C stays silent."""
     made = hospitals(plan, C={"consent": ["outside"]})
-    run, seen = federated(made, plan, Calibration)
+    run, seen = federated(made, plan, "calibrate")
     assert run.panics == []
-    assert run.persistor.peers == {"A": ["B"], "B": ["A"], "C": []}
+    assert run.memory.peers == {"A": ["B"], "B": ["A"], "C": []}
     assert [(site, task) for site, task, tensors in seen if tensors and site == "C"] == []
     assert [e["recipients"] for e in made["A"].said() if e["event"] == "seal"] == [["B"]]
     shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
@@ -204,9 +197,9 @@ def test_a_site_that_does_not_consent_gives_nothing_and_receives_nothing(hospita
 
 def test_a_policy_names_who_receives(hospitals, federated, plan):
     """A gives to B alone: C is calibrated with B, B with both, A with both, for they named nobody. The results count peers."""
-    run, _ = federated(hospitals(plan, A={"recipients": ["B"]}), plan, Calibration)
+    run, _ = federated(hospitals(plan, A={"recipients": ["B"]}), plan, "calibrate")
     assert run.panics == []
-    assert run.persistor.peers == {"A": ["B", "C"], "B": ["A", "C"], "C": ["B"]}
+    assert run.memory.peers == {"A": ["B", "C"], "B": ["A", "C"], "C": ["B"]}
 
 
 # --- what a server cannot do ----------------------------------------------------------------------------------------------
@@ -230,7 +223,7 @@ def refuses(site, task, tensors, **scalars):
 
 def test_tensors_in_the_clear_are_refused_by_a_site(collected):
     made, _, given = collected
-    site = made["B"].component.open(made["B"].fl_ctx, Signal())
+    site = made["B"].component.context(made["B"].fl_ctx).open()
     personal = {name: site.network.state_dict()[name].clone() for name in site.partition.private}
     assert "of it, sealed bytes alone" in refuses(made["A"], protocol.CALIBRATE, together({"B": personal}))
     assert "of it, sealed bytes alone" in refuses(made["A"], protocol.CALIBRATE, together({"B": personal, "C": given["C"]}))
@@ -264,12 +257,12 @@ def test_the_guard_seals_even_where_the_executor_was_not_asked_well(collected):
     """What the guard lets pass of a collection is sealed for those met for it, once; a second result has met nobody."""
     made, _, _ = collected
     a = made["A"]
-    site = a.component.open(a.fl_ctx, Signal())
+    site = a.component.context(a.fl_ctx).open()
     personal = messages.pack({name: site.network.state_dict()[name].clone() for name in site.partition.private}, consent=True)
     a.fl_ctx.set_prop(FLContextKey.TASK_NAME, protocol.COLLECT)
     with pytest.raises(FedDPError, match="site A: nobody was introduced for collect; nothing was sent"):
         PrivateTensorGuard().process(personal, a.fl_ctx)
-    a.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)
+    a.component.context(a.fl_ctx).simulated = True
     assert messages.unpack(PrivateTensorGuard().process(personal, a.fl_ctx))[0].keys() == set(site.partition.private), "control"
 
 
@@ -323,11 +316,11 @@ def test_the_server_takes_envelopes_alone(hospitals, federated, plan, change, re
         tensors, scalars = messages.unpack(reply)
         return messages.pack(change(tensors), **scalars)
 
-    run, _ = federated(hospitals(plan), plan, Calibration, change=spoil)
+    run, _ = federated(hospitals(plan), plan, "calibrate", change=spoil)
     assert run.panics == []
     (refused,) = run.progress("refused")
     assert reason in refused["reason"]
-    assert run.persistor.peers == {"A": ["C"], "B": [], "C": ["A"]}
+    assert run.memory.peers == {"A": ["C"], "B": [], "C": ["A"]}
 
 
 def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path):
@@ -338,8 +331,8 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
     for secure, donors in ((False, "AB"), (True, "ABC")):
         made = hospitals(plan, secure, at=f"late-{secure}", names=(*donors, "N"), C={"recipients": ["A", "B"]})
         own = {name: personal(made[name], plan) for name in donors}
-        asked = {"newcomer": "N", "donors": list(donors), "job": "earlier"}
-        part = made["N"].component.partition
+        asked = AdaptationRequest("N", tuple(donors), "earlier", "routing", {"epochs": 1}).to_json()
+        part = made["N"].component.expected.partition
         shared = {name: value for name, value in build_network(plan).state_dict().items() if name in part.shared}
         folder = tmp_path / f"server-{secure}"
         save_network(folder / "config" / WEIGHTS, shared, {})
@@ -351,13 +344,11 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
             return reply
 
         late = replace(plan, weights=fingerprint(shared), settings=plan.settings | {"min_sites": 1})
-        made["N"].component.plan = late  # as the job that brings γ says it
         for site in made.values():
-            site.component.outside = asked  # as the job's plan says
-            approve = [{"job": "late", "plan": site.component.plan.digest(asked)}]
+            site.component = SiteComponent(late.to_json(), asked)
+            approve = [{"job": "late", "plan": late.digest(asked)}]
             site.fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES)["approve"] = approve
-        run = Run(folder, late, [*made], answer, secure=secure)
-        run.run(lambda donors=donors: Outside("N", list(donors), "earlier"))
+        run = Run(folder, late, [*made], answer, secure=secure, request=asked).run("adapt")
         assert run.panics == []
         left = json.loads((folder / "results.json").read_text())
         assert (left["sealed"], left["donors"]) == (secure, ["A", "B"])
@@ -376,7 +367,7 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
 def personal(hospital, plan):
     """What an earlier job left at a donor: a network whose every value is its own."""
     chance = torch.Generator().manual_seed(ord(hospital.name))
-    state = hospital.component.network.state_dict()
+    state = hospital.component.expected.network.state_dict()
     state = {k: torch.rand(v.shape, generator=chance) if v.is_floating_point() else v for k, v in state.items()}
     save_network(hospital.folder / "feddp/earlier/calibrated.safetensors", state, plan.facts)
     return state

@@ -13,8 +13,12 @@ from feddp.data.pixels import write_png
 from feddp.errors import FedDPError, Stopped
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
-from feddp.methods.site import Site
 from feddp.plan.resolve import build_network
+from feddp.stages.calibrate import calibrate, personal
+from feddp.stages.evaluate import evaluate
+from feddp.stages.site import Site
+from feddp.stages.train import adopt, train
+from feddp.stages.tune import tune
 from feddp.training.calibration import mean_scores
 from feddp.training.store import Store
 
@@ -56,7 +60,7 @@ def trained(sites, rounds):
     """Trains `sites` together from the common start; returns γ^0 to γ^rounds."""
     history = [first(sites[0])]
     for round in range(rounds):
-        history.append(average({site.name: site.train(history[-1], round)[0] for site in sites}, EVEN))
+        history.append(average({site.name: train(site, history[-1], round)[0] for site in sites}, EVEN))
     return history
 
 
@@ -77,16 +81,16 @@ def test_a_fresh_process_takes_the_next_round_to_the_same_bits(plan_for, open_si
     plan = plan_for(network=network)
     one = open_site(plan, at="one")
     start = first(one)
-    mine, metrics = one.train(start, 0)
-    again, later = one.train(mine, 1)
+    mine, metrics = train(one, start, 0)
+    again, later = train(one, mine, 1)
 
     torch.manual_seed(99)
-    fresh, fresh_metrics = open_site(plan, at="two").train(start, 0)
+    fresh, fresh_metrics = train(open_site(plan, at="two"), start, 0)
     assert same(fresh, mine)
     assert not same(fresh, start)
     assert timeless(fresh_metrics) == timeless(metrics)
     site = open_site(plan, at="two")
-    fresh_again, fresh_later = site.train(fresh, 1)
+    fresh_again, fresh_later = train(site, fresh, 1)
     assert same(fresh_again, again)
     assert not same(fresh_again, fresh)
     assert timeless(fresh_later) == timeless(later)
@@ -96,7 +100,7 @@ def test_a_fresh_process_takes_the_next_round_to_the_same_bits(plan_for, open_si
         history = site.store.load_state(round).optimizer
         assert {value.item() for name, value in history.items() if name.endswith("/step")} == {2 * round}
 
-    redelivered, _ = open_site(plan, at="two").train(fresh, 1)
+    redelivered, _ = train(open_site(plan, at="two"), fresh, 1)
     assert same(redelivered, again)
     assert same_state(site.store.load_state(2), one.store.load_state(2))
 
@@ -104,10 +108,10 @@ def test_a_fresh_process_takes_the_next_round_to_the_same_bits(plan_for, open_si
 def test_the_first_round_redelivered_gives_the_same_bits(plan_for, open_site, toy):
     """Even after later rounds: round 0 starts from nothing, whatever is stored."""
     site = open_site(plan_for(network=toy))
-    mine, metrics = site.train(first(site), 0)
+    mine, metrics = train(site, first(site), 0)
     state = site.store.load_state(1)
-    site.train(mine, 1)
-    again, again_metrics = site.train(first(site), 0)
+    train(site, mine, 1)
+    again, again_metrics = train(site, first(site), 0)
     assert same(again, mine)
     assert timeless(again_metrics) == timeless(metrics)
     assert same_state(site.store.load_state(1), state)
@@ -118,40 +122,40 @@ def test_chance_comes_from_seed_site_and_round(plan_for, open_site, toy, tiny_ro
     plan, data = plan_for(network=toy), tiny_root / "site-1"
     site = open_site(plan)
     start, initial = first(site), build_network(plan).state_dict()
-    mine, _ = site.train(start, 0)
-    assert not same(open_site(plan, "other", data=data).train(start, 0)[0], mine)
-    assert not same(open_site(plan_for(network=toy, seed=1), at="seed", initial=initial).train(start, 0)[0], mine)
-    assert not same(open_site(plan, at="round").train(start, 1)[0], mine)
-    assert same(open_site(plan, at="same", initial=initial).train(start, 0)[0], mine)
+    mine, _ = train(site, start, 0)
+    assert not same(train(open_site(plan, "other", data=data), start, 0)[0], mine)
+    assert not same(train(open_site(plan_for(network=toy, seed=1), at="seed", initial=initial), start, 0)[0], mine)
+    assert not same(train(open_site(plan, at="round"), start, 1)[0], mine)
+    assert same(train(open_site(plan, at="same", initial=initial), start, 0)[0], mine)
 
 
 def test_a_round_reports_the_scores_of_what_was_received(plan_for, open_site, toy):
     """γ^1 with the site's ρ^1, before training: scored here by hand on the validation images; none in round 0."""
     site = open_site(plan_for(network=toy))
-    mine, metrics = site.train(first(site), 0)
+    mine, metrics = train(site, first(site), 0)
     assert metrics.keys() == {"loss", "samples", "seconds"}
     assert metrics["samples"] == 8
     received = {name: value + 0.1 if value.is_floating_point() else value for name, value in mine.items()}
     network = build_network(site.plan)
     network.load_state_dict(site.partition.join(received, site.store.load_state(1).private))
     wanted = mean_scores(network, site.validation)
-    _, later = site.train(received, 1)
+    _, later = train(site, received, 1)
     assert {name: later[name] for name in ("dice", "iou")} == {name: wanted[name] for name in ("dice", "iou")}
 
 
 def test_an_aborted_round_leaves_no_state(plan_for, open_site, toy):
     site = open_site(plan_for(network=toy), stopped=lambda: True)
     with pytest.raises(Stopped, match="stopped"):
-        site.train(first(site), 0)
+        train(site, first(site), 0)
     assert site.store.load_state(9).round == 0
 
 
 def test_a_wrong_gamma_is_refused(plan_for, open_site, toy):
     site = open_site(plan_for(network=toy))
     with pytest.raises(FedDPError, match="missing head.bias"):
-        site.train({name: value for name, value in first(site).items() if name != "head.bias"}, 0)
+        train(site, {name: value for name, value in first(site).items() if name != "head.bias"}, 0)
     with pytest.raises(FedDPError, match="unexpected q.bias"):
-        site.train(first(site) | {"q.bias": torch.zeros(4)}, 0)
+        train(site, first(site) | {"q.bias": torch.zeros(4)}, 0)
 
 
 class Phases(Method):
@@ -166,7 +170,7 @@ def test_a_method_trains_in_phases_as_in_epochs(plan_for, open_site, toy):
     """The second phase draws other samples than the first: two phases of an epoch are, to the bit, one of two."""
     phases, epochs = open_site(plan_for(network=toy)), open_site(plan_for(network=toy, local_epochs=2), at="epochs")
     phases.method = Phases(None)
-    assert same(phases.train(first(phases), 0)[0], epochs.train(first(epochs), 0)[0])
+    assert same(train(phases, first(phases), 0)[0], train(epochs, first(epochs), 0)[0])
 
 
 # --- what is private ----------------------------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ def test_private_tensors_stay_and_differ(plan_for, open_site):
     """Both sites start from the same ρ. After a round each has its own, and neither is the mean of the two."""
     sites = [open_site(plan_for(), name) for name in EVEN]
     for site in sites:
-        mine, _ = site.train(first(site), 0)
+        mine, _ = train(site, first(site), 0)
         assert not mine.keys() & QUERIES
         assert mine.keys() == set(site.partition.shared)
     own = [site.store.load_state(1).private for site in sites]
@@ -198,24 +202,24 @@ def test_private_tensors_stay_and_differ(plan_for, open_site):
 def test_a_private_tensor_is_never_overwritten_by_what_is_received(plan_for, open_site, toy):
     """The round starts from the ρ the site stored: with a rate near zero, it is still that after the round."""
     site = open_site(plan_for(network=toy))
-    site.train(first(site), 0)
+    train(site, first(site), 0)
     before = site.store.load_state(1).private
     still = open_site(plan_for(network=toy, lr=1e-30))
-    still.train(first(site), 1)
+    train(still, first(site), 1)
     assert same(still.store.load_state(2).private, before)
 
 
 def test_private_tensors_start_from_the_weights_the_job_brought(plan_for, open_site, toy):
     """At a rate near zero a round leaves ρ where it was: at `initial`, not at what the seed gives."""
     site = open_site(plan_for(network=toy, lr=1e-30), initial=build_network(plan_for(network=toy, seed=8)).state_dict())
-    site.train(first(site), 0)
+    train(site, first(site), 0)
     wanted = build_network(plan_for(network=toy, seed=8)).state_dict()
     assert same(site.store.load_state(1).private, {name: wanted[name] for name in ("q.weight", "q.bias")})
 
 
 def test_local_training_exchanges_nothing(plan_for, open_site, toy):
     site = open_site(plan_for(network=toy, method="local"))
-    mine, _ = site.train({}, 0)
+    mine, _ = train(site, {}, 0)
     assert mine == {}
     assert average({"site-1": mine, "site-2": {}}, EVEN) == {}
     assert site.store.load_state(1).private.keys() == site.network.state_dict().keys()
@@ -229,19 +233,19 @@ def test_adopt_joins_gamma_and_rho_of_the_same_round(plan_for, open_site, toy):
     site = open_site(plan_for(network=toy, rounds=3))
     gammas, rhos = [first(site)], [None]
     for round in range(3):
-        gammas.append(site.train(gammas[-1], round, keep=1 if round else None)[0])
+        gammas.append(train(site, gammas[-1], round, best=1 if round else None)[0])
         rhos.append(site.store.load_state(round + 1).private)
     assert not same(rhos[1], rhos[2])
     assert sorted(path.name for path in site.store.folder.glob("state_*")) == [f"state_0000{t}.safetensors" for t in (1, 2, 3)]
 
     fresh = open_site(plan_for(network=toy, rounds=3))
-    scores = fresh.adopt(gammas[1], 1)
+    scores = adopt(fresh, gammas[1], 1)
     assert same(tensors(fresh, "start"), fresh.partition.join(gammas[1], rhos[1]))
     network = build_network(fresh.plan)
     network.load_state_dict(tensors(fresh, "start"))
     wanted = mean_scores(network, fresh.validation)
     assert scores == {"dice": wanted["dice"], "iou": wanted["iou"]}
-    fresh.adopt(gammas[3], 3)
+    adopt(fresh, gammas[3], 3)
     assert same(tensors(fresh, "start"), fresh.partition.join(gammas[3], rhos[3]))
 
 
@@ -250,7 +254,7 @@ def test_states_that_nobody_needs_are_removed(plan_for, open_site, toy):
     site = open_site(plan_for(network=toy, rounds=3))
     trained_to = first(site)
     for round in range(3):
-        trained_to, _ = site.train(trained_to, round)
+        trained_to, _ = train(site, trained_to, round)
     assert sorted(path.name for path in site.store.folder.glob("state_*")) == [
         "state_00002.safetensors",
         "state_00003.safetensors",
@@ -259,7 +263,7 @@ def test_states_that_nobody_needs_are_removed(plan_for, open_site, toy):
 
 def test_a_saved_network_says_what_it_is(plan_for, open_site, toy):
     site = open_site(plan_for(network=toy, seed=5))
-    site.adopt(first(site), 0)
+    adopt(site, first(site), 0)
     assert site.store.read("start")[1] == {
         "network": "toy",
         "channels": "3",
@@ -283,7 +287,7 @@ def adopted(plan_for, open_site, toy):
         sites = [open_site(plan_for(network=toy, **changes), name) for name in EVEN]
         gamma = trained(sites, 1)[-1]
         for site in sites:
-            site.adopt(gamma, 1)
+            adopt(site, gamma, 1)
         return sites
 
     return make
@@ -298,36 +302,36 @@ def _last_epoch_wins(monkeypatch):
 
 def test_personal_is_what_rebuilds_the_network(adopted):
     one, two = adopted()
-    personal = two.personal()
-    assert personal.keys() == {"q.weight", "q.bias"}
-    assert same(tensors(one, "start") | personal, tensors(two, "start"))
+    given = personal(two)
+    assert given.keys() == {"q.weight", "q.bias"}
+    assert same(tensors(one, "start") | given, tensors(two, "start"))
 
 
 def test_personal_after_a_tuning_is_the_tuned_network(adopted):
     one, _ = adopted(stages=("train", "tune", "calibrate"), tune_epochs=1, tune_lr=0.5)
-    one.tune()
-    assert same(one.personal(), tensors(one, "tuned"))
+    tune(one)
+    assert same(personal(one), tensors(one, "tuned"))
 
 
 @pytest.mark.usefixtures("_last_epoch_wins")
 def test_a_site_already_calibrated_gives_what_it_gave_before(adopted):
     """The exchange may come again, after a crash: peers join ρ with γ, so it must be the ρ of the common start."""
     one, two = adopted(calibration_lr=0.1)
-    before = one.personal()
-    one.calibrate({"site-2": two.personal()})
+    before = personal(one)
+    calibrate(one, {"site-2": personal(two)})
     assert not same({name: tensors(one, "calibrated")[name] for name in before}, before)
-    assert same(one.personal(), before)
+    assert same(personal(one), before)
 
 
 @pytest.mark.usefixtures("_last_epoch_wins")
 def test_stages_that_come_again_end_in_the_same_bits(adopted):
     one, two = adopted(stages=("train", "tune", "calibrate"), tune_epochs=1, tune_lr=0.1, calibration_lr=0.1)
-    two.tune()
-    peers = {"site-2": two.personal()}
+    tune(two)
+    peers = {"site-2": personal(two)}
 
     def stages():
-        one.tune()
-        one.calibrate(peers)
+        tune(one)
+        calibrate(one, peers)
         return tensors(one, "tuned"), tensors(one, "calibrated")
 
     once, twice = stages(), stages()
@@ -348,10 +352,10 @@ def test_stages_that_come_again_end_in_the_same_bits(adopted):
 )
 def test_a_peer_with_wrong_tensors_is_named(adopted, harm, message):
     one, two = adopted()
-    personal = two.personal()
-    harm(personal)
+    given = personal(two)
+    harm(given)
     with pytest.raises(FedDPError, match=f"site site-2: .*{message}|site site-2: {message}"):
-        one.calibrate({"site-2": personal})
+        calibrate(one, {"site-2": given})
     assert not one.store.has("peers")
     assert not one.store.has("calibrated")
 
@@ -360,12 +364,12 @@ def test_a_peer_with_wrong_tensors_is_named(adopted, harm, message):
 def test_without_peers_it_is_tuned_with_lambda_zero(adopted, plan_for, open_site):
     """From the same start: without peers, and with peers and λ = 0, the same bits; with peers and λ = 1, others."""
     one, two = adopted(calibration_lr=0.01)
-    peers = {"site-2": two.personal()}
+    peers = {"site-2": personal(two)}
     ends = {}
     for at, weight, given in (("alone", 1, {}), ("zero", 0, peers), ("one", 1, peers)):
         shutil.copytree(one.store.folder, one.store.folder.parent / at)
         site = open_site(plan_for(network="toy", calibration_lr=0.01, **{"lambda": weight}), at=at)
-        site.calibrate(given)
+        calibrate(site, given)
         assert site.store.has("peers") == (at == "one")  # what is not used is not kept
         ends[at] = tensors(site, "calibrated")
     assert same(ends["alone"], ends["zero"])
@@ -379,15 +383,15 @@ def test_peers_are_asked_once(adopted, delta):
     one, two = adopted(calibration_epochs=2, delta=delta)
     passes = []
     one.network.register_forward_hook(lambda *_: passes.append(1))
-    one.calibrate({"site-2": two.personal()})
+    calibrate(one, {"site-2": personal(two)})
     assert len(passes) == 2 + 3 + 4
 
 
 def test_a_site_that_missed_stage_1_says_so(plan_for, open_site, toy):
     site = open_site(plan_for(network=toy))
-    for action in (site.personal, site.tune, site.evaluate, lambda: site.calibrate({})):
+    for action in (personal, tune, evaluate, lambda site: calibrate(site, {})):
         with pytest.raises(FedDPError, match="site site-1: stage 1 left no network"):
-            action()
+            action(site)
 
 
 def rows_of(site, table="images.csv"):
@@ -408,17 +412,17 @@ def test_the_network_is_evaluated_before_and_after_its_last_stage(adopted, chang
     """The rows of images.csv are of these networks and of the two test images; the summaries are their means."""
     one, two = adopted(**changes)
     if "tune" in one.plan.stages:
-        one.tune()
-        two.tune()
+        tune(one)
+        tune(two)
     if "calibrate" in one.plan.stages:
-        one.calibrate({"site-2": two.personal()})
+        calibrate(one, {"site-2": personal(two)})
     # another prediction for every network on disk, so that they cannot be confused
     for shift, slot in enumerate(sorted({before, final})):
         state = tensors(one, slot)
         state["head.bias"] += shift - 0.5
         one.store.write(slot, state)
 
-    found = one.evaluate()
+    found = evaluate(one)
     assert found.keys() == {"before_calibration", "final", "peers"}
     rows = rows_of(one)
     stems = [row.image for row in one.folder.rows_of("test")]
@@ -445,10 +449,10 @@ def test_peers_are_evaluated_and_then_forgotten(adopted):
     for site in (one, two):
         state = tensors(site, "start")
         site.store.write("start", state | {"head.bias": torch.full((1,), -50.0)})
-    one.calibrate({"site-2": two.personal()})
+    calibrate(one, {"site-2": personal(two)})
     one.store.write("calibrated", tensors(one, "calibrated") | {"head.bias": torch.full((1,), 50.0)})
     assert one.store.has("peers")
-    found = one.evaluate()
+    found = evaluate(one)
     network = build_network(one.plan)
     network.load_state_dict(tensors(two, "start"))
     assert found["peers"].keys() == {"site-2"}
@@ -491,7 +495,7 @@ def test_slices_are_measured_by_case_too(slices):
     mean Dice 28/39, half their difference 2/39 is the deviation; IoU 9/16 ± 1/16. The three images' Dice are 1, 2/5 and 2/3,
     mean 31/45. Nothing anywhere: 0."""
     site = slices(volumes="patient")
-    found = site.evaluate()
+    found = evaluate(site)
     assert found["before_calibration"]["dice"]["mean"] == pytest.approx(31 / 45)
     before = found["volumes"]["before_calibration"]
     assert before == {
@@ -508,7 +512,7 @@ def test_slices_are_measured_by_case_too(slices):
 
 def test_images_of_one_patient_are_no_volume_by_themselves(slices):
     site = slices()
-    assert site.evaluate().keys() == {"before_calibration", "final", "peers"}
+    assert evaluate(site).keys() == {"before_calibration", "final", "peers"}
     assert not (site.store.folder / "cases.csv").exists()
 
 
@@ -528,7 +532,7 @@ def test_an_empty_split_is_named(plan_for, open_site, toy, tiny_root, tmp_path):
     table.write_text(table.read_text().replace(",val", ",train"))
     site = open_site(plan_for(network=toy), data=data)
     with pytest.raises(FedDPError, match=f"site site-1: .*split.csv has {STARVED}"):
-        site.adopt(first(site), 0)
+        adopt(site, first(site), 0)
     # and where the test images choose, as in the paper, there is nothing missing
     assert len(open_site(plan_for(network=toy, selection="test"), data=data).validation) == 2
 
@@ -549,7 +553,7 @@ def test_a_convolutional_network_averages_its_statistics(plan_for, open_site):
     """
     plans = {name: plan_for(network="resnet18-fpn", method="fedavg", batch=b) for name, b in (("site-1", 4), ("site-2", 8))}
     sites = {name: open_site(plan, name) for name, plan in plans.items()}
-    sent = {name: site.train(first(site), 0)[0] for name, site in sites.items()}
+    sent = {name: train(site, first(site), 0)[0] for name, site in sites.items()}
     mean = average(sent, {"site-1": 3.0, "site-2": 1.0})
     counters = [name for name in mean if name.endswith("num_batches_tracked")]
     statistics = [name for name in mean if name.endswith("running_mean")]
@@ -563,4 +567,4 @@ def test_a_convolutional_network_averages_its_statistics(plan_for, open_site):
         one, two = (sent[s][name] for s in EVEN)
         assert not one.equal(two)
         assert torch.allclose(mean[name], (3 * one + two) / 4, atol=1e-6)
-    assert sites["site-1"].adopt(mean, 1).keys() == {"dice", "iou"}
+    assert adopt(sites["site-1"], mean, 1).keys() == {"dice", "iou"}

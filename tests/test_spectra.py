@@ -14,16 +14,18 @@ from test_walls import context
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.evaluation import Evaluation
-from feddp.flare.executors import SpectraExecutor
+from feddp.flare.executor import StageExecutor
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
-from feddp.flare.spectra import Spectra
-from feddp.methods import spectra
 from feddp.plan.resolve import build_network
 from feddp.report import write_markdown
-from feddp.training.spectra import in_another_style, interpolated, radius, windows
+from feddp.stages import spectra
+from feddp.stages.evaluate import evaluate
+from feddp.stages.round import LocalRound
+from feddp.stages.train import adopt, train
+from feddp.training.spectra import in_another_style, interpolated, radius, received, windows
+from feddp.training.store import State
 
 
 def noise(*shape, seed=0):
@@ -117,30 +119,30 @@ def test_a_round_without_spectra_is_fedavg_s_to_the_bit_and_with_them_it_is_not(
     plain = open_site(method="fedavg", at="fedavg")
     alone = open_site(method="feddg", at="alone")
     spectra.keep(alone, {})
-    wanted = plain.train(gamma(plain), 0)[0]
-    assert same(alone.train(gamma(alone), 0)[0], wanted)
+    wanted = train(plain, gamma(plain), 0)[0]
+    assert same(train(alone, gamma(alone), 0)[0], wanted)
     spectra.keep(alone, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
-    assert not same(alone.train(gamma(alone), 0)[0], wanted)
+    assert not same(train(alone, gamma(alone), 0)[0], wanted)
 
 
 def test_a_new_process_goes_on_with_what_was_received(open_site):
     """The second round of the process that received, and of one that only finds its files: the same bits."""
     one = open_site(method="feddg")
     spectra.keep(one, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
-    mean = one.train(gamma(one), 0)[0]
-    wanted = one.train(mean, 1)[0]
+    mean = train(one, gamma(one), 0)[0]
+    wanted = train(one, mean, 1)[0]
     torch.manual_seed(99)
-    assert same(open_site(method="feddg").train(mean, 1)[0], wanted)
+    assert same(train(open_site(method="feddg"), mean, 1)[0], wanted)
 
 
 def test_what_was_received_is_not_kept_after_the_evaluation(open_site):
     """Like the peers' tensors of the calibration: another hospital's spectra serve the rounds, and are gone with them."""
     site = open_site(method="feddg")
     spectra.keep(site, {"site-2": spectra.given(open_site("site-2", method="feddg"))})
-    site.adopt(gamma(site), 0)
-    assert spectra.received(site) is not None
-    site.evaluate()
-    assert spectra.received(site) is None
+    adopt(site, gamma(site), 0)
+    assert received(site.store) is not None
+    evaluate(site)
+    assert received(site.store) is None
     assert not list(site.store.folder.glob("*spectra*"))
 
 
@@ -150,9 +152,10 @@ def test_the_loss_is_the_mean_of_both_batches(open_site, monkeypatch):
     peer = torch.full((1, 3, 3, 3), 50.0)
     spectra.keep(site, {"site-2": {"amplitude": peer}})
     seen = {}
-    monkeypatch.setattr(site, "fit", lambda **given: seen.update(given) or 0.0)
+    local = LocalRound(site, State(0), 0, site.plan.training.lr)
+    monkeypatch.setattr(local, "fit", lambda **given: seen.update(given) or 0.0)
     monkeypatch.setattr("feddp.training.spectra.in_another_style", lambda images, peers: images * 0 + peers.mean())
-    site.method.round(site)
+    site.method.round(local)
     site.network.eval()
     images, masks = noise(2, 3, 32, 32), (noise(2, 1, 32, 32) > 0).float()
     with torch.no_grad():
@@ -197,7 +200,7 @@ def test_what_is_not_exactly_amplitudes_is_refused_by_name(open_site, tensors, m
     site = open_site(method="feddg", spectra=4)
     with pytest.raises(FedDPError, match=f"site site-2: .*{message}"):
         spectra.keep(site, {"site-2": tensors})
-    assert spectra.received(site) is None
+    assert received(site.store) is None
 
 
 # --- what travels -----------------------------------------------------------------------------------------------------------
@@ -213,8 +216,8 @@ def asked(plan_for, tiny_root, tmp_path):
         fl_ctx = executor_context(component, "site-1", tmp_path, task)
         policy = SitePolicy.admitting(component.plan) | {"data": str(tiny_root / "site-1"), "consent": list(consent)}
         fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-        answer = SpectraExecutor().execute(task, messages.pack(tensors), fl_ctx, Signal())
-        return answer, component.open(fl_ctx, Signal())
+        answer = StageExecutor().execute(task, messages.pack(tensors), fl_ctx, Signal())
+        return answer, component.context(fl_ctx).open()
 
     return ask
 
@@ -241,8 +244,8 @@ def test_a_site_without_this_consent_sends_nothing_and_takes_nothing(asked, cons
     assert (tensors, scalars) == ({}, {"consent": False})
     answer, site = asked("take_spectra", {"site-2/amplitude": torch.ones(2, 3, 3, 3)}, *consent)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert spectra.received(site) is None
-    assert "does not consent to the exchange of spectra" in (site.store.folder / "record.jsonl").read_text()
+    assert received(site.store) is None
+    assert "does not consent to the exchange 'spectra'" in (site.store.folder / "record.jsonl").read_text()
     answer, site = asked("take_spectra", {}, *consent)
     assert answer.get_return_code(ReturnCode.OK) == ReturnCode.OK
 
@@ -250,7 +253,7 @@ def test_a_site_without_this_consent_sends_nothing_and_takes_nothing(asked, cons
 def test_a_consenting_site_keeps_what_it_is_sent(asked):
     one, two = torch.ones(2, 3, 3, 3), torch.full((1, 3, 3, 3), 2.0)
     _, site = asked("take_spectra", {"b/amplitude": one, "a/amplitude": two}, "spectra")
-    assert spectra.received(site).equal(torch.cat([two, one]))
+    assert received(site.store).equal(torch.cat([two, one]))
 
 
 def test_the_guard_lets_amplitudes_pass_with_consent_and_nothing_larger(plan_for):
@@ -295,7 +298,7 @@ def giving(consent, received, spoiled=()):
 def test_amplitudes_go_once_to_consenting_sites_and_to_no_other(tmp_path, plan_for):
     """A gives one, C three; B does not consent, gives nothing and receives nothing, and the results say so."""
     received = {}
-    run = Run(tmp_path, plan_for(method="feddg"), SITES, giving("AC", received)).run(Spectra, Evaluation)
+    run = Run(tmp_path, plan_for(method="feddg"), SITES, giving("AC", received)).run("spectra", "evaluate")
     assert run.panics == []
     assert [task for task, _, _ in run.sent] == ["collect_spectra", *["take_spectra"] * 3, "evaluate"]
     assert received == {"A": {"C/amplitude": (3, [3.0])}, "B": {}, "C": {"A/amplitude": (1, [1.0])}}
@@ -309,7 +312,7 @@ def test_amplitudes_go_once_to_consenting_sites_and_to_no_other(tmp_path, plan_f
 
 def test_what_is_larger_than_the_centre_is_refused_and_the_others_go_on(tmp_path, plan_for):
     received = {}
-    run = Run(tmp_path, plan_for(method="feddg"), SITES, giving("ABC", received, spoiled="B")).run(Spectra)
+    run = Run(tmp_path, plan_for(method="feddg"), SITES, giving("ABC", received, spoiled="B")).run("spectra")
     assert run.panics == []
     (refused,) = run.progress("refused")
     assert "site B: amplitude is (2, 3, 32, 32)" in refused["reason"]

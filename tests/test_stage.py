@@ -14,10 +14,9 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from feddp.flare import messages
-from feddp.flare.calibration import Calibration
-from feddp.flare.evaluation import Evaluation
-from feddp.flare.partial_aggregation import PartialAggregation
+from feddp.flare.controller import StageController
 from feddp.flare.persistor import SharedTensorPersistor
+from feddp.protocol import Sent
 from feddp.report import write_markdown
 from feddp.training.metrics import METRICS
 
@@ -46,8 +45,8 @@ class Run:
     As in the simulator, which has no certificates, unless `secure`.
     """
 
-    def __init__(self, folder, plan, sites, answer, order=None, secure=False):
-        self.persistor = SharedTensorPersistor(plan.to_json())
+    def __init__(self, folder, plan, sites, answer, order=None, secure=False, request=None):
+        self.persistor = SharedTensorPersistor(plan.to_json(), request)
         self.fl_ctx = FLContext()
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
         self.fl_ctx.set_prop(FLContextKey.SECURE_MODE, secure)
@@ -59,8 +58,8 @@ class Run:
         self.gone = set()
 
     def run(self, *stages):
-        for kind in stages:
-            stage = kind()
+        for name in stages:
+            stage = StageController(name)
             stage.broadcast = self.broadcast
             stage.cancel_all_tasks = lambda: None
             stage.get_client_disconnect_time = lambda site: 1.0 if site in self.gone else None
@@ -68,6 +67,10 @@ class Run:
             stage.start_controller(self.fl_ctx)
             stage.control_flow(Signal(), self.fl_ctx)
         return self
+
+    @property
+    def memory(self):
+        return self.persistor.memory(self.fl_ctx)
 
     def broadcast(self, task, fl_ctx, targets, min_responses):
         assert min_responses == len(targets)
@@ -115,8 +118,8 @@ def test_the_mean_is_the_same_bits_in_any_order_of_arrival(tmp_path, plan_for):
         folder = tmp_path / str(i)
         folder.mkdir()
         run = Run(folder, plan_for(rounds=1), SITES, lambda *a: good(*a, values={"A": 0.1, "B": 0.2, "C": 0.4}), order)
-        run.run(PartialAggregation)
-        results.append(run.persistor.load("shared_latest", run.fl_ctx)[0])
+        run.run("train")
+        results.append(run.memory.load("shared_latest")[0])
     for other in results[1:]:
         assert all(torch.equal(results[0][name], other[name]) for name in results[0])
 
@@ -124,9 +127,9 @@ def test_the_mean_is_the_same_bits_in_any_order_of_arrival(tmp_path, plan_for):
 def test_the_rounds_mean_by_hand(tmp_path, plan_for):
     """Sites that add 1, 2 and 6 to what they receive: after two rounds γ² = γ⁰ + 2·(1+2+6)/3 = γ⁰ + 6."""
     run = Run(tmp_path, plan_for(rounds=2), SITES, lambda *a: good(*a, values={"A": 1.0, "B": 2.0, "C": 6.0}))
-    run.run(PartialAggregation)
-    first = run.persistor.first(run.fl_ctx)
-    last, round = run.persistor.load("shared_latest", run.fl_ctx)
+    run.run("train")
+    first = run.memory.first()
+    last, round = run.memory.load("shared_latest")
     assert round == 2
     for name in first:
         torch.testing.assert_close(last[name], first[name] + 6)
@@ -134,7 +137,7 @@ def test_the_rounds_mean_by_hand(tmp_path, plan_for):
 
 def test_all_sites_are_sent_the_same_task(tmp_path, plan_for):
     """One FLARE task with every site as its target, and nobody's copy: the message is the same object for all."""
-    run = Run(tmp_path, plan_for(rounds=1), SITES, good).run(PartialAggregation)
+    run = Run(tmp_path, plan_for(rounds=1), SITES, good).run("train")
     trains = [(targets, data) for task, targets, data in run.sent if task == "train"]
     assert [targets for targets, _ in trains] == [SITES]
 
@@ -185,20 +188,20 @@ def test_a_bad_contribution_is_refused_named_and_the_round_goes_on(kind, tmp_pat
     def answer(site, task, tensors, scalars):
         return _edited(edit)(site, task, tensors, scalars) if site == "B" else good(site, task, tensors, scalars, values)
 
-    run = Run(tmp_path, plan_for(rounds=1, min_sites=2), SITES, answer).run(PartialAggregation)
+    run = Run(tmp_path, plan_for(rounds=1, min_sites=2), SITES, answer).run("train")
     assert run.panics == []
     refused = [e for e in run.progress("refused") if e["task"] == "train"]
     assert [e["site"] for e in refused] == ["B"]
     assert "site B" in refused[0]["reason"]
     assert reason in refused[0]["reason"]
-    first, (last, _) = run.persistor.first(run.fl_ctx), run.persistor.load("shared_latest", run.fl_ctx)
+    first, (last, _) = run.memory.first(), run.memory.load("shared_latest")
     for name in first:
         torch.testing.assert_close(last[name], first[name] + 2)
 
 
 def test_too_few_good_contributions_end_the_run_and_name_the_sites(tmp_path, plan_for):
     edit, _ = REFUSED["nan"]
-    run = Run(tmp_path, plan_for(rounds=1, min_sites=3), SITES, _edited(edit)).run(PartialAggregation)
+    run = Run(tmp_path, plan_for(rounds=1, min_sites=3), SITES, _edited(edit)).run("train")
     assert len(run.panics) == 1
     assert "site B" in run.panics[0]
     assert "min_sites=3" in run.panics[0]
@@ -219,12 +222,12 @@ def test_stage_two_starts_from_one_round(start, round, tmp_path, plan_for):
             adopted.append((scalars["round"], tensors))
         return good(site, task, tensors, scalars, dict.fromkeys(SITES, 1.0), {1: 0.9, 2: 0.2, 3: 0.3})
 
-    run = Run(tmp_path, plan_for(rounds=3, start=start), SITES, answer).run(PartialAggregation)
-    assert run.persistor.best_round == 1
-    assert run.persistor.start_round == round
+    run = Run(tmp_path, plan_for(rounds=3, start=start), SITES, answer).run("train")
+    assert run.memory.best_round == 1
+    assert run.memory.start_round == round
     last_round, tensors = adopted[-1]
     assert last_round == round
-    first = run.persistor.first(run.fl_ctx)
+    first = run.memory.first()
     for name in first:
         torch.testing.assert_close(tensors[name], first[name] + round)
 
@@ -237,17 +240,17 @@ def test_the_best_round_so_far_is_told_so_that_its_state_is_kept(tmp_path, plan_
             keeps.append(scalars.get("keep"))
         return good(site, task, tensors, scalars, ious={1: 0.9, 2: 0.2, 3: 0.3})
 
-    Run(tmp_path, plan_for(rounds=4), SITES, answer).run(PartialAggregation)
+    Run(tmp_path, plan_for(rounds=4), SITES, answer).run("train")
     assert keeps == [None, None, 1, 1]  # round 1's score is known after the second round
 
 
 def test_the_persistor_will_not_write_a_private_tensor(tmp_path, plan_for):
     """Wall 4's second half, on its own: nothing is written, the name is said."""
     run = Run(tmp_path, plan_for(), SITES, good)
-    shared = run.persistor.first(run.fl_ctx)
-    name = run.persistor.partition.private[0]
+    shared = run.memory.first()
+    name = run.memory.expected.partition.private[0]
     with pytest.raises(Exception, match="not shared") as error:
-        run.persistor.save({**shared, name: torch.zeros(1)}, 1, run.fl_ctx)
+        run.memory.save({**shared, name: torch.zeros(1)}, 1)
     assert name in str(error.value)
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -285,8 +288,8 @@ def test_personal_tensors_go_once_to_consenting_sites_and_to_no_other(consent, p
     """Each site receives exactly its consenting peers' tensors, filled with the peer's number, and never its own."""
     received = {}
     run = Run(tmp_path, plan_for(), SITES, calibrating(consent, received))
-    received["spec"] = run.persistor.personal_spec
-    run.run(Calibration, Evaluation)
+    received["spec"] = run.memory.expected.spec(Sent.PERSONAL)
+    run.run("calibrate", "evaluate")
     assert run.panics == []
     assert [task for task, _, _ in run.sent] == ["collect", "calibrate", "calibrate", "calibrate", "evaluate"]
     for site in SITES:
@@ -302,7 +305,7 @@ def test_personal_tensors_go_once_to_consenting_sites_and_to_no_other(consent, p
 @pytest.mark.parametrize(("method", "secure", "said"), [("feddp", True, True), ("feddp", False, False), ("fedavg", True, None)])
 def test_results_say_whether_what_was_exchanged_was_sealed(method, secure, said, tmp_path, plan_for):
     """And nothing of it where a method exchanges nothing."""
-    run = Run(tmp_path, plan_for(method=method), SITES, good, secure=secure).run(Evaluation)
+    run = Run(tmp_path, plan_for(method=method), SITES, good, secure=secure).run("evaluate")
     results = json.loads((run.folder / "results.json").read_text())
     assert results.get("sealed") is said
     text = write_markdown(results)
@@ -326,9 +329,9 @@ def test_heads_are_exchanged_at_every_epoch_among_consenting_sites(tmp_path, pla
         return messages.pack(loss=1.0, iou_before=0.5, iou=0.6, epoch=1)
 
     run = Run(tmp_path, plan_for(method="fedlc", calibration_epochs=3), SITES, answer)
-    spec = run.persistor.head_spec
+    spec = run.memory.expected.spec(Sent.HEADS)
     assert set(spec.tensors) == {"segmentation_head.0.weight", "segmentation_head.0.bias"}
-    run.run(Calibration)
+    run.run("heads")
     assert run.panics == []
     wanted = []
     for e in (1, 2, 3):
@@ -336,14 +339,14 @@ def test_heads_are_exchanged_at_every_epoch_among_consenting_sites(tmp_path, pla
             values = {f"{peer}/{name}": [10.0 * e + SITES.index(peer)] for name in spec.tensors} if peer else {}
             wanted.append((e, site, values))
     assert received == wanted
-    assert run.persistor.peers == {"A": ["B"], "B": ["A"], "C": []}
+    assert run.memory.peers == {"A": ["B"], "B": ["A"], "C": []}
 
 
 def test_the_method_aggregates(tmp_path, plan_for):
     """pFedMe with β = 1/2 at sites that add 1, 2 and 6: γ¹ = γ⁰/2 + (γ⁰ + 3)/2 = γ⁰ + 1.5."""
     plan = plan_for(method="pfedme", rounds=1, pfedme_beta=0.5)
-    run = Run(tmp_path, plan, SITES, lambda *a: good(*a, values={"A": 1.0, "B": 2.0, "C": 6.0})).run(PartialAggregation)
-    first, (last, _) = run.persistor.first(run.fl_ctx), run.persistor.load("shared_latest", run.fl_ctx)
+    run = Run(tmp_path, plan, SITES, lambda *a: good(*a, values={"A": 1.0, "B": 2.0, "C": 6.0})).run("train")
+    first, (last, _) = run.memory.first(), run.memory.load("shared_latest")
     for name in first:
         torch.testing.assert_close(last[name], first[name] + 1.5)
 
@@ -358,9 +361,9 @@ def test_pflfe_aggregates_twice_a_round_and_fc_pflfe_once(method, phases, tmp_pa
     run = Run(
         tmp_path, plan_for(method=method, rounds=2, start="last"), SITES, lambda *a: good(*a, values=dict(A=1.0, B=2.0, C=6.0))
     )
-    run.run(PartialAggregation)
+    run.run("train")
     assert run.panics == []
-    size = run.persistor.shared_spec.nbytes
+    size = run.memory.expected.spec(Sent.SHARED).nbytes
     asked = [event for event in run.progress("ask") if event["task"] == "train"]
     assert [(e["round"], e["phase"]) for e in asked] == [(r, p) for r in (1, 2) for p in range(phases)]
     assert all(event["bytes"] == dict.fromkeys(SITES, size) for event in asked)
@@ -368,7 +371,7 @@ def test_pflfe_aggregates_twice_a_round_and_fc_pflfe_once(method, phases, tmp_pa
     assert sum(event["bytes"] for event in answers) == 2 * phases * 3 * size
     assert {(e["round"], e["phase"]) for e in answers if "iou" in e["scalars"]} == {(2, 0)}
     assert [event["round"] for event in run.progress("round")] == [1, 2]
-    first, (last, round) = run.persistor.first(run.fl_ctx), run.persistor.load("shared_latest", run.fl_ctx)
+    first, (last, round) = run.memory.first(), run.memory.load("shared_latest")
     assert round == 2
     for name in first:
         torch.testing.assert_close(last[name], first[name] + 6.0 * phases)
@@ -382,7 +385,7 @@ def test_an_answer_of_another_phase_is_refused(tmp_path, plan_for):
             return messages.pack(sent, **{**numbers, "phase": 0})
         return result
 
-    run = Run(tmp_path, plan_for(method="pflfe", rounds=1), SITES, answer).run(PartialAggregation)
+    run = Run(tmp_path, plan_for(method="pflfe", rounds=1), SITES, answer).run("train")
     assert [e["reason"] for e in run.progress("refused")] == [
         "site B: its answer is for round 0, phase 0, this is round 0, phase 1"
     ]
@@ -398,8 +401,8 @@ def test_a_site_whose_calibration_failed_is_not_called_calibrated(tmp_path, plan
         return answer(site, task, tensors, scalars)
 
     run = Run(tmp_path, plan_for(), SITES, failing)
-    received["spec"] = run.persistor.personal_spec
-    run.run(Calibration, Evaluation)
+    received["spec"] = run.memory.expected.spec(Sent.PERSONAL)
+    run.run("calibrate", "evaluate")
     sites = json.loads((tmp_path / "results.json").read_text())["sites"]
     assert sites["B"]["calibration"] == {"calibrated": False, "peers": 0, "tuned": False}
     assert sites["A"]["calibration"] == {"calibrated": True, "peers": 2, "tuned": True}
@@ -409,9 +412,9 @@ def test_calibration_after_a_method_without_personal_tensors_has_no_peers(tmp_pa
     """FedAvg's networks are the same everywhere: there is nothing to exchange and nothing to disagree on."""
     received = {}
     run = Run(tmp_path, plan_for(method="fedavg", stages=("train", "calibrate")), SITES, calibrating(SITES, received))
-    received["spec"] = run.persistor.personal_spec
-    run.run(Calibration)
-    assert run.persistor.peers == {"A": [], "B": [], "C": []}
+    received["spec"] = run.memory.expected.spec(Sent.PERSONAL)
+    run.run("calibrate")
+    assert run.memory.peers == {"A": [], "B": [], "C": []}
 
 
 def test_a_lost_site_is_not_waited_for_again(tmp_path, plan_for):
@@ -422,7 +425,7 @@ def test_a_lost_site_is_not_waited_for_again(tmp_path, plan_for):
 
     run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer)
     run.gone = {"B"}
-    run.run(PartialAggregation, Evaluation)
+    run.run("train", "evaluate")
     assert run.panics == []
     assert [targets for _, targets, _ in run.sent] == [SITES, *[["A", "C"]] * (len(run.sent) - 1)]
     results = json.loads((tmp_path / "results.json").read_text())
@@ -437,7 +440,7 @@ def test_an_evaluation_that_lacks_a_number_is_refused_and_said(final, tmp_path, 
             return messages.pack(before_calibration=SUMMARY, final=final, peers={})
         return good(site, task, tensors, scalars)
 
-    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer).run(PartialAggregation, Evaluation)
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer).run("train", "evaluate")
     assert run.panics == []
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["missing"] == {"B": "site B did not evaluate"}
@@ -465,7 +468,7 @@ def test_volumes_are_averaged_and_shown_where_every_site_has_them(some, tmp_path
     """Case Dice 0.2, 0.4 and 0.9 at the end: average 0.5 ± 0.29439; two of three sites make no average and no table."""
     values = {"A": 0.2, "B": 0.4, "C": 0.9}
     volumes = {site: {"before_calibration": cases(0.1), "final": cases(values[site])} for site in some}
-    Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, evaluating(volumes)).run(PartialAggregation, Evaluation)
+    Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, evaluating(volumes)).run("train", "evaluate")
     results = json.loads((tmp_path / "results.json").read_text())
     assert {site: found["volumes"] for site, found in results["sites"].items() if "volumes" in found} == volumes
     assert ("volumes" in results["average"]) == (some == SITES)
@@ -485,7 +488,7 @@ def test_volumes_are_averaged_and_shown_where_every_site_has_them(some, tmp_path
 )
 def test_volumes_that_lack_a_number_are_refused(volumes, tmp_path, plan_for):
     run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, evaluating({"B": volumes}))
-    assert run.run(PartialAggregation, Evaluation).panics == []
+    assert run.run("train", "evaluate").panics == []
     assert json.loads((tmp_path / "results.json").read_text())["missing"] == {"B": "site B did not evaluate"}
 
 
@@ -493,8 +496,8 @@ def test_the_control_collects_nothing(tmp_path, plan_for):
     """λ = 0 needs no peer, so no personal tensor is asked for."""
     received = {}
     run = Run(tmp_path, plan_for(**{"lambda": 0}), SITES, calibrating(SITES, received))
-    received["spec"] = run.persistor.personal_spec
-    run.run(Calibration)
+    received["spec"] = run.memory.expected.spec(Sent.PERSONAL)
+    run.run("calibrate")
     assert [task for task, _, _ in run.sent] == ["calibrate"] * 3
 
 
@@ -508,7 +511,7 @@ def test_results_say_what_was_run_and_average_the_sites_means(tmp_path, plan_for
             return messages.pack(before_calibration=SUMMARY, final=summary, peers={})
         return good(site, task, tensors, scalars)
 
-    run = Run(tmp_path, plan_for(rounds=1, method="fedavg"), SITES, answer).run(PartialAggregation, Evaluation)
+    run = Run(tmp_path, plan_for(rounds=1, method="fedavg"), SITES, answer).run("train", "evaluate")
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["method"], results["network"], results["seed"], results["rounds"]) == ("fedavg", "pvt_v2_b0-fpn", 0, 1)
     assert results["sites"]["B"]["final"]["dice"] == {"mean": 0.4, "std": 0.1, "n": 4}

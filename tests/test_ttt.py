@@ -18,6 +18,7 @@ from feddp.networks import build
 from feddp.networks.rotation import rotation_logits
 from feddp.networks.weights import load_personal, save_network
 from feddp.plan.resolve import build_network, partition_of
+from feddp.stages.train import train
 from feddp.training.rotation import every_turn, rotation_loss, turned
 
 CPU = torch.device("cpu")
@@ -98,7 +99,7 @@ def test_the_head_is_shared_and_trained_and_the_loss_is_in_the_encoder(open_site
         site = open_site(at=str(weight), method="ttt", rotation=weight, weight_decay=0)
         assert set(site.partition.shared) > HEAD
         start = gamma(site)
-        sent[weight] = site.train(start, 0)[0]
+        sent[weight] = train(site, start, 0)[0]
         assert [sent[weight][name].equal(start[name]) for name in HEAD] == [weight == 0] * 2
     name = "encoder.model.stages_3.blocks.0.mlp.fc1.weight"
     assert not sent[1.0][name].equal(sent[0.0][name])

@@ -5,6 +5,7 @@ test_stage.py; the guard inside a site's own privacy.json, on a real federation,
 """
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,14 +31,15 @@ class Engine:
 
 
 def context(component, task="train", consent=(), private=(), **policy):
-    fl_ctx = FLContext()
-    fl_ctx.get_engine = lambda *a, **k: Engine(component)
+    fl_ctx, engine = FLContext(), Engine(SiteComponent(component.plan.to_json()))  # as a job's own process has it
+    fl_ctx.get_engine = lambda *a, **k: engine
     fl_ctx.get_identity_name = lambda *a, **k: "hospital"
     fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
     fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)  # what it would seal is looked at here; test_sealing.py has the seals
     properties = {"data": "nowhere", "consent": list(consent), "private": list(private), **policy}
     properties = SitePolicy.admitting(component.plan) | properties
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, SimpleNamespace(get_root_dir=lambda: "nowhere"))
     return fl_ctx
 
 
@@ -50,7 +52,7 @@ def component(plan_for):
 def state(component):
     """A whole trained state: every tensor holds values of its own."""
     generator = torch.Generator().manual_seed(1)
-    return {n: torch.rand(v.shape, generator=generator) for n, v in component.network.state_dict().items()}
+    return {n: torch.rand(v.shape, generator=generator) for n, v in component.expected.network.state_dict().items()}
 
 
 def leak(state, **scalars):
@@ -68,11 +70,11 @@ def test_the_jobs_filter_strips_what_an_executor_leaks(component, state):
     message = leak(state)
     before = copy.deepcopy(message)
     filtered = bytes_of(StripPrivate().process(message, context(component)))
-    for name in component.partition.private:
+    for name in component.expected.partition.private:
         assert name.encode() not in filtered
         assert state[name].numpy().tobytes()[:64] not in filtered
         assert state[name].numpy().tobytes()[:64] in bytes_of(before)
-    for name in component.partition.shared:
+    for name in component.expected.partition.shared:
         assert name.encode() in filtered
         assert state[name].numpy().tobytes()[:64] in filtered
     kept, scalars = messages.unpack(message)
@@ -81,7 +83,7 @@ def test_the_jobs_filter_strips_what_an_executor_leaks(component, state):
 
 
 def test_the_jobs_filter_leaves_a_clean_result_alone(component, state):
-    message = leak({name: state[name] for name in component.partition.shared})
+    message = leak({name: state[name] for name in component.expected.partition.shared})
     assert StripPrivate().process(message, context(component)) is message
 
 
@@ -92,7 +94,7 @@ def test_the_guard_stops_a_leak_and_says_so(component, state):
 
 
 def test_the_guard_lets_a_clean_result_pass(component, state):
-    shared = {name: state[name] for name in component.partition.shared}
+    shared = {name: state[name] for name in component.expected.partition.shared}
     tensors, scalars = messages.unpack(PrivateTensorGuard().process(leak(shared), context(component)))
     assert tensors.keys() == shared.keys()
     assert all(torch.equal(tensors[name], shared[name]) for name in shared)
@@ -100,7 +102,7 @@ def test_the_guard_lets_a_clean_result_pass(component, state):
 
 
 def _riding(state, component, **extra):
-    message = leak({name: state[name] for name in component.partition.shared} | extra)
+    message = leak({name: state[name] for name in component.expected.partition.shared} | extra)
     message["beside"] = "patient 17"
     message.set_header("note", "patient 18")
     return message
@@ -121,17 +123,17 @@ def test_the_guard_knows_every_name_that_may_leave(component, state, value):
 
 
 def test_only_a_tensor_passes_under_a_tensors_name(component, state):
-    name = component.partition.shared[3]
+    name = component.expected.partition.shared[3]
     with pytest.raises(FedDPError, match="which is no tensor"):
         PrivateTensorGuard().process(_riding(state, component, **{name: b"pixels"}), context(component))
 
 
 def test_the_guard_keeps_what_the_hospital_never_shares(component, state):
     """The job's method shares the head; this hospital does not, whatever the job."""
-    message = leak({name: state[name] for name in component.partition.shared})
+    message = leak({name: state[name] for name in component.expected.partition.shared})
     with pytest.raises(FedDPError, match=r"2 tensors that may not leave \(segmentation_head"):
         PrivateTensorGuard().process(message, context(component, private=["head"]))
-    given = messages.pack({name: state[name] for name in component.partition.private}, consent=True)
+    given = messages.pack({name: state[name] for name in component.expected.partition.private}, consent=True)
     with pytest.raises(FedDPError, match="16 tensors that may not leave"):
         PrivateTensorGuard().process(given, context(component, "collect", consent=["calibration"], private=["query"]))
 
@@ -141,27 +143,27 @@ def test_a_network_without_what_the_hospital_keeps_private_is_refused(plan_for, 
     """A convolutional network has no query, so the rule would stop nothing of it: neither its executors nor the guard take such
     a job. The controls: without the rule its whole network leaves, and a rule that it has tensors for is no obstacle."""
     resnet = SiteComponent(plan_for(network="resnet18-fpn", method="fedavg").to_json())
-    message = leak(dict(resnet.network.state_dict()))
+    message = leak(dict(resnet.expected.network.state_dict()))
     lacking = f"its policy keeps {private[-1]} private, and the job's resnet18-fpn has no such tensor"
-    for asked in (resnet.policy, lambda fl_ctx: PrivateTensorGuard().process(message, fl_ctx)):
+    for asked in (resnet.context, lambda fl_ctx: PrivateTensorGuard().process(message, fl_ctx)):
         with pytest.raises(FedDPError, match=lacking):
             asked(context(resnet, private=private))
     whole = messages.unpack(PrivateTensorGuard().process(message, context(resnet)))[0]
-    assert whole.keys() == resnet.network.state_dict().keys()
+    assert whole.keys() == resnet.expected.network.state_dict().keys()
     assert resnet.policy(context(resnet, private=["norm"])).private == ("norm",)
 
 
 @pytest.mark.parametrize("task", ["adopt", "tune", "calibrate", "evaluate", "anything"])
 def test_the_guard_lets_no_tensor_out_of_other_tasks(component, state, task):
-    name = component.partition.shared[0]
+    name = component.expected.partition.shared[0]
     with pytest.raises(FedDPError, match=f"task {task} tried to send 1 tensors"):
         PrivateTensorGuard().process(leak({name: state[name]}), context(component, task))
 
 
 def test_the_guard_asks_for_consent_before_the_exchange(component, state):
-    message = messages.pack({name: state[name] for name in component.partition.private}, consent=True)
+    message = messages.pack({name: state[name] for name in component.expected.partition.private}, consent=True)
     sent = PrivateTensorGuard().process(message, context(component, "collect", consent=["calibration"]))
-    assert set(messages.unpack(sent)[0]) == set(component.partition.private)
+    assert set(messages.unpack(sent)[0]) == set(component.expected.partition.private)
     with pytest.raises(FedDPError, match="does not consent"):
         PrivateTensorGuard().process(message, context(component, "collect"))
 
@@ -195,7 +197,7 @@ def test_an_error_reply_carries_its_code_and_nothing_else(kind, component, state
     reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
     sent = kind().process(reply, context(component))
     assert sent.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    name = component.partition.private[0]
+    name = component.expected.partition.private[0]
     assert state[name].numpy().tobytes()[:64] not in bytes_of(sent)
 
 
@@ -205,7 +207,7 @@ def test_without_a_policy_a_site_refuses(component):
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, None)
     fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, False)
     with pytest.raises(FedDPError, match="site hospital: its privacy.json has no properties"):
-        component.policy(fl_ctx)
+        component.context(fl_ctx)
 
 
 @pytest.mark.parametrize(
@@ -241,14 +243,14 @@ def test_a_wrong_policy_is_refused_by_name(component, properties, message):
     fl_ctx = context(component)
     fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
     with pytest.raises(FedDPError, match=message):
-        component.policy(fl_ctx)
+        component.context(fl_ctx)
 
 
 def test_the_guard_lets_a_head_pass_with_consent_and_nothing_else_of_fedlc(plan_for):
     """FedLC's exchange: of the private tensors the segmentation head's two; HC's own and the embedding stay."""
     component = SiteComponent(plan_for(method="fedlc").to_json())
-    values = component.network.state_dict()
-    head = {name: values[name] for name in head_names(component.network)}
+    values = component.expected.network.state_dict()
+    head = {name: values[name] for name in head_names(component.expected.network)}
     given = context(component, task=protocol.COLLECT_HEADS, consent=["calibration"])
     assert messages.unpack(PrivateTensorGuard().process(messages.pack(head, consent=True), given))[0].keys() == head.keys()
     with pytest.raises(FedDPError, match="does not consent"):

@@ -7,7 +7,6 @@ import csv
 import json
 
 import pytest
-from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 from rich.console import Console
 from test_hostile import CELL, NUMBERS, SUMMARY, TABLES, Hospital, bytes_of
@@ -15,12 +14,10 @@ from test_stage import SITES, Run, good
 
 from feddp import protocol
 from feddp.flare import messages
-from feddp.flare.calibration import Calibration
-from feddp.flare.evaluation import Evaluation
-from feddp.flare.executors import EvaluationExecutor, TrainExecutor
-from feddp.flare.partial_aggregation import PartialAggregation
+from feddp.flare.executor import StageExecutor
 from feddp.report import table, write_markdown
 from feddp.run.follow import Follower
+from feddp.stages.train import adopt
 
 CASES = {"dice": CELL, "iou": CELL}
 VOLUMES = {"before_calibration": CASES, "final": CASES}
@@ -122,8 +119,8 @@ def test_the_values_of_images_are_at_home_and_nowhere_else(hospital, least):
     """The site's evaluation through its guard: images.csv has every test image, what is sent has none."""
     site = hospital(least)
     shared = site.shared
-    site.component.open(site.fl_ctx, Signal()).adopt(shared, 2)
-    answer = site.executed(EvaluationExecutor, protocol.EVALUATE)
+    adopt(site.component.context(site.fl_ctx).open(), shared, 2)
+    answer = site.executed(StageExecutor, protocol.EVALUATE)
     tensors, said = site.sends(protocol.EVALUATE, answer)
     with open(site.store.folder / "images.csv", newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
@@ -142,7 +139,7 @@ def test_a_site_trains_on_while_its_scores_stay(hospital):
     site = hospital(5)
     shared = site.shared
     for round in range(2):
-        answer = site.executed(TrainExecutor, protocol.TRAIN, shared, round=round, phase=0)
+        answer = site.executed(StageExecutor, protocol.TRAIN, shared, round=round, phase=0)
         shared, said = site.sends(protocol.TRAIN, answer)
         assert set(said) == {"round", "phase", "loss", "samples", "seconds"} | ({"withheld"} if round else set())
 
@@ -174,7 +171,7 @@ def test_a_site_that_withholds_is_in_the_results_without_numbers(tmp_path, plan_
     """B withholds. A's and C's IoU choose the round: (0.2 + 0.4)/2 after round 1, (0.3 + 0.2)/2 after round 2, so it is 1."""
     plan = plan_for(start="best", rounds=2)
     answer = withholding("B", A=(0, 0.2, 0.3), C=(0, 0.4, 0.2))
-    run = Run(tmp_path, plan, SITES, answer).run(PartialAggregation, Calibration, Evaluation)
+    run = Run(tmp_path, plan, SITES, answer).run("train", "calibrate", "evaluate")
     assert run.panics == []
     assert run.progress("refused") == []
     results = json.loads((tmp_path / "results.json").read_text())
@@ -200,7 +197,7 @@ def test_a_site_that_withholds_is_in_the_results_without_numbers(tmp_path, plan_
 
 def test_where_all_withhold_the_last_round_goes_on(tmp_path, plan_for, capsys):
     plan = plan_for(start="last", rounds=2)
-    run = Run(tmp_path, plan, SITES, withholding(*SITES)).run(PartialAggregation, Calibration, Evaluation)
+    run = Run(tmp_path, plan, SITES, withholding(*SITES)).run("train", "calibrate", "evaluate")
     assert run.panics == []
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["start_round"], results["best_round"]) == (2, None)
@@ -215,7 +212,7 @@ def test_where_all_withhold_the_last_round_goes_on(tmp_path, plan_for, capsys):
 def test_where_all_withhold_no_round_is_the_best(tmp_path, plan_for):
     """FedAvg hands on its best round. Its first scores would come with the second round's answers: it ends there, of four."""
     plan = plan_for(method="fedavg", rounds=4)
-    run = Run(tmp_path, plan, SITES, withholding(*SITES)).run(PartialAggregation)
+    run = Run(tmp_path, plan, SITES, withholding(*SITES)).run("train")
     (reason,) = run.panics
     assert reason.startswith("every site withholds its validation IoU")
     assert "--set start=last" in reason
@@ -231,7 +228,7 @@ def test_volumes_are_averaged_over_the_sites_that_sent_them(tmp_path, plan_for, 
             return made
         return messages.pack(**messages.unpack(made)[1], **({"withheld": 5} if site == "B" else {"volumes": VOLUMES}))
 
-    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer).run(PartialAggregation, Evaluation)
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer).run("train", "evaluate")
     results = json.loads((tmp_path / "results.json").read_text())
     assert run.panics == []
     assert results["average"]["volumes"]["final"]["dice"]["n"] == 2
@@ -250,5 +247,5 @@ def test_only_a_means_place_is_taken_by_the_word(tmp_path, plan_for, said):
             return made
         return messages.pack(messages.unpack(made)[0], round=scalars["round"], phase=0, **said)
 
-    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer).run(PartialAggregation)
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer).run("train")
     assert [event["site"] for event in run.progress("refused")] == ["B"]

@@ -4,23 +4,29 @@ Whoever has to know something about a task asks this table; no other module list
 the server stay lists of their own: they are reviewed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from feddp.methods.base import CALIBRATE as CALIBRATE_STAGE
 from feddp.methods.base import HEADS as HEADS_STAGE
 from feddp.methods.base import SPECTRA as SPECTRA_STAGE
 from feddp.methods.base import TRAIN as TRAIN_STAGE
 from feddp.methods.base import TUNE as TUNE_STAGE
-from feddp.methods.results import VOLUMES, WHEN
 from feddp.training.metrics import METRICS
 from feddp.training.volumes import VOLUME_METRICS
 
-EVALUATE_STAGE, OUTSIDE_STAGE = "evaluate", "outside"
+EVALUATE_STAGE, ADAPT_STAGE = "evaluate", "adapt"
 # what a site may consent to, by the word in its policy
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
+
+# names in answers and results, beside the names of metrics
+WHEN = ("before_calibration", "final")
+VOLUMES = "volumes"  # beside WHEN, where images are slices: the same by case
+WITHHELD = "withheld"  # in place of what a site's policy does not let out: over how many images or cases it would
+STD_WITHHELD = "std_withheld"  # the same, where of a summary the standard deviation alone stays
+ROUNDED = "rounded"  # in results: whether the sites' guards rounded what they measured (`rounded`)
 
 INITIAL = "initial"
 INTRODUCE_SPECTRA, COLLECT_SPECTRA, TAKE_SPECTRA = "introduce_spectra", "collect_spectra", "take_spectra"
@@ -113,7 +119,7 @@ class TaskSpec:
     """One task.
 
     Args:
-        stage: the stage of a plan, or EVALUATE_STAGE or OUTSIDE_STAGE, that it belongs to.
+        stage: the stage of a plan, or EVALUATE_STAGE or ADAPT_STAGE, that it belongs to; its module in `feddp.stages`.
         consent: the word without which no tensor of this site's leaves, and none of a peer's arrives.
         tensors: what an answer may hold.
         scalars: names in SCALARS that an answer may hold.
@@ -149,10 +155,10 @@ TASKS: Mapping[str, TaskSpec] = _table(
     TaskSpec(COLLECT_HEADS, HEADS_STAGE, Kind.COLLECTION, CALIBRATION, Sent.HEADS, _SAYS),
     TaskSpec(CALIBRATE_HEADS, HEADS_STAGE, Kind.DELIVERY, CALIBRATION, scalars=_TUNED, delivers=COLLECT_HEADS),
     TaskSpec(EVALUATE, EVALUATE_STAGE, Kind.LOCAL, scalars=(*WHEN, VOLUMES, "peers")),
-    TaskSpec(JOIN, OUTSIDE_STAGE, Kind.INTRODUCTION, OUTSIDE, scalars=_SAYS),
-    TaskSpec(GIVE_MODEL, OUTSIDE_STAGE, Kind.COLLECTION, OUTSIDE, Sent.MODEL, _SAYS),
+    TaskSpec(JOIN, ADAPT_STAGE, Kind.INTRODUCTION, OUTSIDE, scalars=_SAYS),
+    TaskSpec(GIVE_MODEL, ADAPT_STAGE, Kind.COLLECTION, OUTSIDE, Sent.MODEL, _SAYS),
     TaskSpec(
-        *(ADAPT, OUTSIDE_STAGE, Kind.DELIVERY, OUTSIDE),
+        *(ADAPT, ADAPT_STAGE, Kind.DELIVERY, OUTSIDE),
         scalars=("images", "empty_masks", "seconds", "loss_before", "loss", "epoch", "scores"),
         delivers=GIVE_MODEL,
     ),
@@ -169,12 +175,22 @@ def with_shared() -> list[str]:
     return [spec.name for spec in TASKS.values() if spec.kind in (Kind.ROUND, Kind.SCORE)]
 
 
+def rounded(name: str, value: Any) -> Any:
+    """A number as it leaves, or every number of a table."""
+    if isinstance(value, Mapping):
+        return {below: rounded(below, each) for below, each in value.items()}
+    number = NUMBERS.get(name)
+    return number.rounded(value) if isinstance(number, Number) else value
+
+
 def consents_of(stages: Iterable[str]) -> list[str]:
     """What these stages ask a site to consent to, each word once."""
     wanted = set(stages)
     return list(dict.fromkeys(spec.consent for spec in TASKS.values() if spec.stage in wanted and spec.consent))
 
 
-def tasks_of(*stages: str) -> list[str]:
-    """The names of these stages' tasks, in the table's order."""
-    return [spec.name for spec in TASKS.values() if spec.stage in stages]
+def tasks_of(stages: Collection[str]) -> list[str]:
+    """The names of these stages' tasks, in the table's order; an introduction is of every stage with its consent."""
+    asked = consents_of(stages)
+    introduces = [name for name, spec in TASKS.items() if spec.kind is Kind.INTRODUCTION and spec.consent in asked]
+    return [name for name, spec in TASKS.items() if spec.stage in stages or name in introduces]

@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from feddp.methods.results import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
+from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 
 _ROUNDED = "Each site rounded what it measured, metrics to three decimals and losses to three digits, before it left."
 _NO_STD = "—"

@@ -13,7 +13,7 @@ from feddp.training.store import require_job_id
 
 
 @dataclass(frozen=True)
-class OutsideRequest:
+class AdaptationRequest:
     """Donors give their networks of the finished job `job` to the newcomer, which adapts them by the strategy `how`.
 
     Raises:
@@ -54,7 +54,7 @@ class OutsideRequest:
         return Request(self.how, read_settings(self.settings), self.score)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "OutsideRequest":
+    def from_json(cls, data: Mapping[str, Any]) -> "AdaptationRequest":
         """A request from a job's JSON. InputError where a key is missing or unknown, or a value is out of range."""
         known = {f.name for f in fields(cls)}
         if not isinstance(data, Mapping) or not {"newcomer", "donors", "job"} <= data.keys() <= known:
@@ -63,11 +63,3 @@ class OutsideRequest:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"donors": list(self.donors)}
-
-    def at_the_server(self) -> dict[str, Any]:
-        """What `feddp.flare.outside.Outside` is told."""
-        return {"newcomer": self.newcomer, "donors": list(self.donors), "job": self.job}
-
-    def at_the_sites(self) -> dict[str, Any]:
-        """What `feddp.flare.outside_executor.OutsideExecutor` is told."""
-        return {"job": self.job, "how": self.how, "settings": self.settings, "score": self.score}

@@ -31,6 +31,7 @@ from feddp.networks import DEFAULT as NETWORK
 class Env(str, Enum):
     """Where a run runs."""
 
+    local = "local"
     sim = "sim"
     poc = "poc"
 
@@ -47,7 +48,9 @@ def run(
     settings: Settings = [],  # noqa: B006
     then: Then = None,
     weights: Weights = None,
-    env: Annotated[Env, typer.Option(help="FLARE's simulator, or POC mode: real certificates, one process a site.")] = Env.sim,
+    env: Annotated[
+        Env, typer.Option(help="One process without FLARE, FLARE's simulator, or POC mode with real certificates.")
+    ] = Env.sim,
     device: Device = "cpu",
     threads: Threads = None,
     without_consent: Annotated[str, typer.Option(help="Sites that refuse every exchange among sites, comma-separated.")] = "",

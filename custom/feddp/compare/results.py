@@ -7,8 +7,8 @@ from pathlib import Path
 
 from feddp.errors import InputError
 from feddp.files import read_results, site_folder
-from feddp.methods.results import VOLUMES
-from feddp.methods.site import SLOT_OF
+from feddp.methods.base import STAGES
+from feddp.protocol import VOLUMES
 from feddp.training.metrics import METRICS, Row
 from feddp.training.volumes import VOLUME_METRICS
 
@@ -57,7 +57,7 @@ def has_cases(result: Result) -> bool:
 def read_rows(folder: Path, when: str, kind: Kind) -> dict[str, Images]:
     """{site: {image, or case: metrics}} of a finished run. InputError where a site's table is not there or cannot be read."""
     results = read_results(folder)
-    last = SLOT_OF[results["stages"][-1]]
+    last = STAGES[results["stages"][-1]]
     sites = [site for site, found in results["sites"].items() if kind is IMAGE or VOLUMES in found]
     return {site: _read(site_folder(folder, site) / f"{kind.name}s.csv", kind, when, last) for site in sites}
 

@@ -1,6 +1,7 @@
 """Two filters over one rule: the job's strips private tensors from what is sent, the site's lets pass what may leave."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +15,11 @@ from feddp import protocol
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare import messages, numbers
 from feddp.flare.audit import audit
-from feddp.flare.policy import SitePolicy
+from feddp.flare.context import SiteContext
 from feddp.flare.sealing import leaving
-from feddp.flare.site import SiteComponent, site_component
-from feddp.methods import spectra
-from feddp.methods.aggregation import Spec
-from feddp.methods.results import STD_WITHHELD, WITHHELD
+from feddp.flare.site import site_component
 from feddp.partition import select
-from feddp.plan.resolve import exchanged, head_names
-from feddp.protocol import Kind, Sent
+from feddp.protocol import STD_WITHHELD, WITHHELD, Kind
 
 CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 
@@ -37,7 +34,7 @@ class StripPrivate(Filter):
         code = shareable.get_return_code(ReturnCode.OK)
         if code != ReturnCode.OK:
             return make_reply(code)  # an error carries nothing else
-        private = set(site_component(fl_ctx).partition.private)
+        private = set(site_component(fl_ctx).expected.partition.private)
         tensors, scalars = messages.unpack(shareable)
         if not private & tensors.keys():
             return shareable
@@ -68,9 +65,10 @@ class PrivateTensorGuard(Filter):
             if code != ReturnCode.OK:
                 return make_reply(code)
             component = site_component(fl_ctx)
-            policy, plan = component.policy(fl_ctx), component.plan
+            context = component.context(fl_ctx)
+            policy, plan = context.policy, context.plan
             tensors, scalars = messages.unpack(shareable)
-            sent = _tensors(site, task, tensors, component, policy)
+            sent = _tensors(task, tensors, context)
             said = numbers.checked(site, task, scalars, plan)
             if few := numbers.too_few(task, said, plan, policy.data, policy.min_images):
                 what = f"{', '.join(sorted(few))}: over fewer than {policy.min_images} images or cases"
@@ -80,10 +78,10 @@ class PrivateTensorGuard(Filter):
             means = numbers.without_std(task, said, plan, policy.data, policy.std_images)
             if means != said:
                 said = means | {STD_WITHHELD: policy.std_images}
-            if numbers.MEASURED & said.keys() or (sent and task == protocol.TRAIN):
-                component.measured(fl_ctx)
-            said = {name: numbers.rounded(name, value) for name, value in said.items()}
-            return messages.pack(leaving(component, task, sent, fl_ctx), **said)
+            if protocol.MEASURED & said.keys() or (sent and task == protocol.TRAIN):
+                context.measured()
+            said = {name: protocol.rounded(name, value) for name, value in said.items()}
+            return messages.pack(leaving(context, partial(component.seals, fl_ctx), task, sent), **said)
         except Exception as error:  # of whatever kind: nothing was sent, and the site's own files say why
             self._note(fl_ctx, f"stopped: {error if isinstance(error, FedDPError) else type(error).__name__}")
             raise
@@ -92,9 +90,7 @@ class PrivateTensorGuard(Filter):
         self.log_warning(fl_ctx, audit(fl_ctx, f"egress guard {what}"), fire_event=False)
 
 
-def _tensors(
-    site: str, task: str, tensors: Mapping[str, Any], component: SiteComponent, policy: SitePolicy
-) -> dict[str, Tensor]:
+def _tensors(task: str, tensors: Mapping[str, Any], context: SiteContext) -> dict[str, Tensor]:
     """Copies of the tensors, each with a storage of its own that holds nothing else.
 
     Raises:
@@ -102,11 +98,13 @@ def _tensors(
     """
     if not tensors:
         return {}
-    spec = protocol.spec_of(task)
-    if spec.kind is Kind.COLLECTION and not policy.consents(spec.consent):
+    site, spec = context.name, protocol.spec_of(task)
+    if spec.kind is Kind.COLLECTION and not context.consents(spec.consent):
         raise PolicyError(f"site {site}: its policy does not consent to the {spec.consent} exchange; nothing was sent")
-    names = _names(task, component)
-    never = set().union(*(select(component.network, role) for role in policy.private))
+    expected = context.expected
+    # all of them or none, where the job has the task's stage
+    names = expected.names(spec.tensors) if spec.stage in (*context.plan.stages, protocol.ADAPT_STAGE) else ()
+    never = set().union(*(select(expected.network, role) for role in context.policy.private))
     if wrong := sorted(tensors.keys() - (set(names) - never), key=str):
         raise PolicyError(
             f"site {site}: task {task} tried to send {len(wrong)} tensors that may not leave ({wrong[0]}, ...);"
@@ -115,23 +113,5 @@ def _tensors(
     # a subclass has code and attributes of its own, a sparse tensor parts that are no values
     if wrong := [n for n, value in tensors.items() if type(value) is not Tensor or value.layout is not torch.strided]:
         raise PolicyError(f"site {site}: task {task} tried to send {wrong[0]}, which is no tensor; nothing was sent")
-    if spec.tensors is Sent.AMPLITUDES:
-        spectra.check(component.plan, site, tensors)
-    else:
-        Spec.of(component.network.state_dict(), names).check(site, tensors)
+    expected.check(spec.tensors, site, tensors)
     return {name: tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format) for name in names}
-
-
-def _names(task: str, component: SiteComponent) -> tuple[str, ...]:
-    """The tensors that a task sends, all of them or none, where the plan has its stage."""
-    plan, partition, spec = component.plan, component.partition, protocol.spec_of(task)
-    if spec.stage not in (*plan.stages, protocol.OUTSIDE_STAGE):
-        return ()
-    return {
-        Sent.NONE: tuple,
-        Sent.SHARED: lambda: partition.shared,
-        Sent.PERSONAL: lambda: exchanged(plan, partition),
-        Sent.HEADS: lambda: head_names(component.network),
-        Sent.MODEL: lambda: partition.shared + partition.private,
-        Sent.AMPLITUDES: lambda: (spectra.AMPLITUDE,),
-    }[spec.tensors]()

@@ -8,7 +8,7 @@ from typing import Any
 
 from nvflare.apis.job_def import JobMetaKey
 
-from feddp.adaptation.request import OutsideRequest
+from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError
 from feddp.flare.archive import require_files
 from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER, app_configuration, job_meta
@@ -35,7 +35,7 @@ class Job:
     """What a job's folder holds, all of it: the plan and, for a newcomer, the request."""
 
     plan: Plan
-    request: OutsideRequest | None = None
+    request: AdaptationRequest | None = None
 
     @property
     def asked(self) -> dict[str, Any] | None:
@@ -53,13 +53,8 @@ def admitted(side: str, data: bytes) -> Job:
     document = parsed(what, data)
     args = at(what, document, "components", 0, "args")
     plan = Plan.from_json(require_object(what, "components[0].args.plan", at(what, document, "components", 0, "args", "plan")))
-    asked = None
-    if side == CLIENT and isinstance(args, dict):
-        asked = args.get("outside")
-    elif side == SERVER:
-        first = at(what, document, "workflows", 0)
-        asked = first.get("args") if isinstance(first, dict) else None
-    job = Job(plan, OutsideRequest.from_json(asked) if asked is not None else None)
+    asked = args.get("adaptation") if isinstance(args, dict) else None
+    job = Job(plan, AdaptationRequest.from_json(asked) if asked is not None else None)
     require_equal(what, _as_read(app_configuration(side, job.plan, job.request)), document)
     return job
 

@@ -9,9 +9,8 @@ from feddp.adaptation.hospital import Images
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import in_an_epoch
 from feddp.errors import PolicyError
-from feddp.methods.results import VOLUMES, WHEN
 from feddp.plan.schema import Plan
-from feddp.protocol import ADAPT, CELL, MEASURED, NUMBERS, SCALARS, Number, Table, spec_of
+from feddp.protocol import ADAPT, CELL, MEASURED, SCALARS, VOLUMES, WHEN, Number, Table, spec_of
 
 LARGEST = 2**53  # Python's ints have no end: a whole image fits into one
 _TABLES = (*WHEN, "peers")  # over the test images: they go together or not at all
@@ -68,14 +67,6 @@ def too_few(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least
     counts = _counts(task, plan, data)
     few = {name for name in MEASURED & scalars.keys() if min([counts[name], *_said(scalars[name])]) < least}
     return few | (set(_TABLES) & scalars.keys() if few & set(_TABLES) else set())
-
-
-def rounded(name: str, value: Any) -> Any:
-    """A number as it leaves, or every number of a table."""
-    if isinstance(value, Mapping):
-        return {below: rounded(below, each) for below, each in value.items()}
-    number = NUMBERS.get(name)
-    return number.rounded(value) if isinstance(number, Number) else value
 
 
 def without_std(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least: int) -> dict[str, Any]:

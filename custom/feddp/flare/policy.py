@@ -128,7 +128,7 @@ class SitePolicy:
         """PolicyError for a job that this hospital does not take.
 
         Args:
-            request: a newcomer's, beside the plan of the finished run (`adaptation.request.OutsideRequest.to_json`).
+            request: a newcomer's, beside the plan of the finished run (`adaptation.request.AdaptationRequest.to_json`).
         """
         if problems := self.problems(plan, request):
             raise PolicyError(f"site {site}: {problems[0]}")

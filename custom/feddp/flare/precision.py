@@ -6,16 +6,14 @@ library, for float16 too; on float32 tensors this filter's bits are those of FLA
 
 import copy
 
-import torch
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
-from torch import Tensor
 
-from feddp.errors import InputError
 from feddp.flare import messages
+from feddp.stages.precision import narrow, widen
 
 
 class HalfPrecision(Filter):
@@ -32,19 +30,5 @@ class HalfPrecision(Filter):
             return shareable
         tensors, scalars = messages.unpack(shareable)
         out = fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT
-        converted = {name: _narrow(name, value) if out else _widen(value) for name, value in tensors.items()}
+        converted = {name: narrow(name, value) if out else widen(value) for name, value in tensors.items()}
         return DXO(DataKind.WEIGHTS, data=converted, meta=scalars).update_shareable(copy.copy(shareable))
-
-
-def _narrow(name: str, value: Tensor) -> Tensor:
-    if not isinstance(value, Tensor) or value.dtype != torch.float32:
-        return value
-    half = value.half()
-    if (half.isinf() & value.isfinite()).any():
-        largest = value[value.isfinite()].abs().max().item()
-        raise InputError(f"{name} holds {largest:g}, beyond float16's range; export the job with precision=float32")
-    return half
-
-
-def _widen(value: Tensor) -> Tensor:
-    return value.float() if isinstance(value, Tensor) and value.dtype == torch.float16 else value

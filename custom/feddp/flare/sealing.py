@@ -5,8 +5,8 @@ certificates neither can be left out: an executor of ours gets no tensor of a pe
 simulator has no certificates, and applies no guard: there the exchange is in the clear.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -14,15 +14,15 @@ from nvflare.apis.fl_context import FLContext
 from feddp import protocol
 from feddp.adaptation.models import GLOBAL
 from feddp.errors import SealingError
+from feddp.flare.context import SiteContext
 from feddp.kit.certificates import certificate_problems
 from feddp.kit.kit import Kit
 from feddp.protocol import Kind
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
+from feddp.sealing.session import Session
+from feddp.stages.message import Message
 from feddp.training.store import Tensors, by_site, together
-
-if TYPE_CHECKING:
-    from feddp.flare.site import SiteComponent
 
 
 def simulated(fl_ctx: FLContext) -> bool:
@@ -43,55 +43,58 @@ def identity_of(fl_ctx: FLContext) -> Identity:
     return Identity.read(site, kit.certificate, kit.key, kit.root, kit.server_identity)
 
 
-def arriving(component: "SiteComponent", task: str, tensors: Tensors, scalars: dict[str, Any], fl_ctx: FLContext) -> Tensors:
-    """The tensors of a task as its executor is to see them.
+def arriving(context: SiteContext, seals: Callable[[], Session], task: str, message: Message) -> Tensors:
+    """The tensors of a task as the site's half of the stage is to see them.
+
+    Args:
+        seals: gives this site's part in the job's sealed exchanges, where it is needed.
 
     Raises:
         SealingError: an introduction or an envelope is not what it should be.
     """
-    if simulated(fl_ctx):
-        return tensors
-    epoch = scalars.get("epoch", 0)
+    if context.simulated:
+        return message.tensors
+    epoch = message.scalars.get("epoch", 0)
     if type(epoch) is not int:
-        raise SealingError(f"site {fl_ctx.get_identity_name()}: it was asked for epoch {epoch!r}, which is no number of one")
+        raise SealingError(f"site {context.name}: it was asked for epoch {epoch!r}, which is no number of one")
     spec = protocol.spec_of(task)
     if spec.kind is Kind.COLLECTION:
-        policy, word = component.policy(fl_ctx), spec.consent
-        if policy.consents(word):
-            component.seals(fl_ctx).meet(word, task, epoch, by_site(tensors), _recipients(component, policy.recipients))
+        if context.consents(spec.consent):
+            seals().meet(spec.consent, task, epoch, by_site(message.tensors), _recipients(context))
         return {}
     if spec.kind is Kind.DELIVERY:
-        peers = by_site(tensors)
+        peers = by_site(message.tensors)
         brought = {GLOBAL: peers.pop(GLOBAL)} if task == protocol.ADAPT and GLOBAL in peers else {}  # the job's own
         if not peers:
             return together(brought)
-        opened = component.seals(fl_ctx).open(spec.consent, spec.delivers, epoch, peers)
-        component.store(fl_ctx).record("open", task=task, epoch=epoch, senders=list(opened))
+        opened = seals().open(spec.consent, spec.delivers, epoch, peers)
+        context.store.record("open", task=task, epoch=epoch, senders=list(opened))
         return together(opened | brought)
-    return tensors
+    return message.tensors
 
 
-def _recipients(component: "SiteComponent", named: tuple[str, ...] | None) -> set[str]:
+def _recipients(context: SiteContext) -> set[str]:
     """Whom this site seals for: of the job's own sites those that its policy names; of a newcomer's job, the newcomer."""
-    job = {component.outside["newcomer"]} if component.outside else set(component.plan.sites)
+    named = context.policy.recipients
+    job = {context.request.newcomer} if context.request else set(context.plan.sites)
     return job if named is None else job & set(named)
 
 
-def leaving(component: "SiteComponent", task: str, tensors: Tensors, fl_ctx: FLContext) -> Tensors:
+def leaving(context: SiteContext, seals: Callable[[], Session], task: str, tensors: Tensors) -> Tensors:
     """The tensors of a result that the guard lets pass, as they leave the site.
 
     Raises:
         SealingError: they are to be sealed and there is nobody to seal them for, or this site's certificate is no good.
     """
-    if simulated(fl_ctx):
+    if context.simulated:
         return tensors
     spec = protocol.spec_of(task)
     if spec.kind is Kind.INTRODUCTION:
-        return component.seals(fl_ctx).introduce(spec.consent) if component.policy(fl_ctx).consents(spec.consent) else {}
+        return seals().introduce(spec.consent) if context.consents(spec.consent) else {}
     if spec.kind is Kind.COLLECTION and tensors:
-        sealed = component.seals(fl_ctx).seal(task, tensors)
+        sealed = seals().seal(task, tensors)
         for envelope in sealed.values():
-            recipients = recipients_of(fl_ctx.get_identity_name(), envelope.numpy().tobytes())
-            component.store(fl_ctx).record("seal", task=task, recipients=recipients)
+            recipients = recipients_of(context.name, envelope.numpy().tobytes())
+            context.store.record("seal", task=task, recipients=recipients)
         return sealed
     return tensors

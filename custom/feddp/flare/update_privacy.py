@@ -63,7 +63,7 @@ class UpdatePrivacy(Filter):
         for name, change in self._filtered(site, changes, fl_ctx).items():
             before = received[name]
             sent[name] = (before.double() + torch.from_numpy(change).reshape(before.shape)).to(before.dtype)
-        for name in running_variances(site_component(fl_ctx).network) & changes.keys():
+        for name in running_variances(site_component(fl_ctx).expected.network) & changes.keys():
             sent[name].clamp_(min=0)
         return messages.pack(sent, **scalars)
 

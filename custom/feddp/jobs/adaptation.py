@@ -10,18 +10,17 @@ import torch
 from feddp.adaptation.adapt import read_settings
 from feddp.adaptation.hospital import Request
 from feddp.adaptation.models import Models, plan_of, refuse_layers, some
-from feddp.adaptation.request import OutsideRequest
+from feddp.adaptation.request import AdaptationRequest
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.errors import InputError
 from feddp.files import SHARED, read_results
-from feddp.jobs.folder import SCOPE, write_job
+from feddp.jobs.folder import LOCAL, SCOPE, SIMULATED, write_job
 from feddp.methods.aggregation import Spec, Tensors
 from feddp.networks.weights import fingerprint, read_network
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
-from feddp.run.options import pairs
-from feddp.run.session import handed_on
-from feddp.run.simulator import JOB as SIMULATED
+from feddp.stages.memory import start_file
+from feddp.training.settings import pairs
 
 
 def export(
@@ -61,10 +60,10 @@ def export(
     if not donors or newcomer in donors:
         raise InputError(f"--newcomer {newcomer} --donors {','.join(donors)}: name a donor beside it, or leave --donors out")
     job = job or results.get("job")
-    if job in (None, SIMULATED):
+    if job in (None, SIMULATED, LOCAL):
         why = "was the simulator's, whose sites are no hospitals" if job else "does not say its job's id (an older run)"
         raise InputError(f"{run} {why}; name the id of the job whose networks the donors hold with --job-id")
-    request = OutsideRequest(newcomer, tuple(donors), job, how, asked, score)
+    request = AdaptationRequest(newcomer, tuple(donors), job, how, asked, score)
     _rehearse(plan, request.request)
     return write_job(folder, scope, plan, request, shared)
 
@@ -74,7 +73,7 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     if not results.get("federated"):
         raise InputError(f"{run} is no federation's run, so no site holds a model; name another")
     plan = plan_of(run, results)
-    file = run / SHARED if (run / SHARED).exists() else handed_on(run, results["start_round"])
+    file = run / SHARED if (run / SHARED).exists() else start_file(run, results["start_round"])
     shared, network = some(read_network(file)[0], run), build_network(plan)
     refuse_layers(plan.facts, network.state_dict(), shared, run)
     Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(file), shared)

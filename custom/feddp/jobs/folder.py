@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from feddp.adaptation.request import OutsideRequest
+from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder, facts_of, find_sites, misfit
 from feddp.errors import InputError
 from feddp.files import write_text
@@ -20,6 +20,7 @@ from feddp.plan.schema import Plan
 from feddp.training.settings import require_name
 
 SCOPE, META = "feddp", "meta.json"
+SIMULATED, LOCAL = "simulate_job", "local_job"  # the ids of all jobs of FLARE's simulator, and of one process
 
 
 def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, Tensor] | None = None) -> Path:
@@ -49,7 +50,7 @@ def write_job(
     folder: Path,
     scope: str,
     plan: Plan,
-    request: OutsideRequest | None,
+    request: AdaptationRequest | None,
     brought: Mapping[str, Tensor] | None,
 ) -> Path:
     """Writes a job folder, replacing an earlier one of ours; returns it.

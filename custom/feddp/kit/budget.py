@@ -5,8 +5,8 @@ from pathlib import Path
 
 from feddp.errors import InputError, PolicyError
 from feddp.flare.budget import Ledger, Used
+from feddp.flare.context import kept_below
 from feddp.flare.policy import Budget, SitePolicy
-from feddp.flare.site import kept_below
 from feddp.kit.containers import Containers
 from feddp.kit.kit import CLIENT, Kit, read_json
 

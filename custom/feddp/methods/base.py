@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from feddp.partition import NONE
+from feddp.partition import NONE, Rule
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
 
-    from feddp.methods.site import Site
     from feddp.plan.schema import Plan
+    from feddp.training.loop import Batch, BatchLoss
+    from feddp.training.store import Store, Tensors
 
 SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "calibrate"
-STAGES = (SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE)  # in the order they run
+# in the order they run; the file that each leaves a site's network in, "" where it leaves none
+STAGES = {SPECTRA: "", TRAIN: "start", TUNE: "tuned", HEADS: "heads", CALIBRATE: "calibrated"}
+
+
+class AtSite(Protocol):
+    """What a method's hooks may use of a site, in every stage."""
+
+    name: str
+    plan: Plan
+    network: nn.Module  # trained in place
+    device: torch.device
+    store: Store  # the site's own files; `store.record` writes to its log
+
+    @property
+    def samples(self) -> list[Batch]:
+        """The training images and masks."""
+
+    def segmentation_loss(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """L_seg from logits and masks (B,C,H,W); a scalar."""
+
+
+class Round(AtSite, Protocol):
+    """What a method's `round` works with. What is in `personal_model` and in `memory` at its end is there in the next round."""
+
+    phase: int  # of the round, from 0
+    personal_model: Tensors  # a whole network beside the shared one; empty at first
+    memory: Tensors  # whatever else the method remembers; empty at first
+
+    def fit(
+        self,
+        epochs: int,
+        train: Rule = (),
+        freeze: Rule = (),
+        loss: BatchLoss | None = None,
+        steps: int = 1,
+        after: Callable[[], None] = ...,
+        forward: Callable[[Tensor], Tensor] | None = None,
+    ) -> float:
+        """Trains the network for `epochs` (`feddp.stages.round.LocalRound.fit`); returns the mean loss of the last one."""
+
+    def copy(self) -> Tensors:
+        """The network's whole state, as it is now."""
+
+    def parameters(self, state: Mapping[str, Tensor]) -> Tensors:
+        """The parameters, without the buffers, of a whole state, on this site's device."""
+
+    def as_personal(self, start: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Inside, the personal model, with an optimiser of its own, is the network; `start` is its first state."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +97,18 @@ class Method:
         """What is private where the plan does not say so itself."""
         return cls.private
 
-    def opened(self, site: Site) -> None:
+    def opened(self, site: AtSite) -> None:
         """Called once, when the site's network has been built."""
 
-    def round(self, site: Site) -> float:
+    def round(self, site: Round) -> float:
         """What a site does between receiving γ^t and sending γ_k, once a phase; returns the mean training loss."""
         return site.fit(epochs=site.plan.training.local_epochs)
 
-    def loss(self, site: Site, logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, site: AtSite, logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """A batch's loss from logits (B,C,H,W), in every stage; a scalar."""
         return site.segmentation_loss(logits, batch["mask"])
 
-    def receive_heads(self, site: Site, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def receive_heads(self, site: AtSite, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Called at every epoch of the stage HEADS, for methods that have it, with the consenting peers' heads by site."""
 
     def aggregate(self, previous: Mapping[str, Tensor], mean: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -33,10 +33,9 @@ class FedDG(FedAvg):
     def round(self, site):
         import torch
 
-        from feddp.methods.spectra import received
-        from feddp.training.spectra import in_another_style
+        from feddp.training.spectra import in_another_style, received
 
-        peers = received(site)
+        peers = received(site.store)
         if peers is None:
             return super().round(site)
         peers = peers.to(site.device)

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from feddp.files import events_after
-from feddp.methods.results import WITHHELD
 from feddp.plan.schema import Plan
-from feddp.protocol import Kind, spec_of
+from feddp.protocol import WITHHELD, Kind, spec_of
 
 
 class Follower:

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from feddp.adaptation.models import plan_of, read_shared
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, InputError
@@ -22,14 +20,17 @@ from feddp.files import RESULTS, SHARED, read_results
 from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
-from feddp.methods.results import gathered
-from feddp.methods.site import Site
 from feddp.partition import Rule, chosen
 from feddp.plan.resolve import build_network, initial_tensors, partition_of
 from feddp.plan.schema import Plan
 from feddp.run.session import bring_home, finish, fresh
+from feddp.stages.evaluate import evaluate
+from feddp.stages.results import gathered
+from feddp.stages.site import Site
+from feddp.stages.train import adopt
+from feddp.stages.tune import tune
 from feddp.training.calibration import Report
-from feddp.training.device import asked_for
+from feddp.training.device import asked_for, settle
 from feddp.training.store import Store, Tensors
 
 
@@ -68,11 +69,11 @@ def join(
     chosen(network, train)  # an unknown role is refused before anything is written
     Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(run / SHARED), shared)
     fresh(out)
-    torch.set_num_threads(1)  # as a site: the same bits on every machine
+    settle(device, threads=1)  # as a site: the same bits on every machine
     site = _opened(opened, home, out, device, first)
-    site.adopt(shared, results["start_round"])
-    site.tune(train, report)
-    summary = {when: value for when, value in site.evaluate().items() if when != "peers"}
+    adopt(site, shared, results["start_round"])
+    tune(site, train, report)
+    summary = {when: value for when, value in evaluate(site).items() if when != "peers"}
     bring_home(site.store.folder, out)
     done = gathered(home, {site.name: summary}, results["start_round"], results["best_round"])
     return finish(out, done | {"joined": {"run": str(run), "train": list(train)}})

@@ -19,20 +19,24 @@ from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS
 from feddp.run import pooled, session
-from feddp.run.poc import poc
-from feddp.run.session import Request
-from feddp.run.simulator import simulator
+from feddp.run.session import Environment, Request
 from feddp.training.device import asked_for
+from feddp.training.settings import pairs
 
-ENVIRONMENTS = {"sim": simulator, "poc": poc}
 
+def environment(name: str) -> Environment:
+    """Where a run runs: "local", "sim" or "poc". Only what is chosen is imported: a local run knows no FLARE."""
+    if name == "local":
+        from feddp.run.local import local
 
-def pairs(settings: Sequence[str]) -> dict[str, str]:
-    """What `--set` was given, by name. InputError for what is not key=value."""
-    for text in settings:
-        if "=" not in text:
-            raise InputError(f"--set {text}: write key=value")
-    return dict(text.split("=", 1) for text in settings)
+        return local
+    if name == "sim":
+        from feddp.run.simulator import simulator
+
+        return simulator
+    from feddp.run.poc import poc
+
+    return poc
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def run_here(
     """Runs over sites below `data` on this machine; leaves tables and networks in `out`, returns the results.
 
     Args:
-        env: "sim", FLARE's simulator, or "poc".
+        env: "local", one process without FLARE, "sim", FLARE's simulator, or "poc".
         device: each site's.
         threads: sites at once in the simulator; all of them if None.
         without_consent: sites that refuse every exchange among sites.
@@ -133,8 +137,8 @@ def run_here(
     """
     sites, facts = federation_of(data, sites)
     plan = options.plan(facts, sites)
-    if threads is not None and env == "poc":
-        raise InputError("--threads is the simulator's; in POC mode every site has a process of its own")
+    if threads is not None and env != "sim":
+        raise InputError(f"--threads is the simulator's, and not for --env {env}")
     if unknown := sorted(set(without_consent) - set(sites)):
         raise InputError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
     asked_for(device)  # here, not at every site of a federation that has started
@@ -155,4 +159,4 @@ def run_here(
                 f"{options.method} runs outside FLARE, in one process: no --env poc, --threads or --without-consent"
             )
         return pooled.run(request)
-    return session.run(request, ENVIRONMENTS[env], name=f"{options.method}_{data.resolve().name}")
+    return session.run(request, environment(env), name=f"{options.method}_{data.resolve().name}")

@@ -1,33 +1,58 @@
 """A run without a federation: all sites' images in one place, one process, no FLARE. For the method `centralized`."""
 
-import time
+import threading
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
-from feddp.files import PROGRESS, append_event, site_folder
-from feddp.flare.numbers import rounded
-from feddp.methods.results import gathered
-from feddp.methods.site import Site
-from feddp.methods.trainer import START
-from feddp.run.session import Request, bring_home, finish, fresh
+from feddp.files import site_folder
+from feddp.flare.context import SiteContext
+from feddp.flare.policy import SitePolicy
+from feddp.jobs.folder import LOCAL
+from feddp.run.local import LocalServer, followed
+from feddp.run.session import Request, awaited, bring_home, finish, fresh
+from feddp.stages import train
+from feddp.stages.evaluate import evaluate
+from feddp.stages.memory import ServerMemory
+from feddp.stages.results import gathered
+from feddp.stages.site import Site
+from feddp.stages.tensors import Expected
 from feddp.training.loop import Batch
 from feddp.training.store import Store
 
+POOL = "pool"
 
-class Pool(Site):
+
+class PooledSite(Site):
     """All sites' images as one site's, in the sites' order."""
 
-    def __init__(self, folders: list[SiteFolder], request: Request, store: Store, device: str):
-        super().__init__("pool", folders[0], request.plan, store, device, request.initial)
-        self.folders = folders
+    folders: list[SiteFolder]
 
     def _split(self, split: str) -> list[Batch]:
         return [sample for folder in self.folders for sample in load(folder, split, self.plan.size)]
+
+
+class Pool(SiteContext):
+    """The one place, which asks a policy for nothing but its device: its data are all sites'."""
+
+    def __init__(self, request: Request, folders: list[SiteFolder], kept: Path):
+        policy = SitePolicy.of(POOL, request.policies[request.sites[0]], simulated=True)
+        super().__init__(POOL, LOCAL, Expected(request.plan), None, policy, kept, simulated=True)
+        self._folders, self._initial = folders, request.initial
+
+    @cached_property
+    def _pooled(self) -> PooledSite:
+        site = PooledSite(POOL, self._folders[0], self.plan, self.store, self.device, self._initial)
+        site.folders, site.stopped = self._folders, lambda: self.stopped()
+        return site
+
+    def open(self) -> Site:
+        return self._pooled
 
 
 def run(request: Request) -> dict[str, Any]:
@@ -41,35 +66,23 @@ def run(request: Request) -> dict[str, Any]:
     console = Console(stderr=True)
     console.print(f"{plan.method}: all images of {', '.join(request.sites)} in one place, outside FLARE; nothing is federated")
     folders = {site: SiteFolder.open(Path(request.policies[site]["data"])) for site in request.sites}
-    device = str(request.policies[request.sites[0]]["device"])
-    torch.set_num_threads(1)  # as a site: the same bits on every machine
-    pool = Pool(list(folders.values()), request, Store(out / "workspace" / "pool"), device)
-    best, best_iou = None, float("-inf")
+    pool = Pool(request, list(folders.values()), out / "workspace" / POOL)
+    # one site answers, and it has the initial tensors
+    alone = replace(plan, weights="", settings=plan.settings | {"min_sites": 1})
 
-    def note(round: int, scores: dict[str, float]) -> None:
-        nonlocal best, best_iou
-        append_event(out / PROGRESS, "answer", site="pool", task="score", round=round, scalars=scores)
-        iou = rounded("iou", scores["iou"])  # as a federation's server compares its rounds
-        if iou > best_iou:
-            best, best_iou = round, iou
+    def serve(server: Path, log: Path, stopped: threading.Event) -> None:
+        memory = ServerMemory(alone, LOCAL, server, server)
+        train.serve(LocalServer(memory, {POOL: pool}, stopped, log))
+        network, facts = pool.store.read(train.START)
+        sites = {}
+        for name, folder in folders.items():
+            site = Site(name, folder, plan, Store(out / "workspace" / name), pool.device)
+            site.store.write(train.START, network, **facts | {"site": name})
+            sites[name] = {when: summary for when, summary in evaluate(site).items() if when != "peers"}
+            bring_home(site.store.folder, site_folder(out, name))
+        memory.write_results(gathered(plan, sites, memory.start_round, memory.best_round))
 
-    for t in range(plan.rounds):
-        started = time.monotonic()
-        _, metrics = pool.train({}, t, keep=best)
-        if t:
-            note(t, {name: metrics[name] for name in ("dice", "iou")})
-        seconds = time.monotonic() - started
-        append_event(out / PROGRESS, "round", round=t + 1, of=plan.rounds, seconds=seconds)
-        console.print(f"round {t + 1}/{plan.rounds} ({seconds:.1f} s)  loss: {metrics['loss']:.3f}")
-    note(plan.rounds, pool.adopt({}, plan.rounds))
-    start = plan.rounds if plan.start == "last" else best
-    if start != plan.rounds:
-        pool.adopt({}, start)
-    network, facts = pool.store.read(START)
-    sites = {}
-    for name, folder in folders.items():
-        site = Site(name, folder, plan, Store(out / "workspace" / name), device)
-        site.store.write(START, network, **facts | {"site": name})
-        sites[name] = {when: summary for when, summary in site.evaluate().items() if when != "peers"}
-        bring_home(site.store.folder, site_folder(out, name))
-    return finish(out, gathered(plan, sites, start, best))
+    with followed(out, serve) as running:
+        results, _ = awaited(request, [POOL], running)
+    results.pop("job")  # no job, and no hospital that a later job could find it at
+    return finish(out, results)

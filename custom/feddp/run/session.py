@@ -26,16 +26,15 @@ from feddp.files import (
     write_json,
     write_text,
 )
-from feddp.flare.persistor import BEST, LATEST
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import folder as jobs
 from feddp.limits import RESULTS_BYTES
-from feddp.methods.site import last_network
-from feddp.networks.header import outline
 from feddp.plan.schema import Plan
 from feddp.reading import read_json
 from feddp.report import write_markdown
 from feddp.run.follow import Follower
+from feddp.stages.memory import start_file
+from feddp.stages.site import last_network
 
 
 @dataclass(frozen=True)
@@ -88,17 +87,26 @@ def run(request: Request, environment: Environment, name: str) -> dict:
     job = jobs.export(request.plan, out / "job" / name, initial=request.initial)
     print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
     with environment(request, job) as running:
-        Follower(request.plan, request.sites, running.progress).until(running.finished)
-        succeeded, server = running.outcome()
-        results = server / RESULTS
-        if not succeeded or not results.exists():
-            raise FedDPError(f"the job failed: {_first_error(running, request.sites, server)}; log: {running.log}")
+        content, server = awaited(request, request.sites, running)
         for site in request.sites:
             bring_home(running.store(site), site_folder(out, site))
-        shutil.copy(server / PROGRESS, out / PROGRESS)
-        content = read_json(results, RESULTS_BYTES)
-        shutil.copy(handed_on(server, content["start_round"]), out / SHARED)
+        shutil.copy(start_file(server, content["start_round"]), out / SHARED)
     return finish(out, content)
+
+
+def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[dict[str, Any], Path]:
+    """Follows a job to its end; its results, and the folder with the server's files. Its progress is in `request.out` then.
+
+    Raises:
+        FedDPError: the job failed; names the first real error and the log.
+    """
+    Follower(request.plan, sites, running.progress).until(running.finished)
+    succeeded, server = running.outcome()
+    results = server / RESULTS
+    if not succeeded or not results.exists():
+        raise FedDPError(f"the job failed: {_first_error(running, sites, server)}; log: {running.log}")
+    shutil.copy(server / PROGRESS, request.out / PROGRESS)
+    return read_json(results, RESULTS_BYTES), server
 
 
 def fresh(out: Path) -> None:
@@ -123,14 +131,6 @@ def bring_home(store: Path, home: Path) -> None:
     for name in (IMAGES, CASES, RECORD):
         if (store / name).exists():
             shutil.copy(store / name, home / name)
-
-
-def handed_on(server: Path, round: int) -> Path:
-    """The server's file with γ of the round that stage 1 handed on: its last or its best."""
-    for file in (server / f"{name}.safetensors" for name in (LATEST, BEST)):
-        if file.exists() and outline(file)[1].get("round") == str(round):
-            return file
-    raise FedDPError(f"the server's folder {server} lacks the shared tensors of round {round}; its log says why")
 
 
 def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:

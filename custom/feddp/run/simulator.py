@@ -13,10 +13,9 @@ import psutil
 from feddp.files import PROGRESS, write_text
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SIMULATED
+from feddp.jobs.folder import SIMULATED as SIMULATED_JOB
 from feddp.provision import restrict
 from feddp.run.session import Request
-
-JOB = "simulate_job"  # the id of every job that the simulator runs
 
 
 class Simulation:
@@ -28,7 +27,7 @@ class Simulation:
 
     @property
     def _server(self) -> Path:
-        return self.workspace / "server" / JOB
+        return self.workspace / "server" / SIMULATED_JOB
 
     def finished(self) -> bool:
         return self.process.poll() is not None
@@ -37,7 +36,7 @@ class Simulation:
         return self.process.returncode == 0, self._server
 
     def store(self, site: str) -> Path:
-        return self.workspace / site / "feddp" / JOB
+        return self.workspace / site / "feddp" / SIMULATED_JOB
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Whether this machine has the device that somebody named."""
+"""The device that somebody named, and a process's settings for it."""
 
 import torch
 
@@ -20,6 +20,13 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"{called} {name} cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
     return torch.device(name)
+
+
+def settle(device: str, threads: int) -> None:
+    """Sets this process up, once, before it computes: its CPU threads, and on the CPU deterministic algorithms."""
+    torch.set_num_threads(threads)
+    if device == "cpu":
+        torch.use_deterministic_algorithms(True)
 
 
 def asked_for(name: str) -> torch.device:

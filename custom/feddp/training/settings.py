@@ -4,7 +4,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -160,3 +160,11 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
     for word in value:
         require_name(name, word)
     return tuple(value)
+
+
+def pairs(settings: Sequence[str]) -> dict[str, str]:
+    """What `--set` was given, by name. InputError for what is not key=value."""
+    for text in settings:
+        if "=" not in text:
+            raise InputError(f"--set {text}: write key=value")
+    return dict(text.split("=", 1) for text in settings)

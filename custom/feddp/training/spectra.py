@@ -1,4 +1,4 @@
-"""Continuous frequency-space interpolation (FedDG; Liu et al., CVPR 2021, Eq. 2 and 3): pure functions on images.
+"""Continuous frequency-space interpolation (FedDG; Liu et al., CVPR 2021, Eq. 2 and 3): functions on images.
 
 An image's amplitude spectrum holds its style, its phase its anatomy. Of the amplitude only the centre is looked at: the
 frequencies up to `radius` in both directions, the mean (frequency 0) in the middle.
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.fft import fft2, fftshift, ifft2, ifftshift
 
+from feddp.training.store import Store
+
+SLOT = "spectra"  # the file of what consenting peers gave
 SHARE = 0.01  # of the image's shorter side, on either side of frequency 0 (the released code's L)
 
 
@@ -44,6 +47,14 @@ def in_another_style(images: Tensor, peers: Tensor) -> Tensor:
     """Each image (B, C, H, W) towards one of `peers` (M, C, 2b+1, 2b+1). Chance comes from torch's generator of the CPU."""
     chosen = torch.randint(len(peers), (len(images),))
     return interpolated(images, peers[chosen.to(peers.device)], torch.rand(len(images)).to(images))
+
+
+def received(store: Store) -> Tensor | None:
+    """All that the peers gave, (M, C, 2b+1, 2b+1), in the order of their names; None where nobody gave anything."""
+    if not store.has(SLOT):
+        return None
+    peers, _ = store.read(SLOT)
+    return torch.cat([peers[name] for name in sorted(peers)])
 
 
 def _centre(spectrum: Tensor, b: int) -> Tensor:

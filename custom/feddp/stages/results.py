@@ -1,18 +1,13 @@
-"""results.json: what a run leaves, gathered by the last workflow of a federation or by a pooled run."""
+"""results.json: what a run leaves, gathered by the evaluation or by a run without a federation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddp.methods import METHODS
 from feddp.plan.schema import Plan
+from feddp.protocol import VOLUMES, WHEN, WITHHELD
 from feddp.training.metrics import METRICS, summarize
 from feddp.training.volumes import VOLUME_METRICS
-
-WHEN = ("before_calibration", "final")
-VOLUMES = "volumes"  # beside WHEN, where images are slices: the same by case
-WITHHELD = "withheld"  # in place of what a site's policy does not let out: over how many images or cases it would
-STD_WITHHELD = "std_withheld"  # the same, where of a summary the standard deviation alone stays
-ROUNDED = "rounded"  # whether the sites' guards rounded what they measured (`flare.numbers.rounded`)
 
 
 def gathered(

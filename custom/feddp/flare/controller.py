@@ -1,0 +1,99 @@
+"""The workflow that runs a stage's server half over FLARE."""
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from feddp.errors import ContributionError, FedDPError, Stopped
+from feddp.flare import messages
+from feddp.flare.persistor import persistor_of
+from feddp.stages import stage_of
+from feddp.stages.memory import ServerMemory
+from feddp.stages.message import Message
+from feddp.stages.server import Received, Server
+
+POLL = 0.05  # seconds; FLARE's default of 0.5 s would be felt in every round
+
+
+class StageController(Controller):
+    """Runs one stage of the job.
+
+    Args:
+        stage: the stage's name (`feddp.stages`).
+    """
+
+    def __init__(self, stage: str):
+        super().__init__(task_check_period=POLL)
+        self.stage = stage_of(stage)
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        self.memory = persistor_of(fl_ctx).memory(fl_ctx)
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        try:
+            self.stage.serve(FlareServer(self, self.memory, abort_signal, fl_ctx))
+        except Stopped:
+            self.log_info(fl_ctx, "stopped: the job was aborted", fire_event=False)
+        except FedDPError as error:
+            self.memory.progress("error", message=str(error))
+            self.system_panic(str(error), fl_ctx)
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        self.cancel_all_tasks()
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        self.memory.progress("refused", site=client.name, task=task_name, reason="the answer came after its task had ended")
+
+
+class FlareServer(Server):
+    """Asks FLARE's clients, through a controller's broadcasts."""
+
+    def __init__(self, controller: StageController, memory: ServerMemory, abort_signal: Signal, fl_ctx: FLContext):
+        # sealed everywhere but where FLARE says that it runs without certificates
+        super().__init__(memory, sealed=fl_ctx.get_prop(FLContextKey.SECURE_MODE) is not False)
+        self._controller, self._abort_signal, self._fl_ctx = controller, abort_signal, fl_ctx
+
+    def joined(self) -> list[str]:
+        return [client.name for client in self._fl_ctx.get_engine().get_clients()]
+
+    def warn(self, message: str) -> None:
+        self._controller.log_warning(self._fl_ctx, message, fire_event=False)
+
+    def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+        def result_received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            site, result = client_task.client.name, client_task.result
+            client_task.result = None  # frees the tensors once the round is over
+            received(site, partial(_reply, site, task, result))
+
+        parcels = [(list(sites), data)] if isinstance(data, Message) else [([site], data[site]) for site in sites]
+        tasks = []
+        for targets, message in parcels:
+            limit = self.plan.federation.task_timeout
+            content = messages.pack(message.tensors, **message.scalars)
+            tasks.append(Task(name=task, data=content, result_received_cb=result_received, timeout=limit))
+            self._controller.broadcast(task=tasks[-1], fl_ctx=self._fl_ctx, targets=targets, min_responses=len(targets))
+        while any(each.completion_status is None for each in tasks):
+            if self._abort_signal.triggered:
+                raise Stopped("the job was aborted")
+            time.sleep(POLL)
+        if all(each.completion_status != TaskCompletionStatus.CLIENT_DEAD for each in tasks):
+            return set()
+        # FLARE forgets the dead with each workflow, and the next one would wait for such a site for ever
+        return {site for site in sites if self._controller.get_client_disconnect_time(site)}
+
+
+def _reply(site: str, task: str, result: Shareable) -> Message:
+    code = result.get_return_code(ReturnCode.OK)
+    if code != ReturnCode.OK:
+        raise ContributionError(f"site {site}: {task} ended with {code}; its own audit.log says why")
+    return Message(*messages.unpack(result))

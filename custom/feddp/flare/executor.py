@@ -1,0 +1,50 @@
+"""The one executor of a site: it answers any task of a job, through the protocol's table and the stages."""
+
+from functools import partial
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from feddp import protocol
+from feddp.errors import FedDPError, Stopped
+from feddp.flare import messages
+from feddp.flare.audit import audit
+from feddp.flare.sealing import arriving
+from feddp.flare.site import SiteComponent, site_component
+from feddp.protocol import Kind
+from feddp.stages import answered
+from feddp.stages.message import Message
+
+
+class StageExecutor(Executor):
+    """Answers tasks one at a time; what goes wrong is written down here and answered with a return code."""
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        component = site_component(fl_ctx)
+        with component.one_at_a_time:
+            try:
+                return _answer(task_name, component, shareable, fl_ctx, abort_signal)
+            except Stopped:
+                return make_reply(ReturnCode.TASK_ABORTED)
+            except Exception as error:  # whatever it is, its text may hold paths and names: the server sees a return code
+                message = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
+                component.store(fl_ctx).record("error", task=task_name, message=message)
+                audit(fl_ctx, f"task failed: {message if isinstance(error, FedDPError) else type(error).__name__}")
+                self.log_exception(fl_ctx, f"task {task_name}: {message}", fire_event=False)
+                return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+
+def _answer(task: str, component: SiteComponent, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+    context, kind = component.context(fl_ctx), protocol.spec_of(task).kind
+    context.stopped = lambda: abort_signal.triggered
+    message = Message(*messages.unpack(shareable))
+    tensors = arriving(context, partial(component.seals, fl_ctx), task, message)
+    if kind is Kind.ROUND:
+        fl_ctx.set_prop(messages.RECEIVED, tensors, private=True, sticky=False)
+    if kind is not Kind.START:
+        context.enter()
+    answer = answered(task, Message(tensors, message.scalars), context)
+    return messages.pack(answer.tensors, **answer.scalars)

@@ -1,0 +1,151 @@
+"""A whole federation in one process, without FLARE (`feddp run --env local`): the same stages, the same bits."""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from feddp import protocol
+from feddp.errors import FedDPError, Stopped
+from feddp.files import PROGRESS, append_event
+from feddp.flare.configuration import APPS, FILES, SERVER
+from feddp.flare.context import SiteContext, kept_below
+from feddp.flare.policy import SitePolicy
+from feddp.jobs.folder import LOCAL
+from feddp.plan.schema import Plan
+from feddp.protocol import Kind
+from feddp.run.session import Request
+from feddp.stages import answered, stage_of, stages_of
+from feddp.stages.memory import ServerMemory
+from feddp.stages.message import Message
+from feddp.stages.precision import narrow, widen
+from feddp.stages.server import Received, Server
+from feddp.stages.tensors import Expected
+from feddp.training.store import Tensors
+
+
+class LocalServer(Server):
+    """Asks the sites of this process, one after the other.
+
+    Args:
+        sites: the sites by name.
+        stopped: whether the run was stopped.
+    """
+
+    def __init__(self, memory: ServerMemory, sites: Mapping[str, SiteContext], stopped: threading.Event, log: Path):
+        super().__init__(memory, sealed=False)
+        self._sites, self._stopped, self._log = sites, stopped, log
+
+    def joined(self) -> Collection[str]:
+        return self._sites.keys()
+
+    def warn(self, message: str) -> None:
+        with open(self._log, "a", encoding="utf-8") as log:
+            log.write(f"WARNING - {message}\n")
+
+    def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+        for site in sites:
+            if self._stopped.is_set():
+                raise Stopped("the run was stopped")
+            received(site, partial(self._answer, task, self._sites[site], data if isinstance(data, Message) else data[site]))
+        return set()
+
+    def _answer(self, task: str, context: SiteContext, message: Message) -> Message:
+        kind, half = protocol.spec_of(task).kind, self.plan.federation.half
+        context.stopped = self._stopped.is_set
+        try:
+            if kind is not Kind.START:
+                context.enter()
+            brought = _carried(message.tensors, half and task in protocol.with_shared())
+            answer = answered(task, Message(brought, message.scalars), context)
+            return Message(_carried(answer.tensors, half and kind is Kind.ROUND), answer.scalars)
+        except FedDPError as error:
+            context.store.record("error", task=task, message=str(error))
+            raise
+
+
+def _carried(tensors: Tensors, half: bool) -> Tensors:
+    """Tensors as they arrive: copies, rounded to half precision where they travel in it."""
+    copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+    return {name: widen(narrow(name, value)) for name, value in copies.items()} if half else copies
+
+
+def site_contexts(plan: Plan, policies: Mapping[str, Mapping[str, object]], root: Path) -> dict[str, SiteContext]:
+    """The sites of a run, whose files lie below `root`, as the simulator has them."""
+    return {
+        site: SiteContext(
+            site, LOCAL, Expected(plan), None, SitePolicy.of(site, own, simulated=True), kept_below(root / site), True
+        )
+        for site, own in policies.items()
+    }
+
+
+class LocalRun:
+    """A run in a thread of this process, so that its progress can be followed.
+
+    Args:
+        out: the run's folder.
+        serve: does the server's part; is given the server's folder, the file of its log, and what is set to stop it.
+    """
+
+    def __init__(self, out: Path, serve: Callable[[Path, Path, threading.Event], None]):
+        self._workspace, self.log = out / "workspace", out / "local.log"
+        self._server = self._workspace / "server"
+        self._server.mkdir(parents=True)
+        self.progress = self._server / PROGRESS
+        self._stopped, self._serve = threading.Event(), serve
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="feddp run")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._serve(self._server, self.log, self._stopped)
+        except FedDPError as error:
+            self._failed = error
+            append_event(self.progress, "error", message=str(error))
+        except BaseException as error:  # a bug: `outcome` raises it where somebody sees it
+            self._failed = error
+
+    def finished(self) -> bool:
+        return not self._thread.is_alive()
+
+    def outcome(self) -> tuple[bool, Path]:
+        self._thread.join()
+        if self._failed is not None and not isinstance(self._failed, FedDPError):
+            raise self._failed
+        return self._failed is None, self._server
+
+    def store(self, site: str) -> Path:
+        return kept_below(self._workspace / site) / LOCAL
+
+    def stop(self) -> None:
+        """Ends the run before its next step."""
+        self._stopped.set()
+        self._thread.join()
+
+
+@contextmanager
+def followed(out: Path, serve: Callable[[Path, Path, threading.Event], None]) -> Iterator[LocalRun]:
+    """A run in this process; it has stopped when the block ends."""
+    running = LocalRun(out, serve)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@contextmanager
+def local(request: Request, job: Path) -> Iterator[LocalRun]:
+    """Runs all stages of `job` in this process."""
+    plan, root = request.plan, request.out / "workspace"
+
+    def serve(server: Path, log: Path, stopped: threading.Event) -> None:
+        memory = ServerMemory(plan, LOCAL, server, (job / APPS[SERVER] / FILES[SERVER]).parent)
+        asked = LocalServer(memory, site_contexts(plan, request.policies, root), stopped, log)
+        for stage in stages_of(plan, adapts=False):
+            stage_of(stage).serve(asked)
+
+    with followed(request.out, serve) as running:
+        yield running

@@ -1,0 +1,152 @@
+"""Adaptation at an unseen site (IOP-FL; Jiang et al., TMI 2023, section III-C): donors' models to a site that has joined.
+
+Everything travels by way of the server, which holds the models, sealed for the newcomer where there are certificates, in memory
+while the job runs and writes none of them. The newcomer answers in numbers; its images and its masks stay where they are.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from feddp import protocol
+from feddp.adaptation.hospital import Request, adapt
+from feddp.adaptation.models import FACTS, GLOBAL, Models, completed
+from feddp.adaptation.request import AdaptationRequest
+from feddp.errors import ContributionError, InputError, PolicyError, Stopped
+from feddp.methods.aggregation import Spec
+from feddp.networks.weights import read_network
+from feddp.plan.resolve import require_initial
+from feddp.protocol import ROUNDED, STD_WITHHELD, WITHHELD, Sent
+from feddp.stages import exchange
+from feddp.stages.evaluate import is_whole
+from feddp.stages.host import Host
+from feddp.stages.message import Message
+from feddp.stages.server import Server
+from feddp.stages.site import last_network
+from feddp.training.device import usable
+from feddp.training.metrics import METRICS
+from feddp.training.seeds import seed_of
+from feddp.training.store import Tensors, by_site, together
+
+MASKS = "masks"
+NUMBERS = ("images", "empty_masks", "seconds")
+NO_RECIPIENT = "its policy does not name the newcomer among its recipients"
+FIT = ("loss_before", "loss", "epoch")  # of the strategies that train
+
+# --- at the server -------------------------------------------------------------------------------------------------------
+
+
+def serve(server: Server) -> None:
+    """Asks the newcomer whether it consents, the donors for their models, and hands these on."""
+    request, memory = _request(server.memory.request), server.memory
+    newcomer = request.newcomer
+    shared = memory.brought() or {}
+    memory.expected.check(Sent.SHARED, "the job", shared)
+    _join(server, newcomer)
+    answers, without = _collect(server, request)
+    donors = exchange.peers_of(server, newcomer, answers)
+    message = Message(exchange.of_peers(donors, answers) | together({GLOBAL: shared}))
+    answer = server.ask(protocol.ADAPT, {newcomer: message}, NUMBERS, _check)[newcomer]
+    names = (*NUMBERS, *FIT, "scores", WITHHELD, STD_WITHHELD)
+    numbers = {name: answer.scalars[name] for name in names if name in answer.scalars}
+    who = {"newcomer": newcomer, "donors": donors, "without": without}
+    real = server.sealed  # the guards stand, and round, wherever there are certificates
+    memory.write_results({"run": request.job, **who, "sealed": real, ROUNDED: real, **numbers})
+    server.progress("done")
+
+
+def _request(request: AdaptationRequest | None) -> AdaptationRequest:
+    if request is None:
+        raise InputError("the job adapts no model; export it with `feddp job-outside`")
+    return request
+
+
+def _join(server: Server, newcomer: str) -> None:
+    """Nothing is asked of a donor, and nothing sent to the newcomer, before that consents."""
+    if newcomer not in server.sites():
+        raise InputError(f"the newcomer {newcomer} is not among the job's sites; start its client, and submit again")
+    answers = exchange.introduce(server, protocol.JOIN, [newcomer])
+    if not answers[newcomer].scalars["consent"]:
+        raise PolicyError(
+            f"the newcomer {newcomer} does not consent: it was sent nothing; its privacy.json must have 'outside' in `consent`"
+        )
+
+
+def _collect(server: Server, request: AdaptationRequest) -> tuple[dict[str, Message], dict[str, str]]:
+    """What the donors answered, with their models, and why those without did not give theirs."""
+    here = [site for site in request.donors if site in server.sites()]
+    answers = exchange.collect(server, protocol.GIVE_MODEL, here) if here else {}
+    given = exchange.peers_of(server, request.newcomer, answers)
+    without = dict.fromkeys(request.donors, "not among the job's sites") | dict.fromkeys(
+        here, "refused; progress.jsonl says why"
+    )
+    without |= {site: NO_RECIPIENT if said.scalars["consent"] else "does not consent" for site, said in answers.items()}
+    without = {site: reason for site, reason in without.items() if site not in given}
+    if not given:
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in without.items())
+        raise ContributionError(f"no donor gave a model ({reasons}); a donor's privacy.json must have 'outside' in `consent`")
+    return answers, without
+
+
+def _check(site: str, answer: Message) -> None:
+    fit = [answer.scalars[name] for name in FIT if name in answer.scalars]
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in fit):
+        raise ContributionError(f"site {site}: its losses or its epoch are not finite numbers")
+    if "scores" in answer.scalars and not is_whole(answer.scalars["scores"], METRICS, answer.scalars):
+        raise ContributionError(f"site {site}: its scores lack a metric, or hold one that is not a finite number")
+
+
+# --- at a site -----------------------------------------------------------------------------------------------------------
+
+
+def answer(task: str, message: Message, host: Host) -> Message:
+    request = _request(host.request)
+    if task == protocol.GIVE_MODEL:
+        return Message(_own_network(host, request.job))
+    if not host.consents(protocol.OUTSIDE):
+        raise PolicyError(f"site {host.name} does not consent to 'outside', yet it was sent models")
+    return Message(scalars=_adapt(host, request, message.tensors))
+
+
+def _own_network(host: Host, job: str) -> Tensors:
+    """The network that this site ended the earlier job with."""
+    file = last_network(host.files(job))
+    if file is None:
+        raise InputError(f"site {host.name}: job {job} left no network here; correct the job's id, or leave this donor out")
+    state, metadata = read_network(file)
+    wanted = host.plan.facts
+    if wrong := [f"{n}={metadata.get(n)}, not {wanted[n]}" for n in FACTS if metadata.get(n) != wanted[n]]:
+        raise InputError(f"site {host.name}: {file} is another network than this job's: {'; '.join(wrong)}")
+    return state
+
+
+def _adapt(host: Host, request: AdaptationRequest, tensors: Tensors) -> Mapping[str, Any]:
+    """Writes masks to this site's disk; returns the numbers that leave."""
+    where = usable(host.device, f"site {host.name}: device", "correct it in the site's policy")
+    personal = by_site(tensors)
+    shared = personal.pop(GLOBAL, {})
+    require_initial(host.plan, f"site {host.name} was sent as the global model", shared)
+    state = host.expected.network.state_dict()
+    for donor, given in personal.items():  # the server could not look into what came sealed
+        Spec.of(state, tuple(state)).check(donor, given)
+    models = Models.of(personal, completed(shared, personal), host.plan.facts)
+    own = _seeded(request.request, host.secret)
+
+    def report(epoch: int, loss: float) -> None:
+        host.store.record(protocol.ADAPT, epoch=epoch, of=own.settings.epochs, loss=loss)
+        if host.stopped():
+            raise Stopped("the job was aborted")
+
+    done = adapt(models, request.job, host.data, host.store.folder / MASKS, own, where, report)
+    numbers = {name: done[name] for name in ("images", "empty_masks")} | {"seconds": done["seconds_per_image"]}
+    if losses := done["losses"]:
+        numbers |= {"loss_before": losses[0], "loss": losses[done["kept_epoch"]], "epoch": done["kept_epoch"]}
+    return numbers | ({"scores": done["scores"]} if own.score else {})
+
+
+def _seeded(request: Request, secret: str) -> Request:
+    """The request with a seed that comes from the site's secret too, where it has one."""
+    settings = request.settings
+    seed = seed_of(secret, settings.seed) if secret else settings.seed
+    return replace(request, settings=replace(settings, seed=seed))

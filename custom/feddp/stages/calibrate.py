@@ -1,0 +1,69 @@
+"""Inconsistency-guided calibration (FedDP; Wang et al., TMI 2024, Algorithm 1, lines 13 to 16): personal tensors travel once,
+among the sites that consent; then every site tunes its own network, guided by the sites' disagreement."""
+
+from collections.abc import Mapping
+
+from feddp import protocol
+from feddp.methods.aggregation import Spec
+from feddp.methods.base import CALIBRATE, STAGES, TRAIN
+from feddp.plan.resolve import exchanged
+from feddp.stages import exchange
+from feddp.stages.host import Host
+from feddp.stages.message import Message
+from feddp.stages.server import Server
+from feddp.stages.site import PEERS, Site
+from feddp.stages.tune import NUMBERS, summary, tuned
+from feddp.training.calibration import Tuned, calibration_loss, with_inconsistency
+from feddp.training.store import Tensors, by_site, together
+
+SLOT = STAGES[CALIBRATE]
+
+
+def serve(server: Server) -> None:
+    """The exchange, unless λ = 0 leaves nothing to do with it, and the calibration."""
+    personal: dict[str, Message] = {}
+    if server.plan.calibration.lambda_ > 0:
+        exchange.prepare(server, protocol.INTRODUCE)
+        personal = exchange.collect(server, protocol.COLLECT)
+    server.memory.note_peers(exchange.hand_out(server, protocol.CALIBRATE, personal, NUMBERS))
+
+
+def answer(task: str, message: Message, host: Host) -> Message:
+    site = host.open()
+    if task == protocol.COLLECT:
+        return Message(personal(site))
+    return summary(calibrate(site, by_site(message.tensors)))
+
+
+def personal(site: Site) -> Tensors:
+    """What rebuilds this site's network for a peer that knows γ: given only with consent."""
+    state, _ = site.store.read(site.latest(before=SLOT))
+    return {name: state[name] for name in exchanged(site.plan, site.partition)}
+
+
+def calibrate(site: Site, peers: Mapping[str, Tensors]) -> Tuned:
+    """Inconsistency-guided calibration among `peers`, the personal tensors of other sites; λ = 0 without any.
+
+    Raises:
+        ContributionError: a peer's tensors are not exactly what rebuilds its network.
+    """
+    settings, samples, loss = site.plan.calibration, site.samples, site.batch_loss
+    site.restore(site.latest(before=SLOT))
+    site.store.remove(PEERS)
+    if peers and settings.lambda_ > 0:
+        own = site.network.state_dict()
+        spec = Spec.of(own, exchanged(site.plan, site.partition))
+        for peer, tensors in peers.items():
+            spec.check(peer, tensors)
+        site.store.write(PEERS, together(peers))
+        samples = with_inconsistency(site.network, peer_networks(site), samples, settings.delta)
+        loss = calibration_loss(loss, settings.lambda_, settings.delta)
+    return tuned(site, SLOT, settings.calibration_epochs, settings.calibration_lr, loss, samples)
+
+
+def peer_networks(site: Site) -> dict[str, Tensors]:
+    """The peers' whole networks, rebuilt from γ of the common start and what each of them gave."""
+    if not site.store.has(PEERS):
+        return {}
+    start, _ = site.store.read(STAGES[TRAIN])
+    return {peer: start | given for peer, given in by_site(site.store.read(PEERS)[0]).items()}

@@ -1,0 +1,145 @@
+"""The last stage: every site measures its own network on its own test images; the server gathers the means."""
+
+import csv
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddp import protocol
+from feddp.errors import ContributionError
+from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, STAGES
+from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD, Sent
+from feddp.stages.calibrate import peer_networks
+from feddp.stages.host import Host
+from feddp.stages.message import Message
+from feddp.stages.results import gathered
+from feddp.stages.server import Server
+from feddp.stages.site import PEERS, Site
+from feddp.training.loop import predict
+from feddp.training.metrics import METRICS, Row, measure, summarize
+from feddp.training.spectra import SLOT as RECEIVED_SPECTRA
+from feddp.training.volumes import VOLUME_METRICS, measure_volumes
+
+Rows = dict[str, Row]  # by the name of an image, or of a case
+
+# --- at the server -------------------------------------------------------------------------------------------------------
+
+
+def serve(server: Server) -> None:
+    """Per-site results, their average over sites, and the site x model matrix of those who exchanged with consent."""
+    answers = server.ask(protocol.EVALUATE, Message(), (), _check)
+    plan, memory = server.plan, server.memory
+    sites = {site: _result(server, site, answer) for site, answer in answers.items()}
+    absent = sorted(set(server.joined()) - sites.keys())
+    missing = {site: memory.lost.get(site, f"site {site} did not evaluate") for site in absent}
+    matrix = {site: _row(site, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
+    shared, personal = (memory.expected.spec(sent) for sent in (Sent.SHARED, Sent.PERSONAL))
+    nbytes = {"shared": (shared.halved if plan.federation.half else shared).nbytes, "personal": personal.nbytes}
+    results = gathered(plan, sites, memory.start_round, memory.best_round, missing, matrix, nbytes)
+    if {SPECTRA, HEADS, CALIBRATE} & set(plan.stages):
+        results["sealed"] = server.sealed  # what the sites exchanged
+    results[ROUNDED] = server.sealed  # by the guards, which stand wherever there are certificates
+    memory.write_results(results)
+    server.progress("done")
+
+
+def _result(server: Server, site: str, answer: Message) -> dict[str, Any]:
+    stages, memory = set(server.plan.stages), server.memory
+    result = {name: answer.scalars[name] for name in (*WHEN, VOLUMES, WITHHELD, STD_WITHHELD) if name in answer.scalars}
+    if SPECTRA in stages:
+        result["spectra"] = {"peers": len(memory.styles.get(site, []))}
+    if {HEADS, CALIBRATE} & stages:
+        tuned, peers = site in memory.peers, len(memory.peers.get(site, []))
+        # without a peer the stage was more epochs of L_seg alone; a site that failed it keeps what it had before
+        result["calibration"] = {"calibrated": peers > 0, "peers": peers, "tuned": tuned}
+    return result
+
+
+def _row(site: str, answer: Message) -> dict[str, Any]:
+    return {**answer.scalars["peers"], site: answer.scalars["before_calibration"]}
+
+
+def _check(site: str, answer: Message) -> None:
+    peers, whole = answer.scalars.get("peers"), True
+    if WITHHELD not in answer.scalars or {*WHEN, "peers"} & answer.scalars.keys():  # the tables of images come together
+        whole = all(is_whole(answer.scalars.get(when), METRICS, answer.scalars) for when in WHEN)
+        whole &= isinstance(peers, dict) and all(is_whole(summary, METRICS, answer.scalars) for summary in peers.values())
+    if VOLUMES in answer.scalars:  # of a site whose images are slices
+        volumes = answer.scalars[VOLUMES]
+        whole &= isinstance(volumes, dict) and volumes.keys() == set(WHEN)
+        whole = whole and all(is_whole(summary, VOLUME_METRICS, answer.scalars) for summary in volumes.values())
+    if not whole:
+        raise ContributionError(f"site {site}: its evaluation lacks a metric, or holds one that is not a finite number")
+
+
+def is_whole(summary: Any, metrics: tuple[str, ...], scalars: Mapping[str, Any]) -> bool:
+    """Whether it has every metric's mean, std and n, as finite numbers (`metrics.summarize`).
+
+    Where the answer's `scalars` say that std is withheld, it may lack that.
+    """
+    wanted = {"mean", "n"} if STD_WITHHELD in scalars else {"mean", "std", "n"}
+    cells = [summary.get(metric) for metric in metrics] if isinstance(summary, dict) else [None]
+    return all(isinstance(cell, dict) and wanted <= cell.keys() <= wanted | {"std"} for cell in cells) and all(
+        isinstance(value, int | float) and math.isfinite(value) for cell in cells for value in cell.values()
+    )
+
+
+# --- at a site -----------------------------------------------------------------------------------------------------------
+
+
+def answer(task: str, message: Message, host: Host) -> Message:
+    return Message(scalars=evaluate(host.open()))
+
+
+def evaluate(site: Site) -> dict[str, Any]:
+    """Test metrics of this site's network before and after its last stage, and of its peers' networks.
+
+    The values of single images go to `images.csv` here and nowhere else, those of single cases to `cases.csv`.
+
+    Returns:
+        {"before_calibration": summary, "final": summary, "peers": {site: summary}}, a summary as `metrics.summarize`;
+        where the folder's images are slices of volumes, VOLUMES: {"before_calibration": summary, "final": summary}
+        over its cases too.
+    """
+    final = site.latest()
+    before = (site.slots(before=STAGES[site.plan.stages[-1]]) or [final])[-1]
+    measured = {slot: _measure(site, site.store.read(slot)[0]) for slot in dict.fromkeys((before, final))}
+    found = _summaries(site, "image", {slot: images for slot, (images, _) in measured.items()}, before, final)
+    if site.folder.volumes:
+        found[VOLUMES] = _summaries(site, "case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
+    found["peers"] = {peer: _summary(_measure(site, state)[0]) for peer, state in peer_networks(site).items()}
+    for received in (PEERS, RECEIVED_SPECTRA):  # of other sites: nothing here needs them any more
+        site.store.remove(received)
+    return found
+
+
+def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, final: str) -> dict[str, Any]:
+    """Writes the rows of each network to `<what>s.csv`; what may leave of them."""
+    with open(site.store.folder / f"{what}s.csv", "w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, ["network", what, *next(iter(rows[final].values()))])
+        writer.writeheader()
+        for slot, values in rows.items():
+            writer.writerows({"network": slot, what: name, **row} for name, row in values.items())
+    return {when: _summary(rows[slot]) for when, slot in zip(WHEN, (before, final), strict=True)}
+
+
+def _measure(site: Site, state: Mapping[str, Tensor]) -> tuple[Rows, Rows]:
+    """The metrics of every test image by its stem, and those of every case, where images are slices of volumes."""
+    site.network.load_state_dict(state)
+    rows, maps = [], []
+    for part, batch in predict(site.network, site.test):
+        rows += measure(part, batch["mask"])
+        if site.folder.volumes:
+            maps.append(part)
+    images = dict(zip((sample["stem"] for sample in site.test), rows, strict=True))
+    if not maps:
+        return images, {}
+    masks, cases = torch.stack([s["mask"] for s in site.test]), [s["patient"] for s in site.test]
+    return images, measure_volumes(torch.cat(maps), masks, cases)
+
+
+def _summary(rows: Rows) -> dict[str, dict[str, float]]:
+    return summarize(list(rows.values()))

@@ -1,0 +1,173 @@
+"""The server of a run, as a stage sees it: it asks sites for answers, and keeps those that are good."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddp import protocol
+from feddp.errors import ContributionError, FedDPError
+from feddp.plan.schema import Plan
+from feddp.protocol import MEASURED, STD_WITHHELD, WITHHELD, Kind, rounded
+from feddp.sealing.envelope import OVERHEAD, recipients_of
+from feddp.sealing.introduction import LIMIT
+from feddp.sealing.session import INTRODUCTION, SEALED, as_bytes
+from feddp.stages.memory import ServerMemory
+from feddp.stages.message import Message
+from feddp.training.store import Tensors
+
+Check = Callable[[str, Message], None]
+Received = Callable[[str, Callable[[], Message]], None]
+
+
+class Server(ABC):
+    """Asks sites, whatever carries the messages: FLARE's controller, or one process.
+
+    Args:
+        memory: what the server keeps of the run.
+        sealed: whether sites exchange sealed envelopes, which the server cannot open; without certificates they exchange the
+            tensors themselves.
+    """
+
+    def __init__(self, memory: ServerMemory, sealed: bool):
+        self.memory, self.sealed = memory, sealed
+
+    @property
+    def plan(self) -> Plan:
+        return self.memory.plan
+
+    @abstractmethod
+    def joined(self) -> Collection[str]:
+        """The names of the job's sites, those that were lost too."""
+
+    @abstractmethod
+    def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+        """Sends a task to sites, one message for all or each its own, and waits until all have answered or cannot.
+
+        Calls `received(site, reply)` for every answer that came; `reply()` is the answer, or raises FedDPError.
+
+        Returns:
+            The sites that vanished meanwhile.
+
+        Raises:
+            Stopped: the job was aborted.
+        """
+
+    @abstractmethod
+    def warn(self, message: str) -> None:
+        """Writes to the server's own log."""
+
+    def sites(self) -> list[str]:
+        """The job's sites, without those that were lost, in the order everything is done in."""
+        return sorted(set(self.joined()) - self.memory.lost.keys())
+
+    def save(self, shared: Tensors, round: int) -> None:
+        """Keeps γ of `round`."""
+        self.memory.save(shared, round)
+
+    def progress(self, event: str, **facts: Any) -> None:
+        """Writes a line that who follows the run sees."""
+        self.memory.progress(event, **facts)
+
+    def ask(
+        self,
+        task: str,
+        data: Message | Mapping[str, Message],
+        numbers: Sequence[str],
+        check: Check = lambda site, answer: None,
+        **facts: Any,
+    ) -> dict[str, Message]:
+        """Sends a task to every site, or to each site its own, and waits for the answers.
+
+        An answer counts if it holds exactly the tensors that the protocol says of the task, and passes `check`.
+
+        Args:
+            task: the task's name.
+            data: one message for all, the same bytes for each, or {site: message}, which asks these sites alone.
+            numbers: the scalars that an answer must hold, as finite numbers; it may say that its policy withholds a mean.
+            check: raises ContributionError for an answer that must not count.
+            facts: what the progress says of this task.
+
+        Returns:
+            The accepted answers by site, in alphabetical order. The others are in the progress, with the reason.
+
+        Raises:
+            ContributionError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
+            Stopped: the job was aborted.
+        """
+        half = task in protocol.with_shared() and self.plan.federation.half
+        sites = [site for site in self.sites() if isinstance(data, Message) or site in data]
+        accepted: dict[str, Message] = {}
+        refused: dict[str, str] = {}
+
+        def refuse(site: str, reason: str) -> None:
+            refused[site] = reason
+            self.progress("refused", site=site, task=task, reason=reason, **facts)
+
+        def received(site: str, reply: Callable[[], Message]) -> None:
+            try:
+                answer = reply()
+                _check_numbers(site, answer.scalars, numbers)
+                self._check_tensors(task, site, answer)
+                check(site, answer)
+            except FedDPError as error:
+                refuse(site, str(error) if site in str(error) else f"site {site}: {error}")
+                self.warn(f"refused: {refused[site]}")
+            else:
+                accepted[site] = answer
+                scalars = {n: answer.scalars[n] for n in (*numbers, WITHHELD) if n in answer.scalars}
+                self.progress("answer", site=site, task=task, **facts, bytes=nbytes(answer.tensors, half), scalars=scalars)
+
+        sent = {site: nbytes((data if isinstance(data, Message) else data[site]).tensors, half) for site in sites}
+        self.progress("ask", task=task, sites=sites, **facts, bytes=sent)
+        vanished = self.send(task, sites, data, received)
+        for site in sites:
+            if site not in accepted and site not in refused:
+                refuse(site, f"site {site}: no answer to {task}")
+                if site in vanished:
+                    self.memory.lost[site] = f"site {site} was lost at {task}"
+        if len(accepted) < self.plan.federation.min_sites:
+            raise ContributionError(
+                f"{task}: {len(accepted)} of {len(sites)} sites answered well, "
+                f"min_sites={self.plan.federation.min_sites}. {'; '.join(refused[s] for s in sorted(refused))}"
+            )
+        return {site: accepted[site] for site in sorted(accepted)}
+
+    def _check_tensors(self, task: str, site: str, answer: Message) -> None:
+        """FedDPError for tensors that are not exactly those of the task; of sealed ones, for more bytes than they need."""
+        spec, expected = protocol.spec_of(task), self.memory.expected
+        if spec.kind is Kind.INTRODUCTION and self.sealed and answer.scalars["consent"]:
+            as_bytes(site, INTRODUCTION, answer.tensors, LIMIT)
+        elif spec.kind is not Kind.COLLECTION:
+            expected.check(spec.tensors, site, answer.tensors)
+        elif self.sealed and answer.tensors:
+            most = expected.spec(spec.tensors).nbytes + OVERHEAD
+            recipients_of(site, as_bytes(site, SEALED, answer.tensors, most))
+        elif not self.sealed and (answer.scalars["consent"] or answer.tensors):
+            expected.check(spec.tensors, site, answer.tensors)
+
+
+def _check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str]) -> None:
+    withheld = MEASURED - scalars.keys() if WITHHELD in scalars else frozenset()
+    for name in (*names, *(word for word in (WITHHELD, STD_WITHHELD) if word in scalars)):
+        value = scalars.get(name)
+        if name not in withheld and (not isinstance(value, int | float) or not math.isfinite(value)):
+            raise ContributionError(f"site {site}: its answer's {name} is {value!r}, not a finite number")
+
+
+def nbytes(tensors: Mapping[str, Tensor], half: bool) -> int:
+    """The tensors' own bytes as they travel, `half` of float32's in half precision, without what the transport adds."""
+    found = [value for value in tensors.values() if isinstance(value, Tensor)]
+    return sum(value.nbytes // (2 if half and value.dtype == torch.float32 else 1) for value in found)
+
+
+def mean_of(answers: Mapping[str, Message], name: str) -> float | None:
+    """The uniform mean of one scalar over the sites that sent it; None where all withhold it.
+
+    Of rounded values, whether a site's guard has rounded them or, in the simulator, there is none: the same runs compare alike.
+    """
+    values = [rounded(name, answer.scalars[name]) for answer in answers.values() if name in answer.scalars]
+    return sum(values) / len(values) if values else None

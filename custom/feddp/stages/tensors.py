@@ -1,0 +1,68 @@
+"""Which tensors the answer to a task holds: one rule, by the protocol, at a site's guard and at the server."""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from feddp.errors import ContributionError
+from feddp.methods.aggregation import Spec
+from feddp.partition import Partition
+from feddp.plan.resolve import build_network, exchanged, head_names, partition_of
+from feddp.plan.schema import Plan
+from feddp.protocol import Sent
+from feddp.training.spectra import radius
+
+AMPLITUDE = "amplitude"  # (N, channels, 2b+1, 2b+1) of N training images
+
+
+class Expected:
+    """The tensors that a plan's answers hold."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The plan's network, untrained: for the names, shapes and types of its tensors."""
+        return build_network(self.plan)
+
+    @cached_property
+    def partition(self) -> Partition:
+        return partition_of(self.plan, self.network)
+
+    def names(self, sent: Sent) -> tuple[str, ...]:
+        """Their names, all of which must be there."""
+        if sent is Sent.SHARED:
+            return self.partition.shared
+        if sent is Sent.PERSONAL:
+            return exchanged(self.plan, self.partition)
+        if sent is Sent.HEADS:
+            return head_names(self.network)
+        if sent is Sent.AMPLITUDES:
+            return (AMPLITUDE,)
+        return tuple(self.network.state_dict()) if sent is Sent.MODEL else ()
+
+    def spec(self, sent: Sent, images: int | None = None) -> Spec:
+        """Their shapes and types; amplitudes are of `images`, or of as many as the plan lets a site give."""
+        if sent is Sent.AMPLITUDES:
+            side = 2 * radius(self.plan.size, self.plan.size) + 1
+            count = self.plan.hyper.spectra if images is None else images
+            return Spec({AMPLITUDE: (torch.Size((count, self.plan.channels, side, side)), torch.float32)})
+        return Spec.of(self.network.state_dict(), self.names(sent))
+
+    def check(self, sent: Sent, site: str, tensors: Mapping[str, Tensor]) -> None:
+        """Refuses anything but exactly these tensors, with finite values.
+
+        Raises:
+            ContributionError: names the site, the tensor and what is wrong with it.
+        """
+        if sent is Sent.NONE and tensors:
+            raise ContributionError(f"site {site}: it sent {len(tensors)} tensors where numbers were asked for")
+        images = None
+        if sent is Sent.AMPLITUDES:  # of 1 image to as many as the plan says
+            value = tensors.get(AMPLITUDE)
+            count = len(value) if isinstance(value, Tensor) and value.ndim else 1
+            images = min(max(count, 1), self.plan.hyper.spectra)
+        self.spec(sent, images).check(site, tensors)

@@ -1,0 +1,192 @@
+"""Stage 1: T rounds of partial-parameter aggregation (FedDP; Wang et al., TMI 2024, Algorithm 1, lines 3 to 12).
+
+The server sends γ^t, every site trains v_k = γ^t ∪ ρ_k and sends γ_k, and γ^{t+1} is their mean, once in each of a round's
+phases. Then every site keeps v̂_k = γ ∪ ρ_k of the last or of the best round: what the later stages start from.
+"""
+
+import time
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from feddp import protocol
+from feddp.errors import ContributionError
+from feddp.methods.aggregation import average
+from feddp.methods.base import STAGES, TRAIN
+from feddp.plan.resolve import build_method
+from feddp.stages import initial
+from feddp.stages.host import Host
+from feddp.stages.memory import BEST
+from feddp.stages.message import Message
+from feddp.stages.order import require, state_before
+from feddp.stages.round import LocalRound, keep
+from feddp.stages.server import Server, mean_of
+from feddp.stages.site import Scores, Site
+from feddp.training.store import Tensors
+
+START = STAGES[TRAIN]
+
+# --- at the server -------------------------------------------------------------------------------------------------------
+
+
+def serve(server: Server) -> None:
+    """All rounds, and the adoption of the one that the later stages start from."""
+    initial.hand_over(server)
+    plan, memory = server.plan, server.memory
+    shared, best = memory.first(), Best(server)
+    method = build_method(plan)
+    for t in range(plan.rounds):
+        started, slowest = time.monotonic(), 0.0
+        for phase in range(plan.phases):
+            answers = _ask_to_train(server, shared, t, phase)
+            if t > 0 and phase == 0:
+                best.note(t, answers)
+            mean = average({site: answer.tensors for site, answer in answers.items()}, _weights(server, answers))
+            shared = method.aggregate(shared, mean)
+            slowest += max(answer.scalars["seconds"] for answer in answers.values())
+        server.save(shared, t + 1)
+        seconds = time.monotonic() - started
+        server.progress("round", round=t + 1, of=plan.rounds, seconds=seconds, beyond_compute=seconds - slowest)
+    start = plan.rounds
+    if plan.start == "last":
+        best.note(start, _ask_to_score(server, protocol.ADOPT, shared, start))
+    else:
+        best.note(start, _ask_to_score(server, protocol.SCORE, shared, start))
+        chosen, start = memory.load(BEST)
+        _ask_to_score(server, protocol.ADOPT, chosen, start)
+    memory.start_round = start
+
+
+class Best:
+    """Which round is the best by mean validation IoU; the first of equals."""
+
+    def __init__(self, server: Server):
+        self._server, self._iou = server, float("-inf")
+
+    def note(self, round: int, answers: Mapping[str, Message]) -> None:
+        """`round` is the one saved last; its scores come with the answers to what was sent of it.
+
+        Raises:
+            ContributionError: every site withholds its score, and the plan starts later stages from the best round.
+        """
+        iou, memory = mean_of(answers, "iou"), self._server.memory
+        if iou is None:
+            if self._server.plan.start == "best":
+                raise ContributionError(
+                    "every site withholds its validation IoU, for it has fewer images than its policy's min_images,"
+                    " so no round is the best; submit the job with --set start=last"
+                )
+        elif iou > self._iou:
+            self._iou, memory.best_round = iou, round
+            memory.keep_best()
+
+
+def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int) -> dict[str, Message]:
+    def check(site: str, answer: Message) -> None:
+        _check_round(site, answer, t, phase)
+        if answer.scalars["samples"] < 1:
+            raise ContributionError(f"site {site}: its answer says {answer.scalars['samples']} training samples")
+
+    best = server.memory.best_round
+    scalars = {"round": t, "phase": phase} | ({} if best is None else {"keep": best})
+    numbers = ("loss", "samples", "seconds", *(("dice", "iou") if t and not phase else ()))
+    return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, round=t + 1, phase=phase)
+
+
+def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dict[str, Message]:
+    def check(site: str, answer: Message) -> None:
+        _check_round(site, answer, round)
+
+    return server.ask(task, Message(shared, {"round": round}), ("dice", "iou"), check, round=round)
+
+
+def _weights(server: Server, answers: Mapping[str, Message]) -> dict[str, float]:
+    by_samples = server.plan.federation.aggregation == "samples"
+    return {site: answer.scalars["samples"] if by_samples else 1.0 for site, answer in answers.items()}
+
+
+def _check_round(site: str, answer: Message, round: int, phase: int | None = None) -> None:
+    """`phase` is of a training answer; the others have none."""
+    said, wanted = (answer.scalars.get("round"), answer.scalars.get("phase")), (round, phase)
+    if said != wanted:
+        found, here = (f"round {r}" + (f", phase {p}" if phase else "") for r, p in (said, wanted))
+        raise ContributionError(f"site {site}: its answer is for {found}, this is {here}")
+
+
+# --- at a site -----------------------------------------------------------------------------------------------------------
+
+
+def answer(task: str, message: Message, host: Host) -> Message:
+    if task == protocol.INITIAL:
+        initial.keep(host, message.tensors)
+        return Message()
+    site = host.open()
+    # whatever the round and the phase are, the site says which it takes
+    round, phase, best = (message.scalars.get(name) for name in ("round", "phase", "keep"))
+    if task == protocol.TRAIN:
+        mine, metrics = train(site, message.tensors, round, best, phase)
+        return Message(mine, {"round": round, "phase": phase, **metrics})
+    scores = (adopt if task == protocol.ADOPT else score)(site, message.tensors, round)
+    return Message(scalars={**scores, "round": round})
+
+
+def train(
+    site: Site, shared: Mapping[str, Tensor], round: int, best: int | None = None, phase: int = 0
+) -> tuple[Tensors, Scores]:
+    """One round, or one of its phases: v_k = γ^t ∪ ρ_k^t, scored, trained, stored; returns γ_k and scalars.
+
+    Args:
+        shared: γ^t, exactly the shared tensors.
+        round: t, from 0. The next one, or a later one where the site missed some; again the last one, or the first.
+        best: the best round so far, whose state must stay on disk.
+        phase: from 0; each phase of the method's ends with an aggregation, and what it received is scored in the first.
+
+    Returns:
+        The site's shared tensors after training, and its metrics: the loss; from the second round on Dice and IoU of
+        v_k as it was received; the number of training samples; the seconds it took.
+
+    Raises:
+        PolicyError: the plan has no such round or phase, `best` is none that was scored, or the state that the round begins
+            with is gone.
+    """
+    started, plan = time.monotonic(), site.plan
+    require(site.name, "round", round, 0, plan.rounds - 1)
+    require(site.name, "phase", phase, 0, plan.phases - 1)
+    if best is not None:
+        require(site.name, "keep", best, 1, round)
+    step = round * plan.phases + phase
+    state = state_before(site.name, site.store, step, f"round {round}", first=step == 0)
+    received = site.received(shared, state)
+    scores: Scores = {}
+    if round and not phase:
+        site.network.load_state_dict(state.personal or received)
+        scores = site.validate()
+    site.network.load_state_dict(received)
+    local = LocalRound(site, state, step, plan.training.lr, phase)
+    loss = site.method.round(local)
+    mine, _ = site.partition.split(site.network.state_dict())
+    keep(site, local.state(), {step} | ({best * plan.phases} if best is not None else set()))
+    metrics = {"loss": loss, **scores, "samples": float(len(site.samples)), "seconds": time.monotonic() - started}
+    site.store.record("train", round=round, phase=phase, **metrics)
+    return mine, metrics
+
+
+def score(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
+    """The validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r; of the personal model where the method keeps one.
+
+    Raises:
+        PolicyError: the plan has no γ of such a round.
+    """
+    require(site.name, "round", round, 0, site.plan.rounds)
+    state = site.store.load_state(round * site.plan.phases)
+    site.network.load_state_dict(state.personal or site.received(shared, state))
+    scores = site.validate()
+    site.store.record("score", round=round, **scores)
+    return scores
+
+
+def adopt(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
+    """Keeps v̂_k = γ^r ∪ ρ_k^r, both of round r, as what the later stages start from; returns its validation scores."""
+    scores = score(site, shared, round)
+    site.save(START)
+    return scores
