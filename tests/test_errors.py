@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from feddp.flare.stage import Answer, no_tensor
 
 from feddp import cli
 from feddp.data.folder import SiteFolder, find_sites, refuse_occupied
@@ -24,17 +23,21 @@ from feddp.methods.aggregation import Spec, average
 from feddp.networks import build
 from feddp.networks.header import outline
 from feddp.partition import resolve
+from feddp.plan.schema import Plan
+from feddp.protocol import Sent
 from feddp.reading import parse, read
-from feddp.run.options import Options, pairs
+from feddp.run.options import Options
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.session import as_bytes
 from feddp.stages.order import require
+from feddp.stages.tensors import Expected
 from feddp.training.device import asked_for
 from feddp.training.loop import fit_epoch
-from feddp.training.settings import Training, require_most, require_name
+from feddp.training.settings import Training, pairs, require_most, require_name
 from feddp.training.store import Store, require_job_id
 
 ONE = {"w": torch.zeros(2)}
+PLAN = Plan("feddp", "pvt_v2_b0-fpn", 3, ("lesion",), "nested", 32, 1)
 
 
 def occupied(folder: Path) -> None:
@@ -96,7 +99,7 @@ SAMPLE: dict[str, tuple[type[FedDPError], Callable[[Path], Any]]] = {
     "a wrong shape": (ContributionError, lambda _: Spec.of(ONE, ("w",)).check("A", {"w": torch.zeros(3)})),
     "values that are not finite": (ContributionError, lambda _: Spec.of(ONE, ("w",)).check("A", {"w": ONE["w"] / 0})),
     "no contribution": (ContributionError, lambda _: average({}, {})),
-    "tensors among numbers": (ContributionError, lambda _: no_tensor("A", Answer(ONE, {}))),
+    "tensors among numbers": (ContributionError, lambda _: Expected(PLAN).check(Sent.NONE, "A", ONE)),
     "no envelope": (SealingError, lambda _: recipients_of("A", b"")),
     "tensors where bytes travel": (SealingError, lambda _: as_bytes("A", "sealed", ONE)),
 }

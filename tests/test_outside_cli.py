@@ -22,6 +22,7 @@ from feddp.plan.resolve import build_network, partition_of
 from feddp.predict import predict
 from feddp.run import session
 from feddp.run.session import Request
+from feddp.stages.memory import start_file
 from feddp.stages.results import gathered
 from feddp.training.metrics import METRICS, summarize
 
@@ -366,10 +367,10 @@ def test_what_a_run_leaves_can_be_adapted(tiny_root, plan_for, tmp_path, feddp, 
 def test_the_server_s_file_is_that_of_the_round(tmp_path):
     for name, round in (("shared_latest", 5), ("shared_best", 3)):
         save_network(tmp_path / f"{name}.safetensors", {"x": torch.zeros(1)}, {"round": str(round)})
-    assert session.handed_on(tmp_path, 5).stem == "shared_latest"
-    assert session.handed_on(tmp_path, 3).stem == "shared_best"
+    assert start_file(tmp_path, 5).stem == "shared_latest"
+    assert start_file(tmp_path, 3).stem == "shared_best"
     with pytest.raises(FedDPError, match="lacks the shared tensors of round 4"):
-        session.handed_on(tmp_path, 4)
+        start_file(tmp_path, 4)
 
 
 def test_no_label_is_touched_before_the_masks_are_written(run, site, tmp_path, monkeypatch):

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
-from feddp.flare.numbers import rounded
 from feddp.jobs import adaptation as outside
 from feddp.jobs import folder as jobs
+from feddp.protocol import rounded
 from feddp.run.poc import SERVER, PocJob, connect, federation
-from feddp.run.session import Request, bring_home, handed_on
+from feddp.run.session import Request, bring_home
+from feddp.stages.memory import start_file
 
 SITES = ["site-1", "site-2", "site-3"]
 
@@ -117,7 +118,7 @@ def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does
 
     for site in donors:
         bring_home(earlier.store(site), home / "sites" / site)
-    shutil.copy(handed_on(server, results["start_round"]), home / "shared.safetensors")
+    shutil.copy(start_file(server, results["start_round"]), home / "shared.safetensors")
     (home / "results.json").write_text(json.dumps({"sites": dict.fromkeys(donors)}))
     words = ["--models", home, "--images", data, "--out", tmp_path / "masks", "--epochs", 1, "--seed", 3, "--score"]
     done = CliRunner().invoke(app, ["adapt", *map(str, words)])
@@ -139,7 +140,7 @@ def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does
 
     assert {path: path.read_bytes() for site in donors for path in earlier.store(site).iterdir()} == before
     assert not list(job.store(newcomer).rglob("*.safetensors"))
-    shared = load_file(handed_on(server, results["start_round"]))
+    shared = load_file(start_file(server, results["start_round"]))
     known = {value_of(tensor) for tensor in shared.values()}
     personal = {value_of(t) for s in donors for t in load_file(earlier.store(s) / "calibrated.safetensors").values()} - known
     assert len(personal) > 100

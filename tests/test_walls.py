@@ -150,7 +150,7 @@ def test_a_network_without_what_the_hospital_keeps_private_is_refused(plan_for, 
             asked(context(resnet, private=private))
     whole = messages.unpack(PrivateTensorGuard().process(message, context(resnet)))[0]
     assert whole.keys() == resnet.expected.network.state_dict().keys()
-    assert resnet.policy(context(resnet, private=["norm"])).private == ("norm",)
+    assert resnet.context(context(resnet, private=["norm"])).policy.private == ("norm",)
 
 
 @pytest.mark.parametrize("task", ["adopt", "tune", "calibrate", "evaluate", "anything"])
