@@ -234,7 +234,7 @@ def test_a_site_that_missed_it_says_so_and_never_starts_from_the_seed(site, exec
     shared = made.component.expected.partition.split(state)[0]
     refused = made.executed(executor, task, shared, round=0, phase=0)
     assert refused.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert last_words(made).startswith("site site-1: the job starts from initial tensors, and this site was not there")
+    assert last_words(made).startswith("site site-1: the job starts from initial tensors, and this site was absent")
     assert not list(made.store.folder.glob("*.safetensors"))
 
 

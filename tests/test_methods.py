@@ -197,14 +197,13 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
         shared = train(site, shared, 0, phase=phase)[0]
     home = {"tune": [(protocol.TUNE, {})], "calibrate": [(protocol.COLLECT, {}), (protocol.CALIBRATE, {})]}
     home["heads"] = [(protocol.COLLECT_HEADS, {"epoch": 1}), (protocol.CALIBRATE_HEADS, {"epoch": 1})]
-    tasks = [(StageExecutor, protocol.SCORE, {"round": 1}), (StageExecutor, protocol.ADOPT, {"round": 1})]
-    tasks += [(StageExecutor, *task) for stage in plan.home for task in home[stage]]
+    tasks = [(protocol.SCORE, {"round": 1}), (protocol.ADOPT, {"round": 1})]
+    tasks += [task for stage in plan.home for task in home[stage]]
     if "spectra" in stages:
-        tasks += [(StageExecutor, task, {}) for task in (protocol.COLLECT_SPECTRA, protocol.TAKE_SPECTRA)]
-    tasks += [(StageExecutor, protocol.EVALUATE, {})]
-    for executor, task, scalars in tasks:
-        message = messages.pack(shared if executor is StageExecutor else {}, **scalars)
-        tensors, said = messages.unpack(executor().execute(task, message, fl_ctx, Signal()))
+        tasks += [(protocol.COLLECT_SPECTRA, {}), (protocol.TAKE_SPECTRA, {})]
+    for task, scalars in [*tasks, (protocol.EVALUATE, {})]:
+        message = messages.pack(shared if task in protocol.with_shared() else {}, **scalars)
+        tensors, said = messages.unpack(StageExecutor().execute(task, message, fl_ctx, Signal()))
         assert tensors == {}, task
         assert said, task
 

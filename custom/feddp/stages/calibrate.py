@@ -20,7 +20,7 @@ SLOT = STAGES[CALIBRATE]
 
 
 def serve(server: Server) -> None:
-    """The exchange, unless λ = 0 leaves nothing to do with it, and the calibration."""
+    """Exchanges the personal tensors, unless λ = 0 makes them unnecessary, and starts the calibration at every site."""
     personal: dict[str, Message] = {}
     if server.plan.calibration.lambda_ > 0:
         exchange.prepare(server, protocol.INTRODUCE)
@@ -36,13 +36,13 @@ def answer(task: str, message: Message, host: Host) -> Message:
 
 
 def personal(site: Site) -> Tensors:
-    """What rebuilds this site's network for a peer that knows γ: given only with consent."""
+    """Returns the tensors from which a peer that has γ rebuilds this site's network. They leave only with consent."""
     state, _ = site.store.read(site.latest(before=SLOT))
     return {name: state[name] for name in exchanged(site.plan, site.partition)}
 
 
 def calibrate(site: Site, peers: Mapping[str, Tensors]) -> Tuned:
-    """Inconsistency-guided calibration among `peers`, the personal tensors of other sites; λ = 0 without any.
+    """Runs the calibration with the peers' personal tensors {site: tensors}. Without peers, λ is 0.
 
     Raises:
         ContributionError: a peer's tensors are not exactly what rebuilds its network.
@@ -62,7 +62,7 @@ def calibrate(site: Site, peers: Mapping[str, Tensors]) -> Tuned:
 
 
 def peer_networks(site: Site) -> dict[str, Tensors]:
-    """The peers' whole networks, rebuilt from γ of the common start and what each of them gave."""
+    """Rebuilds the peers' networks from γ of the common start and each peer's personal tensors."""
     if not site.store.has(PEERS):
         return {}
     start, _ = site.store.read(STAGES[TRAIN])

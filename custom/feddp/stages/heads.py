@@ -1,4 +1,4 @@
-"""FedLC's head calibration (LC-Fed; Wang et al., ECCV 2022): the sites' segmentation heads are exchanged at every epoch."""
+"""FedLC's head calibration (Wang et al., ECCV 2022): sites exchange their segmentation heads before every epoch."""
 
 from collections.abc import Mapping
 
@@ -38,10 +38,10 @@ def answer(task: str, message: Message, host: Host) -> Message:
 
 
 def head(site: Site, epoch: int) -> Tensors:
-    """This site's segmentation head before `epoch` of the head calibration: given only with consent.
+    """Returns this site's segmentation head before `epoch` of the head calibration. It leaves only with consent.
 
     Raises:
-        PolicyError: the plan has no such epoch, or the state before it is gone.
+        PolicyError: the plan has no such epoch, or the site no longer has the state before it.
     """
     _open(site, epoch)
     state = site.copy()
@@ -49,13 +49,13 @@ def head(site: Site, epoch: int) -> Tensors:
 
 
 def calibrate(site: Site, peers: Mapping[str, Tensors], epoch: int) -> Tuned:
-    """One epoch, from 1, of the head calibration with the heads of `peers`; the best epoch so far is kept.
+    """Trains one epoch (from 1) of the head calibration with the peers' heads, and keeps the best epoch so far.
 
-    The start is not among the candidates: without the calibration it would be another network.
-    The site's states on disk continue the count of rounds.
+    The state before the first epoch is no candidate for the best: without calibrated heads it is another network.
+    The numbers of the site's states on disk continue after the last round.
 
     Raises:
-        FedDPError: a peer's tensors are not exactly a head, or it is not among the plan's sites; or as for `head`.
+        FedDPError: a peer's tensors are not exactly a head, the peer is not among the plan's sites, or as for `head`.
     """
     before = _open(site, epoch)
     settings, step = site.plan.calibration, _exchanges(site) + epoch
@@ -80,12 +80,12 @@ def calibrate(site: Site, peers: Mapping[str, Tensors], epoch: int) -> Tuned:
 
 
 def _exchanges(site: Site) -> int:
-    """The states that stage 1 leaves behind it."""
+    """Returns the number of states that stage 1 leaves."""
     return site.plan.rounds * site.plan.phases
 
 
 def _open(site: Site, epoch: int) -> State:
-    """Loads the network as it is before `epoch`; the site's state there, empty where this is its first."""
+    """Loads the network as it is before `epoch`; returns the site's state, empty before its first epoch."""
     require(site.name, "epoch", epoch, 1, site.plan.calibration.calibration_epochs)
     start, _ = site.store.read(site.latest(before=SLOT))
     exchanges = _exchanges(site)

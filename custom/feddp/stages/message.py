@@ -1,4 +1,4 @@
-"""What travels between the server and a site, apart from how it travels."""
+"""A message between the server and a site, independent of the transport."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

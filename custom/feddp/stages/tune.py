@@ -1,4 +1,4 @@
-"""Tuning without peers, after stage 1: local epochs at a reduced rate, the best by validation IoU kept."""
+"""Tuning without peers after stage 1: local epochs at a reduced learning rate; the best epoch by validation IoU is kept."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from feddp.training import calibration
 from feddp.training.calibration import Report, Tuned
 from feddp.training.loop import Batch, BatchLoss
 
-NUMBERS = ("loss", "iou_before", "iou", "epoch")  # what a site says of its local epochs
+NUMBERS = ("loss", "iou_before", "iou", "epoch")  # a site's summary of its local epochs
 SLOT = STAGES[TUNE]
 
 
@@ -26,7 +26,7 @@ def answer(task: str, message: Message, host: Host) -> Message:
 
 
 def tune(site: Site, train: Rule = (), report: Report = lambda epoch, loss, score: None) -> Tuned:
-    """Local epochs at a reduced rate, without peers; of the roles `train` only, if any are given."""
+    """Trains local epochs at a reduced learning rate, without peers; only the roles `train`, if given."""
     settings = site.plan.tuning
     site.restore(site.latest(before=SLOT))
     with site.only(train):
@@ -42,7 +42,7 @@ def tuned(
     samples: Sequence[Batch],
     also: Report = lambda epoch, loss, score: None,
 ) -> Tuned:
-    """Trains the network on `samples` for `epochs`; saves the best epoch's as the stage's result `slot`."""
+    """Trains the network on `samples` for `epochs`; saves the network of the best epoch as the result `slot`."""
 
     def report(epoch: int, loss: float, score: float) -> None:
         site.store.record(slot, epoch=epoch, of=epochs, loss=loss, iou=score)
@@ -55,6 +55,6 @@ def tuned(
 
 
 def summary(done: Tuned) -> Message:
-    """What a site says of its local epochs."""
+    """Returns a site's summary of its local epochs."""
     scores = {"iou_before": done.scores[0], "iou": done.scores[done.best]}
     return Message(scalars={"loss": done.losses[-1], **scores, "epoch": done.best})
