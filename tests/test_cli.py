@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from feddp.data.images import label_mask
 from feddp.data.synthesize import synthesize
 from feddp.networks import build
 from feddp.networks.weights import save_network
-from feddp.predict import label_mask
 
 
 def feddp(*arguments):

@@ -15,8 +15,8 @@ from feddp.errors import FedDPError
 from feddp.networks.weights import fingerprint, load_personal, save_network
 from feddp.partition import DECODER, ENCODER, HEAD, NORM, chosen
 from feddp.plan.resolve import WEIGHTS, build_network, partition_of
-from feddp.predict import predict
 from feddp.run.join import join
+from feddp.run.predict import predict
 from feddp.stages.results import gathered
 from feddp.training import loop
 from feddp.training.metrics import METRICS, measure, summarize

@@ -20,9 +20,9 @@ from feddp.cli import app
 from feddp.flare.policy import SitePolicy
 from feddp.kit.check import check
 from feddp.kit.effective import effective
-from feddp.kit.kit import Kit
 from feddp.kit.renew import forget
 from feddp.provision import COMPONENTS, GUARD
+from feddp.sealing.kit import Kit
 
 SHIPPED = Path(__file__).parents[1] / "provisioning"
 SERVER, LEAD = "server.example.org", "lead@consortium.org"

@@ -19,8 +19,8 @@ from feddp.errors import FedDPError
 from feddp.networks import build
 from feddp.networks.weights import save_network
 from feddp.plan.resolve import build_network, partition_of
-from feddp.predict import predict
 from feddp.run import session
+from feddp.run.predict import predict
 from feddp.run.session import Request
 from feddp.stages.memory import start_file
 from feddp.stages.results import gathered

@@ -20,6 +20,7 @@ from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
 from feddp.jobs.folder import SCOPE
+from feddp.sealing.kit import CLIENT, SERVER
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
 RESOURCES = "resources.json.default"
@@ -27,7 +28,6 @@ DEPLOYER = "feddp.flare.admission.AdmittingDeployer"
 AT_SERVER = "feddp.flare.admission.AdmittedApp"
 LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
 PRIVATE_FILES = "feddp.flare.private_files.PrivateFiles"
-SERVER, CLIENT = "server", "client"
 # the component that refuses whatever reaches a participant's cells and is not needed, by the participant's kind
 GATE = {SERVER: "feddp.flare.gate.ServerGate", CLIENT: "feddp.flare.gate.SiteGate"}
 # the components that a kit of ours has beside FLARE's, by its kind; `feddp kit check` demands each of them as it stands here

@@ -13,56 +13,14 @@ from feddp.adaptation.adapt import Report, Settings
 from feddp.adaptation.models import Models
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
 from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
-from feddp.data.loading import load, network_input
-from feddp.data.pixels import read_image, write_png
+from feddp.data.images import SPLIT, Images, label_mask
+from feddp.data.loading import load
+from feddp.data.pixels import write_png
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import ADAPTED, SCORES, write_json
-from feddp.predict import label_mask
 from feddp.training.metrics import THRESHOLD, measure, summarize
 from feddp.training.volumes import measure_volumes
-
-SPLIT = "test"
-
-
-@dataclass(frozen=True)
-class Images:
-    """Image files of a folder, and the site's folder that it is, if it is one."""
-
-    files: list[Path]
-    folder: Path
-    site: SiteFolder | None
-
-    @classmethod
-    def of(cls, folder: Path) -> "Images":
-        """The images of split test of a site's folder, or all PNGs of any other. No mask is looked at.
-
-        Raises:
-            InputError: there is no image, or the site's folder is not in order.
-        """
-        if (folder / "dataset.json").exists():
-            site = SiteFolder.open(folder)
-            files = [site.image_path(row.image) for row in site.rows_of(SPLIT)]
-            if not files:
-                raise InputError(f"{folder} has no image in split {SPLIT}; put some there in split.csv, or name its images/")
-            return cls(files, folder, site)
-        files = sorted(folder.glob("*.png"))
-        if not files:
-            raise InputError(f"{folder} holds no PNG and is no site's folder; name a folder of images, or a site's")
-        return cls(files, folder, None)
-
-    def read(self, channels: int, size: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
-        """What the network is given, (channels, size, size) each, and the images' own heights and widths.
-
-        Raises:
-            InputError: an image is missing, unreadable or of other channels.
-        """
-        inputs, shapes = [], []
-        for file in track(self.files, f"Loading {len(self.files)} images"):
-            image = read_image(file, channels, self.folder)
-            inputs.append(network_input(image, size))
-            shapes.append(image.shape[:2])
-        return inputs, shapes
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def predict(
     device: Device = "cpu",
 ) -> None:
     """Write a mask for every image, with a network that a run has left."""
-    from feddp.predict import predict as write_masks
+    from feddp.run.predict import predict as write_masks
 
     print(f"{write_masks(network, images, out, device)} masks in {out}")
 

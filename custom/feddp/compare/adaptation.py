@@ -15,6 +15,7 @@ from feddp.adaptation.adapt import Settings
 from feddp.adaptation.models import read_models
 from feddp.compare.results import Images
 from feddp.data.folder import SiteFolder
+from feddp.data.images import SPLIT
 from feddp.errors import InputError
 from feddp.files import ADAPTED, SCORES
 from feddp.training.device import asked_for
@@ -52,7 +53,7 @@ class Adaptation:
             way = done["how"], done["settings"]
         except (OSError, ValueError, KeyError):  # not there, half written, or of another version
             return False
-        stems = {row.image for row in SiteFolder.open(self.site).rows_of(hospital.SPLIT)}
+        stems = {row.image for row in SiteFolder.open(self.site).rows_of(SPLIT)}
         return (*way, images.keys()) == (self.how, asdict(self.settings), stems)
 
     def execute(self, device: str) -> None:

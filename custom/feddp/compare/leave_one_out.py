@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from feddp.adaptation.hospital import SPLIT
 from feddp.compare.adaptation import Adaptation
 from feddp.compare.outside_studies import Entry, Study
 from feddp.compare.results import Images, Kind, Result
 from feddp.compare.runs import Campaign
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
+from feddp.data.images import SPLIT
 from feddp.errors import FedDPError, InputError
 from feddp.jobs.folder import federation_of
 

@@ -10,6 +10,7 @@ import numpy as np
 from feddp.adaptation.models import described, network_files
 from feddp.compare.tables import BLANK, Table, Value
 from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
+from feddp.data.images import SPLIT
 from feddp.data.loading import load
 from feddp.data.progress import track
 from feddp.errors import InputError
@@ -20,7 +21,6 @@ from feddp.networks.weights import load_personal
 from feddp.training.device import asked_for
 from feddp.training.seeds import seed_of
 
-SPLIT = "test"
 NOTE = (
     "½ KL(F‖B) + ½ KL(B‖F), in nats, of Gaussians with diagonal covariances fitted to the {layer} features of sampled pixels"
     " of the test images, foreground F (up to {count} of each class) and background B (up to {count}). 0 where they are alike,"

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from feddp.adaptation.hospital import Images
 from feddp.data.folder import SiteFolder
+from feddp.data.images import Images
 from feddp.data.loading import in_an_epoch
 from feddp.errors import PolicyError
 from feddp.plan.schema import Plan

@@ -15,8 +15,8 @@ from feddp.flare.job_folder import META, Job, read_folder, require_meta
 from feddp.flare.policy import SitePolicy
 from feddp.kit.containers import Containers
 from feddp.kit.describe import described
-from feddp.kit.kit import CLIENT as HOSPITAL
-from feddp.kit.kit import Kit, read_json
+from feddp.sealing.kit import CLIENT as HOSPITAL
+from feddp.sealing.kit import Kit, read_json
 
 
 @dataclass(frozen=True)

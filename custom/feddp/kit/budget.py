@@ -8,7 +8,7 @@ from feddp.flare.budget import Ledger, Used
 from feddp.flare.context import kept_below
 from feddp.flare.policy import Budget, SitePolicy
 from feddp.kit.containers import Containers
-from feddp.kit.kit import CLIENT, Kit, read_json
+from feddp.sealing.kit import CLIENT, Kit, read_json
 
 
 def budget(folder: Path, reset: bool) -> list[str]:

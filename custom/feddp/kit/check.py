@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from feddp.data.description import Problem
-from feddp.kit.certificates import certificate_problems
+from feddp.errors import Problem
 from feddp.kit.containers import KUBERNETES, runtime
 from feddp.kit.files import file_problems, links
 from feddp.kit.here import here_problems
-from feddp.kit.kit import CLIENT, Kit
 from feddp.kit.minimum import policy_problems
 from feddp.kit.startup import startup_problems
+from feddp.sealing.kit import CLIENT, Kit
+from feddp.sealing.kit_certificates import certificate_problems
 
 
 def check(folder: Path, offline: bool = False, fingerprint: str | None = None) -> tuple[Kit, list[Problem]]:

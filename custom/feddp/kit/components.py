@@ -6,10 +6,10 @@ from typing import Any
 
 from nvflare.tool.deploy import deploy_common as flare
 
-from feddp.data.description import Problem
-from feddp.kit.kit import CLIENT, SERVER, Kit, read_json
+from feddp.errors import Problem
 from feddp.kit.settings import BUILT, resources
 from feddp.provision import AT_SERVER, COMPONENTS, DEPLOYER, GATE, PRIVATE_FILES, SETTINGS
+from feddp.sealing.kit import CLIENT, SERVER, Kit, read_json
 
 _STORAGE = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
 _OURS = {PRIVATE_FILES, DEPLOYER}

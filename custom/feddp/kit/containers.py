@@ -10,8 +10,8 @@ from nvflare.apis.job_def import DEFAULT_STUDY
 from nvflare.app_opt.job_launcher.study_data import StudyDatasetMount
 from nvflare.app_opt.job_launcher.study_runtime import StudyRuntime, load_study_runtime_file
 
-from feddp.data.description import BadFile, Problem
-from feddp.kit.kit import CLIENT, Kit, components
+from feddp.errors import BadFile, Problem
+from feddp.sealing.kit import CLIENT, Kit, components
 
 DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
 LAUNCHERS = {f"nvflare.app_opt.job_launcher.{runtime}_launcher.": runtime for runtime in (DOCKER, KUBERNETES)}

@@ -6,8 +6,8 @@ from typing import Any
 
 from feddp.flare.policy import SitePolicy
 from feddp.kit.files import KEPT
-from feddp.kit.kit import CLIENT, Kit
 from feddp.kit.privacy import privacy_file, scopes
+from feddp.sealing.kit import CLIENT, Kit
 
 # of a property of privacy.json; one that is not named here is shown under its own name
 WORDS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nvflare.fuel.utils.config import ConfigFormat
 
-from feddp.data.description import Problem
-from feddp.kit.kit import ADMIN, CLIENT, SERVER, Kit
+from feddp.errors import Problem
+from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit
 
 _OWN = ("resources.json", "authorization.json", "log_config.json")
 _SITES = {name + end for name in _OWN for end in ("", ".default")}

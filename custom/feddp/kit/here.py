@@ -5,10 +5,9 @@ import ssl
 
 import torch
 
-from feddp.data.description import Problem
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Problem
 from feddp.kit.containers import runtime
-from feddp.kit.kit import CLIENT, SERVER, Kit, components, read_json
+from feddp.sealing.kit import CLIENT, SERVER, Kit, components, read_json
 from feddp.training.device import usable
 
 PATIENCE = 5  # seconds for the server to take a connection, and to turn a certificate away

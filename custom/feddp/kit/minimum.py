@@ -5,14 +5,14 @@ from typing import Any
 
 from nvflare.security.security import COMMAND_CATEGORIES
 
-from feddp.data.description import BadFile, Problem
+from feddp.errors import BadFile, Problem
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.components import component_problems
 from feddp.kit.containers import Containers
-from feddp.kit.kit import ADMIN, CLIENT, SERVER, Kit, read_json
 from feddp.kit.privacy import privacy_problems
 from feddp.kit.settings import setting_problems, variable_problems
 from feddp.provision import NOBODY
+from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit, read_json
 
 REVIEWED = {SERVER: frozenset(SERVER_CLASSES.values()), CLIENT: frozenset(SITE_CLASSES.values())}
 

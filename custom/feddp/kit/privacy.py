@@ -10,8 +10,7 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
 from feddp.data.check import check as data_problems
-from feddp.data.description import BadFile, Problem
-from feddp.errors import FedDPError
+from feddp.errors import BadFile, FedDPError, Problem
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.update_privacy import UpdatePrivacy
@@ -19,8 +18,8 @@ from feddp.jobs.folder import SCOPE
 from feddp.kit.components import strangers
 from feddp.kit.containers import Containers
 from feddp.kit.files import open_to_all
-from feddp.kit.kit import Kit, read_json
 from feddp.provision import GUARD, MINIMUM
+from feddp.sealing.kit import Kit, read_json
 
 UPDATE = "feddp.flare.update_privacy.UpdatePrivacy"
 MECHANISMS: dict[str, type[FLComponent]] = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from feddp.errors import InputError
 from feddp.files import write_text
-from feddp.kit.kit import read_json
+from feddp.sealing.kit import read_json
 
 ROOT = {"root_cert", "root_pri_key"}  # what FLARE keeps in cert.json beside the participants
 

@@ -12,10 +12,10 @@ from typing import Any
 from nvflare.fuel.f3.comm_config import VarName
 from nvflare.fuel.utils.log_utils import default_log_dict
 
-from feddp.data.description import Problem
+from feddp.errors import Problem
 from feddp.kit.containers import runtime
-from feddp.kit.kit import ADMIN, CLIENT, SERVER, Kit, read_json
 from feddp.kit.templates import Section, deviations, shape
+from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit, read_json
 
 RESOURCES = {
     SERVER: Section.LOCAL_SERVER_RESOURCES,

@@ -15,11 +15,11 @@ from cryptography.x509.oid import NameOID
 from nvflare.tool.deploy import docker_deploy
 from nvflare.tool.deploy.deploy_common import DOCKER_START_SH, WORKSPACE_MOUNT_PATH, KitInfo
 
-from feddp.data.description import Problem
-from feddp.kit.kit import ADMIN, AGAIN, CLIENT, SERVER, Kit, read_json
+from feddp.errors import Problem
 from feddp.kit.templates import Section, deviations, rendered, shape
 from feddp.limits import JSON_BYTES
 from feddp.reading import read
+from feddp.sealing.kit import ADMIN, AGAIN, CLIENT, SERVER, Kit, read_json
 
 CONFIGURATION = {SERVER: Section.FED_SERVER, CLIENT: Section.FED_CLIENT, ADMIN: Section.FED_ADMIN}
 NOTEBOOK = "system_info.ipynb"

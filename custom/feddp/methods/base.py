@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from feddp.plan.schema import Plan
     from feddp.training.loop import Batch, BatchLoss
+    from feddp.training.settings import Training
     from feddp.training.store import Store, Tensors
 
 SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "calibrate"
@@ -22,11 +22,39 @@ SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "c
 STAGES = {SPECTRA: "", TRAIN: "start", TUNE: "tuned", HEADS: "heads", CALIBRATE: "calibrated"}
 
 
+class RunPlan(Protocol):
+    """What a method may read of the plan (`feddp.plan.schema.Plan`), which is above the methods."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def labels(self) -> str: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def sites(self) -> tuple[str, ...]: ...
+
+    @property
+    def training(self) -> Training: ...
+
+    @property
+    def hyper(self) -> Any: ...
+
+    def place(self, site: str) -> int:
+        """The position of a site among the plan's sites. InputError where it is not one of them."""
+
+
 class AtSite(Protocol):
     """What a method's hooks may use of a site, in every stage."""
 
     name: str
-    plan: Plan
+    plan: RunPlan
     network: nn.Module  # trained in place
     device: torch.device
     store: Store  # the site's own files; `store.record` writes to its log
@@ -88,12 +116,12 @@ class Method:
         self.hyper = hyper
 
     @staticmethod
-    def layers(plan: Plan) -> dict[str, dict[str, float]]:
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         """What the method adds to the network: a name of feddp.networks.LAYERS with its options."""
         return {}
 
     @classmethod
-    def rule(cls, plan: Plan) -> tuple[str, ...]:
+    def rule(cls, plan: RunPlan) -> tuple[str, ...]:
         """What is private where the plan does not say so itself."""
         return cls.private
 

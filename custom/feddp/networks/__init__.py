@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from feddp.errors import InputError
-from feddp.partition import DECODER, ENCODER, HEAD
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,6 +69,7 @@ def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool)
 
     from feddp.networks.attention import split_kv
     from feddp.networks.levels import with_levels
+    from feddp.networks.parts import PART_ROLES
 
     try:
         # "tu-" is segmentation-models-pytorch's prefix for timm; there, any weights but None mean pretrained
@@ -82,7 +82,7 @@ def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool)
             f"timm's weights for '{encoder}' cannot be fetched ({type(error).__name__}); connect to "
             "huggingface.co once, or fetch the file elsewhere and load it with feddp.networks.weights.load_checkpoint"
         ) from error
-    network.roles = {HEAD: ("segmentation_head",), ENCODER: ("encoder",), DECODER: ("decoder",)}
+    network.roles = PART_ROLES
     with_levels(network.decoder)
     return split_kv(network)
 

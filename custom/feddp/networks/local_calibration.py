@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddp.errors import InputError
-from feddp.partition import CALIBRATOR, DECODER, ENCODER, HEAD
+from feddp.networks.parts import PART_ROLES, part
+from feddp.partition import CALIBRATOR
 
+PARTS = ("encoder", "decoder", "segmentation_head")
 KERNEL, SIGMA = 31, 4.0  # pixels of the decoder's map; the paper states the size
 
 
@@ -30,18 +31,11 @@ class LocalCalibration(nn.Module):
         InputError: the network has no such parts.
     """
 
-    roles = {
-        HEAD: ("segmentation_head",),
-        ENCODER: ("encoder",),
-        DECODER: ("decoder",),
-        CALIBRATOR: ("embedding", "calibrator"),
-    }
+    roles = {**PART_ROLES, CALIBRATOR: ("embedding", "calibrator")}
 
     def __init__(self, network: nn.Module, classes: int, sites: int):
         super().__init__()
-        if not all(isinstance(getattr(network, part, None), nn.Module) for part in ("encoder", "decoder", "segmentation_head")):
-            raise InputError(f"{type(network).__name__} has no encoder, decoder and segmentation head; FedLC needs them")
-        self.encoder, self.decoder, self.segmentation_head = network.encoder, network.decoder, network.segmentation_head
+        self.encoder, self.decoder, self.segmentation_head = (part(network, name, "FedLC") for name in PARTS)
         self.embedding = SiteEmbedding(sites)
         self.selection = ChannelSelection(self.encoder.out_channels[-1], sites)
         self.calibrator = HeadCalibration(self.segmentation_head, classes, sites)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from feddp.errors import InputError
 from feddp.networks.levels import declare_stages
-from feddp.partition import DECODER, ENCODER, HEAD
+from feddp.networks.parts import PART_ROLES
 
 FEATURES = (32, 64, 128, 256, 512)  # of each resolution, from the image's own down to a sixteenth of it
 # two 3 x 3 convolutions without bias, each followed by batch normalisation and ReLU
@@ -24,7 +24,7 @@ class UNet(nn.Module):
     encoder's first features are its own, not the image.
     """
 
-    roles = {HEAD: ("segmentation_head",), ENCODER: ("encoder",), DECODER: ("decoder",)}
+    roles = PART_ROLES
 
     def __init__(self, channels: int, classes: int):
         super().__init__()

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddp.data.description import BadFile, Problem
-from feddp.errors import InputError
+from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import JSON_BYTES
-from feddp.provision import CLIENT, SERVER
 from feddp.reading import read
 
-ADMIN = "admin"
+SERVER, CLIENT, ADMIN = "server", "client", "admin"  # the kinds of a kit, as FLARE names its files
 KINDS = (SERVER, CLIENT, ADMIN)
 AGAIN = "Ask the consortium for the kit anew"
 

@@ -6,9 +6,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from feddp.data.description import Problem
-from feddp.kit.kit import AGAIN, Kit
+from feddp.errors import Problem
 from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid
+from feddp.sealing.kit import AGAIN, Kit
 
 RENEW = "Have it renewed (provisioning/README.md, 'Renewal')"
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from feddp.adaptation.models import described
 from feddp.data.folder import refuse_occupied
+from feddp.data.images import label_mask
 from feddp.data.loading import network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
@@ -39,14 +39,3 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
             maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()
         write_png(out / file.name, label_mask(maps > THRESHOLD, said.labels))
     return len(files)
-
-
-def label_mask(maps: torch.Tensor, labels: str) -> np.ndarray:
-    """Class maps (C, H, W), boolean -> a mask (H, W) of 0 to C; the last class of several at a pixel counts.
-
-    With nested labels a class counts only inside the ones before it, as a mask of nested classes can say nothing else.
-    """
-    if labels == "nested":
-        return maps.int().cummin(dim=0).values.sum(dim=0).to(torch.uint8).numpy()
-    values = torch.arange(1, len(maps) + 1).view(-1, 1, 1)
-    return (maps * values).amax(dim=0).to(torch.uint8).numpy()
