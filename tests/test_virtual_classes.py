@@ -10,7 +10,7 @@ from torch import nn, tensor
 
 from feddp.data.loading import class_index, class_maps
 from feddp.errors import FedDPError
-from feddp.methods.virtual_class import Hyper, VirtualClass
+from feddp.methods.virtual_class import VirtualClass, VirtualClassSettings
 from feddp.networks import build
 from feddp.networks.virtual_classes import AffinityAggregation, Similarities, SimilarityHead, foreground_logits
 from feddp.plan.resolve import build_network, partition_of
@@ -133,7 +133,7 @@ def test_the_loss_adds_up(options, wanted):
     maps = tensor([1.0, 3.0, 5.0, 1.0]).log().view(1, 4, 1, 1)
     network = SimpleNamespace(segmentation_head=SimpleNamespace(maps=maps))
     site = SimpleNamespace(network=network, plan=SimpleNamespace(classes=("lesion",), labels="nested"))
-    found = VirtualClass(Hyper(**options)).loss(site, None, {"mask": torch.ones(1, 1, 1, 1)})
+    found = VirtualClass(VirtualClassSettings(**options)).loss(site, None, {"mask": torch.ones(1, 1, 1, 1)})
     assert found.item() == pytest.approx(wanted, abs=1e-4)  # Dice is smoothed by 1e-5
 
 
