@@ -29,7 +29,7 @@ from feddp.kit.approve import Approval
 from feddp.kit.check import check
 from feddp.plan.schema import Plan
 from feddp.provision import DEPLOYER
-from feddp.report import table
+from feddp.reporting.page import table
 from feddp.sealing.envelope import MAGIC
 
 CONSENTING = HOSPITALS[:3]  # to the calibration exchange

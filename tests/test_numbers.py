@@ -18,7 +18,7 @@ from feddp.data.loading import load
 from feddp.flare import messages
 from feddp.flare.executor import StageExecutor
 from feddp.protocol import rounded
-from feddp.report import table, write_markdown
+from feddp.reporting.page import table, write_markdown
 from feddp.run import pooled
 from feddp.run.options import Options, run_here
 from feddp.stages.train import adopt

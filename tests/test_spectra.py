@@ -19,7 +19,7 @@ from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.plan.resolve import build_network
-from feddp.report import write_markdown
+from feddp.reporting.page import write_markdown
 from feddp.stages import spectra
 from feddp.stages.evaluate import evaluate
 from feddp.stages.round import LocalRound

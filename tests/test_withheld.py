@@ -15,7 +15,7 @@ from test_stage import SITES, Run, good
 from feddp import protocol
 from feddp.flare import messages
 from feddp.flare.executor import StageExecutor
-from feddp.report import table, write_markdown
+from feddp.reporting.page import table, write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.train import adopt
 
