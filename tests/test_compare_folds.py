@@ -4,7 +4,6 @@ import csv
 import json
 
 import pytest
-from compare_runs import FakeRuns, compare_in, read, row
 
 from feddp.compare.folds import over_folds
 from feddp.compare.tables import BLANK, Table, Value
@@ -14,6 +13,7 @@ from feddp.data.prepare.split import deal_patients
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.run import options as run_options
+from support.compare_runs import FakeRuns, compare_in, read, row
 
 
 class FoldRuns(FakeRuns):
