@@ -4,7 +4,6 @@ import csv
 import json
 
 import pytest
-from compare_runs import FakeRuns, compare_in, read, row
 
 from feddp.compare.folds import over_folds
 from feddp.data.folder import SiteFolder
@@ -14,6 +13,7 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.reporting.tables import BLANK, ResultTable, Value
 from feddp.run import options as run_options
+from support.compare_runs import FakeRuns, compare_in, read, row
 
 
 class FoldRuns(FakeRuns):

@@ -3,7 +3,6 @@
 import csv
 
 import pytest
-from compare_runs import SITES, federation, write_cases, write_run
 
 from feddp.compare.comparison import _methods_tables
 from feddp.compare.efficiency import inference_ms
@@ -15,6 +14,7 @@ from feddp.compare.tables import scores_table, spread_table
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
 from feddp.reporting.tables import ResultTable, Value
+from support.compare_runs import SITES, federation, write_cases, write_run
 
 ONE = [
     {"site-1": {"start": {"a": 0.6, "b": 0.9}}, "site-2": {"start": {"a": 0.4, "b": 0.7}}},

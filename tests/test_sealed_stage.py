@@ -6,13 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from certificates import Office, kit_of
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.signal import Signal
 from safetensors.torch import load_file
-from test_stage import Run
 
 from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
@@ -29,6 +27,8 @@ from feddp.protocol import Kind, spec_of
 from feddp.sealing.session import HANDSHAKE, SEALED
 from feddp.stages.train import adopt
 from feddp.training.store import together
+from support.certificates import Office, kit_of
+from test_stage import Run
 
 NAMES = ("A", "B", "C")
 EVERYTHING = ("calibration", "spectra", "outside")

@@ -1,7 +1,6 @@
 """The studies of virtual classes (003) and pFLFE (002): each row is a plan, and says exactly which tensors are private."""
 
 import pytest
-from compare_runs import row, write_run
 from PIL import Image
 
 from feddp.compare.drawings import draw_study
@@ -14,6 +13,7 @@ from feddp.partition import resolve
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.reporting.tables import SHOWN, shown_value
+from support.compare_runs import row, write_run
 
 SITES = ["A", "B", "C", "D"]
 FACTS = {"channels": 3, "classes": ("disc", "cup"), "labels": "nested"}

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from driven import drive
 from torch import nn, tensor
 
 from feddp.data.loading import class_index, class_maps
@@ -16,6 +15,7 @@ from feddp.networks.virtual_classes import AffinityAggregation, Similarities, Si
 from feddp.plan.resolve import build_network, partition_of
 from feddp.training.metrics import measure
 from feddp.training.virtual import real_loss, virtual_loss
+from support.driven import drive
 
 VIRTUAL = "segmentation_head.0.virtual"
 OPTIONS = {"virtual": 4, "temperature": 0.1, "nested": True, "paa": True}
