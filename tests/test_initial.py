@@ -16,7 +16,7 @@ from nvflare.apis.workspace import Workspace
 from safetensors.torch import load_file
 
 from feddp import protocol
-from feddp.compare.progress import traffic
+from feddp.compare.efficiency import traffic
 from feddp.flare import messages
 from feddp.flare.executor import StageExecutor
 from feddp.flare.persistor import SharedTensorPersistor
