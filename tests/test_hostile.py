@@ -153,7 +153,7 @@ HOSTILE = {
         lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"].to_sparse()}, **NUMBERS),
         "norm.bias, which is not a plain tensor",
     ),
-    "bytes for a tensor": ("train", lambda s, x: messages.pack(s | {"norm.bias": b"pixels"}, **NUMBERS), "no tensor"),
+    "bytes for a tensor": ("train", lambda s, x: messages.pack(s | {"norm.bias": b"pixels"}, **NUMBERS), "not a plain tensor"),
     "a name of two lines": ("train", lambda s, x: messages.pack(s | {"a\n[E:1]b": x}, **NUMBERS), "not leave"),
     "a text": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": "patient 17"}), r"a str among its scalars \(loss"),
     "a list": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": x.flatten().tolist()}), "a list among its scalars"),

@@ -223,9 +223,7 @@ def _hashes(site: str, given: Any) -> tuple[str, ...]:
 def _budget(site: str, given: Any) -> Budget:
     known = vars(Budget())
     if not isinstance(given, Mapping) or not given.keys() <= known.keys():
-        raise PolicyError(
-            f"site {site}: privacy.json's budget is {given!r}; write {json.dumps(known)} with your own numbers"
-        )
+        raise PolicyError(f"site {site}: privacy.json's budget is {given!r}; write {json.dumps(known)} with your own numbers")
     return Budget(**{name: _count(site, f"budget's {name}", value, 1, name) for name, value in given.items()})
 
 
