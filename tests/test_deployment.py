@@ -419,10 +419,10 @@ def test_nobody_brings_code(federation, tmp_path, app):
     described(folder, name="code")
     (folder / app / "custom").mkdir()
     (folder / app / "custom/mine.py").write_text("print('hello')\n")
-    with pytest.raises(InvalidJobDefinition, match="meta.json: byoc is True, and the export writes no such key"):
+    with pytest.raises(InvalidJobDefinition, match="meta.json: byoc is True, but the export writes no such key"):
         federation.session.submit_job(str(folder))
     (folder / "meta.json").rename(folder / "meta.conf")
-    with pytest.raises(InvalidJobDefinition, match="no PYHOCON is read here; write JSON"):
+    with pytest.raises(InvalidJobDefinition, match="PYHOCON is not accepted; write JSON"):
         federation.session.submit_job(str(folder))
 
 
