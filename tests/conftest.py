@@ -4,11 +4,9 @@ import os
 import shutil
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
-from captured import Capture
 from nvflare.apis.utils.decomposers import flare_decomposers
 from torch import nn
 
@@ -20,6 +18,8 @@ from feddp.partition import HEAD, QUERY
 from feddp.plan.schema import Plan
 from feddp.stages.site import Site
 from feddp.training.store import Store
+from support import CAPTURE
+from support.captured import Capture
 
 PLAN = {
     "method": "feddp",
@@ -93,7 +93,7 @@ def capture(tmp_path_factory):
     made = Capture(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(made.folder))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "capture"), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         yield made
     shutil.rmtree(root)
 

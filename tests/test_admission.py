@@ -22,7 +22,6 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
 
 import pytest
-from certificates import Office
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -50,6 +49,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import export
 from feddp.kit.approve import read_job
 from feddp.provision import AUTHORIZATION, GUARD
+from support.certificates import Office
 
 SITE, SITES = "site-1", ("site-1", "site-2", "site-3")
 CLIENT, SERVER = "app_client/config/config_fed_client.json", "app_server/config/config_fed_server.json"

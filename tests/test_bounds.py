@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import fields
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +19,8 @@ from feddp.methods import METHODS
 from feddp.plan.schema import Plan
 from feddp.run.options import Options
 from feddp.stages.train import train
+from support import ROOT
 
-ROOT = Path(__file__).parents[1]
 FACTS = {"channels": 3, "classes": ("lesion",), "labels": "nested"}
 SITES = ("site-1", "site-2", "site-3")
 SHA = "a" * 64

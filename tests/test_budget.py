@@ -12,7 +12,6 @@ import pytest
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
-from test_hostile import NUMBERS, TABLES, Hospital
 from typer.testing import CliRunner
 
 from feddp import protocol
@@ -25,6 +24,7 @@ from feddp.flare.policy import Budget, SitePolicy
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, TRAIN, TUNE
 from feddp.provision import privacy
+from test_hostile import NUMBERS, TABLES, Hospital
 
 
 @pytest.fixture

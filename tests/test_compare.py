@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from compare_runs import FakeRuns, read
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -17,6 +16,7 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.networks import NETWORKS
 from feddp.run import options as run_options
+from support.compare_runs import FakeRuns, read
 
 BACKBONES = ("resnet18-fpn", "resnet34-fpn", "resnet50-fpn", "pvt_v2_b0-fpn", "pvt_v2_b1-fpn", "pvt_v2_b2-fpn")
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_runs import FakeRuns, compare_in, read, row, write_run
-from driven import drive
 from PIL import Image
 from torch import nn
 
@@ -26,6 +24,8 @@ from feddp.partition import ENCODER, HEAD
 from feddp.run import options as run_options
 from feddp.stages.train import START
 from feddp.training.metrics import summarize
+from support.compare_runs import FakeRuns, compare_in, read, row, write_run
+from support.driven import drive
 
 SITES = ("site-1", "site-2", "site-3")
 DICE = {"global": 0.5, "average": 0.4, "ensemble": 0.45, "tent": 0.55, "ttt": 0.35, "routing": 0.6}

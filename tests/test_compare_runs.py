@@ -3,13 +3,13 @@
 import shutil
 
 import pytest
-from compare_runs import FakeRuns
 
 from feddp.compare.runs import Campaign
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
 from feddp.run import options as run_options
+from support.compare_runs import FakeRuns
 
 
 @pytest.fixture

@@ -13,13 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from captured import NOTHING, value_of
-from certificates import put, self_signed, signed
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from deployment import HOSPITALS, LEAD, NEWCOMER, README, SERVER, SHIPPED_SERVER, approved, decided, deployment, until
-from driven import drive
 from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition
 from rich.console import Console as Screen
 from safetensors.torch import load_file
@@ -29,8 +25,12 @@ from feddp.kit.approve import Approval
 from feddp.kit.check import check
 from feddp.plan.schema import Plan
 from feddp.provision import DEPLOYER
-from feddp.report import table
+from feddp.reporting.page import table
 from feddp.sealing.envelope import MAGIC
+from support.captured import NOTHING, value_of
+from support.certificates import put, self_signed, signed
+from support.deployment import HOSPITALS, LEAD, NEWCOMER, README, SERVER, SHIPPED_SERVER, approved, decided, deployment, until
+from support.driven import drive
 
 CONSENTING = HOSPITALS[:3]  # to the calibration exchange
 STUDY = "study"  # a scope that hospital-d lacks

@@ -9,13 +9,11 @@ import math
 import os
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from in_flare import SITES, request_for
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.task_utils import apply_filters
@@ -23,8 +21,6 @@ from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from safetensors.torch import load_file
-from test_methods import context as at_a_site
-from test_walls import context
 
 from feddp import protocol
 from feddp.data.folder import SiteFolder
@@ -46,8 +42,12 @@ from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
 from feddp.stages.train import train
 from feddp.training.store import Store
+from support import CAPTURE, ROOT
+from support.in_flare import SITES, request_for
+from test_methods import context as at_a_site
+from test_walls import context
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUARD = {"path": "feddp.flare.filters.PrivateTensorGuard"}
 FLARES = "nvflare.app_common.filters"
 PERCENTILE = f"{FLARES}.percentile_privacy.PercentilePrivacy"
@@ -445,7 +445,7 @@ def test_a_run_in_half_precision(tiny_root, plan_for, tmp_path):
     plan = plan_for(rounds=1, start="last", stages=("train",), precision="float16")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(capture))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "capture"), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         results = session.run(request_for(tiny_root, tmp_path / "run", plan), simulator, "half")
     found = load_file(tmp_path / "run" / SHARED)
 

@@ -5,11 +5,9 @@ import inspect
 import re
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right, zipped
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
@@ -33,8 +31,10 @@ from feddp.flare.cell_gate import require_gate
 from feddp.flare.gate import ServerGate, SiteGate
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
+from support import ROOT
+from support.gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right, zipped
 
-THREAT_MODEL = (Path(__file__).parents[1] / "provisioning/threat-model.md").read_text(encoding="utf-8")
+THREAT_MODEL = (ROOT / "provisioning/threat-model.md").read_text(encoding="utf-8")
 KEY = "-----BEGIN PRIVATE KEY-----"
 ADMIN_TOPICS = sorted(topic for processor in ClientRequestProcessors.request_processors for topic in processor.get_topics())
 A_JOB, SERVER_JOB = f"{A}.{JOB}", f"{SERVER}.{JOB}"

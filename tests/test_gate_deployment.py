@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from deployment import HOSPITALS, SERVER, Deployment, approved, decided, deployment, until
 from nvflare.fuel.f3.cellnet.registry import Registry
 from nvflare.fuel.f3.message import Message
 from nvflare.private.admin_defs import Message as AdminMessage
@@ -19,6 +18,8 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 
 from feddp.provision import GATE
 from feddp.run.poc import connect
+from support import ROOT
+from support.deployment import HOSPITALS, SERVER, Deployment, approved, decided, deployment, until
 
 A, B, C, D = HOSPITALS
 MEMBER = "member@consortium.org"
@@ -86,7 +87,7 @@ def components(kit: Path, change) -> None:
 def federation(tmp_path_factory):
     with deployment(tmp_path_factory.mktemp("gates"), Attacked) as made:
         (made.kits / B / "local/custom").mkdir(exist_ok=True)
-        shutil.copy(Path(__file__).parent / "hostile_site/attacker.py", made.kits / B / "local/custom")
+        shutil.copy(ROOT / "tests/support/hostile_site/attacker.py", made.kits / B / "local/custom")
         components(made.kits / B, lambda listed: [*listed, {"id": "x", "path": "attacker.Attacker", "args": {}}])
         components(made.kits / C, lambda listed: [c for c in listed if c["path"] != GATE["client"]])
         for hospital in HOSPITALS:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from driven import drive
 
 from feddp.data.synthesize import synthesize
 from feddp.methods import METHODS
@@ -27,8 +26,10 @@ from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
 from feddp.stages.evaluate import evaluate
 from feddp.stages.site import SLOTS
+from support import ROOT
+from support.driven import drive
 
-RECORD = Path(__file__).with_name("golden.json")
+RECORD = ROOT / "tests/golden.json"
 SITES = ("site-1", "site-2")
 RUN = {"network": DEFAULT, "channels": 3, "classes": ("lesion",), "labels": "nested", "size": 32, "rounds": 2, "sites": SITES}
 SETTINGS = {"batch": 4, "tune_epochs": 1, "calibration_epochs": 2, "start": "last"}

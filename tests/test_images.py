@@ -33,8 +33,8 @@ from feddp.cli import app
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.context import files_of
 from feddp.flare.site import kept
+from support import ROOT
 
-ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "provisioning" / "images"
 IMAGE = "registry.example.org/feddp:0.1.0"
 SERVER, HOSPITAL = "server.example.org", "hospital-a"

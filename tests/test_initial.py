@@ -9,16 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from driven import drive
-from in_flare import SITES, request_for
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.workspace import Workspace
 from safetensors.torch import load_file
-from test_hostile import hospital  # noqa: F401 (a fixture)
-from test_stage import SITES as ABC
-from test_stage import Run, good
 
 from feddp import protocol
 from feddp.compare.progress import traffic
@@ -33,6 +28,11 @@ from feddp.run import session
 from feddp.run.options import Options
 from feddp.run.simulator import simulator
 from feddp.stages.evaluate import evaluate
+from support.driven import drive
+from support.in_flare import SITES, request_for
+from test_hostile import hospital  # noqa: F401 (a fixture)
+from test_stage import SITES as ABC
+from test_stage import Run, good
 
 
 def brought_by(plan):

@@ -23,8 +23,9 @@ from feddp.kit.effective import effective
 from feddp.kit.renew import forget
 from feddp.provision import COMPONENTS, GUARD
 from feddp.sealing.kit import Kit
+from support import ROOT
 
-SHIPPED = Path(__file__).parents[1] / "provisioning"
+SHIPPED = ROOT / "provisioning"
 SERVER, LEAD = "server.example.org", "lead@consortium.org"
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
@@ -549,7 +550,7 @@ def test_the_check_opens_nothing_outside_kit_data_and_packages(kit, tiny_root, t
     """Every file, process, connection and library of the whole check, once the installed software is loaded."""
     (tmp_path / "elsewhere").write_text("x")
     data = tiny_root / "site-1"
-    software = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1] / "custom"]
+    software = [Path(sys.prefix), Path(sys.base_prefix), ROOT / "custom"]
     loading, checking = recorded("kit", "check", "--offline", kit)
     assert str(kit) not in json.dumps(loading)
     assert outside(checking, kit, data, *software) == []

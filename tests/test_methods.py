@@ -6,7 +6,6 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 import torch
-from driven import drive
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -29,6 +28,7 @@ from feddp.stages.site import Site
 from feddp.stages.train import adopt, train
 from feddp.training.settings import setting
 from feddp.training.store import Store
+from support.driven import drive
 
 SITES = ("site-1", "site-2")
 BLOCKS = [f"encoder.model.stages_{stage}.blocks.{block}" for stage in range(4) for block in range(2)]

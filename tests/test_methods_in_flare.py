@@ -3,18 +3,18 @@
 import json
 import os
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
-from in_flare import SITES, check_same_bits, request_for
 from safetensors.torch import load_file
 
 from feddp.methods import METHODS
 from feddp.run import session
 from feddp.run.simulator import simulator
+from support import ROOT
+from support.in_flare import SITES, check_same_bits, request_for
 
-README = Path(__file__).parent.parent / "README.md"
+README = ROOT / "README.md"
 # one of each shape: stages at home, phases, exchanges, a personal model, a network of its own. feddp runs in test_simulator.py,
 # fedavg in test_jobs.py, and every method through its executors in test_methods.py.
 SHAPES = ("ditto", "fedbabu", "feddg", "fedlc", "iop_fl", "pflfe", "virtual_class")

@@ -9,8 +9,6 @@ import pytest
 import torch
 from nvflare.fuel.sec.audit import AuditService
 from rich.console import Console
-from test_hostile import NUMBERS, Hospital
-from test_stage import SITES, Run, good
 
 from feddp import protocol
 from feddp.data.folder import SiteFolder
@@ -18,11 +16,13 @@ from feddp.data.loading import load
 from feddp.flare import messages
 from feddp.flare.executor import StageExecutor
 from feddp.protocol import rounded
-from feddp.report import table, write_markdown
+from feddp.reporting.page import table, write_markdown
 from feddp.run import pooled
 from feddp.run.options import Options, run_here
 from feddp.stages.train import adopt
 from feddp.training.metrics import METRICS
+from test_hostile import NUMBERS, Hospital
+from test_stage import SITES, Run, good
 
 PIXELS = 32 * 32
 FINE = {"mean": 0.123456789, "std": 0.0987654321, "n": 2}

@@ -4,11 +4,11 @@ import threading
 
 import torch
 from nvflare.apis.signal import Signal
-from test_hostile import hospital  # noqa: F401 (a fixture)
 
 from feddp import protocol
 from feddp.flare import messages
 from feddp.flare.executor import StageExecutor
+from test_hostile import hospital  # noqa: F401 (a fixture)
 
 
 def test_a_second_task_does_not_change_what_the_first_one_sends(hospital):  # noqa: F811

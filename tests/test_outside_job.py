@@ -10,7 +10,6 @@ import torch
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
-from test_stage import SUMMARY, Run
 from typer.testing import CliRunner
 
 from feddp import protocol
@@ -28,6 +27,7 @@ from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import rounded
 from feddp.training.store import by_site, together
+from test_stage import SUMMARY, Run
 
 JOB = "0af-1"
 PRIVATE = ("q.weight", "q.bias")

@@ -8,7 +8,6 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, decided, environment, local
 from safetensors.torch import load_file
 
 from feddp.data.synthesize import synthesize
@@ -16,6 +15,7 @@ from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint
 from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.run.poc import free_ports
+from support.deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, decided, environment, local
 
 SECTION = re.search(r"^## Every hospital makes its own key$(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1]
 HOSPITALS = ["hospital-a", "hospital-b"]

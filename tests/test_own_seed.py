@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from nvflare.apis.fl_constant import FLContextKey
-from test_hostile import Hospital
 
 from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
@@ -30,6 +29,7 @@ from feddp.stages.tune import tune
 from feddp.training.loop import batches
 from feddp.training.seeds import seed_of
 from feddp.training.store import Store
+from test_hostile import Hospital
 
 ONE, OTHER = "1" * 64, "2" * 64
 

@@ -7,7 +7,7 @@ from feddp.methods.base import STAGES
 from feddp.protocol import MEASURED, SCALARS, TASKS, Kind, Number, Sent
 from feddp.stages import stage_of
 
-EXCHANGES = (Kind.INTRODUCTION, Kind.COLLECTION, Kind.DELIVERY)
+EXCHANGES = (Kind.HANDSHAKE, Kind.COLLECTION, Kind.DELIVERY)
 ROWS = pytest.mark.parametrize("row", TASKS.values(), ids=TASKS)
 
 
@@ -32,7 +32,7 @@ def test_a_delivery_brings_what_one_collection_gathered_under_the_same_consent(r
 @ROWS
 def test_an_exchange_is_introduced(row):
     if row.kind in EXCHANGES:
-        assert [other.name for other in TASKS.values() if other.kind is Kind.INTRODUCTION and other.consent == row.consent]
+        assert [other.name for other in TASKS.values() if other.kind is Kind.HANDSHAKE and other.consent == row.consent]
 
 
 @ROWS

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from certificates import put, self_signed, signed
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -32,8 +31,10 @@ from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.check import check
 from feddp.kit.renew import forget
 from feddp.provision import AT_SERVER, DEPLOYER, NOBODY
+from support import ROOT
+from support.certificates import put, self_signed, signed
 
-FOLDER = Path(__file__).parents[1] / "provisioning"
+FOLDER = ROOT / "provisioning"
 README = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
 PEOPLE = {"admin@consortium.org", "lead@consortium.org", "member@consortium.org"}
 PEOPLE |= {f"admin@hospital-{letter}.org" for letter in "abcd"}

@@ -7,7 +7,6 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.fuel.sec.audit import AuditService
-from test_hostile import Hospital
 
 from feddp import protocol
 from feddp.errors import FedDPError
@@ -16,6 +15,7 @@ from feddp.flare.executor import StageExecutor
 from feddp.plan.resolve import build_network
 from feddp.stages import heads
 from feddp.stages.train import adopt, score, train
+from test_hostile import Hospital
 
 
 def first(site):

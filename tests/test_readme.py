@@ -1,7 +1,6 @@
 """The README names what there is: methods, networks, studies, ways, commands, dependencies."""
 
 import re
-from pathlib import Path
 
 import pytest
 import typer
@@ -14,8 +13,8 @@ from feddp.methods import METHODS
 from feddp.networks import NETWORKS
 from feddp.partition import NONE, ROLES
 from feddp.protocol import CONSENTS
+from support import ROOT
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 THREATS = (ROOT / "provisioning/threat-model.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", README, re.MULTILINE))

@@ -11,7 +11,9 @@ from pathlib import Path
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
-from test_supply import README, ROOT, pinned
+
+from support import ROOT
+from test_supply import README, pinned
 
 OFFLINE = "import socket\n\ndef refuse(*_):\n    raise OSError('offline')\n\nsocket.socket.connect = refuse\n"
 

@@ -6,13 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from certificates import Office, kit_of
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.signal import Signal
 from safetensors.torch import load_file
-from test_stage import Run
 
 from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
@@ -26,9 +24,11 @@ from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
 from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.protocol import Kind, spec_of
-from feddp.sealing.session import INTRODUCTION, SEALED
+from feddp.sealing.session import HANDSHAKE, SEALED
 from feddp.stages.train import adopt
 from feddp.training.store import together
+from support.certificates import Office, kit_of
+from test_stage import Run
 
 NAMES = ("A", "B", "C")
 EVERYTHING = ("calibration", "spectra", "outside")
@@ -147,7 +147,7 @@ def bytes_of(seen):
 )
 def test_sealed_and_in_the_clear_give_the_same_bits(method, stage, slot, collected, hospitals, federated, plan_for, capsys):
     """Three sites, the real stage, executors and guards. In the clear the server sees every exchanged value (the control);
-    sealed, it sees introductions and envelopes, and no value of any site's."""
+    sealed, it sees handshakes and envelopes, and no value of any site's."""
     plan = plan_for(method=method, sites=NAMES, calibration_epochs=2)
     clear, sealed = hospitals(plan, secure=False, at="clear"), hospitals(plan)
     run, seen = federated(clear, plan, stage, secure=False)
@@ -162,7 +162,7 @@ def test_sealed_and_in_the_clear_give_the_same_bits(method, stage, slot, collect
     assert [task for task, _, _ in run.sent if spec_of(task).kind is not Kind.DELIVERY] == collected
     assert all(tensors.keys() == {SEALED} for _, task, tensors in seen if spec_of(task).kind is Kind.COLLECTION)
     assert sum(spec_of(task).kind is Kind.COLLECTION for _, task, _ in seen) == len(given)
-    assert all(tensors.keys() == {INTRODUCTION} for _, task, tensors in seen if task.startswith("introduce"))
+    assert all(tensors.keys() == {HANDSHAKE} for _, task, tensors in seen if task.startswith("introduce"))
     everything = bytes_of(seen) + [v.numpy().tobytes() for _, _, data in run.sent for v in messages.unpack(data)[0].values()]
     assert not any(piece in content for content in everything for piece in pieces)
     for name in NAMES:
@@ -243,11 +243,11 @@ def test_a_spoilt_swapped_or_repeated_envelope_costs_a_site_the_stage_and_not_it
     assert "was opened before" in refuses(made["A"], protocol.CALIBRATE, together({"B": given["B"]}))
 
 
-def test_a_false_introduction_ends_the_exchange_at_the_giver(hospitals, plan):
+def test_a_false_handshake_ends_the_exchange_at_the_giver(hospitals, plan):
     """The server shows C's certificate as B's, and then asks without showing anyone at all: nothing is sent."""
     made = hospitals(plan)
     shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
-    message = refuses(made["A"], protocol.COLLECT, shown | {f"B/{INTRODUCTION}": shown[f"C/{INTRODUCTION}"]})
+    message = refuses(made["A"], protocol.COLLECT, shown | {f"B/{HANDSHAKE}": shown[f"C/{HANDSHAKE}"]})
     assert message.startswith("the certificate shown for site B is C's")
     assert made["A"].tensors(protocol.COLLECT) == {}
     assert made["A"].tensors(protocol.COLLECT, shown).keys() == {SEALED}, "the control"
@@ -274,14 +274,14 @@ def test_the_guard_looks_before_it_seals(hospitals, plan):
     assert "tried to send 2 tensors that may not leave" in made["A"].stopped
 
 
-def test_an_introduction_carries_nothing_of_the_executors(hospitals, plan):
+def test_a_handshake_carries_nothing_of_the_executors(hospitals, plan):
     """Not even bytes under its name; and without consent it is empty."""
     made = hospitals(plan, B={"consent": []})
     made["A"].fl_ctx.set_prop(FLContextKey.TASK_NAME, protocol.INTRODUCE)
-    riding = messages.pack({INTRODUCTION: torch.zeros(9, dtype=torch.uint8)}, consent=True)
+    riding = messages.pack({HANDSHAKE: torch.zeros(9, dtype=torch.uint8)}, consent=True)
     with pytest.raises(FedDPError, match=r"task introduce tried to send 1 tensors that may not leave \(introduction"):
         PrivateTensorGuard().process(riding, made["A"].fl_ctx)
-    said = json.loads(made["A"].tensors(protocol.INTRODUCE)[INTRODUCTION].numpy().tobytes())
+    said = json.loads(made["A"].tensors(protocol.INTRODUCE)[HANDSHAKE].numpy().tobytes())
     assert said["certificate"] == (made["A"].folder / "startup/client.crt").read_text()
     assert said["statement"].keys() == {"site", "job", "exchange", "challenge"}
     assert made["B"].tensors(protocol.INTRODUCE) == {}

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from certificates import PROJECT, SERVER, Office
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from feddp.errors import FedDPError
 from feddp.sealing.envelope import _LENGTHS, MAGIC, OVERHEAD, Facts, recipients_of, seal, unseal
+from feddp.sealing.handshake import LIMIT, introduce, meet
 from feddp.sealing.identity import Identity
-from feddp.sealing.introduction import LIMIT, introduce, meet
-from feddp.sealing.session import INTRODUCTION, SEALED, Session, as_bytes, as_tensor
+from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
+from support.certificates import PROJECT, SERVER, Office
 
 JOB, WORD, TASK = "job-1", "calibration", "collect"
 FACTS = Facts(JOB, TASK)
@@ -54,7 +54,7 @@ def sites(office):
 
 @pytest.fixture
 def sessions(sites):
-    """One job's sessions of A, B and C, and their introductions."""
+    """One job's sessions of A, B and C, and their handshakes."""
     made = {name: Session(identity, JOB) for name, identity in sites.items()}
     return made, {name: session.introduce(WORD) for name, session in made.items()}
 
@@ -65,8 +65,8 @@ def pem(certificate) -> str:
 
 def peer(sites, name, of="A", job=JOB):
     """A peer as `of` has met it, and the challenge."""
-    introduction, challenge = introduce(sites[name], job, WORD)
-    return meet(sites[of], name, introduction, job, WORD), challenge
+    handshake, challenge = introduce(sites[name], job, WORD)
+    return meet(sites[of], name, handshake, job, WORD), challenge
 
 
 def same(one, other):
@@ -250,16 +250,16 @@ def shown(office, stranger, sites, kind):
     ],
 )
 def test_a_swapped_certificate_is_refused_as_recipient_and_as_sender(office, stranger, sites, sessions, kind, words):
-    """The server has the key of whatever it shows, so introduction and envelope are signed as they should be."""
+    """The server has the key of whatever it shows, so handshake and envelope are signed as they should be."""
     certificate, key = shown(office, stranger, sites, kind)
     false = replace(sites["B"], certificate=certificate, key=key or sites["C"].key)
-    made, introductions = sessions
-    swapped = introductions | {"B": Session(false, JOB).introduce(WORD)}
+    made, handshakes = sessions
+    swapped = handshakes | {"B": Session(false, JOB).introduce(WORD)}
     with pytest.raises(FedDPError, match=f"the certificate shown for site B {words}"):
         made["A"].meet(WORD, TASK, 0, swapped, None)
     with pytest.raises(FedDPError, match="nobody was introduced for collect; nothing was sent"):
         made["A"].seal(TASK, TENSORS)
-    a = meet(sites["B"], "A", as_bytes("A", INTRODUCTION, introductions["A"]), JOB, WORD)
+    a = meet(sites["B"], "A", as_bytes("A", HANDSHAKE, handshakes["A"]), JOB, WORD)
     envelope = {SEALED: as_tensor(seal(false, FACTS, [a], TENSORS))}
     with pytest.raises(FedDPError, match=f"the certificate shown for site B {words}"):
         made["A"].open(WORD, TASK, 0, {"B": envelope})
@@ -267,30 +267,30 @@ def test_a_swapped_certificate_is_refused_as_recipient_and_as_sender(office, str
 
 def test_the_server_is_no_site_under_its_own_name_either(office, sites, sessions):
     """In central provisioning the server's certificate says no role: the kit says its name."""
-    made, introductions = sessions
+    made, handshakes = sessions
     server = Identity(SERVER, *office.issue(SERVER, host=SERVER), office.root, SERVER)
     with pytest.raises(FedDPError, match=f"the certificate shown for site {SERVER} is the server's"):
-        made["A"].meet(WORD, TASK, 0, introductions | {SERVER: Session(server, JOB).introduce(WORD)}, None)
+        made["A"].meet(WORD, TASK, 0, handshakes | {SERVER: Session(server, JOB).introduce(WORD)}, None)
     # and the root is none under the project's
     root = Identity(PROJECT, office.root, office.key, office.root, SERVER)
     with pytest.raises(FedDPError, match="is the root's own"):
-        made["A"].meet(WORD, TASK, 0, introductions | {PROJECT: Session(root, JOB).introduce(WORD)}, None)
+        made["A"].meet(WORD, TASK, 0, handshakes | {PROJECT: Session(root, JOB).introduce(WORD)}, None)
 
 
 def test_passes_a_second_certificate_of_a_sites_own_name(office, sites, sessions):
     """The office names who is who: what it and the server make between them, no other site can tell. For the threat model."""
-    made, introductions = sessions
+    made, handshakes = sessions
     double = Session(Identity("B", *office.issue("B"), office.root, SERVER), JOB)
-    assert made["A"].meet(WORD, TASK, 0, introductions | {"B": double.introduce(WORD)}, ("B",)) == ["B"]
-    double.meet(WORD, TASK, 0, introductions, None)
+    assert made["A"].meet(WORD, TASK, 0, handshakes | {"B": double.introduce(WORD)}, ("B",)) == ["B"]
+    double.meet(WORD, TASK, 0, handshakes, None)
     assert same(double.open(WORD, TASK, 0, {"A": made["A"].seal(TASK, TENSORS)})["A"], TENSORS)
 
 
 def test_a_certificate_of_nvflare_cert_approve_is_a_sites(office, sites, sessions):
     """It has the role client in it."""
-    made, introductions = sessions
+    made, handshakes = sessions
     approved = Identity("D", *office.issue("D", role="client"), office.root, SERVER)
-    met = made["A"].meet(WORD, TASK, 0, introductions | {"D": Session(approved, JOB).introduce(WORD)}, None)
+    met = made["A"].meet(WORD, TASK, 0, handshakes | {"D": Session(approved, JOB).introduce(WORD)}, None)
     assert met == ["B", "C", "D"]
 
 
@@ -303,42 +303,42 @@ def test_a_certificate_of_nvflare_cert_approve_is_a_sites(office, sites, session
         (lambda said, sites: said.update(signature="00" * 256), "did not sign"),
         (lambda said, sites: said.update(certificate=pem(sites["C"].certificate)), "is C's"),
         (lambda said, sites: said.update(certificate="none"), "cannot be read"),
-        (lambda said, sites: said.pop("signature"), "is no introduction"),
-        (lambda said, sites: said.update(statement=[]), "is no introduction"),
+        (lambda said, sites: said.pop("signature"), "is not a handshake"),
+        (lambda said, sites: said.update(statement=[]), "is not a handshake"),
     ],
 )
-def test_an_introduction_that_its_site_did_not_sign_is_refused(sites, sessions, change, words):
+def test_a_handshake_that_its_site_did_not_sign_is_refused(sites, sessions, change, words):
     """A server cannot have a site take part that did not say it does, nor give it a challenge of its own."""
-    made, introductions = sessions
-    said = json.loads(as_bytes("B", INTRODUCTION, introductions["B"]))
+    made, handshakes = sessions
+    said = json.loads(as_bytes("B", HANDSHAKE, handshakes["B"]))
     change(said, sites)
-    changed = introductions | {"B": {INTRODUCTION: as_tensor(json.dumps(said).encode())}}
+    changed = handshakes | {"B": {HANDSHAKE: as_tensor(json.dumps(said).encode())}}
     with pytest.raises(FedDPError, match=words):
         made["A"].meet(WORD, TASK, 0, changed, None)
-    assert made["A"].meet(WORD, TASK, 0, introductions, None) == ["B", "C"], "the control"
+    assert made["A"].meet(WORD, TASK, 0, handshakes, None) == ["B", "C"], "the control"
 
 
 @pytest.mark.parametrize(("job", "word"), [("job-0", WORD), (JOB, "spectra")])
-def test_an_introduction_to_something_else_is_none_to_this(sites, sessions, job, word):
+def test_a_handshake_to_something_else_is_none_to_this(sites, sessions, job, word):
     """Consent is given for a job and for an exchange of it."""
-    made, introductions = sessions
-    with pytest.raises(FedDPError, match="site B did not sign the introduction to this exchange"):
-        made["A"].meet(WORD, TASK, 0, introductions | {"B": Session(sites["B"], job).introduce(word)}, None)
+    made, handshakes = sessions
+    with pytest.raises(FedDPError, match="site B did not sign the handshake to this exchange"):
+        made["A"].meet(WORD, TASK, 0, handshakes | {"B": Session(sites["B"], job).introduce(word)}, None)
 
 
 # --- a job -----------------------------------------------------------------------------------------------------------------
 
 
-def exchanged(made, introductions, task=TASK, epoch=0, recipients=None):
-    """What each gives when the server relays all introductions."""
+def exchanged(made, handshakes, task=TASK, epoch=0, recipients=None):
+    """What each gives when the server relays all handshakes."""
     for session in made.values():
-        session.meet(WORD, task, epoch, introductions, recipients)
+        session.meet(WORD, task, epoch, handshakes, recipients)
     return {name: session.seal(task, {"own": torch.full((2,), float(ord(name)))}) for name, session in made.items()}
 
 
 def test_all_open_what_all_sealed_and_nobody_meets_itself(sessions):
-    made, introductions = sessions
-    given = exchanged(made, introductions)
+    made, handshakes = sessions
+    given = exchanged(made, handshakes)
     for name, session in made.items():
         opened = session.open(WORD, TASK, 0, {other: given[other] for other in given if other != name})
         assert {other: tensors["own"].tolist() for other, tensors in opened.items()} == {
@@ -347,8 +347,8 @@ def test_all_open_what_all_sealed_and_nobody_meets_itself(sessions):
 
 
 def test_an_envelope_opens_once_and_epochs_only_rise(sessions):
-    made, introductions = sessions
-    given = {e: exchanged(made, introductions, "collect_heads", e)["B"] for e in (1, 2, 3)}
+    made, handshakes = sessions
+    given = {e: exchanged(made, handshakes, "collect_heads", e)["B"] for e in (1, 2, 3)}
 
     def opens(e, envelope):
         return made["A"].open(WORD, "collect_heads", e, {"B": given[envelope]})
@@ -367,8 +367,8 @@ def test_an_envelope_opens_once_and_epochs_only_rise(sessions):
 
 def test_a_replay_from_an_earlier_exchange_of_the_same_job_id_is_refused(sites, sessions):
     """A new process of the same site, which a server leads through a job of the same id; and another job's envelope."""
-    made, introductions = sessions
-    old = exchanged(made, introductions)["B"]
+    made, handshakes = sessions
+    old = exchanged(made, handshakes)["B"]
     again = Session(sites["A"], JOB)
     with pytest.raises(FedDPError, match="it was sent an envelope of B and has not introduced itself"):
         again.open(WORD, TASK, 0, {"B": old})
@@ -383,8 +383,8 @@ def test_a_replay_from_an_earlier_exchange_of_the_same_job_id_is_refused(sites, 
 
 
 def test_an_envelope_for_the_certificate_of_before_a_renewal_is_refused(office, sites, sessions):
-    made, introductions = sessions
-    old = exchanged(made, introductions)["B"]
+    made, handshakes = sessions
+    old = exchanged(made, handshakes)["B"]
     made["A"].identity = Identity("A", *office.issue("A"), office.root, SERVER)
     with pytest.raises(FedDPError, match="is for another certificate than this site's"):
         made["A"].open(WORD, TASK, 0, {"B": old})
@@ -392,25 +392,25 @@ def test_an_envelope_for_the_certificate_of_before_a_renewal_is_refused(office, 
 
 def test_a_policy_that_names_recipients_seals_for_no_other(office, stranger, sites, sessions):
     """C is left out, whatever is shown for it; who is named and falsely shown ends the exchange."""
-    made, introductions = sessions
+    made, handshakes = sessions
     false = {"C": Session(replace(sites["C"], certificate=stranger.issue("C")[0]), JOB).introduce(WORD)}
-    assert made["A"].meet(WORD, TASK, 0, introductions | false, ("B",)) == ["B"]
+    assert made["A"].meet(WORD, TASK, 0, handshakes | false, ("B",)) == ["B"]
     given = made["A"].seal(TASK, TENSORS)
     assert recipients_of("A", as_bytes("A", SEALED, given)) == ["B"]
     assert same(made["B"].open(WORD, TASK, 0, {"A": given})["A"], TENSORS)
     with pytest.raises(FedDPError, match="is not for this site"):
         made["C"].open(WORD, TASK, 0, {"A": given})
     with pytest.raises(FedDPError, match="certificate shown for site C was not issued"):
-        made["A"].meet(WORD, TASK, 0, introductions | false, ("B", "C"))
-    assert made["A"].meet(WORD, TASK, 0, introductions, ()) == []
+        made["A"].meet(WORD, TASK, 0, handshakes | false, ("B", "C"))
+    assert made["A"].meet(WORD, TASK, 0, handshakes, ()) == []
     assert made["A"].seal(TASK, TENSORS) == {}, "nobody to seal for: nothing leaves"
 
 
 def test_two_collections_at_once_keep_to_their_own_recipients_and_epochs(sessions):
     """FLARE has two threads for them, and each has met whom it was shown."""
-    made, introductions = sessions
-    made["A"].meet(WORD, TASK, 1, introductions, ("B",))
-    other = threading.Thread(target=lambda: made["A"].meet(WORD, TASK, 2, introductions, None))
+    made, handshakes = sessions
+    made["A"].meet(WORD, TASK, 1, handshakes, ("B",))
+    other = threading.Thread(target=lambda: made["A"].meet(WORD, TASK, 2, handshakes, None))
     other.start()
     other.join()
     given = made["A"].seal(TASK, TENSORS)
@@ -420,12 +420,12 @@ def test_two_collections_at_once_keep_to_their_own_recipients_and_epochs(session
 
 def test_a_relay_cannot_have_a_site_read_json_without_end(sites, sessions):
     """It would take the site's memory. Blanks are the cheapest JSON there is; a header of them is signed by a site here."""
-    made, introductions = sessions
-    long = introductions["B"][INTRODUCTION].numpy().tobytes() + b" " * LIMIT
+    made, handshakes = sessions
+    long = handshakes["B"][HANDSHAKE].numpy().tobytes() + b" " * LIMIT
     with pytest.raises(FedDPError, match=f"more than the {LIMIT} there can be"):
-        made["A"].meet(WORD, TASK, 0, introductions | {"B": {INTRODUCTION: as_tensor(long)}}, None)
-    assert made["A"].meet(WORD, TASK, 0, introductions, None) == ["B", "C"], "the control"
-    given = exchanged(made, introductions)["B"][SEALED].numpy().tobytes()
+        made["A"].meet(WORD, TASK, 0, handshakes | {"B": {HANDSHAKE: as_tensor(long)}}, None)
+    assert made["A"].meet(WORD, TASK, 0, handshakes, None) == ["B", "C"], "the control"
+    given = exchanged(made, handshakes)["B"][SEALED].numpy().tobytes()
     start, sizes = len(MAGIC) + _LENGTHS.size, _LENGTHS.unpack_from(given, len(MAGIC))
     for blanks, opens in ((OVERHEAD - sizes[0], True), (OVERHEAD - sizes[0] + 1, False)):
         header = given[start : start + sizes[0]] + b" " * blanks
@@ -437,12 +437,12 @@ def test_a_relay_cannot_have_a_site_read_json_without_end(sites, sessions):
                 recipients_of("B", padded)
 
 
-def test_every_collection_needs_its_own_introductions(sessions):
-    made, introductions = sessions
-    made["A"].meet(WORD, TASK, 0, introductions, None)
+def test_every_collection_needs_its_own_handshakes(sessions):
+    made, handshakes = sessions
+    made["A"].meet(WORD, TASK, 0, handshakes, None)
     with pytest.raises(FedDPError, match="nobody was introduced for give_model"):
         made["A"].seal("give_model", TENSORS)
-    made["A"].meet(WORD, TASK, 0, introductions, None)
+    made["A"].meet(WORD, TASK, 0, handshakes, None)
     assert made["A"].seal(TASK, TENSORS).keys() == {SEALED}
     with pytest.raises(FedDPError, match="nobody was introduced for collect"):
         made["A"].seal(TASK, TENSORS)

@@ -8,9 +8,6 @@ import torch
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.signal import Signal
 from nvflare.fuel.utils import fobs
-from test_methods import context as executor_context
-from test_stage import SITES, Run, good
-from test_walls import context
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
@@ -19,13 +16,16 @@ from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.plan.resolve import build_network
-from feddp.report import write_markdown
+from feddp.reporting.page import write_markdown
 from feddp.stages import spectra
 from feddp.stages.evaluate import evaluate
 from feddp.stages.round import LocalRound
 from feddp.stages.train import adopt, train
 from feddp.training.spectra import in_another_style, interpolated, radius, received, windows
 from feddp.training.store import State
+from test_methods import context as executor_context
+from test_stage import SITES, Run, good
+from test_walls import context
 
 
 def noise(*shape, seed=0):

@@ -17,7 +17,7 @@ from feddp.flare import messages
 from feddp.flare.controller import StageController
 from feddp.flare.persistor import SharedTensorPersistor
 from feddp.protocol import Sent
-from feddp.report import write_markdown
+from feddp.reporting.page import write_markdown
 from feddp.training.metrics import METRICS
 
 

@@ -1,19 +1,19 @@
 """The studies of virtual classes (003) and pFLFE (002): each row is a plan, and says exactly which tensors are private."""
 
 import pytest
-from compare_runs import row, write_run
 from PIL import Image
 
 from feddp.compare.drawings import draw_study
 from feddp.compare.results import Result
 from feddp.compare.scores import average
 from feddp.compare.studies import STUDIES
-from feddp.compare.tables import SHOWN, value
 from feddp.compare.variants import Common, Variant
 from feddp.networks import build
 from feddp.partition import resolve
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
+from feddp.reporting.tables import SHOWN, shown_value
+from support.compare_runs import row, write_run
 
 SITES = ["A", "B", "C", "D"]
 FACTS = {"channels": 3, "classes": ("disc", "cup"), "labels": "nested"}
@@ -129,5 +129,5 @@ def test_each_study_reports_its_paper_s_metrics():
     assert {name for name, metrics in shown.items() if metrics == ("iou", "hd")} == {n for n in shown if n.startswith("vc_")}
     assert {metrics for name, metrics in shown.items() if not name.startswith("vc_")} == {("dice", "assd")}
     summary = average({"A": {m: {"mean": v} for m, v in row(0.8).items()}})
-    assert value(summary, "hd").mean == pytest.approx(2.0)
-    assert SHOWN["hd"][0] == "HD (pix.)"
+    assert shown_value(summary, "hd").mean == pytest.approx(2.0)
+    assert SHOWN["hd"].head == "HD (pix.)"

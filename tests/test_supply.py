@@ -13,7 +13,8 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[1]
+from support import ROOT
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TESTS, SITE = ROOT / "requirements.lock", ROOT / "provisioning/requirements.lock"  # all; what a site needs
 ENTRY = re.compile(r"([a-z0-9.-]+)==(\S+)(?: ; ([^\\]+))? \\")

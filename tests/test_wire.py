@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from gated import JOB, SERVER, A, as_bytes, in_process
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs import lobs
@@ -12,6 +11,7 @@ from feddp.errors import FedDPError
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.gate import SiteGate
 from feddp.flare.messages import register_tensors
+from support.gated import JOB, SERVER, A, as_bytes, in_process
 
 KEY = b"-----BEGIN PRIVATE KEY-----"
 

@@ -9,15 +9,15 @@ import json
 import pytest
 from nvflare.fuel.sec.audit import AuditService
 from rich.console import Console
-from test_hostile import CELL, NUMBERS, SUMMARY, TABLES, Hospital, bytes_of
-from test_stage import SITES, Run, good
 
 from feddp import protocol
 from feddp.flare import messages
 from feddp.flare.executor import StageExecutor
-from feddp.report import table, write_markdown
+from feddp.reporting.page import table, write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.train import adopt
+from test_hostile import CELL, NUMBERS, SUMMARY, TABLES, Hospital, bytes_of
+from test_stage import SITES, Run, good
 
 CASES = {"dice": CELL, "iou": CELL}
 VOLUMES = {"before_calibration": CASES, "final": CASES}

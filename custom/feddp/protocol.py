@@ -44,7 +44,7 @@ class Kind(Enum):
     START = "the network that all sites start from"
     ROUND = "shared tensors to the site, and its own back"
     SCORE = "shared tensors to the site, and scores back"
-    INTRODUCTION = "sites say whether they consent, and show their certificates"
+    HANDSHAKE = "sites say whether they consent, and show their certificates"
     COLLECTION = "a site gives tensors to its peers"
     DELIVERY = "a site receives what its peers gave"
     LOCAL = "the site's own work"
@@ -141,7 +141,7 @@ def _table(*specs: TaskSpec) -> dict[str, TaskSpec]:
 
 _SAYS = ("consent",)
 TASKS: Mapping[str, TaskSpec] = _table(
-    TaskSpec(INTRODUCE_SPECTRA, SPECTRA_STAGE, Kind.INTRODUCTION, SPECTRA, scalars=_SAYS),
+    TaskSpec(INTRODUCE_SPECTRA, SPECTRA_STAGE, Kind.HANDSHAKE, SPECTRA, scalars=_SAYS),
     TaskSpec(COLLECT_SPECTRA, SPECTRA_STAGE, Kind.COLLECTION, SPECTRA, Sent.AMPLITUDES, _SAYS),
     TaskSpec(TAKE_SPECTRA, SPECTRA_STAGE, Kind.DELIVERY, SPECTRA, scalars=_SAYS, delivers=COLLECT_SPECTRA),
     TaskSpec(INITIAL, TRAIN_STAGE, Kind.START),
@@ -149,13 +149,13 @@ TASKS: Mapping[str, TaskSpec] = _table(
     TaskSpec(SCORE, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),
     TaskSpec(ADOPT, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),
     TaskSpec(TUNE, TUNE_STAGE, Kind.LOCAL, scalars=_TUNED),
-    TaskSpec(INTRODUCE, CALIBRATE_STAGE, Kind.INTRODUCTION, CALIBRATION, scalars=_SAYS),
+    TaskSpec(INTRODUCE, CALIBRATE_STAGE, Kind.HANDSHAKE, CALIBRATION, scalars=_SAYS),
     TaskSpec(COLLECT, CALIBRATE_STAGE, Kind.COLLECTION, CALIBRATION, Sent.PERSONAL, _SAYS),
     TaskSpec(CALIBRATE, CALIBRATE_STAGE, Kind.DELIVERY, CALIBRATION, scalars=_TUNED, delivers=COLLECT),
     TaskSpec(COLLECT_HEADS, HEADS_STAGE, Kind.COLLECTION, CALIBRATION, Sent.HEADS, _SAYS),
     TaskSpec(CALIBRATE_HEADS, HEADS_STAGE, Kind.DELIVERY, CALIBRATION, scalars=_TUNED, delivers=COLLECT_HEADS),
     TaskSpec(EVALUATE, EVALUATE_STAGE, Kind.LOCAL, scalars=(*WHEN, VOLUMES, "peers")),
-    TaskSpec(JOIN, ADAPT_STAGE, Kind.INTRODUCTION, OUTSIDE, scalars=_SAYS),
+    TaskSpec(JOIN, ADAPT_STAGE, Kind.HANDSHAKE, OUTSIDE, scalars=_SAYS),
     TaskSpec(GIVE_MODEL, ADAPT_STAGE, Kind.COLLECTION, OUTSIDE, Sent.MODEL, _SAYS),
     TaskSpec(
         *(ADAPT, ADAPT_STAGE, Kind.DELIVERY, OUTSIDE),
@@ -192,5 +192,5 @@ def consents_of(stages: Iterable[str]) -> list[str]:
 def tasks_of(stages: Collection[str]) -> list[str]:
     """The names of these stages' tasks, in the table's order; an introduction is of every stage with its consent."""
     asked = consents_of(stages)
-    introduces = [name for name, spec in TASKS.items() if spec.kind is Kind.INTRODUCTION and spec.consent in asked]
+    introduces = [name for name, spec in TASKS.items() if spec.kind is Kind.HANDSHAKE and spec.consent in asked]
     return [name for name, spec in TASKS.items() if spec.stage in stages or name in introduces]

@@ -56,7 +56,7 @@ def run(
     without_consent: Annotated[str, typer.Option(help="Sites that refuse every exchange among sites, comma-separated.")] = "",
 ) -> None:
     """Run a method over all sites below DATA on this machine, and leave tables and every site's own network in OUT."""
-    from feddp.report import table
+    from feddp.reporting.page import table
     from feddp.run.options import Options, run_here
 
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)

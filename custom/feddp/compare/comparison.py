@@ -16,9 +16,10 @@ from feddp.compare.runs import Campaign
 from feddp.compare.scores import scores
 from feddp.compare.statistics import sentence
 from feddp.compare.studies import STUDIES
-from feddp.compare.tables import Table, scores_table, spread_table
+from feddp.compare.tables import scores_table, spread_table
 from feddp.compare.unseen import open_unseen, unseen_table
 from feddp.compare.variants import Variant
+from feddp.reporting.tables import ResultTable
 from feddp.training.volumes import VOLUME_METRICS
 
 BY_CASE = (
@@ -66,7 +67,7 @@ def compare(request: Request) -> Comparison:
     return write_report(request, tables, [campaign, *outside.campaigns.values()], outside.failed)
 
 
-def _methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[Table]:
+def _methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[ResultTable]:
     """Table I or II with the test of its best two, and the same for the other metrics."""
     rows = [((label,), result, FINAL) for label, result in named.items()]
     title = "Table I / II: the methods"

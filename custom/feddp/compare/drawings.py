@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from feddp.compare.figures import Curve, draw_bars, draw_curves, draw_spread
 from feddp.compare.progress import curves, mean_curve
 from feddp.compare.results import Result
 from feddp.compare.scores import scores
 from feddp.compare.studies import STUDIES, Entry
-from feddp.compare.tables import SHOWN, value
 from feddp.compare.variants import Variant
 from feddp.files import PROGRESS, read_events
+from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_spread
+from feddp.reporting.tables import SHOWN, shown_value
 
 Results = Mapping[Variant, Result]
 AVERAGE = "Average"
@@ -36,23 +36,23 @@ def draw_study(name: str, out: Path, results: Results, sites: list[str]) -> None
         if panels:
             draw_curves(out / "curves_backbones.png", panels, _selected([results[entry.variant] for entry in entries]))
     elif name in ("private", "vc_private", "vc_number", "vc_lambda"):
-        panels_of = {SHOWN[m][0]: {m: _averages(entries, results, sites, m)} for m in STUDIES[name].metrics}
+        panels_of = {SHOWN[m].head: {m: _averages(entries, results, sites, m)} for m in STUDIES[name].metrics}
         draw_bars(out / f"{name}.png", panels_of)
     elif name == "lambda":
         found = {entry.labels[0]: scores(results[entry.variant], sites) for entry in entries}
         dice = {label: [100 * s.sites[k]["dice"]["mean"] for k in sites] for label, s in found.items() if s.average}
-        draw_spread(out / "lambda.png", dice, "λ", f"test {SHOWN['dice'][0]}, a dot a site")
+        draw_spread(out / "lambda.png", dice, "λ", f"test {SHOWN['dice'].head}, a dot a site")
     elif name == "igc":
         series = {}
         for label in dict.fromkeys(entry.labels[1] for entry in entries):
             series[label] = _averages([e for e in entries if e.labels[1] == label], results, sites, "dice")
-        draw_bars(out / "igc.png", {SHOWN["dice"][0]: series})
+        draw_bars(out / "igc.png", {SHOWN["dice"].head: series})
 
 
 def _averages(entries: list[Entry], results: Results, sites: list[str], metric: str) -> dict[str, tuple[float, float]]:
     """{first label: (mean, std over the sites)}, in the unit it is shown in."""
     found = {entry.labels[0]: scores(results[entry.variant], sites, entry.when).average for entry in entries}
-    shown = {label: value(average, metric) for label, average in found.items() if average}
+    shown = {label: shown_value(average, metric) for label, average in found.items() if average}
     return {label: (cell.mean, cell.std) for label, cell in shown.items()}
 
 

@@ -9,11 +9,12 @@ import torch
 
 from feddp.compare.progress import home_seconds, traffic, train_seconds
 from feddp.compare.results import Result
-from feddp.compare.tables import BLANK, Cell, Table, Value, failed
+from feddp.compare.tables import failed
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.files import NETWORK, PROGRESS, read_events, read_results, site_folder
 from feddp.networks.weights import load_personal
+from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
 _HEADS = ("Train time (s)", "Time at home (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
 _WARM_UP, _TIMED = 3, 20
@@ -26,13 +27,13 @@ _NOTES = (
 )
 
 
-def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> Table:
+def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> ResultTable:
     """A row a method, averaged over its seeds; `data` is the root of the sites' folders."""
     rows = tuple(
         (label, *(_row(result, data, device) if result.folders else failed(result, len(_HEADS))))
         for label, result in methods.items()
     )
-    return Table("efficiency", "Table V: efficiency", ("Method", *_HEADS), (None,) * (1 + len(_HEADS)), rows, _NOTES)
+    return ResultTable("efficiency", "Table V: efficiency", ("Method", *_HEADS), (None,) * (1 + len(_HEADS)), rows, _NOTES)
 
 
 def _row(result: Result, data: Path, device: str) -> tuple[Cell, ...]:

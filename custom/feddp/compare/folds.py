@@ -17,10 +17,11 @@ from feddp.compare.report import Comparison, write_report
 from feddp.compare.request import Request
 from feddp.compare.results import FINAL
 from feddp.compare.runs import Campaign
-from feddp.compare.tables import BLANK, Cell, Table, Value, scores_table, spread_table
+from feddp.compare.tables import scores_table, spread_table
 from feddp.compare.variants import Variant
 from feddp.data.folder import SiteFolder, find_sites
 from feddp.data.folds import deal, write_fold
+from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 from feddp.training.seeds import seed_of
 
 
@@ -35,7 +36,7 @@ def compare_folds(request: Request, methods: Sequence[Variant]) -> Comparison:
     campaigns = [
         Campaign(methods, request.common, request.seeds, folder / "data", folder, label=folder.name) for folder in folders
     ]
-    tables: list[list[Table]] = []
+    tables: list[list[ResultTable]] = []
     for campaign in campaigns:
         results = campaign.execute(request.device, request.threads)
         named, sites = {str(variant): results[variant] for variant in methods}, campaign.sites
@@ -46,7 +47,7 @@ def compare_folds(request: Request, methods: Sequence[Variant]) -> Comparison:
     return write_report(request, [over_folds(same) for same in zip(*tables, strict=True)], campaigns)
 
 
-def over_folds(folds: Sequence[Table]) -> Table:
+def over_folds(folds: Sequence[ResultTable]) -> ResultTable:
     """Each number's mean ± population standard deviation over the folds' tables of equal heads and rows.
 
     What is no number in some fold is none here: its text there, the first of a failure's, is shown.
@@ -56,7 +57,7 @@ def over_folds(folds: Sequence[Table]) -> Table:
     note = f"Each number is the mean over {len(folds)} folds of the fold's own, ± the population standard deviation over folds."
     notes = tuple(dict.fromkeys([note, *(text for table in folds for text in table.notes)]))
     apart = frozenset().union(*(table.apart for table in folds))
-    return Table(first.name, first.title, first.heads, first.better, rows, notes, apart)
+    return ResultTable(first.name, first.title, first.heads, first.better, rows, notes, apart)
 
 
 def _over(cells: Sequence[Cell]) -> Cell:

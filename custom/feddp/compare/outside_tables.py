@@ -4,20 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from feddp.compare.figures import draw_bars, draw_points, draw_spread
 from feddp.compare.leave_one_out import Outside
 from feddp.compare.outside_studies import TABLE_II, Entry, Study
 from feddp.compare.scores import scores
-from feddp.compare.tables import BLANK, SHOWN, Cell, Table, Value, scores_table, value
+from feddp.compare.tables import scores_table
+from feddp.reporting.plots import draw_bars, draw_points, draw_spread
+from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, Value, shown_value
 
 _INSIDE = "Inside n: the first n of the other sites in alphabetical order."
 _SECONDS = "Seconds a sample: adaptation, prediction and writing, on the machine that did it; means over sites and seeds."
-_DICE = SHOWN["dice"][0]
+_DICE = SHOWN["dice"].head
 
 Results = Mapping[Entry, Outside]
 
 
-def outside_tables(name: str, study: Study, results: Results, sites: list[str], seeds: int) -> list[Table]:
+def outside_tables(name: str, study: Study, results: Results, sites: list[str], seeds: int) -> list[ResultTable]:
     """Table II as two tables, Dice and ASSD, a column for each site outside; any other study as one, of the averages."""
     rows = [(entry.labels, results[entry], "") for entry in study.entries]
     if name == TABLE_II:
@@ -31,7 +32,7 @@ def outside_tables(name: str, study: Study, results: Results, sites: list[str], 
     return [_timed(table, [results[entry] for entry in study.entries]) if name == "time" else table]
 
 
-def _timed(table: Table, results: Sequence[Outside]) -> Table:
+def _timed(table: ResultTable, results: Sequence[Outside]) -> ResultTable:
     """The same with a column of the seconds a sample."""
     cells: list[Cell] = [Value(result.seconds(), digits=3) if result.folders else BLANK for result in results]
     rows = tuple((*row, cell) for row, cell in zip(table.rows, cells, strict=True))
@@ -43,7 +44,7 @@ def draw_outside(name: str, study: Study, out: Path, results: Results, sites: li
     """Figs. 6 to 8, each of its study; what did not finish with every site outside is left out."""
     found = {entry: scores(results[entry], sites) for entry in study.entries if results[entry].folders}
     found = {entry: found_here for entry, found_here in found.items() if found_here.average}
-    dice = {entry: value(found_here.average, "dice") for entry, found_here in found.items()}
+    dice = {entry: shown_value(found_here.average, "dice") for entry, found_here in found.items()}
     path = out / f"outside_{name}.png"
     if name == "inside_sites":
         series: dict[str, dict[str, tuple[float, float]]] = {}

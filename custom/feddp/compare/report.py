@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from feddp.compare.request import Request
 from feddp.compare.runs import Campaign
-from feddp.compare.tables import Table
 from feddp.files import read_results
+from feddp.reporting.tables import ResultTable
 
 SPREAD = (
     "; ± is the population standard deviation over a site's test images, over the sites' means in Average, and over the"
@@ -23,7 +23,7 @@ class Comparison:
 
 
 def write_report(
-    request: Request, tables: Sequence[Table], campaigns: Sequence[Campaign], more: Mapping[str, str] | None = None
+    request: Request, tables: Sequence[ResultTable], campaigns: Sequence[Campaign], more: Mapping[str, str] | None = None
 ) -> Comparison:
     """Writes tables.md and every table's CSV and LaTeX to `request.out`.
 

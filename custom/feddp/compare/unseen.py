@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from feddp.compare.results import Result
 from feddp.compare.scores import over_seeds
-from feddp.compare.tables import BLANK, OPTIMISTIC, SHOWN, Cell, Table, failed, value
+from feddp.compare.tables import OPTIMISTIC, failed
 from feddp.data.folder import SiteFolder, facts_of, misfit
 from feddp.data.loading import load
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import NETWORK, site_folder
 from feddp.networks.weights import load_personal
+from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, shown_value
 from feddp.training.loop import predict
 from feddp.training.metrics import Row, measure, summarize
 
@@ -40,7 +41,7 @@ def open_unseen(path: Path, data: Path, facts: Mapping[str, Any]) -> SiteFolder:
     return folder
 
 
-def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[str], size: int, device: str) -> Table:
+def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[str], size: int, device: str) -> ResultTable:
     """Dice and ASSD (mean ± std over the images of `folder` in split test, seeds averaged image by image)."""
     samples = load(folder, "test", size)
     columns = [(metric, column) for metric in _METRICS for column in (*sites, ENSEMBLE)]
@@ -48,12 +49,12 @@ def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[
     for label, result in track(methods.items(), f"Measuring on {folder.site}", len(methods)):
         cells = _row(result, samples, columns, sites, device) if result.folders else failed(result, len(columns))
         rows.append((label, *cells))
-    heads = ("Method", *(f"{SHOWN[m][0]} {c}" for m, c in columns))
+    heads = ("Method", *(f"{SHOWN[m].head} {c}" for m, c in columns))
     notes = [f"{len(samples)} images of {folder.site} in split test. Ensemble: the mean of the sites' probability maps."]
     if any("test" in result.selections for result in methods.values()):
         notes.append(OPTIMISTIC)
-    better = (None, *(SHOWN[m][2] for m, _ in columns))
-    return Table("unseen", f"Table IV: the unseen site {folder.site}", heads, better, tuple(rows), tuple(notes))
+    better = (None, *(SHOWN[m].better for m, _ in columns))
+    return ResultTable("unseen", f"Table IV: the unseen site {folder.site}", heads, better, tuple(rows), tuple(notes))
 
 
 def _row(result: Result, samples: list[dict], columns, sites: list[str], device: str) -> tuple[Cell, ...]:
@@ -71,7 +72,7 @@ def _row(result: Result, samples: list[dict], columns, sites: list[str], device:
         if all(column in seed for seed in seeds):
             images = over_seeds(column, [dict(zip(stems, seed[column], strict=True)) for seed in seeds])
             summaries[column] = summarize(list(images.values()))
-    return tuple(value(summaries[column], metric) if column in summaries else BLANK for metric, column in columns)
+    return tuple(shown_value(summaries[column], metric) if column in summaries else BLANK for metric, column in columns)
 
 
 def measure_networks(networks: Mapping[str, nn.Module], samples: list[dict]) -> dict[str, list[Row]]:

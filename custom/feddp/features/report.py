@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from feddp.adaptation.models import described, network_files
-from feddp.compare.tables import BLANK, Table, Value
 from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
 from feddp.data.images import SPLIT
 from feddp.data.loading import load
@@ -16,8 +15,10 @@ from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.features.divergence import divergence
 from feddp.features.extract import LAYERS, Pixels, sample_pixels
-from feddp.features.tsne import Panel, draw, embed
+from feddp.features.tsne import embed
 from feddp.networks.weights import load_personal
+from feddp.reporting.plots import Panel, draw_panels
+from feddp.reporting.tables import BLANK, ResultTable, Value
 from feddp.training.device import asked_for
 from feddp.training.seeds import seed_of
 
@@ -49,7 +50,7 @@ class Request:
     device: str = "cpu"
 
 
-def features(request: Request) -> Table:
+def features(request: Request) -> ResultTable:
     """Writes table_kl.csv, table_kl.tex and tsne.png to `request.out`; returns the table, a row a run.
 
     Raises:
@@ -74,11 +75,11 @@ def features(request: Request) -> Table:
     table = kl_table(found, sites, NOTE.format(layer=request.layer, count=request.per_class))
     request.out.mkdir(parents=True, exist_ok=True)
     table.write(request.out)
-    draw(request.out / "tsne.png", panels, ("background", *folders[sites[0]].classes), sites)
+    draw_panels(request.out / "tsne.png", panels, ("background", *folders[sites[0]].classes), sites)
     return table
 
 
-def kl_table(found: dict[str, dict[str, Pixels]], sites: list[str], note: str) -> Table:
+def kl_table(found: dict[str, dict[str, Pixels]], sites: list[str], note: str) -> ResultTable:
     """pFLFE's Table 5: a row for each of {run: {site: Pixels}}, the divergence at each site and its mean over all of them."""
     rows = []
     for title, of_run in found.items():
@@ -87,7 +88,7 @@ def kl_table(found: dict[str, dict[str, Pixels]], sites: list[str], note: str) -
         rows.append((title, *(BLANK if value is None else Value(value) for value in (*values, average))))
     heads = ("Run", *sites, "Average")
     title = "pFLFE's Table 5: KL divergence between foreground and background features"
-    return Table("kl", title, heads, (None,) * len(heads), tuple(rows), (note,))
+    return ResultTable("kl", title, heads, (None,) * len(heads), tuple(rows), (note,))
 
 
 def _divergence(pixels: Pixels | None) -> float | None:

@@ -28,7 +28,7 @@ _BOOTSTRAP = transfer.make_workspace_transfer_fqcn("", "").removeprefix(".")  # 
 
 
 @dataclass(frozen=True)
-class Row:
+class Route:
     """Topics of a channel that pass, their senders, and whether they come as frames of a stream."""
 
     channel: str
@@ -37,66 +37,68 @@ class Row:
     stream: bool = False
 
 
-class Table:
+class Routes:
     """The rows of one kind of cell."""
 
-    def __init__(self, *rows: Row):
-        self._senders = {(row.channel, topic, row.stream): row.senders for row in rows for topic in row.topics}
+    def __init__(self, *routes: Route):
+        self._senders = {(route.channel, topic, route.stream): route.senders for route in routes for topic in route.topics}
 
     def passes(self, channel: str, topic: str, stream: bool, sender: str) -> bool:
         anything = self._senders.get((channel, ANY, stream), ())
         return sender in self._senders.get((channel, topic, stream), anything)
 
 
-def _frames(*senders: str) -> Row:
+def _frames(*senders: str) -> Route:
     """A stream's receiver reports progress and errors."""
-    return Row(STREAM_CHANNEL, (STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC), senders)
+    return Route(STREAM_CHANNEL, (STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC), senders)
 
 
-def _answers(*senders: str) -> Row:
+def _answers(*senders: str) -> Route:
     """Streamed answers; they pass only if the cell waits for them."""
-    return Row(Channel.RETURN_ONLY, (ANY,), senders, stream=True)
+    return Route(Channel.RETURN_ONLY, (ANY,), senders, stream=True)
 
 
-def _downloads(*senders: str) -> Row:
+def _downloads(*senders: str) -> Route:
     """Requests for parts of the tensors that this cell offers under random names."""
-    return Row(OBJ_DOWNLOADER_CHANNEL, (OBJ_DOWNLOADER_TOPIC,), senders, stream=True)
+    return Route(OBJ_DOWNLOADER_CHANNEL, (OBJ_DOWNLOADER_TOPIC,), senders, stream=True)
 
 
-def _bye(*senders: str) -> Row:
+def _bye(*senders: str) -> Route:
     """Ends only the connection on which it arrives."""
-    return Row(Channel.CELLNET, (Topic.Bye,), senders)
+    return Route(Channel.CELLNET, (Topic.Bye,), senders)
 
 
-def _workspace(*senders: str) -> Row:
+def _workspace(*senders: str) -> Route:
     """A job in a Kubernetes pod downloads its workspace from its parent and uploads its results, with a secret."""
-    return Row(transfer.WORKSPACE_TRANSFER_CHANNEL, (transfer.TOPIC_PREPARE_DOWNLOAD, transfer.TOPIC_PUBLISH_RESULTS), senders)
+    return Route(
+        transfer.WORKSPACE_TRANSFER_CHANNEL, (transfer.TOPIC_PREPARE_DOWNLOAD, transfer.TOPIC_PUBLISH_RESULTS), senders
+    )
 
 
-AT_SITE = Table(
-    Row(Channel.CLIENT_MAIN, (Channel.CLIENT_MAIN,), (SERVER,)),  # ADMIN says which of these
-    Row(Channel.CLIENT_MAIN, (TrainingTopic.NOTIFY_JOB_STATUS,), (CHILD,)),
+AT_SITE = Routes(
+    Route(Channel.CLIENT_MAIN, (Channel.CLIENT_MAIN,), (SERVER,)),  # ADMIN says which of these
+    Route(Channel.CLIENT_MAIN, (TrainingTopic.NOTIFY_JOB_STATUS,), (CHILD,)),
     _bye(SERVER, PARENT, CHILD, BOOTSTRAP),
     _workspace(BOOTSTRAP),
     _downloads(BOOTSTRAP),
     _answers(BOOTSTRAP),
     _frames(BOOTSTRAP),
 )
-AT_SITE_JOB = Table(
-    Row(Channel.AUX_COMMUNICATION, (ReservedTopic.END_RUN,), (SERVER_JOB,), stream=True),
-    Row(Channel.CLIENT_COMMAND, (Command.ABORT,), (PARENT,)),
+AT_SITE_JOB = Routes(
+    Route(Channel.AUX_COMMUNICATION, (ReservedTopic.END_RUN,), (SERVER_JOB,), stream=True),
+    Route(Channel.CLIENT_COMMAND, (Command.ABORT,), (PARENT,)),
     _bye(SERVER, PARENT),
     _downloads(SERVER_JOB),
     _answers(SERVER_JOB),
     _frames(SERVER, SERVER_JOB),
 )
-AT_BOOTSTRAP = Table(_bye(SERVER, PARENT), _downloads(PARENT), _answers(PARENT), _frames(PARENT))
-AT_SERVER = Table(
-    Row(Channel.SERVER_MAIN, (Topic.Challenge, Topic.Register), (SITE, CONSOLE)),
-    Row(Channel.SERVER_MAIN, (Topic.Quit, Topic.HEART_BEAT, Topic.REPORT_JOB_FAILURE), (SITE,)),
-    Row(Channel.HCI, ("command",), (CONSOLE,), stream=True),
-    Row(Channel.AUX_COMMUNICATION, (TOPIC_STREAM_REQUEST, TOPIC_STREAM_ABORT), (CONSOLE,), stream=True),  # a job's folder
-    Row(
+AT_BOOTSTRAP = Routes(_bye(SERVER, PARENT), _downloads(PARENT), _answers(PARENT), _frames(PARENT))
+AT_SERVER = Routes(
+    Route(Channel.SERVER_MAIN, (Topic.Challenge, Topic.Register), (SITE, CONSOLE)),
+    Route(Channel.SERVER_MAIN, (Topic.Quit, Topic.HEART_BEAT, Topic.REPORT_JOB_FAILURE), (SITE,)),
+    Route(Channel.HCI, ("command",), (CONSOLE,), stream=True),
+    Route(Channel.AUX_COMMUNICATION, (TOPIC_STREAM_REQUEST, TOPIC_STREAM_ABORT), (CONSOLE,), stream=True),  # a job's folder
+    Route(
         Channel.SERVER_PARENT_LISTENER,
         (ServerCommandNames.GET_CLIENTS, ServerCommandNames.HEARTBEAT, ServerCommandNames.UPDATE_RUN_STATUS),
         (CHILD,),
@@ -107,15 +109,15 @@ AT_SERVER = Table(
     _answers(CONSOLE, CHILD, BOOTSTRAP),
     _frames(CONSOLE, CHILD, BOOTSTRAP),
 )
-AT_SERVER_JOB = Table(
-    Row(
+AT_SERVER_JOB = Routes(
+    Route(
         Channel.AUX_COMMUNICATION,
         (ReservedTopic.SYNC_RUNNER, ReservedTopic.TASK_CHECK, ReservedTopic.JOB_HEART_BEAT),
         (SITE_JOB,),
         stream=True,
     ),
-    Row(Channel.SERVER_COMMAND, (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE), (SITE_JOB,), stream=True),
-    Row(
+    Route(Channel.SERVER_COMMAND, (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE), (SITE_JOB,), stream=True),
+    Route(
         Channel.SERVER_COMMAND,
         (Command.ABORT, ServerCommandNames.GET_RUN_INFO, ServerCommandNames.HANDLE_DEAD_JOB, ServerCommandNames.SHOW_STATS),
         (PARENT,),
@@ -129,7 +131,7 @@ AT_SERVER_JOB = Table(
 
 
 @dataclass(frozen=True)
-class Request:
+class ConsoleCommand:
     """A request inside a console's or the scheduler's message that a site answers.
 
     `job`: it must name a job's id. `right`: it must ask FLARE's site to check this right; without that, FLARE checks none. The
@@ -141,17 +143,17 @@ class Request:
 
 
 ADMIN = {
-    TrainingTopic.DEPLOY: Request(job=True, right=Command.SUBMIT_JOB),
-    TrainingTopic.START_JOB: Request(job=True),
-    TrainingTopic.ABORT: Request(job=True),
-    TrainingTopic.CHECK_RESOURCE: Request(job=True),
-    TrainingTopic.CANCEL_RESOURCE: Request(),
-    TrainingTopic.CHECK_STATUS: Request(),
-    TrainingTopic.GET_SCOPES: Request(),
-    SysCommandTopic.REPORT_RESOURCES: Request(),
-    SysCommandTopic.REPORT_VERSION: Request(),
-    TrainingTopic.RESTART: Request(right=Command.RESTART),
-    TrainingTopic.SHUTDOWN: Request(right=Command.SHUTDOWN),
+    TrainingTopic.DEPLOY: ConsoleCommand(job=True, right=Command.SUBMIT_JOB),
+    TrainingTopic.START_JOB: ConsoleCommand(job=True),
+    TrainingTopic.ABORT: ConsoleCommand(job=True),
+    TrainingTopic.CHECK_RESOURCE: ConsoleCommand(job=True),
+    TrainingTopic.CANCEL_RESOURCE: ConsoleCommand(),
+    TrainingTopic.CHECK_STATUS: ConsoleCommand(),
+    TrainingTopic.GET_SCOPES: ConsoleCommand(),
+    SysCommandTopic.REPORT_RESOURCES: ConsoleCommand(),
+    SysCommandTopic.REPORT_VERSION: ConsoleCommand(),
+    TrainingTopic.RESTART: ConsoleCommand(right=Command.RESTART),
+    TrainingTopic.SHUTDOWN: ConsoleCommand(right=Command.SHUTDOWN),
 }
 
 

@@ -88,7 +88,7 @@ def leaving(context: SiteContext, seals: Callable[[], Session], task: str, tenso
     if context.simulated:
         return tensors
     spec = protocol.spec_of(task)
-    if spec.kind is Kind.INTRODUCTION:
+    if spec.kind is Kind.HANDSHAKE:
         return seals().introduce(spec.consent) if context.consents(spec.consent) else {}
     if spec.kind is Kind.COLLECTION and tensors:
         sealed = seals().seal(task, tensors)

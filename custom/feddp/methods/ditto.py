@@ -14,7 +14,7 @@ from feddp.training.settings import require_not_negative, setting
 
 
 @dataclass(frozen=True)
-class Hyper:
+class DittoSettings:
     ditto_lambda: float = setting(1.0, "Ditto: weight of the personal model's distance to the global one (0.1, 1, 2)")
 
     def __post_init__(self):
@@ -23,7 +23,7 @@ class Hyper:
 
 class Ditto(Method):
     personal = True
-    Hyper = Hyper
+    Hyper = DittoSettings
 
     def round(self, site):
         from feddp.training.losses import squared_distance

@@ -19,7 +19,7 @@ from feddp.training.settings import require_positive, setting
 
 
 @dataclass(frozen=True)
-class Hyper:
+class FedDGSettings:
     spectra: int = setting(16, "FedDG: of how many images of a site, at most, its peers receive the amplitude's centre", 10_000)
 
     def __post_init__(self):
@@ -28,7 +28,7 @@ class Hyper:
 
 class FedDG(FedAvg):
     stages = (SPECTRA, TRAIN)
-    Hyper = Hyper
+    Hyper = FedDGSettings
 
     def round(self, site):
         import torch

@@ -16,7 +16,7 @@ from feddp.training.settings import require_not_negative, require_positive, sett
 
 
 @dataclass(frozen=True)
-class Hyper:
+class FedGKDSettings:
     gkd_gamma: float = setting(0.2, "FedGKD: γ, twice the weight of the distillation")
     gkd_models: int = setting(5, "FedGKD: M, global models whose mean is the teacher", most=100)
 
@@ -26,7 +26,7 @@ class Hyper:
 
 
 class FedGKD(Method):
-    Hyper = Hyper
+    Hyper = FedGKDSettings
 
     def round(self, site):
         import torch

@@ -24,7 +24,7 @@ from feddp.training.settings import require_not_negative, setting
 
 
 @dataclass(frozen=True)
-class Hyper:
+class FedLCSettings:
     contrast: float = setting(0.1, "FedLC: weight of the contrast between the sites' channel gates")
 
     def __post_init__(self):
@@ -34,7 +34,7 @@ class Hyper:
 class FedLC(Method):
     private = own = (HEAD, CALIBRATOR)
     stages = (TRAIN, HEADS)
-    Hyper = Hyper
+    Hyper = FedLCSettings
 
     @staticmethod
     def layers(plan):

@@ -15,7 +15,7 @@ from feddp.training.settings import require_positive, setting
 
 
 @dataclass(frozen=True)
-class Hyper:
+class FedRepSettings:
     head_epochs: int = setting(1, "FedRep: epochs of the head, before the body's local_epochs", most=1_000)
 
     def __post_init__(self):
@@ -24,7 +24,7 @@ class Hyper:
 
 class FedRep(Method):
     private = (HEAD,)
-    Hyper = Hyper
+    Hyper = FedRepSettings
 
     def round(self, site):
         site.fit(epochs=self.hyper.head_epochs, train=(HEAD,))

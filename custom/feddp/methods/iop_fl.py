@@ -16,7 +16,7 @@ from feddp.training.settings import require_positive, setting
 
 
 @dataclass(frozen=True)
-class Hyper:
+class IOPFLSettings:
     tau: float = setting(0.9, "IOP-FL: weight of the current round in the personal model; 1 discards all history")
 
     def __post_init__(self):
@@ -27,7 +27,7 @@ class Hyper:
 
 class IOPFL(Method):
     personal = True
-    Hyper = Hyper
+    Hyper = IOPFLSettings
 
     def round(self, site):
         loss = site.fit(epochs=site.plan.training.local_epochs)

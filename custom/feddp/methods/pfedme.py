@@ -17,7 +17,7 @@ from feddp.training.settings import require_positive, setting
 
 
 @dataclass(frozen=True)
-class Hyper:
+class PFedMeSettings:
     pfedme_lambda: float = setting(15.0, "pFedMe: λ, weight of the distance between θ and w")
     pfedme_eta: float = setting(0.05, "pFedMe: η, step of w towards θ; ηλ is at most 1")
     pfedme_beta: float = setting(1.0, "pFedMe: β, the server's step towards the mean")
@@ -34,7 +34,7 @@ class Hyper:
 
 class PFedMe(Method):
     personal = True
-    Hyper = Hyper
+    Hyper = PFedMeSettings
 
     def round(self, site):
         import torch

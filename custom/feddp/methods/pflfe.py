@@ -22,7 +22,7 @@ COLLAPSED = 0.01  # of what outputs spread evenly over the sphere have
 
 
 @dataclass(frozen=True)
-class Hyper:
+class PFLFESettings:
     ema: float = setting(0.99, "pFLFE: momentum of the target network")
     enhance: bool = setting(True, "pFLFE: the enhancement; false leaves only the supervised training (Table 4)")
 
@@ -35,7 +35,7 @@ class Hyper:
 class PFLFE(Method):
     private = (DECODER, HEAD, PROJECTOR)
     phases = 2
-    Hyper = Hyper
+    Hyper = PFLFESettings
 
     @staticmethod
     def layers(plan):

@@ -16,7 +16,7 @@ from feddp.training.settings import require_not_negative, setting
 
 
 @dataclass(frozen=True)
-class Hyper:
+class TTTSettings:
     rotation: float = setting(1.0, "TTT: weight of the rotation head's cross-entropy")
 
     def __post_init__(self):
@@ -24,7 +24,7 @@ class Hyper:
 
 
 class TTT(FedAvg):
-    Hyper = Hyper
+    Hyper = TTTSettings
 
     @staticmethod
     def layers(plan):

@@ -24,7 +24,7 @@ from feddp.training.virtual import EXCLUDED, LITERAL, dice, real_loss, virtual_l
 
 
 @dataclass(frozen=True)
-class Hyper:
+class VirtualClassSettings:
     lambda_r: float = setting(1.0, "virtual classes: weight of the cross-entropy over the real classes")
     lambda_v: float = setting(1.0, "virtual classes: weight of the cross-entropy over the virtual ones")
     temperature: float = setting(0.1, "virtual classes: what the similarities, -1 to 1, are divided by; ours", most=100)
@@ -40,7 +40,7 @@ class Hyper:
 
 class VirtualClass(Method):
     private = (AFFINITY_QUERY, AFFINITY_MATRIX)
-    Hyper = Hyper
+    Hyper = VirtualClassSettings
 
     @classmethod
     def rule(cls, plan):

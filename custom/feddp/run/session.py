@@ -31,7 +31,7 @@ from feddp.jobs import folder as jobs
 from feddp.limits import RESULTS_BYTES
 from feddp.plan.schema import Plan
 from feddp.reading import read_json
-from feddp.report import write_markdown
+from feddp.reporting.page import write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network

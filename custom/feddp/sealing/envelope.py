@@ -21,8 +21,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from feddp.errors import SealingError
+from feddp.sealing.handshake import Peer
 from feddp.sealing.identity import Identity, fingerprint, signed, wrap
-from feddp.sealing.introduction import Peer
 
 MAGIC = b"feddp-1\n"
 _LENGTHS = struct.Struct(">QQ")

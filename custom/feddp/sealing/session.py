@@ -8,10 +8,10 @@ from torch import Tensor
 
 from feddp.errors import SealingError
 from feddp.sealing.envelope import Facts, seal, unseal
+from feddp.sealing.handshake import LIMIT, Peer, introduce, meet
 from feddp.sealing.identity import Identity
-from feddp.sealing.introduction import LIMIT, Peer, introduce, meet
 
-SEALED, INTRODUCTION = "sealed", "introduction"  # the tensors that travel, each of bytes
+SEALED, HANDSHAKE = "sealed", "introduction"  # the tensors that travel, each of bytes
 
 Tensors = dict[str, Tensor]
 
@@ -38,29 +38,29 @@ class Session:
     def introduce(self, exchange: str) -> Tensors:
         """This site's introduction to an exchange; with it, what was sealed for an earlier one no longer opens."""
         message, self._challenges[exchange] = introduce(self.identity, self.job, exchange)
-        return {INTRODUCTION: as_tensor(message)}
+        return {HANDSHAKE: as_tensor(message)}
 
     def meet(
         self,
         exchange: str,
         task: str,
         epoch: int,
-        introductions: Mapping[str, Mapping[str, Tensor]],
+        handshakes: Mapping[str, Mapping[str, Tensor]],
         recipients: Collection[str] | None,
     ) -> list[str]:
         """Takes note of whom the next collection is sealed for; their names.
 
         Args:
-            introductions: by site, as the server relayed them.
+            handshakes: by site, as the server relayed them.
             recipients: the sites that this one's policy names; None where it names all of the project.
 
         Raises:
             SealingError: one of those that the policy names was not introduced by itself. Nothing will be sealed.
         """
         self._met.next = None
-        wanted = [site for site in sorted(introductions) if site != self.identity.name]
+        wanted = [site for site in sorted(handshakes) if site != self.identity.name]
         peers = [
-            meet(self.identity, site, as_bytes(site, INTRODUCTION, introductions[site], LIMIT), self.job, exchange)
+            meet(self.identity, site, as_bytes(site, HANDSHAKE, handshakes[site], LIMIT), self.job, exchange)
             for site in wanted
             if recipients is None or site in recipients
         ]

@@ -49,9 +49,9 @@ def answered(task: str, message: Message, host: Host) -> Message:
         raise InputError(f"there is no task {task!r}; export the job with `feddp job`")
     spec = protocol.spec_of(task)
     consents = not spec.consent or host.consents(spec.consent)
-    if spec.kind is Kind.INTRODUCTION and spec.stage in STAGES:
+    if spec.kind is Kind.HANDSHAKE and spec.stage in STAGES:
         host.open()  # a site that cannot open its images fails here, before it consents
-    if spec.kind is Kind.INTRODUCTION or (spec.kind is Kind.COLLECTION and not consents):
+    if spec.kind is Kind.HANDSHAKE or (spec.kind is Kind.COLLECTION and not consents):
         return Message(scalars={"consent": consents})
     if spec.kind is Kind.DELIVERY and message.tensors and not consents:
         raise PolicyError(f"site {host.name} does not consent to the exchange {spec.consent!r}, yet it was sent tensors")

@@ -16,13 +16,13 @@ from feddp.training.store import Tensors, together
 
 def prepare(server: Server, task: str) -> None:
     """Runs the handshake among all sites, once per job and consent word. Without certificates it only warns."""
-    consent, introductions = protocol.spec_of(task).consent, server.memory.introductions
-    if consent in introductions:
+    consent, handshakes = protocol.spec_of(task).consent, server.memory.handshakes
+    if consent in handshakes:
         return
     if server.sealed:
         introduce(server, task)
     else:
-        introductions[consent] = {}
+        handshakes[consent] = {}
         server.warn("no certificates: the server can read the tensors that sites exchange")
 
 
@@ -32,13 +32,13 @@ def introduce(server: Server, task: str, sites: Sequence[str] | None = None) -> 
     data = Message() if sites is None else {site: Message() for site in sites}
     answers = server.ask(task, data, ("consent",))
     shown = together({site: answer.tensors for site, answer in answers.items()})
-    server.memory.introductions[protocol.spec_of(task).consent] = shown
+    server.memory.handshakes[protocol.spec_of(task).consent] = shown
     return answers
 
 
 def collect(server: Server, task: str, sites: Sequence[str] | None = None, **metadata: int) -> dict[str, Message]:
     """Collects tensors from `sites` (default: all). Returns every accepted answer, also those without tensors."""
-    message = Message(server.memory.introductions.get(protocol.spec_of(task).consent, {}), metadata)
+    message = Message(server.memory.handshakes.get(protocol.spec_of(task).consent, {}), metadata)
     data = message if sites is None else dict.fromkeys(sites, message)
     return server.ask(task, data, ("consent",), **metadata)
 

@@ -40,7 +40,7 @@ class ServerMemory:
         self.handed_over = False  # whether the server has sent the job's initial tensors
         self.start_round: int | None = None  # the round from which the stages after stage 1 start
         self.best_round: int | None = None
-        self.introductions: dict[str, Tensors] = {}  # {consent word: handshakes of the consenting sites, named `<site>/<name>`}
+        self.handshakes: dict[str, Tensors] = {}  # {consent word: handshakes of the consenting sites, named `<site>/<name>`}
         self.peers: dict[str, list[str]] = {}  # {site: the peers it was calibrated with}
         self.styles: dict[str, list[str]] = {}  # {site: the peers whose amplitude spectra it trains with} (FedDG)
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}

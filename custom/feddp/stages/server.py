@@ -13,8 +13,8 @@ from feddp.errors import ContributionError, FedDPError
 from feddp.plan.schema import Plan
 from feddp.protocol import MEASURED, STD_WITHHELD, WITHHELD, Kind, rounded
 from feddp.sealing.envelope import OVERHEAD, recipients_of
-from feddp.sealing.introduction import LIMIT
-from feddp.sealing.session import INTRODUCTION, SEALED, as_bytes
+from feddp.sealing.handshake import LIMIT
+from feddp.sealing.session import HANDSHAKE, SEALED, as_bytes
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
 from feddp.training.store import Tensors
@@ -138,8 +138,8 @@ class Server(ABC):
     def _check_tensors(self, task: str, site: str, answer: Message) -> None:
         """Raises FedDPError for other tensors than the task's, and for sealed messages larger than they need to be."""
         spec, expected = protocol.spec_of(task), self.memory.expected
-        if spec.kind is Kind.INTRODUCTION and self.sealed and answer.scalars["consent"]:
-            as_bytes(site, INTRODUCTION, answer.tensors, LIMIT)
+        if spec.kind is Kind.HANDSHAKE and self.sealed and answer.scalars["consent"]:
+            as_bytes(site, HANDSHAKE, answer.tensors, LIMIT)
         elif spec.kind is not Kind.COLLECTION:
             expected.check(spec.tensors, site, answer.tensors)
         elif self.sealed and answer.tensors:

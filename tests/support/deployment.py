@@ -28,8 +28,9 @@ from feddp.data.synthesize import synthesize
 from feddp.kit.approve import Approval
 from feddp.run.poc import connect, free_ports
 from feddp.run.simulator import end
+from support import ROOT
 
-SHIPPED = Path(__file__).parents[1] / "provisioning"
+SHIPPED = ROOT / "provisioning"
 README = (SHIPPED / "README.md").read_text(encoding="utf-8")
 HOSPITALS, NEWCOMER = [f"hospital-{letter}" for letter in "abcd"], "hospital-e"
 SHIPPED_SERVER, SERVER, LEAD = "server.example.org", "localhost", "lead@consortium.org"

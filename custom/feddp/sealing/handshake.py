@@ -33,22 +33,22 @@ def introduce(identity: Identity, job: str, exchange: str) -> tuple[bytes, str]:
     return json.dumps({"statement": statement, "certificate": identity.pem, "signature": signature}).encode(), challenge
 
 
-def meet(identity: Identity, name: str, introduction: bytes, job: str, exchange: str) -> Peer:
+def meet(identity: Identity, name: str, handshake: bytes, job: str, exchange: str) -> Peer:
     """The peer that an introduction is of.
 
     Raises:
         SealingError: it is not the introduction of `name` to this exchange of this job, or its certificate is no good.
     """
     try:
-        said = json.loads(introduction)
+        said = json.loads(handshake)
         statement, pem, signature = said["statement"], str(said["certificate"]), bytes.fromhex(said["signature"])
         challenge = str(statement["challenge"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SealingError(f"what was shown for site {name} is no introduction; nothing is sealed for it") from None
+        raise SealingError(f"what was shown for site {name} is not a handshake; nothing is sealed for it") from None
     certificate = identity.accept(name, pem)
     wanted = {"site": name, "job": job, "exchange": exchange, "challenge": challenge}
     if statement != wanted or not signed(certificate, signature, _signed_part(statement)):
-        raise SealingError(f"site {name} did not sign the introduction to this exchange that was shown for it")
+        raise SealingError(f"site {name} did not sign the handshake to this exchange that was shown for it")
     return Peer(name, certificate, challenge)
 
 

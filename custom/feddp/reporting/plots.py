@@ -1,17 +1,29 @@
-"""The paper's figures, drawn from prepared numbers. Matplotlib without pyplot: no window, no global state, Agg for PNG."""
+"""Plots of prepared numbers, with Matplotlib but without pyplot: no window, no global state, Agg for PNG."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 Curve = Mapping[int, float]  # {round: IoU}
+_MARKERS = "o^sDvP*X<>"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The embedded pixels of one run: points (n, 2), and for each its class (n,) and the index of its site (n,)."""
+
+    points: np.ndarray
+    classes: np.ndarray
+    sites: np.ndarray
 
 
 def draw_curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], ylabel: str) -> None:
-    """Figs. 6 and 7: a panel for each of {title: {label: curve by seed}}; the mean over seeds, a band from min to max."""
+    """One panel for each of {title: {label: a curve for each seed}}: the mean over seeds, and a band from min to max."""
     figure = Figure(figsize=(3.6 * len(panels) + 1.2, 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
@@ -35,7 +47,7 @@ def draw_curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]],
 
 
 def draw_bars(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]) -> None:
-    """Figs. 8 and 10: a panel for each of {ylabel: {series: {group: (mean, std)}}}, bars side by side with their std."""
+    """One panel for each of {ylabel: {series: {group: (mean, std)}}}: bars side by side with their standard deviation."""
     figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
     for axis, (ylabel, series) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         groups = list(dict.fromkeys(group for values in series.values() for group in values))
@@ -52,7 +64,7 @@ def draw_bars(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, tuple[f
 
 
 def draw_spread(path: Path, groups: Mapping[str, Sequence[float]], xlabel: str, ylabel: str) -> None:
-    """Fig. 9: for each of {group: a value a site} a box and the sites' dots; the average is a white circle."""
+    """For each of {group: one value per site} a box and one dot per site; the average is a white circle."""
     figure = Figure(figsize=(1.3 * len(groups) + 2, 3.6), layout="constrained")
     axis = figure.subplots()
     for place, values in enumerate(groups.values()):
@@ -66,7 +78,7 @@ def draw_spread(path: Path, groups: Mapping[str, Sequence[float]], xlabel: str, 
 
 
 def draw_points(path: Path, points: Mapping[str, tuple[float, float, float]], xlabel: str, ylabel: str) -> None:
-    """IOP-FL's Fig. 7b: a point for each of {label: (x, y, std of y)}."""
+    """One point for each of {label: (x, y, standard deviation of y)}."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axis = figure.subplots()
     for i, (label, (x, y, std)) in enumerate(points.items()):
@@ -76,3 +88,22 @@ def draw_points(path: Path, points: Mapping[str, tuple[float, float, float]], xl
     if points:
         figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=150)
+
+
+def draw_panels(path: Path, panels: Mapping[str, Panel], classes: Sequence[str], sites: Sequence[str]) -> None:
+    """One panel for each of {title: Panel}; the colour marks the class, the marker the site."""
+    figure = Figure(figsize=(4 * len(panels) + 1.6, 4), layout="constrained")
+    for axis, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for s in range(len(sites)):
+            for c in range(len(classes)):
+                here = panel.points[(panel.sites == s) & (panel.classes == c)]
+                axis.scatter(*here.T, s=9, color=f"C{c}", marker=_marker(s), alpha=0.6, linewidths=0)
+        axis.set(title=title, xticks=[], yticks=[])
+    handles = [Line2D([], [], color=f"C{c}", marker="s", linestyle="", label=name) for c, name in enumerate(classes)]
+    handles += [Line2D([], [], color="0.3", marker=_marker(s), linestyle="", label=name) for s, name in enumerate(sites)]
+    figure.legend(handles=handles, loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=150)
+
+
+def _marker(site: int) -> str:
+    return _MARKERS[site % len(_MARKERS)]
