@@ -248,7 +248,7 @@ def test_an_app_for_another_side_or_site_is_refused(hospital, folder):
     others = {"app_server": ["server"], "app_client": ["site-2", "site-3"]}
     hospital.refuses(folder, "deploy_map.app_client[0]", deploy_map=others)
     said = AdmittingDeployer().deploy(Workspace(str(hospital.kit), SITE), JOB, {}, "app_server", b"", FLContext())
-    assert '"app_server", and the export writes "app_client"' in said
+    assert '"app_server", but the export writes "app_client"' in said
     elsewhere = AdmittingDeployer().deploy(
         Workspace(str(hospital.kit), "site-9"),
         JOB,
@@ -369,14 +369,14 @@ def test_properties_that_are_none_are_the_sites_own_to_read(hospital, folder, pr
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"format_version": 2, "format_version": 2}', "the key 'format_version' stands there twice"),
+        ('{"format_version": 2, "format_version": 2}', "the key 'format_version' occurs twice"),
         ('{"x": NaN}', "NaN is no number"),
-        ('{"x": ' + "1" * 5000 + "}", "no plain JSON"),
-        ('{"x": "\u00e4"}', "no plain JSON"),
+        ('{"x": ' + "1" * 5000 + "}", "is not plain JSON"),
+        ('{"x": "\u00e4"}', "is not plain JSON"),
         ("[" * 100_000, "more than 500 objects and lists"),
-        (" " * 300 * 1024, "at most 262144 are read"),
-        ("include url(http://127.0.0.1/x)", "no plain JSON"),
-        ("[]", "holds no JSON object"),
+        (" " * 300 * 1024, "the limit is 262144"),
+        ("include url(http://127.0.0.1/x)", "is not plain JSON"),
+        ("[]", "is not a JSON object"),
         ('{"components": []}', "components[0] is missing"),
     ],
 )
@@ -448,7 +448,7 @@ def test_hocon_is_never_parsed_and_its_include_never_fetched(hospital, tmp_path,
         assert loaded.to_dict() == {"stolen": 1}, "the control"
         assert asked == ["/x"]
         AdmittingDeployer()
-        with pytest.raises(ValueError, match="no PYHOCON is read here; write JSON"):
+        with pytest.raises(ValueError, match="PYHOCON is not accepted; write JSON"):
             ConfigFactory.load_config("config_fed_client.json", [str(tmp_path / "hocon")])
         (folder / "app_client/config/config_fed_client.json").unlink()
         shutil.copy(tmp_path / "hocon/config_fed_client.conf", folder / "app_client/config")
@@ -483,7 +483,7 @@ def test_the_server_fetches_nothing_for_a_job_that_is_submitted(hospital, folder
             AdmittingDeployer()
             valid, said, _ = submitted(folder)
             assert not valid
-            assert said == "no PYHOCON is read here; write JSON"
+            assert said == "PYHOCON is not accepted; write JSON"
             assert len(asked) == before + 1
             path.with_suffix(".conf").unlink()
             path.write_text(whole)
@@ -502,7 +502,7 @@ def test_the_server_refuses_what_meta_says_when_it_is_submitted(hospital, folder
     assert valid
     assert blocked(meta) is None
     (folder / "app_client/custom").mkdir()
-    assert blocked(submitted(folder)[2]) == "meta.json: byoc is True, and the export writes no such key"
+    assert blocked(submitted(folder)[2]) == "meta.json: byoc is True, but the export writes no such key"
     assert "launcher_spec" in blocked(meta | {"launcher_spec": {"server": {"docker": {"image": "x"}}}})
     assert "the apps of deploy_map" in blocked(meta | {"deploy_map": {"app_server": ["server"], "mine": ["site-1"]}})
 

@@ -91,7 +91,7 @@ def test_beyond_a_bound_no_approval_helps(usual, changes, message):
 def test_a_loss_or_a_network_that_the_hospital_does_not_take(usual):
     for own, message in (
         ({"bounds": {"losses": ["dice"]}}, "loss=dice_ce, and its bounds take dice"),
-        ({"networks": ["resnet18-fpn"]}, "takes jobs of resnet18-fpn, and this one's is pvt_v2_b0-fpn; add it to `networks`"),
+        ({"networks": ["resnet18-fpn"]}, "resnet18-fpn; the job uses pvt_v2_b0-fpn; add it to `networks`"),
     ):
         with pytest.raises(FedDPError, match=message):
             policy(approve="any", **own).accept("hospital", usual())

@@ -281,7 +281,7 @@ def test_what_a_hospital_keeps_private_stops_fedavg_there_and_the_others_go_on(f
 def test_a_method_that_a_hospital_does_not_take_is_not_deployed_there(federation, fedavg, feddp):
     """FedDP, which it takes, ran there in the same scope; and the hospital could not have approved this one."""
     job, said = fedavg
-    words = "site hospital-b: its policy takes jobs of feddp, and this one's is fedavg; add it to `methods`"
+    words = "site hospital-b: its policy accepts the methods: feddp; the job uses fedavg; add it to `methods`"
     assert words in said["meta"]
     assert words in federation.refused("hospital-b", job)
     assert not federation.store("hospital-b", job).exists()
@@ -310,7 +310,7 @@ def test_an_org_admin_rules_at_home_and_nowhere_else(federation, feddp):
         assert "not authorized" not in console("report_resources client hospital-a")
         for command in ("tail {} log.txt", "ls {}", "sys_info client {}"):  # its own machine has a shell
             for hospital in ("hospital-a", "hospital-b"):
-                assert f"{command.split()[0]} is answered by no site" in console(command.format(hospital))
+                assert f"{command.split()[0]} is not answered by any site" in console(command.format(hospital))
         for command in ("restart", "shutdown"):
             assert f"user '{person}' is not authorized for '{command}'" in console(f"{command} client hospital-b")
         assert f"user '{person}' is not authorized for 'disable_client'" in console("disable_client hospital-b")
@@ -328,18 +328,18 @@ def test_nobody_has_a_site_build_what_a_logs_configuration_names(federation, fed
         with federation.console(person) as console:
             assert f"user '{person}' is not authorized for '{command.split()[0]}'" in console(command)
     with federation.console("admin@hospital-a.org") as console:  # FLARE's server leaves this one to the site
-        assert "configure_site_log is answered by no site" in console("configure_site_log client hospital-a INFO")
+        assert "configure_site_log is not answered by any site" in console("configure_site_log client hospital-a INFO")
 
 
 def test_the_lead_touches_no_hospitals_machine(federation):
     with federation.console() as console:
         for command in ("restart client hospital-a", "tail server log.txt"):
             assert f"user '{LEAD}' is not authorized for '{command.split()[0]}'" in console(command)
-        assert "tail is answered by no site" in console("tail hospital-a log.txt")
+        assert "tail is not answered by any site" in console("tail hospital-a log.txt")
         for command in ("cells", "route hospital-a"):  # FLARE gives them to every console, without a right
             assert f"Undefined command {command.split()[0]}" in console(command)
     with federation.console("admin@consortium.org") as console:  # the one role to which FLARE's server grants it
-        assert "report_env is answered by no site" in console("report_env hospital-a")
+        assert "report_env is not answered by any site" in console("report_env hospital-a")
 
 
 # hostile jobs, submitted by the lead
@@ -419,10 +419,10 @@ def test_nobody_brings_code(federation, tmp_path, app):
     described(folder, name="code")
     (folder / app / "custom").mkdir()
     (folder / app / "custom/mine.py").write_text("print('hello')\n")
-    with pytest.raises(InvalidJobDefinition, match="meta.json: byoc is True, and the export writes no such key"):
+    with pytest.raises(InvalidJobDefinition, match="meta.json: byoc is True, but the export writes no such key"):
         federation.session.submit_job(str(folder))
     (folder / "meta.json").rename(folder / "meta.conf")
-    with pytest.raises(InvalidJobDefinition, match="no PYHOCON is read here; write JSON"):
+    with pytest.raises(InvalidJobDefinition, match="PYHOCON is not accepted; write JSON"):
         federation.session.submit_job(str(folder))
 
 

@@ -95,7 +95,7 @@ def test_the_key_is_not_read(federation, kit, gated, origin, by):
     federation.site(A, kit)
     said = federation.command("sys.shell", "cat startup/client.key", origin=origin, by=by)
     assert (KEY in said) is not gated
-    assert said == (KEY if not gated else "sys.shell is answered by no site" if origin == SERVER else "")
+    assert said == (KEY if not gated else "sys.shell is not answered by any site" if origin == SERVER else "")
     assert len(federation.lines()) == gated
 
 
@@ -117,9 +117,9 @@ def test_what_a_site_answers_is_the_table_and_the_threat_model_names_it(federati
     headers = {"job_id": JOB} | (with_right(known.right) if known and known.right else {})
     said = federation.command(topic, **headers)
     assert (reached == ["admin"]) is bool(known)
-    assert known or said == f"{topic} is answered by no site"
+    assert known or said == f"{topic} is not answered by any site"
     assert f"`{topic}`" in THREAT_MODEL
-    assert federation.command("sys.made_up") == "sys.made_up is answered by no site"
+    assert federation.command("sys.made_up") == "sys.made_up is not answered by any site"
 
 
 @pytest.mark.parametrize("topic", [topic for topic, known in cells.ADMIN.items() if known.job])
@@ -131,7 +131,7 @@ def test_a_job_is_named_by_its_id_and_no_folder_of_the_kit(federation, kit, topi
     SiteGate()
     reached = heard(federation.cell(A), "admin")
     right = with_right(cells.ADMIN[topic].right) if cells.ADMIN[topic].right else {}
-    assert "names no job's id" in federation.command(topic, **{"job_id": job}, **right)
+    assert "has no valid job id" in federation.command(topic, **{"job_id": job}, **right)
     assert not reached
     federation.command(topic, **{"job_id": JOB}, **right)
     assert reached, "the control"
@@ -149,7 +149,7 @@ def test_what_needs_a_right_has_the_site_look_it_up(federation, kit, topic):
         right | {"require_authz": True},
         right | {"admin_command": "check_status"},
     ):
-        assert "answered to who has the right" in federation.command(topic, job_id=JOB, **wrong)
+        assert "needs the right" in federation.command(topic, job_id=JOB, **wrong)
     assert not reached
     federation.command(topic, job_id=JOB, **right)
     assert reached, "the control"
@@ -373,9 +373,7 @@ def test_no_filter_of_another_hides_the_gate_and_others_filters_are_asked_after_
 
 def test_a_cell_that_is_there_already_gets_the_gate_and_a_site_without_it_takes_no_job(federation):
     federation.cell(A_JOB)
-    with pytest.raises(
-        FedDPError, match=f"no gate stands before {A_JOB}.*cell_gate.*feddp.flare.gate.SiteGate.*resources.json"
-    ):
+    with pytest.raises(FedDPError, match=f"no gate protects {A_JOB}.*cell_gate.*feddp.flare.gate.SiteGate.*resources.json"):
         require_gate(A)
     require_gate(B)  # its cells are in other processes
     SiteGate()
@@ -402,7 +400,7 @@ def test_a_job_is_refused_where_the_gate_is_missing(federation, plan_for, gated,
     if gated or simulated:
         assert str(component.context(fl_ctx).policy.data) == "x"
     else:
-        with pytest.raises(FedDPError, match="no gate stands before"):
+        with pytest.raises(FedDPError, match="no gate protects"):
             component.context(fl_ctx)
 
 
@@ -420,8 +418,8 @@ def test_who_is_refused_is_in_the_audit_file_by_name_and_no_value(federation, ki
     inside, peer, strange = federation.lines()
     assert "[U:server][A:gate]" in inside
     said = "admin/admin sys.shell (_userName, job_id, x?y??E:0?) for member@x from server over server server.example.org"
-    assert f"{said}: sys.shell is answered by no site]" in inside
-    assert f"admin/admin from {B}.{JOB} over server server.example.org: {B}.{JOB} is not whom this site listens to]" in peer
+    assert f"{said}: sys.shell is not answered by any site]" in inside
+    assert f"admin/admin from {B}.{JOB} over server server.example.org: {B}.{JOB} may not send to this site]" in peer
     assert len(strange) < 800
     assert "SECRET" not in federation.audit.read_text()
 
@@ -433,8 +431,8 @@ def test_a_process_of_the_same_machine_is_not_the_server(federation, kit):
     for person in ("", None):
         federation.hand(A, "admin", "admin", AdminMessage("train.check_status", ""), origin=SERVER, person=person)
     line, *more = federation.lines()
-    assert f"admin/admin from {SERVER} over {SERVER} -: {SERVER} is not whom this site listens to]" in line
-    assert "is not whom" not in "".join(more), "the control"
+    assert f"admin/admin from {SERVER} over {SERVER} -: {SERVER} may not send to this site]" in line
+    assert "may not send to this site" not in "".join(more), "the control"
 
 
 def test_a_flood_of_refusals_does_not_fill_the_disk(federation):
@@ -626,7 +624,7 @@ def test_a_console_speaks_to_the_servers_console_and_a_site_does_not(federation)
         federation.hand(SERVER, "task", "report_job_failure", {}, origin=of, person=of)
         federation.stream(SERVER, AUX, "ObjectStreamer.Request", {}, origin=of, person=of)
     assert soon(lambda: reached == [["command"], ["report_job_failure"], ["ObjectStreamer.Request"]]), reached
-    said = re.findall(r"is not taken from a (\w+)\]", federation.audit.read_text())
+    said = re.findall(r"is not accepted from a (\w+)\]", federation.audit.read_text())
     assert sorted(said) == ["console", "site", "site"]
 
 

@@ -146,14 +146,14 @@ HOSTILE = {
     "a tensor with code": (
         "train",
         lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"].as_subclass(Carrier)}, **NUMBERS),
-        "norm.bias, which is no tensor",
+        "norm.bias, which is not a plain tensor",
     ),
     "a sparse tensor": (
         "train",
         lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"].to_sparse()}, **NUMBERS),
-        "norm.bias, which is no tensor",
+        "norm.bias, which is not a plain tensor",
     ),
-    "bytes for a tensor": ("train", lambda s, x: messages.pack(s | {"norm.bias": b"pixels"}, **NUMBERS), "no tensor"),
+    "bytes for a tensor": ("train", lambda s, x: messages.pack(s | {"norm.bias": b"pixels"}, **NUMBERS), "not a plain tensor"),
     "a name of two lines": ("train", lambda s, x: messages.pack(s | {"a\n[E:1]b": x}, **NUMBERS), "not leave"),
     "a text": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": "patient 17"}), r"a str among its scalars \(loss"),
     "a list": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": x.flatten().tolist()}), "a list among its scalars"),
@@ -278,7 +278,7 @@ def test_a_plan_that_declares_nothing_private_does_not_widen_the_policy(hospital
     site = hospital("fedavg", private=["query"])
     site.stopped("train", messages.pack(site.shared, **NUMBERS), r"2 tensors that may not leave \(q.bias")
     site = hospital("fedavg", methods=["feddp", "fedbn"])
-    refusal = "its policy takes jobs of feddp, fedbn, and this one's is fedavg"
+    refusal = "its policy accepts the methods: feddp, fedbn; the job uses fedavg"
     site.stopped("train", messages.pack(site.shared, **NUMBERS), refusal)
     answer = site.executed(StageExecutor, protocol.TRAIN, site.shared, round=0, phase=0)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
@@ -292,7 +292,7 @@ def test_a_plan_that_declares_nothing_private_does_not_widen_the_policy(hospital
 def test_a_job_may_ask_for_so_many_spectra_and_no_more(hospital, plan_for, toy):
     site = hospital("feddg", consent=["spectra"], spectra=4)
     amplitude = {"amplitude": torch.ones(2, 3, 3, 3)}
-    refusal = "asks for the spectra of 16 images, its policy gives 4 at most"
+    refusal = "asks for the spectra of 16 images, but its policy allows at most 4"
     site.stopped("collect_spectra", messages.pack(amplitude, consent=True), refusal)
     answer = site.executed(StageExecutor, protocol.COLLECT_SPECTRA)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION

@@ -273,7 +273,7 @@ def test_a_job_that_says_nothing_of_initial_tensors_gets_none_in(hospital, toy):
 
 
 @pytest.mark.parametrize(
-    ("policy", "message"), [({"methods": ["fedavg"]}, "takes jobs of fedavg"), ({"private": ["key"]}, "keeps key")]
+    ("policy", "message"), [({"methods": ["fedavg"]}, "accepts the methods: fedavg"), ({"private": ["key"]}, "keeps key")]
 )
 def test_the_policy_is_asked_before_anything_is_kept(site, policy, message):
     made, state = site

@@ -293,7 +293,7 @@ def test_a_site_whose_own_kit_is_wrong_says_so_at_home(hospitals, plan, issued, 
     other = kit_of(tmp_path / "other", "A", office, *issued["B"]) / "startup/client.key"
     (made["A"].folder / "startup/client.key").write_bytes(other.read_bytes())
     assert made["A"].answer(protocol.INTRODUCE).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
-    assert "site A: it cannot exchange anything:" in made["A"].stopped
+    assert "site A: it cannot seal or open tensors:" in made["A"].stopped
     assert "client.key: is not the key of client.crt" in made["A"].stopped
 
 

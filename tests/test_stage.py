@@ -174,7 +174,7 @@ REFUSED = {
     "numbers": (lambda t, s: messages.pack(t, **{**s, "samples": float("nan")}), "samples is nan, not a finite number"),
     "no seconds": (lambda t, s: messages.pack(t, round=0, phase=0, loss=1.0, samples=3), "seconds is None"),
     "no samples": (lambda t, s: messages.pack(t, **{**s, "samples": 0}), "0 training samples"),
-    "unreadable": (lambda t, s: Shareable(), "no tensors or scalars"),
+    "unreadable": (lambda t, s: Shareable(), "cannot be read as tensors and scalars"),
     "silence": (lambda t, s: None, "no answer"),
 }
 

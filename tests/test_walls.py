@@ -124,7 +124,7 @@ def test_the_guard_knows_every_name_that_may_leave(component, state, value):
 
 def test_only_a_tensor_passes_under_a_tensors_name(component, state):
     name = component.expected.partition.shared[3]
-    with pytest.raises(FedDPError, match="which is no tensor"):
+    with pytest.raises(FedDPError, match="which is not a plain tensor"):
         PrivateTensorGuard().process(_riding(state, component, **{name: b"pixels"}), context(component))
 
 
@@ -213,7 +213,7 @@ def test_without_a_policy_a_site_refuses(component):
 @pytest.mark.parametrize(
     ("properties", "message"),
     [
-        ({"device": "cpu"}, "does not say where the data lie"),
+        ({"device": "cpu"}, "does not name the data folder"),
         ({"data": "x", "consents": True}, r"unknown properties \['consents'\]"),
         ({"data": "x", "consent": "yes"}, "consent is 'yes'"),
         ({"data": "x", "consent": ["everything"]}, "everything"),

@@ -94,5 +94,5 @@ def test_a_job_is_refused_where_messages_may_hold_files(federation, monkeypatch)
     federation.cell(f"{A}.{JOB}"), federation.cell(SERVER)
     require_gate(A)
     monkeypatch.setattr(DatumManager, "add_datum", lambda manager, datum: None)
-    with pytest.raises(FedDPError, match="no gate stands before"):
+    with pytest.raises(FedDPError, match="no gate protects"):
         require_gate(A)

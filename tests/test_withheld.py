@@ -66,7 +66,7 @@ def test_means_over_too_few_images_stay(hospital, least, task, said, kept):
     assert len(site.audited()) == len(withheld)
     if withheld:
         names = ", ".join(sorted(said.keys() - kept.keys()))
-        expected = f"[A:{task}#?][egress guard withheld {names}: over fewer than {least} images or cases]"
+        expected = f"[A:{task}#?][egress guard withheld {names}: measured over fewer than {least} images or cases]"
         assert site.audited()[0].endswith(expected)
 
 

@@ -63,7 +63,7 @@ def require_meta(meta: Mapping[str, Any], job: Job | None = None) -> None:
     """InputError where meta.json, or what the server made of it, is not that of a job of ours: of `job`, where it is given."""
     for key in meta:
         if key not in OWN and key not in ("name", "scope", "min_clients", "mandatory_clients", "deploy_map", "resource_spec"):
-            raise InputError(f"{META}: {str(key)[:80]} is {str(meta[key])[:80]}, and the export writes no such key")
+            raise InputError(f"{META}: {str(key)[:80]} is {str(meta[key])[:80]}, but the export writes no such key")
     require_name(f"{META}: name", meta.get("name"))
     require_name(f"{META}: scope", meta.get("scope"))
     deploy_map = require_object(META, "deploy_map", meta.get("deploy_map"))
