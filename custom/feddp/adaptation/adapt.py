@@ -35,7 +35,7 @@ class Settings:
     batch: int = setting(4, "images a step; the paper does not state it", most=4096)
     seed: int = setting(0, "every random draw comes from it", most=2**63 - 1)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_not_negative(self, "epochs", "beta", "noise", "neighbourhood")
         require_positive(self, "lr", "batch")
         require_choice(self, "mix", tuple(MIXES))

@@ -14,6 +14,6 @@ class PrivateFiles(FLComponent):
     in every job's, in containers too, where a start script's umask does not reach. What it wrote before are process numbers.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         os.umask(OTHERS)

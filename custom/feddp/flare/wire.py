@@ -1,6 +1,8 @@
 """What FLARE's messages may not hold: a file. Its `Datum` names one, whoever decodes a message builds it, and whoever sends it
 back (a cookie, a task's id) sends the file's content; one that comes is written to disk before anything is asked."""
 
+from typing import Any
+
 from nvflare.fuel.utils.class_loader import get_class_name
 from nvflare.fuel.utils.fobs import fobs, lobs
 from nvflare.fuel.utils.fobs.datum import Datum, DatumManager, DatumType
@@ -10,10 +12,10 @@ from nvflare.fuel.utils.fobs.decomposer import DataClassDecomposer
 class _NoDatum(DataClassDecomposer):
     """In place of FLARE's, which builds a datum from whatever a message says."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(Datum)
 
-    def recompose(self, data, manager=None):
+    def recompose(self, data: Any, manager: Any = None) -> Any:
         raise ValueError("a datum comes beside a message, not in it")
 
 
@@ -31,11 +33,11 @@ def no_files() -> None:
     def refused() -> str:
         raise ValueError("no file comes with a message")
 
-    added.no_files = True
+    vars(added)["no_files"] = True
     DatumManager.add_datum, lobs.get_datum_dir = added, refused
     fobs._decomposers[get_class_name(Datum)] = _NoDatum()
 
 
 def holds_no_files() -> bool:
     """Whether `no_files` is in force in this process."""
-    return getattr(DatumManager.add_datum, "no_files", False)
+    return bool(getattr(DatumManager.add_datum, "no_files", False))

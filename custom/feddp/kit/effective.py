@@ -44,7 +44,7 @@ def effective(kit: Kit) -> Iterator[str]:
             yield f"  {WORDS.get(field.name, field.name)} ({field.name}): {_words(value)}{_changed(field, value)}"
 
 
-def _changed(field: Field, value: Any) -> str:
+def _changed(field: Field[Any], value: Any) -> str:
     """What a property would be if privacy.json left it out: weaker than that, it is the administrator's own decision."""
     return "" if field.default in (MISSING, value) else f" [left out, it would be: {_words(field.default)}]"
 

@@ -4,7 +4,7 @@ FLARE expands what stands in braces, from the file itself and from the process's
 Python's logging calls what its configuration names. So both are told by their form, and nothing is expanded or called here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ def setting_problems(kit: Kit) -> list[Problem]:
         problems += [Problem(path, what, "Take it out") for what in deviations(said, form, exact=False)]
     logs = dict.fromkeys(("log_config.json", "log_config.json.default"), _logging)
     communication = partial(_communication, contained=runtime(kit) is not None)
-    for name, rule in {"comm_config.json": communication, **logs}.items():
+    rules: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {"comm_config.json": communication, **logs}
+    for name, rule in rules.items():
         path = kit.folder / "local" / name
         if path.exists():
             problems += [Problem(path, what, "Put back the kit's file") for what in rule(read_json(path))]
