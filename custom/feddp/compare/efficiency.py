@@ -78,8 +78,10 @@ def _row(result: Result, data: Path, device: str) -> tuple[Cell, ...]:
     runs = [read_events(folder / PROGRESS) for folder in result.folders.values()]
     times = [Value(float(np.mean([seconds(run) for run in runs])), digits=1) for seconds in (train_seconds, home_seconds)]
     exchanged = [pair for run in runs if (pair := traffic(run))]
-    joint, local = np.mean(exchanged, axis=0) if exchanged else (None, None)
-    sizes = [Value(joint / 1e6), Value(local / 1e3)] if exchanged else [BLANK, BLANK]
+    sizes: list[Cell] = [BLANK, BLANK]
+    if exchanged:
+        joint, local = np.mean(exchanged, axis=0)
+        sizes = [Value(joint / 1e6), Value(local / 1e3)]
     return (*times, _inference(next(iter(result.folders.values())), data, device), *sizes)
 
 

@@ -155,5 +155,7 @@ def _seeds(result: Result, title: str) -> list[Curve]:
 
 def _selected(results: Iterable[Result]) -> str:
     """The paper shows test IoU; a run's progress holds the IoU of the split that selects."""
-    splits = set().union(*(result.selections for result in results))
-    return {("val",): "validation IoU", ("test",): "test IoU (selection=test)"}.get(tuple(splits), "IoU on the selection split")
+    splits = {split for result in results for split in result.selections}
+    if splits == {"val"}:
+        return "validation IoU"
+    return "test IoU (selection=test)" if splits == {"test"} else "IoU on the selection split"

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from feddp.compare.scores import Result, over_seeds
 from feddp.compare.tables import OPTIMISTIC, failed
 from feddp.data.folder import SiteFolder, facts_of, misfit
-from feddp.data.loading import load
+from feddp.data.loading import Sample, load
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import NETWORK, site_folder
 from feddp.networks.weights import load_personal
 from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, shown_value
-from feddp.training.loop import Batch, predict
+from feddp.training.loop import predict
 from feddp.training.metrics import Row, measure, summarize
 
 ENSEMBLE = "Ensemble"
@@ -57,7 +57,7 @@ def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[
 
 
 def _row(
-    result: Result, samples: list[Batch], columns: list[tuple[str, str]], sites: list[str], device: str
+    result: Result, samples: list[Sample], columns: list[tuple[str, str]], sites: list[str], device: str
 ) -> tuple[Cell, ...]:
     seeds = []
     for run in result.folders.values():
@@ -76,15 +76,15 @@ def _row(
     return tuple(shown_value(summaries[column], metric) if column in summaries else BLANK for metric, column in columns)
 
 
-def measure_networks(networks: Mapping[str, nn.Module], samples: list[Batch]) -> dict[str, list[Row]]:
+def measure_networks(networks: Mapping[str, nn.Module], samples: list[Sample]) -> dict[str, list[Row]]:
     """The metrics of every sample under each network, and under ENSEMBLE, the mean of the networks' probabilities (C,H,W)."""
     masks = torch.stack([sample["mask"] for sample in samples])
     rows: dict[str, list[Row]] = {}
-    total: Tensor | float = 0.0
+    total: Tensor | None = None
     for name, network in networks.items():
         maps = torch.cat([part for part, _ in predict(network, samples)])
         rows[name] = measure(maps, masks)
-        total = total + maps
-    if networks:
+        total = maps if total is None else total + maps
+    if total is not None:
         rows[ENSEMBLE] = measure(total / len(networks), masks)
     return rows
