@@ -10,6 +10,8 @@ from feddp.compare.variants import Common
 from feddp.errors import InputError
 from feddp.training.device import asked_for
 
+ENVIRONMENTS = ("local", "sim")  # a POC is one deployment, not a place for many runs
+
 
 @dataclass(frozen=True)
 class ComparisonRequest:
@@ -61,5 +63,9 @@ class ComparisonRequest:
             raise InputError(f"--folds {self.folds}: at least 2 are needed; the paper's are 5")
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file; name a folder")
-        # every run would fail on it, one after the other
+        if self.place.env not in ENVIRONMENTS:
+            raise InputError(f"--env {self.place.env}: a comparison runs in {' or '.join(ENVIRONMENTS)}")
+        # every run would fail on these, one after the other
+        if self.place.threads is not None and self.place.env != "sim":
+            raise InputError(f"--threads is the simulator's, and not for --env {self.place.env}")
         asked_for(self.place.device)
