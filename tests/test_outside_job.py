@@ -27,7 +27,7 @@ from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import rounded
 from feddp.training.store import by_site, together
-from test_stage import SUMMARY, Run
+from support.server import SUMMARY, Run
 
 JOB = "0af-1"
 PRIVATE = ("q.weight", "q.bias")

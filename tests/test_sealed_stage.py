@@ -28,7 +28,7 @@ from feddp.sealing.session import INTRODUCTION, SEALED
 from feddp.stages.train import adopt
 from feddp.training.store import together
 from support.certificates import Office, kit_of
-from test_stage import Run
+from support.server import Run
 
 NAMES = ("A", "B", "C")
 EVERYTHING = ("calibration", "spectra", "outside")

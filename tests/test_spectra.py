@@ -23,8 +23,8 @@ from feddp.stages.round import LocalRound
 from feddp.stages.train import adopt, train
 from feddp.training.spectra import in_another_style, interpolated, radius, received, windows
 from feddp.training.store import State
+from support.server import SITES, Run, good
 from test_methods import context as executor_context
-from test_stage import SITES, Run, good
 from test_walls import context
 
 
