@@ -135,6 +135,12 @@ class FlareSite:
         return [event["message"] for event in self.events() if event["event"] == "error"][-1]
 
 
+def context(component: SiteComponent, task: str = "train", **policy: Any) -> FLContext:
+    """FLARE's context of a task at a hospital, in the clear: what it would seal can be looked at."""
+    policy = {"consent": [], "private": []} | policy
+    return FlareSite(component.plan, name="hospital", simulated=True, **policy).at(task)
+
+
 def bytes_of(message: Shareable) -> bytes:
     """The message as FLARE would serialise it, tensors inline."""
     messages.register_tensors()
