@@ -153,7 +153,7 @@ def test_a_genuine_job_is_deployed_as_flare_deploys_it(hospital, folder, office,
 def test_who_may_not_submit_signs_no_job(hospital, folder, office, role):
     """Whatever meta.json says of the submitter: a changed server writes it. None is a hospital's or the server's own.
     FLARE's deployer takes all of them, the control."""
-    hospital.refuses(signed(folder, office, role), "somebody signed it and has no right to submit_job here")
+    hospital.refuses(signed(folder, office, role), "its signer somebody has no right to submit_job here")
     assert hospital.deploys(folder, deployer=AppDeployer) is None
 
 
@@ -166,12 +166,13 @@ def test_no_other_project_signs_a_job(hospital, folder, office):
 def test_a_job_is_deployed_once(hospital, folder):
     """Its id is the server's word: FLARE would remove what lies under it, and that of a folder of the kit's own too."""
     assert hospital.deploys(folder) is None
-    for id, words in ((JOB, "deployed once"), ("local", "its id is none"), ("startup", "its id is none"), ("../kit", "its id")):
+    no_id = "its id does not have the form"
+    for id, words in ((JOB, "was deployed before"), ("local", no_id), ("startup", no_id), ("../kit", no_id)):
         said = hospital.deploys(folder, job=id)
         assert words in said
     kept = hospital.kit / "feddp" / (other := str(uuid.uuid4()))
     kept.mkdir(parents=True)
-    assert "deployed once" in hospital.deploys(folder, job=other)
+    assert "was deployed before" in hospital.deploys(folder, job=other)
     assert (hospital.kit / JOB).is_dir()
     assert (hospital.kit / "local/privacy.json").exists()
     hospital.deploys(folder, job="local", deployer=AppDeployer)
@@ -307,23 +308,23 @@ def test_a_link_or_a_path_out_of_the_app_is_refused(hospital, folder):
 
 def test_a_bomb_is_refused_before_it_is_unpacked(hospital, folder):
     """By size, by what it unpacks to, by members, and where the directory of the zip lies about the size."""
-    hospital.refuses(folder, f"{2 * BYTES} bytes, and at most", data=b"x" * 2 * BYTES)
+    hospital.refuses(folder, f"{2 * BYTES} bytes; the limit is", data=b"x" * 2 * BYTES)
     huge = packed(("config/config_fed_client.json", b" " * 200 * BYTES), compression=ZIP_DEFLATED)
     assert len(huge) < BYTES
     hospital.refuses(folder, f"unpacks to {200 * BYTES} bytes", data=huge)
     many = packed(*((f"config/{n}", b"") for n in range(5000)))
-    hospital.refuses(folder, "the app holds 5000 files, and at most 100 are read", data=many)
+    hospital.refuses(folder, "the app holds 5000 files; the limit is 100", data=many)
     place = huge.rindex(b"PK\x01\x02")
     lying = huge[: place + 24] + struct.pack("<I", 1000) + huge[place + 28 :]
-    hospital.refuses(folder, "the app is no zip that can be read", data=lying)
-    hospital.refuses(folder, "no zip that can be read", data=b"PK nothing")
+    hospital.refuses(folder, "the app is not a readable zip", data=lying)
+    hospital.refuses(folder, "not a readable zip", data=b"PK nothing")
     newer = bytearray(packed(("config/config_fed_client.json", b"{}")))
     for at in (4, newer.rindex(b"PK\x01\x02") + 6):
         newer[at] = 99  # the version of the format that is needed to read it
-    hospital.refuses(folder, "no zip that can be read", data=bytes(newer))
+    hospital.refuses(folder, "not a readable zip", data=bytes(newer))
     broken = bytearray(packed(("config/config_fed_client.json", b" " * BYTES), compression=ZIP_DEFLATED))
     broken[80:100] = b"\xff" * 20
-    hospital.refuses(folder, "no zip that can be read", data=bytes(broken))
+    hospital.refuses(folder, "not a readable zip", data=bytes(broken))
     other = packed(("config/config_fed_client.json", (folder / CLIENT).read_bytes()), compression=ZIP_LZMA)
     hospital.refuses(folder, "no plain file", data=other)
     with pytest.warns(UserWarning, match="Duplicate"):

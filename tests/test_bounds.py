@@ -58,22 +58,22 @@ def test_ordinary_jobs_count_with_three_sites_or_all_of_fewer():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"min_sites": 2}, "min_sites=2 is below the least of its bounds, 3"),
+        ({"min_sites": 2}, "min_sites=2 is below its lower bound 3"),
         ({"sites": SITES[:2], "min_sites": 2}, "min_sites=2 is below"),
-        ({"sites": SITES[:2]}, "the number of sites=2 is below the least of its bounds, 3"),
-        ({"batch": 3}, "batch=3 is below the least of its bounds, 4"),
-        ({"lr": 0.011}, "lr=0.011 is above the largest of its bounds, 0.01"),
-        ({"tune_lr": 0.02}, "tune_lr=0.02 is above the largest of its bounds, 0.01"),
+        ({"sites": SITES[:2]}, "the number of sites=2 is below its lower bound 3"),
+        ({"batch": 3}, "batch=3 is below its lower bound 4"),
+        ({"lr": 0.011}, "lr=0.011 is above its upper bound 0.01"),
+        ({"tune_lr": 0.02}, "tune_lr=0.02 is above its upper bound 0.01"),
         ({"calibration_lr": 0.02}, "calibration_lr=0.02 is above"),
         ({"method": "fedlc", "heads_lr": 1}, "heads_lr=1.0 is above"),
-        ({"clip": 1.5}, "clip=1.5 is above the largest of its bounds, 1.0"),
-        ({"weight_decay": 0.2}, "weight_decay=0.2 is above the largest of its bounds, 0.1"),
-        ({"local_epochs": 6}, "local_epochs=6 is above the largest of its bounds, 5"),
-        ({"method": "fedrep", "head_epochs": 6}, "head_epochs=6 is above the largest of its bounds, 5"),
-        ({"method": "pfedme", "inner_steps": 6}, "inner_steps=6 is above the largest of its bounds, 5"),
-        ({"rounds": 1001}, "rounds=1001 is above the largest of its bounds, 1000"),
-        ({"calibration_epochs": 1001}, "calibration_epochs=1001 is above the largest of its bounds, 1000"),
-        ({"augment": False}, "augment=false, and its bounds want augmentation"),
+        ({"clip": 1.5}, "clip=1.5 is above its upper bound 1.0"),
+        ({"weight_decay": 0.2}, "weight_decay=0.2 is above its upper bound 0.1"),
+        ({"local_epochs": 6}, "local_epochs=6 is above its upper bound 5"),
+        ({"method": "fedrep", "head_epochs": 6}, "head_epochs=6 is above its upper bound 5"),
+        ({"method": "pfedme", "inner_steps": 6}, "inner_steps=6 is above its upper bound 5"),
+        ({"rounds": 1001}, "rounds=1001 is above its upper bound 1000"),
+        ({"calibration_epochs": 1001}, "calibration_epochs=1001 is above its upper bound 1000"),
+        ({"augment": False}, "augment=false, but its bounds require augmentation"),
     ],
 )
 def test_beyond_a_bound_no_approval_helps(usual, changes, message):
@@ -88,7 +88,7 @@ def test_beyond_a_bound_no_approval_helps(usual, changes, message):
 
 def test_a_loss_or_a_network_that_the_hospital_does_not_take(usual):
     for own, message in (
-        ({"bounds": {"losses": ["dice"]}}, "loss=dice_ce, and its bounds take dice"),
+        ({"bounds": {"losses": ["dice"]}}, "loss=dice_ce is not among the losses of its bounds, dice"),
         ({"networks": ["resnet18-fpn"]}, "resnet18-fpn; the job uses pvt_v2_b0-fpn; add it to `networks`"),
     ):
         with pytest.raises(FedDPError, match=message):
@@ -177,7 +177,7 @@ def test_a_site_with_too_few_images_for_a_step_trains_on_none(plan_for, toy, tin
     """8 training images; the hospital wants a step over 9."""
     plan = plan_for(network=toy, method="fedavg", sites=SITES, min_sites=3, batch=16)
     site = site_of(plan, tmp_path, data=tiny_root / "site-1", approve="any", bounds={"batch": 9})
-    with pytest.raises(FedDPError, match="site site-1: it has 8 training images, and its bounds want a step over 9"):
+    with pytest.raises(FedDPError, match="site site-1: it has 8 training images, but its bounds require at least 9 per step"):
         site.open()
     site = site_of(plan, tmp_path, data=tiny_root / "site-1", approve="any", bounds={"batch": 8})
     assert steps_of(site.open()) == [8]

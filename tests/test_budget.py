@@ -56,7 +56,7 @@ def test_beyond_its_evaluations_nothing_of_a_result_leaves(hospital):
     site = hospital(budget={"evaluations": 2}, consent=[])
     for _ in range(2):
         assert site.sends("train", messages.pack(site.shared, **NUMBERS))[0].keys() == site.shared.keys()
-    words = r"budget for .*site-1 is used up, 2 of 2 evaluations; nothing was sent; .*`feddp kit budget KIT --reset`"
+    words = r"budget for .*site-1 is used up \(2 of 2 evaluations\); nothing was sent; .*`feddp kit budget KIT --reset`"
     site.stopped("train", messages.pack(site.shared, **NUMBERS), words)
     assert "`feddp kit budget KIT --reset`" in site.audited()[-1]
     assert spent(site).evaluations == 2
@@ -77,7 +77,7 @@ def test_a_job_counts_once_and_a_new_one_beyond_the_budget_is_not_opened(hospita
     assert spent(site).jobs == ["first", "second"]
     assert trains(under(site, "third")).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     refused = re.search(r"\[J:third\]\[A:train#\?\]\[task failed: site site-1: (.*)\]$", site.audited()[-1])[1]
-    assert "is used up, 2 of 2 jobs; nothing was sent" in refused
+    assert "is used up (2 of 2 jobs); nothing was sent" in refused
     assert "`feddp kit budget KIT --reset`" in refused
     assert not list((site.folder / "feddp/third").glob("*.safetensors"))
     with pytest.raises(FedDPError, match="2 of 2 jobs"):

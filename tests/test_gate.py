@@ -157,8 +157,8 @@ def test_what_needs_a_right_has_the_site_look_it_up(federation, kit, topic):
     [
         ({"config/config_fed_client.json": b" " * (LARGEST + 1)}, "unpacks to 1048577 bytes"),
         ({f"config/{number}": b"" for number in range(MOST + 1)}, "holds 101 files"),
-        (b"no zip", "is no zip that can be read"),
-        (7, "is no zip"),
+        (b"no zip", "is not a readable zip"),
+        (7, "is not a zip"),
     ],
 )
 def test_an_app_is_small_before_flare_unpacks_it(federation, kit, app, words):

@@ -205,7 +205,7 @@ def test_the_secret_is_the_sites_for_all_jobs_and_in_no_file_of_theirs(hospital,
 @pytest.mark.parametrize("content", ["", "secret", ONE + "\n", "G" * 64])
 def test_a_secret_that_is_none_is_named(tmp_path, content):
     (tmp_path / "site.secret").write_text(content)
-    with pytest.raises(FedDPError, match="secret is no secret of 64 hexadecimal digits; remove it"):
+    with pytest.raises(FedDPError, match="secret does not hold 64 hexadecimal digits; remove it"):
         secret_of(tmp_path)
     (tmp_path / "site.secret").unlink()
     assert secret_of(tmp_path) == secret_of(tmp_path)

@@ -114,7 +114,7 @@ def test_a_network_without_what_the_hospital_keeps_private_is_refused(plan_for, 
     a job. The controls: without the rule its whole network leaves, and a rule that it has tensors for is no obstacle."""
     resnet = SiteComponent(plan_for(network="resnet18-fpn", method="fedavg").to_json())
     message = leak(dict(resnet.expected.network.state_dict()))
-    lacking = f"its policy keeps {private[-1]} private, and the job's resnet18-fpn has no such tensor"
+    lacking = f"its policy keeps {private[-1]} private, but the job's resnet18-fpn has no such tensor"
     for asked in (resnet.context, lambda fl_ctx: PrivateTensorGuard().process(message, fl_ctx)):
         with pytest.raises(FedDPError, match=lacking):
             asked(context(resnet, private=private))

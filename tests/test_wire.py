@@ -47,7 +47,7 @@ def test_a_cookie_reads_no_file(federation, tmp_path, gated):
         assert KEY in echoed(data), "the control"
         return
     SiteGate()
-    with pytest.raises(ValueError, match="a datum comes beside a message, not in it"):
+    with pytest.raises(ValueError, match="a message may not contain a datum"):
         echoed(data)
 
 
@@ -57,7 +57,7 @@ def test_nothing_of_ours_sends_a_file(federation, tmp_path):
     SiteGate()
     message = Shareable()
     message["x"] = Datum.file_datum(str(tmp_path / "client.key"))
-    with pytest.raises(ValueError, match="no file goes with a message"):
+    with pytest.raises(ValueError, match="a message may not send a file"):
         fobs.dumps(message)
 
 
@@ -75,7 +75,7 @@ def test_a_message_leaves_no_file(federation, tmp_path, monkeypatch, gated):
         assert [path.stat().st_size for path in folder.iterdir()] == [5_000_000], "the control"
         return
     SiteGate()
-    with pytest.raises(ValueError, match="no file comes with a message"):
+    with pytest.raises(ValueError, match="a message may not bring a file"):
         fobs.loads(data)
     assert not folder.exists()
 
