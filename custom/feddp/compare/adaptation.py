@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from feddp.adaptation import hospital
+from feddp.adaptation import unseen_site
 from feddp.adaptation.adapt import Settings
 from feddp.adaptation.models import read_models
 from feddp.compare.results import Images
@@ -59,9 +59,9 @@ class Adaptation:
     def execute(self, device: str) -> None:
         """InputError where the models or the images do not let it."""
         shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
-        request = hospital.Request(self.how, self.settings, score=True)
+        request = unseen_site.Request(self.how, self.settings, score=True)
         where = asked_for(device)
-        hospital.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, where)
+        unseen_site.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, where)
 
     @cached_property
     def images(self) -> Images:
