@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from feddp.adaptation import hospital
+from feddp.adaptation import unseen_site
 from feddp.adaptation.adapt import Settings
 from feddp.compare import leave_one_out
 from feddp.compare.leave_one_out import LeaveOneOut
@@ -43,7 +43,7 @@ RUNS = len({run for run, _ in ROWS.values()})  # at each site outside
 
 
 class FakeAdaptations:
-    """In the place of `hospital.adapt`. Dice: DICE of the way, 0.1 less at each later site, 0.02 more a seed; an image 0.05
+    """In the place of `unseen_site.adapt`. Dice: DICE of the way, 0.1 less at each later site, 0.02 more a seed; an image 0.05
     above and one below. Seconds an image: the number of epochs.
 
     Attributes:
@@ -125,7 +125,7 @@ def runs(monkeypatch) -> FakeRuns:
 @pytest.fixture
 def adapted(monkeypatch) -> FakeAdaptations:
     fake = FakeAdaptations()
-    monkeypatch.setattr(hospital, "adapt", fake)
+    monkeypatch.setattr(unseen_site, "adapt", fake)
     monkeypatch.setattr(leave_one_out, "read_models", lambda run: f"models of {run}")
     return fake
 
@@ -356,7 +356,7 @@ class Driven:
 
 
 def test_leave_one_out_without_a_stand_in_for_the_models(root, tmp_path, toy, monkeypatch):
-    """Trained by the plain loop for a round with `start=last`, adapted by `hospital.adapt`, scored on the masks outside."""
+    """Trained by the plain loop for a round with `start=last`, adapted by `unseen_site.adapt`, scored on the masks outside."""
     monkeypatch.setattr(run_options, "run_here", Driven())
     common = Common(1, None, toy, 32, ("start=last", "batch=4"))
     studies = {TABLE_II: OUTSIDE[TABLE_II](3)}

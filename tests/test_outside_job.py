@@ -9,7 +9,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from typer.testing import CliRunner
 
 from feddp import protocol
-from feddp.adaptation import hospital as outside_hospital
+from feddp.adaptation import unseen_site
 from feddp.adaptation.request import AdaptationRequest
 from feddp.cli import app
 from feddp.errors import FedDPError
@@ -139,7 +139,7 @@ def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
         (["--newcomer", "global"], "a site called 'global' cannot take part"),
         (["--newcomer", " "], "newcomer ' ' is no name of at most 64 letters"),
         (["--newcomer", "../N"], "newcomer '../N' is no name"),
-        (["--how", "magic"], "--how magic: there are routing, global"),
+        (["--how", "magic"], "--how magic: unknown strategy; choose one of routing, global"),
         (["--how", "ttt"], "--how ttt: feddp trains no rotation head"),
         (["--set", "speed=1"], "unknown setting 'speed'; known: epochs, lr"),
         (["--set", "epochs"], "--set epochs: write key=value"),
@@ -429,8 +429,8 @@ def test_the_job_is_feddp_adapt_bit_for_bit(server, hospital, run, plan, tiny_ro
     sites = {site: left(hospital(site, consent=["outside"]), state_of(plan, ord(site))) for site in DONORS}
     sites[NEWCOMER] = hospital(NEWCOMER, plan=brings(plan), consent=["outside"], data=data, score=score)
     loaded = []
-    load = outside_hospital.load
-    monkeypatch.setattr(outside_hospital, "load", lambda *arguments: loaded.append(arguments) or load(*arguments))
+    load = unseen_site.load
+    monkeypatch.setattr(unseen_site, "load", lambda *arguments: loaded.append(arguments) or load(*arguments))
     done = server(lambda site, task, tensors, scalars: sites[site].answer(task, tensors))
     assert done.panics == []
     assert len(loaded) == score

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from feddp.adaptation import hospital
+from feddp.adaptation import unseen_site
 from feddp.adaptation.adapt import Settings
 from feddp.adaptation.models import read_models
 from feddp.compare.runs import Campaign, Place, attempt_all
@@ -71,8 +71,8 @@ class Adaptation:
     def execute(self, device: str) -> None:
         """InputError where the models or the images do not allow it."""
         shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
-        request = hospital.Request(self.strategy, self.settings, score=True)
-        hospital.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, asked_for(device))
+        request = unseen_site.Request(self.strategy, self.settings, score=True)
+        unseen_site.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, asked_for(device))
 
     @cached_property
     def images(self) -> Rows:
