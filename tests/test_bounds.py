@@ -72,6 +72,7 @@ def test_ordinary_jobs_count_with_three_sites_or_all_of_fewer():
         ({"method": "fedrep", "head_epochs": 6}, "head_epochs=6 is above its upper bound 5"),
         ({"method": "pfedme", "inner_steps": 6}, "inner_steps=6 is above its upper bound 5"),
         ({"rounds": 1001}, "rounds=1001 is above its upper bound 1000"),
+        ({"method": "fedlc", "heads_epochs": 1001}, "heads_epochs=1001 is above its upper bound 1000"),
         ({"calibration_epochs": 1001}, "calibration_epochs=1001 is above its upper bound 1000"),
         ({"augment": False}, "augment=false, but its bounds require augmentation"),
     ],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feddp.methods.base import Method, Round
-from feddp.training.settings import require_not_negative, setting
+from feddp.training.settings import require_bounds, require_not_negative, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,7 @@ class DittoSettings:
     ditto_lambda: float = setting(1.0, "Ditto: weight of the personal model's distance to the global one (0.1, 1, 2)")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "ditto_lambda")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from feddp.methods.base import SPECTRA, TRAIN, Round
 from feddp.methods.fedavg import FedAvg
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,7 @@ class FedDGSettings:
     spectra: int = setting(16, "FedDG: of how many images of a site, at most, its peers receive the amplitude's centre", 10_000)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "spectra")
 
 

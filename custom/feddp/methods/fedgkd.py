@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feddp.methods.base import Method, Round
-from feddp.training.settings import require_not_negative, require_positive, setting
+from feddp.training.settings import require_bounds, require_not_negative, require_positive, setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,6 +30,7 @@ class FedGKDSettings:
     gkd_models: int = setting(5, "FedGKD: M, global models whose mean is the teacher", most=100)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "gkd_gamma")
         require_positive(self, "gkd_models")
 

@@ -7,7 +7,7 @@ mean of their predictions, each softened by a 31 × 31 Gaussian, gate the decode
 are `feddp.networks.local_calibration`; they stay in the inference path.
 
 Deviations: the released code trains HC from the first round on, ours is a stage of its own, as 001 describes it. In it the
-segmentation head and HC's own head, which is new, are trained at `heads_lr` for `calibration_epochs`, the body is frozen: the
+segmentation head and HC's own head, which is new, are trained at `heads_lr` for `heads_epochs`, the body is frozen: the
 peers' heads were trained on the shared body. HC belongs to the network, so the best of its epochs is kept, be it worse than the
 start. The mean gates too (card; the released code takes the own prediction). The Gaussian (σ = 4 pixels of the decoder's map)
 is fixed; the released one starts about 5 pixels wide and is learnt. The deviation is the population's, so that a site without
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from feddp.errors import InputError
 from feddp.methods.base import HEADS, TRAIN, AtSite, Method, RunPlan
 from feddp.partition import CALIBRATOR, HEAD
-from feddp.training.settings import require_not_negative, setting
+from feddp.training.settings import require_bounds, require_not_negative, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,7 @@ class FedLCSettings:
     contrast: float = setting(0.1, "FedLC: weight of the contrast between the sites' channel gates")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "contrast")
 
 

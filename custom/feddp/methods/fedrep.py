@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from feddp.methods.base import Method, Round
 from feddp.partition import HEAD
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class FedRepSettings:
     head_epochs: int = setting(1, "FedRep: epochs of the head, before the body's local_epochs", most=1_000)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "head_epochs")
 
 

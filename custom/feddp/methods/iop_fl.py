@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from feddp.errors import InputError
 from feddp.methods.base import Method, Round
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class IOPFLSettings:
     tau: float = setting(0.9, "IOP-FL: weight of the current round in the personal model; 1 discards all history")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "tau")
         if self.tau > 1:
             raise InputError(f"tau={self.tau} must be at most 1; correct tau")

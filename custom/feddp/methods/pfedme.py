@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
 from feddp.methods.base import Method, Round
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ class PFedMeSettings:
     inner_steps: int = setting(5, "pFedMe: steps of θ on each batch", most=1_000)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "pfedme_lambda", "pfedme_eta", "pfedme_beta", "inner_steps")
         if self.pfedme_eta * self.pfedme_lambda > 1:
             product = f"pfedme_eta={self.pfedme_eta} times pfedme_lambda={self.pfedme_lambda}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from feddp.errors import InputError
 from feddp.methods.base import Method, Round, RunPlan
 from feddp.partition import DECODER, HEAD, PROJECTOR
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 COLLAPSED = 0.01  # of what outputs spread evenly over the sphere have
 
@@ -29,6 +29,7 @@ class PFLFESettings:
     enhance: bool = setting(True, "pFLFE: the enhancement; false leaves only the supervised training (Table 4)")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "ema")
         if self.ema > 1:
             raise InputError(f"ema={self.ema} must be at most 1; correct ema")

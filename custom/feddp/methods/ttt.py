@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from feddp.methods.base import AtSite, RunPlan
 from feddp.methods.fedavg import FedAvg
-from feddp.training.settings import require_not_negative, setting
+from feddp.training.settings import require_bounds, require_not_negative, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +29,7 @@ class TTTSettings:
     rotation: float = setting(1.0, "TTT: weight of the rotation head's cross-entropy")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "rotation")
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from feddp.errors import InputError
 from feddp.methods.base import AtSite, Method, RunPlan
 from feddp.partition import AFFINITY_MATRIX, AFFINITY_QUERY, NONE, Rule
-from feddp.training.settings import require_choice, require_not_negative, require_positive, setting
+from feddp.training.settings import require_bounds, require_choice, require_not_negative, require_positive, setting
 from feddp.training.virtual import EXCLUDED, LITERAL, dice, real_loss, virtual_loss
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class VirtualClassSettings:
     mask: str = setting(EXCLUDED, "virtual classes: real maps excluded from L_v's softmax, or literal zeros in it (Eq. 7)")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "lambda_r", "lambda_v", "virtual")
         require_positive(self, "temperature")
         require_choice(self, "mask", (EXCLUDED, LITERAL))
