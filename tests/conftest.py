@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 import torch
 from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.fuel.sec.audit import AuditService
 from torch import nn
 
 from feddp.cli import main
@@ -20,6 +21,7 @@ from feddp.stages.site import Site
 from feddp.training.store import Store
 from support import CAPTURE
 from support.captured import Capture
+from support.site import FlareSite
 
 PLAN = {
     "method": "feddp",
@@ -133,3 +135,17 @@ def feddp(monkeypatch, capsys):
         return exit.value.code or 0, said.out, said.err
 
     return call
+
+
+@pytest.fixture
+def hospital(toy, tmp_path, tiny_root, plan_for):
+    """Makes a hospital in a job of a toy network, with FLARE's auditor on a file of the hospital's."""
+    AuditService.close()
+    AuditService.initialize(str(tmp_path / "audit.txt"))
+
+    def make(method="feddp", plan=None, data=None, **policy) -> FlareSite:
+        policy = {"consent": ["calibration"], "min_images": 2, "std_images": 1} | policy
+        return FlareSite(plan or plan_for(network=toy, method=method), tmp_path, data=data or tiny_root / "site-1", **policy)
+
+    yield make
+    AuditService.close()

@@ -64,7 +64,7 @@ BAD = {
     "size between": ({"size": "33"}, "not 32 to"),
     "size of many digits": ({"size": "9" * 5000}, "not 32 to"),
     "size with an underscore": ({"size": "3_2"}, "not 32 to"),
-    "no size": ({"size": None}, "does not say its size"),
+    "no size": ({"size": None}, "its metadata lacks size"),
     "channels below": ({"channels": "-1"}, f"channels='-1', not 1 to {CHANNELS}"),
     "channels above": ({"channels": "1000000000"}, f"not 1 to {CHANNELS}"),
     "channels as words": ({"channels": "٣"}, f"not 1 to {CHANNELS}"),

@@ -2,24 +2,22 @@
 
 import re
 from dataclasses import fields
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 import torch
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
 
 from feddp.data.loading import batches
 from feddp.errors import FedDPError
 from feddp.flare.bounds import Bounds
 from feddp.flare.policy import SitePolicy
-from feddp.flare.site import SiteComponent
 from feddp.kit.approve import read_job
 from feddp.methods import METHODS
 from feddp.plan.schema import Plan
 from feddp.run.options import Options
 from feddp.stages.train import train
 from support import ROOT
+from support.site import FlareSite
 
 FACTS = {"channels": 3, "classes": ("lesion",), "labels": "nested"}
 SITES = ("site-1", "site-2", "site-3")
@@ -136,14 +134,7 @@ def test_initial_tensors_are_taken_by_their_hash_alone(usual):
 # the job that took an image
 
 
-def component_of(plan, data, folder, **properties):
-    component, fl_ctx = SiteComponent(plan.to_json()), FLContext()
-    fl_ctx.get_identity_name = lambda *a, **k: "site-1"
-    fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
-    workspace = SimpleNamespace(get_root_dir=lambda: str(folder), get_app_config_dir=lambda job: str(folder))
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(data), **properties})
-    return component, fl_ctx
+site_of = partial(FlareSite, admits=False)
 
 
 def steps_of(site) -> list[int]:
@@ -159,19 +150,19 @@ def test_no_step_is_over_a_single_image_whatever_is_approved(plan_for, toy, tiny
     """The job of finding 2 asks the job process of a hospital that approves anything, and gets no network to train; the control
     is a hospital that widened its bounds to it, where every step is over one image."""
     plan = plan_for(network=toy, method="fedavg", sites=SITES, **SINGLE)
-    component, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path / "a", approve="any")
+    site = site_of(plan, tmp_path / "a", data=tiny_root / "site-1", approve="any")
     with pytest.raises(FedDPError, match="min_sites=1 is below"):
-        component.context(fl_ctx).open()
+        site.open()
     for one in ("batch", "lr", "min_sites"):  # each alone is enough
         alone = plan_for(network=toy, method="fedavg", sites=SITES, **{"min_sites": 3, "rounds": 1, one: SINGLE[one]})
-        component, fl_ctx = component_of(alone, tiny_root / "site-1", tmp_path / "a", approve="any")
+        site = site_of(alone, tmp_path / "a", data=tiny_root / "site-1", approve="any")
         with pytest.raises(FedDPError, match=f"{one}="):
-            component.context(fl_ctx).open()
-    wide, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path / "b", **SitePolicy.admitting(plan))
-    assert steps_of(wide.context(fl_ctx).open()) == [1] * 8, "the control"
+            site.open()
+    wide = FlareSite(plan, tmp_path / "b", data=tiny_root / "site-1")
+    assert steps_of(wide.open()) == [1] * 8, "the control"
     usual = plan_for(network=toy, method="fedavg", sites=SITES, min_sites=3)
-    usual, fl_ctx = component_of(usual, tiny_root / "site-1", tmp_path / "c", approve="any")
-    assert steps_of(usual.context(fl_ctx).open()) == [4, 4]
+    usual = site_of(usual, tmp_path / "c", data=tiny_root / "site-1", approve="any")
+    assert steps_of(usual.open()) == [4, 4]
 
 
 @pytest.mark.parametrize("images", range(4, 30))
@@ -185,11 +176,11 @@ def test_within_the_bounds_the_smallest_step_is_over_two_images(images):
 def test_a_site_with_too_few_images_for_a_step_trains_on_none(plan_for, toy, tiny_root, tmp_path):
     """8 training images; the hospital wants a step over 9."""
     plan = plan_for(network=toy, method="fedavg", sites=SITES, min_sites=3, batch=16)
-    component, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path, approve="any", bounds={"batch": 9})
+    site = site_of(plan, tmp_path, data=tiny_root / "site-1", approve="any", bounds={"batch": 9})
     with pytest.raises(FedDPError, match="site site-1: it has 8 training images, but its bounds require at least 9 per step"):
-        component.context(fl_ctx).open()
-    component, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path, approve="any", bounds={"batch": 8})
-    assert steps_of(component.context(fl_ctx).open()) == [8]
+        site.open()
+    site = site_of(plan, tmp_path, data=tiny_root / "site-1", approve="any", bounds={"batch": 8})
+    assert steps_of(site.open()) == [8]
 
 
 # no plan

@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import pytest
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.signal import Signal
-from nvflare.fuel.sec.audit import AuditService
 from typer.testing import CliRunner
 
 from feddp import protocol
@@ -19,30 +17,16 @@ from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.budget import Ledger, Used
-from feddp.flare.executor import StageExecutor
 from feddp.flare.policy import Budget, SitePolicy
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, TRAIN, TUNE
 from feddp.provision import privacy
-from test_hostile import NUMBERS, TABLES, Hospital
-
-
-@pytest.fixture
-def hospital(toy, tmp_path, tiny_root, plan_for):
-    def make(**policy):
-        return Hospital(tmp_path, tiny_root / "site-1", plan_for(network=toy), **policy)
-
-    AuditService.close()
-    AuditService.initialize(str(tmp_path / "audit.txt"))
-    yield make
-    AuditService.close()
+from support.site import NUMBERS, TABLES
 
 
 def under(hospital, job):
     """The same job, submitted again: a process of its own, under another id."""
-    hospital.submitted(hospital.plan)
-    hospital.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, job, private=False)
-    return hospital
+    return hospital.submitted(hospital.plan, job)
 
 
 def spent(hospital):
@@ -50,7 +34,7 @@ def spent(hospital):
 
 
 def trains(hospital, round=0):
-    return hospital.executed(StageExecutor, protocol.TRAIN, hospital.shared, round=round, phase=0)
+    return hospital.executed(protocol.TRAIN, hospital.shared, round=round, phase=0)
 
 
 def test_measured_numbers_are_counted_and_nothing_else_is(hospital):
@@ -104,13 +88,11 @@ def test_a_job_counts_once_and_a_new_one_beyond_the_budget_is_not_opened(hospita
 def test_a_job_of_outside_is_counted_too(hospital):
     site = hospital(budget={"jobs": 1}, consent=["outside"])
     trains(under(site, "first"))
-    executor = StageExecutor()
-    site = under(site, "second")
-    answer = executor.execute(protocol.JOIN, messages.pack(), site.fl_ctx, Signal())
+    answer = under(site, "second").executed(protocol.JOIN)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "1 of 1 jobs" in site.audited()[-1]
     site.policy["budget"] = {"jobs": 2}
-    answer = executor.execute(protocol.JOIN, messages.pack(), under(site, "second").fl_ctx, Signal())
+    answer = under(site, "second").executed(protocol.JOIN)
     assert messages.unpack(answer)[1] == {"consent": True}
 
 

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from feddp.adaptation import hospital
+from feddp.adaptation import unseen_site
 from feddp.adaptation.adapt import Settings
-from feddp.compare import adaptation
+from feddp.compare import leave_one_out
 from feddp.compare.leave_one_out import LeaveOneOut
-from feddp.compare.outside_studies import OUTSIDE, TABLE_II, Entry
+from feddp.compare.studies import OUTSIDE, TABLE_II, Adapted
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
@@ -43,7 +43,7 @@ RUNS = len({run for run, _ in ROWS.values()})  # at each site outside
 
 
 class FakeAdaptations:
-    """In the place of `hospital.adapt`. Dice: DICE of the way, 0.1 less at each later site, 0.02 more a seed; an image 0.05
+    """In the place of `unseen_site.adapt`. Dice: DICE of the way, 0.1 less at each later site, 0.02 more a seed; an image 0.05
     above and one below. Seconds an image: the number of epochs.
 
     Attributes:
@@ -125,8 +125,8 @@ def runs(monkeypatch) -> FakeRuns:
 @pytest.fixture
 def adapted(monkeypatch) -> FakeAdaptations:
     fake = FakeAdaptations()
-    monkeypatch.setattr(hospital, "adapt", fake)
-    monkeypatch.setattr(adaptation, "read_models", lambda run: f"models of {run}")
+    monkeypatch.setattr(unseen_site, "adapt", fake)
+    monkeypatch.setattr(leave_one_out, "read_models", lambda run: f"models of {run}")
     return fake
 
 
@@ -274,7 +274,7 @@ def test_the_studies_of_the_outside_share_runs_and_adaptations(compare, runs, ad
 
 def test_the_losses_are_removed_one_at_a_time():
     """004, Fig. 8: without the consistency its noise is 0, without the shape constraint β is 0."""
-    found = {e.labels[0]: e.settings for e in OUTSIDE["losses"](4).entries}
+    found = {e.labels[0]: e.source.settings for e in OUTSIDE["losses"](4).entries}
     assert found["both"] == Settings()
     assert (found["shape alone"].noise, found["shape alone"].beta) == (0, 0.01)
     assert (found["consistency alone"].noise, found["consistency alone"].beta) == (0.5, 0)
@@ -284,9 +284,9 @@ def test_the_losses_are_removed_one_at_a_time():
 def test_the_sites_inside_are_the_first_others():
     """Fig. 7a: 1 to K − 1 inside."""
     entries = [e for e in OUTSIDE["inside_sites"](4).entries if e.labels[0] == "FedAvg"]
-    found = [entry.sites("b", ["d", "b", "a", "c"]) for entry in entries]
+    found = [entry.source.sites("b", ["d", "b", "a", "c"]) for entry in entries]
     assert found == [("a",), ("a", "c"), ("a", "c", "d")]
-    assert Entry(("x",), Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
+    assert Adapted(Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
 
 
 def test_it_needs_no_methods(compare, runs, adapted, tmp_path, monkeypatch):
@@ -356,7 +356,7 @@ class Driven:
 
 
 def test_leave_one_out_without_a_stand_in_for_the_models(root, tmp_path, toy, monkeypatch):
-    """Trained by the plain loop for a round with `start=last`, adapted by `hospital.adapt`, scored on the masks outside."""
+    """Trained by the plain loop for a round with `start=last`, adapted by `unseen_site.adapt`, scored on the masks outside."""
     monkeypatch.setattr(run_options, "run_here", Driven())
     common = Common(1, None, toy, 32, ("start=last", "batch=4"))
     studies = {TABLE_II: OUTSIDE[TABLE_II](3)}
@@ -364,7 +364,7 @@ def test_leave_one_out_without_a_stand_in_for_the_models(root, tmp_path, toy, mo
     results = found.execute()
     assert not found.failed
     for entry in studies[TABLE_II].entries:
-        adaptations = results[entry].folders[0]
+        adaptations = results[entry.source].folders[0]
         assert list(adaptations) == list(SITES)
         for site, made in adaptations.items():
             said = json.loads((made.folder / "adapt.json").read_text())

@@ -4,13 +4,11 @@ import csv
 
 import pytest
 
-from feddp.compare.comparison import _methods_tables
-from feddp.compare.efficiency import inference_ms
-from feddp.compare.progress import curves, home_seconds, mean_curve, traffic, train_seconds
-from feddp.compare.results import BEFORE, CASE, FINAL, Result
-from feddp.compare.scores import scores
+from feddp.compare.efficiency import home_seconds, inference_ms, traffic, train_seconds
+from feddp.compare.figures import curves, mean_curve
+from feddp.compare.scores import BEFORE, CASE, FINAL, Result, scores
 from feddp.compare.statistics import best_two, compare_images, sentence
-from feddp.compare.tables import scores_table, spread_table
+from feddp.compare.tables import methods_tables, scores_table, spread_table
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
 from feddp.reporting.tables import ResultTable, Value
@@ -173,7 +171,7 @@ def test_cases_take_the_images_place(result):
     one = with_cases(result("one", ONE), seeds)
     old = result("old", OTHER)
     partly = with_cases(result("partly", OTHER), [{"site-1": seed["site-1"]} for seed in seeds])
-    more = _methods_tables({"one": one, "old": old, "partly": partly}, list(SITES), 2)
+    more = methods_tables({"one": one, "old": old, "partly": partly}, list(SITES), 2)
     table = more[-1]
     assert table.name == "volumes"
     assert table.heads[1:6] == (*(f"Dice (%) {c}" for c in (*SITES, "Average", "± seeds")), "IoU (%) site-1")
@@ -187,7 +185,7 @@ def test_cases_take_the_images_place(result):
 
 
 def test_runs_without_volumes_have_no_table_of_them(result):
-    tables = _methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), 2)
+    tables = methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), 2)
     assert [table.name for table in tables] == ["methods", "methods_more", "spread"]
 
 
@@ -206,7 +204,7 @@ def test_a_broken_table_of_cases_is_named(result, text):
     path = made.folders[0] / "sites/site-2/cases.csv"
     path.unlink() if text is None else path.write_text(text)
     with pytest.raises(FedDPError, match="site-2/cases.csv .* case"):
-        scores(made, list(SITES), kind=CASE)
+        scores(made, list(SITES), unit=CASE)
 
 
 @pytest.mark.parametrize("text", [None, "", "network,image\nstart,a\n", "network,image,dice\n"])

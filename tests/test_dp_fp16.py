@@ -28,8 +28,6 @@ from feddp.errors import FedDPError
 from feddp.files import SHARED
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
-from feddp.flare.executor import StageExecutor
-from feddp.flare.policy import SitePolicy
 from feddp.flare.precision import HalfPrecision
 from feddp.flare.site import SiteComponent
 from feddp.jobs import folder as jobs
@@ -44,8 +42,7 @@ from feddp.stages.train import train
 from feddp.training.store import Store
 from support import CAPTURE, ROOT
 from support.in_flare import SITES, request_for
-from test_methods import context as at_a_site
-from test_walls import context
+from support.site import FlareSite, context
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUARD = {"path": "feddp.flare.filters.PrivateTensorGuard"}
@@ -260,16 +257,15 @@ def test_flares_filter_without_ours_clips_the_weights_and_the_guard_stops_it(toy
 
 def test_the_difference_is_to_what_the_executor_was_given(plan_for, toy, tiny_root, tmp_path, scope):
     """A round of a real site. At percentile 100 the largest change alone is sent: one number of the network."""
-    component = SiteComponent(plan_for(network=toy, method="fedavg").to_json())
-    received = {name: value.clone() for name, value in component.expected.network.state_dict().items()}
-    fl_ctx = at_a_site(component, "site-1", tmp_path / "site", protocol.TRAIN)
-    policy = SitePolicy.admitting(component.plan) | {"data": str(tiny_root / "site-1")}
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-    answer = StageExecutor().execute(protocol.TRAIN, messages.pack(received, round=0, phase=0), fl_ctx, Stop())
+    plan = plan_for(network=toy, method="fedavg")
+    site = FlareSite(plan, tmp_path / "site", simulated=True, data=tiny_root / "site-1")
+    received = {name: value.clone() for name, value in site.component.expected.network.state_dict().items()}
+    answer = site.executed(protocol.TRAIN, received, round=0, phase=0)
     trained = messages.unpack(answer)[0]
     assert sum((trained[n] != received[n]).sum().item() for n in trained) > 30
-    fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope(on_update(PERCENTILE, percentile=100, gamma=100.0), GUARD))
-    sent, scalars = messages.unpack(apply_filters("task_result_filters", answer, fl_ctx, {}, protocol.TRAIN, FilterKey.OUT))
+    site.fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope(on_update(PERCENTILE, percentile=100, gamma=100.0), GUARD))
+    leaving = apply_filters("task_result_filters", answer, site.fl_ctx, {}, protocol.TRAIN, FilterKey.OUT)
+    sent, scalars = messages.unpack(leaving)
     floating = [name for name in sent if sent[name].is_floating_point()]
     (name,) = [name for name in floating if not torch.equal(sent[name], received[name])]
     assert (sent[name] != received[name]).sum() == 1
@@ -277,10 +273,6 @@ def test_the_difference_is_to_what_the_executor_was_given(plan_for, toy, tiny_ro
     assert (sent[name].double() - received[name].double()).abs().max().item() == largest
     assert torch.equal(sent["norm.num_batches_tracked"], trained["norm.num_batches_tracked"])
     assert scalars["samples"] == 8
-
-
-class Stop:
-    triggered = False
 
 
 # half precision

@@ -290,4 +290,4 @@ def test_a_network_without_its_facts_is_named(feddp, run, data, tmp_path):
     save_network(file, state, {name: value for name, value in facts.items() if name != "size"})
     code, _, err = feddp("features", "--models", folder, "--data", data, "--out", tmp_path / "out")
     assert code == 2
-    assert f"{file} does not say its size" in " ".join(err.split())
+    assert f"{file}: its metadata lacks size" in " ".join(err.split())

@@ -8,8 +8,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
 from nvflare.fuel.f3.cellnet.net_manager import NetManager
@@ -29,10 +27,9 @@ from feddp.flare.archive import LARGEST, MOST
 from feddp.flare.audit import Refusals, plain_lines
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.gate import ServerGate, SiteGate
-from feddp.flare.policy import SitePolicy
-from feddp.flare.site import SiteComponent
 from support import ROOT
 from support.gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right, zipped
+from support.site import FlareSite
 
 THREAT_MODEL = (ROOT / "provisioning/threat-model.md").read_text(encoding="utf-8")
 KEY = "-----BEGIN PRIVATE KEY-----"
@@ -391,17 +388,12 @@ def test_a_job_is_refused_where_the_gate_is_missing(federation, plan_for, gated,
     """Before anything of the job is done, by what every executor and filter asks; FLARE's simulator has no kits."""
     gated and SiteGate()
     federation.cell(A_JOB)
-    fl_ctx = FLContext()
-    fl_ctx.get_identity_name = lambda *_, **__: A
-    plan = plan_for()
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": "x"} | SitePolicy.admitting(plan))
-    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated)
-    component = SiteComponent(plan.to_json())
+    site = FlareSite(plan_for(), name=A, simulated=simulated, data="x")
     if gated or simulated:
-        assert str(component.context(fl_ctx).policy.data) == "x"
+        assert str(site.component.context(site.fl_ctx).policy.data) == "x"
     else:
         with pytest.raises(FedDPError, match="no gate protects"):
-            component.context(fl_ctx)
+            site.component.context(site.fl_ctx)
 
 
 def test_a_consoles_cell_in_the_same_process_is_not_the_sites(federation):

@@ -34,6 +34,7 @@ from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.context import files_of
 from feddp.flare.site import kept
 from support import ROOT
+from support.site import FlareSite
 
 IMAGES = ROOT / "provisioning" / "images"
 IMAGE = "registry.example.org/feddp:0.1.0"
@@ -270,9 +271,8 @@ def test_a_changed_start_script_is_found(kits, tmp_path):
         assert said(kit)[0].startswith(f"{path}: differs from the script of FLARE's templates")
 
 
-def test_a_sites_files_lie_where_its_container_keeps_them(monkeypatch, tmp_path):
-    fl_ctx = FLContext()
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, SimpleNamespace(get_root_dir=lambda: str(tmp_path / "workspace")))
+def test_a_sites_files_lie_where_its_container_keeps_them(monkeypatch, plan_for, tmp_path):
+    fl_ctx = FlareSite(plan_for(), tmp_path / "workspace").fl_ctx
     assert files_of(kept(fl_ctx), "job") == tmp_path / "workspace/feddp/job"
     given = yaml.safe_load((IMAGES / "hospital.docker.yml").read_text())["studies"]["default"]["env"]
     for name, value in given.items():

@@ -186,7 +186,7 @@ def test_tent_normalises_by_the_batch(toy):
 
 def test_an_image_alone_is_refused_where_it_has_no_statistics():
     """At 32 px a ResNet's deepest map is one pixel: two values a channel are a batch's least, 3 images by 2 leave one."""
-    with pytest.raises(FedDPError, match="3 images in batches of 2 leave one alone"):
+    with pytest.raises(FedDPError, match="3 images in batches of 2 leave a batch of one image"):
         STRATEGIES["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=2), CPU, silent)
     assert STRATEGIES["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=3), CPU, silent).networks
 

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import tensor
 
-from feddp.adaptation import hospital
+from feddp.adaptation import unseen_site
 from feddp.adaptation.models import GLOBAL, read_models
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.errors import FedDPError
@@ -303,7 +303,7 @@ def test_a_site_of_another_kind_is_refused(feddp, run, site, tmp_path):
     facts = json.loads((site / "dataset.json").read_text())
     arguments = ("adapt", "--models", run, "--images", site, "--out", tmp_path / "out")
     for change, more, message in (
-        ({"channels": 1}, [], "channels = (1,), the models (3,)"),
+        ({"channels": 1}, [], "channels = (1,), but the models have (3,)"),
         ({"classes": ["polyp"]}, ["--score"], "('polyp',)"),
     ):
         (site / "dataset.json").write_text(json.dumps(facts | change))
@@ -376,8 +376,8 @@ def test_the_server_s_file_is_that_of_the_round(tmp_path):
 def test_no_label_is_touched_before_the_masks_are_written(run, site, tmp_path, monkeypatch):
     """Even with --score: when the masks are first asked for, every prediction lies on disk."""
     written = []
-    monkeypatch.setattr(hospital, "load", lambda *_: written.extend(masks(tmp_path / "out")) or [])
-    request = hospital.Request("average", hospital.Settings(), score=True)
+    monkeypatch.setattr(unseen_site, "load", lambda *_: written.extend(masks(tmp_path / "out")) or [])
+    request = unseen_site.Request("average", unseen_site.Settings(), score=True)
     with pytest.raises((FedDPError, RuntimeError)):
-        hospital.adapt(read_models(run), "run", site, tmp_path / "out", request, torch.device("cpu"))
+        unseen_site.adapt(read_models(run), "run", site, tmp_path / "out", request, torch.device("cpu"))
     assert len(written) == 2

@@ -7,8 +7,7 @@ import typer
 
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.cli import app
-from feddp.compare.outside_studies import OUTSIDE, TABLE_II
-from feddp.compare.studies import STUDIES
+from feddp.compare.studies import OUTSIDE, STUDIES, TABLE_II
 from feddp.methods import METHODS
 from feddp.networks import NETWORKS
 from feddp.partition import NONE, ROLES

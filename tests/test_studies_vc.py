@@ -3,9 +3,8 @@
 import pytest
 from PIL import Image
 
-from feddp.compare.drawings import draw_study
-from feddp.compare.results import Result
-from feddp.compare.scores import average
+from feddp.compare.figures import draw_study
+from feddp.compare.scores import Result, average
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Common, Variant
 from feddp.networks import build
@@ -30,7 +29,7 @@ def rows(study: str, network: str):
     """{labels: (plan, network, private keys)} of a study's entries."""
     found = {}
     for entry in STUDIES[study].entries:
-        plan = plan_of(entry.variant, network)
+        plan = plan_of(entry.source.variant, network)
         built = build_network(plan)
         found[entry.labels] = plan, built, set(partition_of(plan, built).private)
     return found
@@ -76,7 +75,7 @@ def test_from_a_quarter_to_four_times_as_many_virtual_classes():
 
 
 def test_the_weight_of_the_virtual_loss_and_nothing_else():
-    plans = {entry.labels[0]: plan_of(entry.variant, "unet") for entry in STUDIES["vc_lambda"].entries}
+    plans = {entry.labels[0]: plan_of(entry.source.variant, "unet") for entry in STUDIES["vc_lambda"].entries}
     assert {label: plan.hyper.lambda_v for label, plan in plans.items()} == {"0.1": 0.1, "0.5": 0.5, "1": 1.0, "2": 2.0}
     assert all(plan.settings.keys() <= {"lambda_v", "min_sites"} for plan in plans.values())
 
@@ -85,7 +84,7 @@ def test_the_weight_of_the_virtual_loss_and_nothing_else():
 def test_fig_8_is_drawn(tmp_path, study):
     slots = {"start": {"a": 0.8}}
     folder = write_run(tmp_path / "run", dict.fromkeys(("A", "B"), slots))
-    draw_study(study, tmp_path, {entry.variant: Result({0: folder}, {}) for entry in STUDIES[study].entries}, ["A", "B"])
+    draw_study(study, tmp_path, {entry.source.variant: Result({0: folder}, {}) for entry in STUDIES[study].entries}, ["A", "B"])
     with Image.open(tmp_path / f"{study}.png") as picture:
         assert picture.size[0] > picture.size[1], "two panels, IoU and HD"
         assert len(picture.convert("L").getcolors()) > 10, "an empty canvas"

@@ -213,7 +213,7 @@ def test_only_layers_that_each_site_has_for_itself_are_refused(plan_for, tmp_pat
             adapted = STRATEGIES[how](models, pictures(2), Settings(epochs=1, lr=1e-4, neighbourhood=2), CPU, silent)
             assert all(logits.isfinite().all() for logits in predict(adapted.networks, pictures(2), 2, CPU))
     else:
-        with pytest.raises(FedDPError, match=f"{method} gives every site layers of its own .{own}, ...., which nobody outside"):
+        with pytest.raises(FedDPError, match=f"{method} gives every site layers of its own .{own}, ...., which an unseen site"):
             read_models(run)
 
 

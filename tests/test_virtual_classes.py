@@ -131,7 +131,9 @@ def test_the_loss_adds_up(options, wanted):
     the class: 1 − 2 · (3/4)/(3/4 + 1) = 1/7; their mean 4/7. L_r = −ln 3/4. Virtual maps (ln 5, 0): L_v = −ln 5/6, though a
     real map of a greater one would change its arg max; with literal zeros −ln 5/8."""
     maps = tensor([1.0, 3.0, 5.0, 1.0]).log().view(1, 4, 1, 1)
-    network = SimpleNamespace(segmentation_head=SimpleNamespace(maps=maps))
+    head = SimilarityHead([Similarities(1, real=2, virtual=2)], 1.0, nested=True)
+    head.maps = maps
+    network = SimpleNamespace(segmentation_head=head)
     site = SimpleNamespace(network=network, plan=SimpleNamespace(classes=("lesion",), labels="nested"))
     found = VirtualClass(VirtualClassSettings(**options)).loss(site, None, {"mask": torch.ones(1, 1, 1, 1)})
     assert found.item() == pytest.approx(wanted, abs=1e-4)  # Dice is smoothed by 1e-5

@@ -1,4 +1,4 @@
-"""Test-time training: a few parameters of a network, on images without labels; the epoch of the lowest loss is kept."""
+"""Test-time training of a few parameters of a network on images without labels; the epoch with the lowest loss is kept."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,25 +17,25 @@ from feddp.training.seeds import seed_of
 from feddp.training.settings import defaults, from_settings, require_choice, require_not_negative, require_positive, setting
 
 NORMS = ("mean", "batch")
-Loss = Callable[[nn.Module, Tensor, torch.Generator], Tensor]  # (network, images (B,C,H,W), chance) -> scalar
+Loss = Callable[[nn.Module, Tensor, torch.Generator], Tensor]  # (network, images (B,C,H,W), rng) -> scalar
 Report = Callable[[int, float], None]  # (epoch, its loss)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a network is adapted; the defaults are the paper's (004, IV) where it states them."""
+    """How a network is adapted; the defaults are the paper's if it states them (Jiang et al., TMI 2023, section IV)."""
 
-    epochs: int = setting(10, "passes over the images; 0 only measures the start", most=10_000)
+    epochs: int = setting(10, "passes over the images; 0 only measures the initial loss", most=10_000)
     lr: float = setting(1e-3, "Adam's learning rate", most=100)
-    beta: float = setting(0.01, "weight of the shape loss; 0 leaves it out")
-    noise: float = setting(0.5, "standard deviation of the consistency loss's noise; 0 leaves that loss out")
-    neighbourhood: int = setting(10, "pixels on either side within which the shape loss wants probabilities alike", most=1024)
-    mix: str = setting("softmax", "softmax over the models, or sigmoid (the released code's)")
-    norm: str = setting("mean", "mean of the models' normalisations, or batch: its own statistics, affine tensors trained")
-    batch: int = setting(4, "images a step; the paper does not state it", most=4096)
-    seed: int = setting(0, "every random draw comes from it", most=2**63 - 1)
+    beta: float = setting(0.01, "weight of the shape loss; 0 disables it")
+    noise: float = setting(0.5, "standard deviation of the noise in the consistency loss; 0 disables that loss")
+    neighbourhood: int = setting(10, "pixels on each side within which the shape loss makes probabilities similar", most=1024)
+    mix: str = setting("softmax", "softmax over the models, or sigmoid (as in the released code)")
+    norm: str = setting("mean", "mean of the models' normalisations, or batch: batch statistics, trained affine tensors")
+    batch: int = setting(4, "images per step; the paper does not state it", most=4096)
+    seed: int = setting(0, "seed of every random draw", most=2**63 - 1)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_not_negative(self, "epochs", "beta", "noise", "neighbourhood")
         require_positive(self, "lr", "batch")
         require_choice(self, "mix", tuple(MIXES))
@@ -43,7 +43,7 @@ class Settings:
 
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
-    """Settings by name, as `--set` and a job's JSON give them.
+    """Returns the settings from values by name, as given by `--set` or a job's JSON.
 
     Raises:
         InputError: a name is unknown, or a value cannot be read or is out of range.
@@ -55,7 +55,7 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True)
 class Fit:
-    """The loss over all images of the start and after every epoch, and which of these was kept."""
+    """The loss over all images before training and after every epoch, and the index of the kept one."""
 
     losses: list[float] = field(default_factory=list)
     kept: int = 0
@@ -68,15 +68,15 @@ def fit(
     settings: Settings,
     report: Report = lambda epoch, loss: None,
 ) -> Fit:
-    """Trains, in place, the parameters of `network` that require gradients; nothing else of it changes.
+    """Trains the parameters of `network` that require gradients, in place; its other tensors do not change.
 
-    The images are taken in their order. After every epoch the loss is measured on all of them with the same noise each time;
-    the network ends with the parameters of its lowest, the first of equals, the start among the candidates. Dropout is off.
+    The images are used in the given order. The loss is measured on all of them before training and after every epoch, each
+    time with the same noise. The network ends with the parameters of the lowest loss (of equal ones, the first). No dropout.
 
     Args:
         network: in eval mode, on the device to use.
-        images: (C, H, W) each, as `feddp.data.loading.network_input` gives them.
-        report: called after every epoch, from 1.
+        images: (C, H, W) each, as `feddp.data.loading.network_input` returns them.
+        report: called after every epoch; the first is 1.
 
     Raises:
         InputError: a loss is not finite.
@@ -86,15 +86,15 @@ def fit(
 
     def part(start: int, epoch: int | str) -> tuple[Tensor, torch.Generator]:
         images_here = torch.stack(list(images[start : start + settings.batch])).to(trained[0].device)
-        # the CPU's generator: the same noise on every device
+        # a generator on the CPU draws the same noise for every device
         return images_here, torch.Generator().manual_seed(seed_of(settings.seed, "noise", epoch, start))
 
     @torch.no_grad()
     def measure() -> float:
         total = 0.0
         for start in range(0, len(images), settings.batch):
-            batch, chance = part(start, "measure")
-            total += loss(network, batch, chance).item() * len(batch)
+            batch, rng = part(start, "measure")
+            total += loss(network, batch, rng).item() * len(batch)
         if not math.isfinite(total):
             raise InputError(f"the unsupervised loss is {total}; lower --lr (now {settings.lr})")
         return total / len(images)
@@ -117,24 +117,24 @@ def fit(
 
 
 def routing_loss(settings: Settings) -> Loss:
-    """L_t = L_cons + β L_shape (004, III-C); a term of weight 0 costs nothing."""
+    """Returns L_t = L_cons + β L_shape (Jiang et al., TMI 2023, III-C); a term of weight 0 is not computed."""
 
-    def value(network: nn.Module, images: Tensor, chance: torch.Generator) -> Tensor:
+    def value(network: nn.Module, images: Tensor, rng: torch.Generator) -> Tensor:
         logits = network(images)
         total = settings.beta * shape(logits, settings.neighbourhood) if settings.beta else logits.sum() * 0
         if not settings.noise:
             return total
-        noise = settings.noise * torch.randn(images.shape, generator=chance).to(images)
+        noise = settings.noise * torch.randn(images.shape, generator=rng).to(images)
         return total + consistency(logits, network(images + noise))
 
     return value
 
 
-def entropy_loss(network: nn.Module, images: Tensor, chance: torch.Generator) -> Tensor:
-    """Tent's: the mean entropy of the prediction."""
+def entropy_loss(network: nn.Module, images: Tensor, rng: torch.Generator) -> Tensor:
+    """Returns the mean entropy of the prediction (Tent)."""
     return entropy(network(images))
 
 
-def turning_loss(network: nn.Module, images: Tensor, chance: torch.Generator) -> Tensor:
-    """TTT's: what the rotation head says of every image in all four turns."""
+def rotation_loss(network: nn.Module, images: Tensor, rng: torch.Generator) -> Tensor:
+    """Returns the loss of the rotation head on every image in all four rotations (TTT)."""
     return every_turn(network, images)

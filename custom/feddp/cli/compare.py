@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from feddp.cli.options import Data, Device, Rounds, Size, Threads, Weights, words
+from feddp.cli.options import Data, Device, Env, Place, Rounds, Size, Threads, Weights, words
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT
 
@@ -41,6 +41,7 @@ def compare(
     size: Size = 96,
     settings: Annotated[list[str], typer.Option("--set", help="A hyper-parameter of all runs, key=value.")] = [],  # noqa: B006
     weights: Weights = None,
+    env: Place = Env.sim,
     device: Device = "cpu",
     threads: Threads = None,
 ) -> None:
@@ -48,16 +49,18 @@ def compare(
     from rich.markdown import Markdown
 
     from feddp.compare.comparison import compare as run
-    from feddp.compare.outside_studies import TABLE_II
-    from feddp.compare.request import Request
+    from feddp.compare.request import ComparisonRequest
+    from feddp.compare.runs import Place as RunPlace
+    from feddp.compare.studies import TABLE_II
     from feddp.compare.variants import Common
 
     common = Common(rounds, calibration_epochs, network, size, tuple(settings), weights)
     command = shlex.join(["feddp", *sys.argv[1:]])
     outside = tuple(dict.fromkeys([*([TABLE_II] if leave_one_out else []), *words(outside_studies)]))
     studied = tuple(dict.fromkeys(words(studies)))
-    asked = (words(methods), data, out, common, _whole(seeds), studied, unseen, device, threads, command, outside, folds)
-    done = run(Request(*asked))
+    place = RunPlace(env.value, device, threads)
+    asked = (words(methods), data, out, common, _whole(seeds), studied, unseen, place, command, outside, folds)
+    done = run(ComparisonRequest(*asked))
     Console().print(Markdown(done.summary))
     print(f"Tables and figures: {out}")
     if done.failed:

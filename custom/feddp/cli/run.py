@@ -1,7 +1,6 @@
 """`feddp run`, `feddp job`, which exports the same as a FLARE job, `feddp predict` and `feddp methods`."""
 
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +10,11 @@ from rich.console import Console
 from feddp.cli.options import (
     Data,
     Device,
+    Env,
     Epochs,
     Method,
     Network,
+    Place,
     Rounds,
     Scope,
     Seed,
@@ -28,14 +29,6 @@ from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT as NETWORK
 
 
-class Env(str, Enum):
-    """Where a run runs."""
-
-    local = "local"
-    sim = "sim"
-    poc = "poc"
-
-
 def run(
     data: Data,
     out: Annotated[Path, typer.Option(help="A new folder for the results.")],
@@ -48,9 +41,7 @@ def run(
     settings: Settings = [],  # noqa: B006
     then: Then = None,
     weights: Weights = None,
-    env: Annotated[
-        Env, typer.Option(help="One process without FLARE, FLARE's simulator, or POC mode with real certificates.")
-    ] = Env.sim,
+    env: Place = Env.sim,
     device: Device = "cpu",
     threads: Threads = None,
     without_consent: Annotated[str, typer.Option(help="Sites that refuse every exchange among sites, comma-separated.")] = "",

@@ -1,89 +1,152 @@
-"""The tables of a comparison: means of test metrics, and how they spread."""
+"""The tables of a comparison: test metrics of methods, of studies and at unseen sites."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from feddp.compare.results import FINAL, IMAGE, Kind, Result
-from feddp.compare.scores import scores
-from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, Value, shown_value
+from feddp.compare.leave_one_out import UnseenResult
+from feddp.compare.scores import CASE, FINAL, IMAGE, Measured, Result, Unit, has_cases, scores
+from feddp.compare.statistics import sentence
+from feddp.compare.studies import TABLE_II, Adapted, Study, Trained
+from feddp.compare.variants import Variant
+from feddp.reporting.tables import BLANK, SHOWN, Better, Cell, ResultTable, Value, shown_value
+from feddp.training.volumes import VOLUME_METRICS
 
 OPTIMISTIC = "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
 APART = "Rows without a federation, or without some of the seeds, compete neither for the best value nor in the test."
+BY_CASE = (
+    "All test slices of a patient are one volume; ± is over a site's test cases. Sites whose images are no slices have none."
+)
+START = "Methods without a stage at home hand on the best round on the selection split, the others the last (Algorithm 1)."
+INSIDE = "Inside n: the first n of the other sites in alphabetical order."
+SECONDS = "Seconds a sample: adaptation, prediction and writing, on the machine that did it; means over sites and seeds."
+SEEDS = "± seeds"
+
+Line = tuple[Sequence[str], Measured, str]  # a row's labels, what it is of, before or after the last stage
+
+
+def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[ResultTable]:
+    """Table I or II with the test of its best two, the other metrics, the spread, and the cases where there are any."""
+    rows = [((label,), result, FINAL) for label, result in named.items()]
+    title = "Table I / II: the methods"
+    first = scores_table("methods", title, ("Method",), rows, ("dice", "assd"), sites, seeds, per_site=True)
+    title = "The methods by IoU, HD95 and HD"
+    more = scores_table("methods_more", title, ("Method",), rows, ("iou", "hd95", "hd"), sites, seeds, per_site=True)
+    test = sentence({label: scores(result, sites) for label, result in named.items() if result.folders and result.competes})
+    tables = [replace(first, notes=(test, START, *first.notes)), more, spread_table(named, sites)]
+    if any(has_cases(result) for result in named.values()):
+        title = "The methods by case"
+        cases = scores_table("volumes", title, ("Method",), rows, VOLUME_METRICS, sites, seeds, per_site=True, unit=CASE)
+        tables.append(replace(cases, notes=(BY_CASE, *cases.notes)))
+    return tables
+
+
+def study_table(
+    name: str, study: Study[Trained], results: Mapping[Variant, Result], sites: list[str], seeds: int
+) -> ResultTable:
+    """One of STUDIES, with the averages of its paper's metrics."""
+    rows = [(entry.labels, results[entry.source.variant], entry.source.when) for entry in study.entries]
+    return scores_table(name, study.title, study.heads, rows, study.metrics, sites, seeds)
+
+
+def outside_tables(
+    name: str, study: Study[Adapted], results: Mapping[Adapted, UnseenResult], sites: list[str], seeds: int
+) -> list[ResultTable]:
+    """Table II as two tables, Dice and ASSD, with one column per unseen site; any other study as one, of the averages."""
+    found = [results[entry.source] for entry in study.entries]
+    rows = [(entry.labels, result, FINAL) for entry, result in zip(study.entries, found, strict=True)]
+    if name == TABLE_II:
+        return [
+            scores_table(f"{name}{end}", f"{study.title}{by}", study.heads, rows, (metric,), sites, seeds, per_site=True)
+            for metric, end, by in (("dice", "", ""), ("assd", "_assd", ", by ASSD"))
+        ]
+    table = scores_table(f"outside_{name}", study.title, study.heads, rows, study.metrics, sites, seeds)
+    if name == "inside_sites":
+        table = replace(table, notes=(*table.notes, INSIDE))
+    return [_timed(table, found) if name == "time" else table]
 
 
 def scores_table(
     name: str,
     title: str,
     heads: Sequence[str],
-    entries: Sequence[tuple[Sequence[str], Result, str]],
+    lines: Sequence[Line],
     metrics: Sequence[str],
     sites: list[str],
     seeds: int,
     per_site: bool = False,
-    kind: Kind = IMAGE,
+    unit: Unit = IMAGE,
 ) -> ResultTable:
-    """Mean ± std of test metrics, a row for each of `entries`: (what stands below `heads`, its runs, before or final).
+    """Mean ± std of test metrics, one row for each of `lines`.
 
     Args:
         sites: the federation's; the Average is over them.
         seeds: how many were asked for; with several, a column says how the average differs between them.
-        per_site: a column for every site, not the Average alone.
-        kind: of images, or of cases.
+        per_site: one column per site, not the Average alone.
+        unit: images or cases.
     """
-    shown = [*(sites if per_site else []), "Average", *(["± seeds"] if seeds > 1 else [])]
+    shown = [*(sites if per_site else []), "Average", *([SEEDS] if seeds > 1 else [])]
     columns = [(metric, column) for metric in metrics for column in shown]
     rows = []
-    for labels, result, when in entries:
+    for labels, result, when in lines:
         some = f" ({seeds - len(result.failed)} of {seeds} seeds)" if result.folders and result.failed else ""
-        cells = _values(result, when, columns, sites, kind) if result.folders else failed(result, len(columns))
+        cells = _values(result, when, columns, sites, unit) if result.folders else failed(result, len(columns))
         rows.append((*labels[:-1], labels[-1] + some, *cells))
-    optimistic = any("test" in result.selections for _, result, _ in entries)
-    apart = frozenset(i for i, (_, result, _) in enumerate(entries) if not result.competes)
+    optimistic = any("test" in result.selections for _, result, _ in lines)
+    apart = frozenset(i for i, (_, result, _) in enumerate(lines) if not result.competes)
+    better: list[Better | None] = [None if column == SEEDS else SHOWN[metric].better for metric, column in columns]
     return ResultTable(
         name,
         title,
-        (*heads, *(f"{SHOWN[m].head} {c}" for m, c in columns)),
-        (*[None] * len(heads), *(None if c == "± seeds" else SHOWN[m].better for m, c in columns)),
+        (*heads, *(f"{SHOWN[metric].head} {column}" for metric, column in columns)),
+        (*[None] * len(heads), *better),
         tuple(rows),
         (*([OPTIMISTIC] if optimistic else []), *([APART] if apart else [])),
         apart,
     )
 
 
-def spread_table(entries: Mapping[str, Result], sites: list[str]) -> ResultTable:
+def spread_table(named: Mapping[str, Result], sites: list[str]) -> ResultTable:
     """Dice as 002 reports it: the mean over clients, the mean over all test images, and the variance over clients (points²)."""
-    rows = []
-    for label, result in entries.items():
+    rows: list[tuple[Cell, ...]] = []
+    for label, result in named.items():
         if not result.folders:
             rows.append((label, *failed(result, 3)))
             continue
-        found = scores(result, sites, FINAL)
+        found = scores(result, sites)
         if found.average is None:
             rows.append((label, BLANK, BLANK, BLANK))
             continue
         clients = found.average["dice"]
-        images = [row["dice"] for rows_here in found.images.values() for row in rows_here.values()]
+        images = [row["dice"] for rows_here in found.rows.values() for row in rows_here.values()]
         values = 100 * clients["mean"], 100 * sum(images) / len(images), (100 * clients["std"]) ** 2
         rows.append((label, *map(Value, values)))
     heads = ("Method", "Dice (%) per client", "Dice (%) over images", "Variance over clients")
-    apart = frozenset(i for i, result in enumerate(entries.values()) if not result.competes)
-    return ResultTable(
-        "spread", "Dice and its spread, as pFLFE's Tables 1-3", heads, (None, max, max, min), tuple(rows), (), apart
-    )
+    apart = frozenset(i for i, result in enumerate(named.values()) if not result.competes)
+    title, better = "Dice and its spread, as pFLFE's Tables 1-3", (None, max, max, min)
+    return ResultTable("spread", title, heads, better, tuple(rows), apart=apart)
 
 
-def failed(result: Result, width: int) -> tuple[str, ...]:
-    """A row of a variant without a finished run: the first reason, and nothing."""
+def failed(result: Measured, width: int) -> tuple[str, ...]:
+    """The row of a variant without a finished run: the first reason, then empty cells."""
     return (f"failed: {textwrap.shorten(next(iter(result.failed.values())), 120)}", *[""] * (width - 1))
 
 
-def _values(result: Result, when: str, columns: Sequence[tuple[str, str]], sites: list[str], kind: Kind) -> tuple[Cell, ...]:
-    found = scores(result, sites, when, kind)
+def _values(result: Measured, when: str, columns: Sequence[tuple[str, str]], sites: list[str], unit: Unit) -> tuple[Cell, ...]:
+    found = scores(result, sites, when, unit)
     cells: list[Cell] = []
     for metric, column in columns:
-        if column == "± seeds":
+        if column == SEEDS:
             cells.append(Value(SHOWN[metric].factor * found.seeds[metric]) if found.seeds else BLANK)
         else:
             summary = found.average if column == "Average" else found.sites.get(column)
             cells.append(shown_value(summary, metric) if summary else BLANK)
     return tuple(cells)
+
+
+def _timed(table: ResultTable, results: Sequence[UnseenResult]) -> ResultTable:
+    """The same table with the seconds per sample as its last column."""
+    cells: list[Cell] = [Value(result.seconds(), digits=3) if result.folders else BLANK for result in results]
+    rows = tuple((*row, cell) for row, cell in zip(table.rows, cells, strict=True))
+    heads, better = (*table.heads, "Seconds a sample"), (*table.better, min)
+    return replace(table, heads=heads, better=better, rows=rows, notes=(*table.notes, SECONDS))

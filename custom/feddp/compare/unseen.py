@@ -1,4 +1,4 @@
-"""Table IV: a site outside the federation, seen by every site's network alone and by all of them together."""
+"""Table IV: every site's network, and the ensemble of all of them, measured on an unseen site."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddp.compare.results import Result
-from feddp.compare.scores import over_seeds
+from feddp.compare.scores import Result, over_seeds
 from feddp.compare.tables import OPTIMISTIC, failed
 from feddp.data.folder import SiteFolder, facts_of, misfit
-from feddp.data.loading import load
+from feddp.data.loading import Sample, load
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import NETWORK, site_folder
@@ -25,10 +24,10 @@ _METRICS = ("dice", "assd")
 
 
 def open_unseen(path: Path, data: Path, facts: Mapping[str, Any]) -> SiteFolder:
-    """The folder of a site outside the federation below `data`, whose channels, classes and labels are `facts`.
+    """The folder of an unseen site, for the federation below `data`, whose channels, classes and labels are `facts`.
 
     Raises:
-        InputError: it is one of the federation's, differs in these facts, or has no image in split test.
+        InputError: it is a site of the federation, differs in channels, classes or labels, or has no image in split test.
     """
     folder = SiteFolder.open(path)
     if path.resolve().parent == data.resolve():
@@ -57,14 +56,16 @@ def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[
     return ResultTable("unseen", f"Table IV: the unseen site {folder.site}", heads, better, tuple(rows), tuple(notes))
 
 
-def _row(result: Result, samples: list[dict], columns, sites: list[str], device: str) -> tuple[Cell, ...]:
+def _row(
+    result: Result, samples: list[Sample], columns: list[tuple[str, str]], sites: list[str], device: str
+) -> tuple[Cell, ...]:
     seeds = []
     for run in result.folders.values():
         files = {site: site_folder(run, site) / NETWORK for site in sites}
         networks = {site: load_personal(file).to(device) for site, file in files.items() if file.exists()}
         measured = measure_networks(networks, samples)
         if networks.keys() != set(sites):
-            measured.pop(ENSEMBLE, None)  # of fewer sites it would be another ensemble
+            measured.pop(ENSEMBLE, None)  # the ensemble of fewer sites is another one
         seeds.append(measured)
     stems = [sample["stem"] for sample in samples]
     summaries = {}
@@ -75,15 +76,15 @@ def _row(result: Result, samples: list[dict], columns, sites: list[str], device:
     return tuple(shown_value(summaries[column], metric) if column in summaries else BLANK for metric, column in columns)
 
 
-def measure_networks(networks: Mapping[str, nn.Module], samples: list[dict]) -> dict[str, list[Row]]:
-    """The metrics of every sample under each network, and under ENSEMBLE, the mean of their probabilities (C,H,W)."""
+def measure_networks(networks: Mapping[str, nn.Module], samples: list[Sample]) -> dict[str, list[Row]]:
+    """The metrics of every sample under each network, and under ENSEMBLE, the mean of the networks' probabilities (C,H,W)."""
     masks = torch.stack([sample["mask"] for sample in samples])
     rows: dict[str, list[Row]] = {}
-    total: Tensor | float = 0.0
+    total: Tensor | None = None
     for name, network in networks.items():
         maps = torch.cat([part for part, _ in predict(network, samples)])
         rows[name] = measure(maps, masks)
-        total = total + maps
-    if networks:
+        total = maps if total is None else total + maps
+    if total is not None:
         rows[ENSEMBLE] = measure(total / len(networks), masks)
     return rows

@@ -6,7 +6,7 @@ A "pixel" is one of the map's, of the class that the mask has at its centre.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddp.data.loading import class_index
+from feddp.data.loading import Sample, class_index
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.training.loop import predict
@@ -33,7 +33,7 @@ class Pixels:
 
 
 def sample_pixels(
-    network: nn.Module, samples: list[dict], labels: str, layer: str, per_class: int, seed: int, what: str
+    network: nn.Module, samples: Sequence[Sample], labels: str, layer: str, per_class: int, seed: int, what: str
 ) -> Pixels:
     """Up to `per_class` pixels of every class, drawn uniformly from all images of `samples` without replacement.
 
@@ -51,7 +51,7 @@ def sample_pixels(
         passes = predict(network, samples, _BATCH)
         for _, batch in track(passes, what, math.ceil(len(samples) / _BATCH)):
             maps = taken.pop()
-            classes = at_size(class_index(batch["mask"], labels), maps.shape[-2:]).flatten().numpy()
+            classes = at_size(class_index(batch["mask"], labels), (maps.shape[-2], maps.shape[-1])).flatten().numpy()
             vectors, draws = maps.permute(0, 2, 3, 1).flatten(0, 2), chance.random(len(classes))
             for label in np.unique(classes).tolist():
                 own = np.flatnonzero(classes == label)
@@ -92,7 +92,9 @@ def at_size(classes: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(classes[:, None].float(), size, mode="nearest-exact")[:, 0].long()
 
 
-def _smallest(before: tuple[np.ndarray, np.ndarray] | None, found: tuple[np.ndarray, np.ndarray], count: int):
+def _smallest(
+    before: tuple[np.ndarray, np.ndarray] | None, found: tuple[np.ndarray, np.ndarray], count: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Of (draws, features), those with the `count` smallest draws, in their order."""
     draws, features = found if before is None else (np.concatenate(pair) for pair in zip(before, found, strict=True))
     first = np.argsort(draws)[:count]

@@ -84,7 +84,8 @@ def kl_table(found: dict[str, dict[str, Pixels]], sites: list[str], note: str) -
     rows = []
     for title, of_run in found.items():
         values = [_divergence(of_run.get(site)) for site in sites]
-        average = None if None in values else float(np.mean(values))
+        known = [value for value in values if value is not None]
+        average = float(np.mean(known)) if len(known) == len(values) else None
         rows.append((title, *(BLANK if value is None else Value(value) for value in (*values, average))))
     heads = ("Run", *sites, "Average")
     title = "pFLFE's Table 5: KL divergence between foreground and background features"

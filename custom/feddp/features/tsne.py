@@ -18,4 +18,5 @@ def embed(features: np.ndarray, seed: int) -> np.ndarray:
         raise InputError(f"{len(features)} pixels are too few for a t-SNE; raise --pixels, or name more sites")
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
     with threadpool_limits(1):
-        return TSNE(perplexity=perplexity, init="pca", random_state=seed % 2**32).fit_transform(features)
+        embedded: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=seed % 2**32).fit_transform(features)
+    return embedded

@@ -43,22 +43,24 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
     jobs, and `AdmittedApp` checks the rest.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         only_json()
         self._one_at_a_time = threading.Lock()
 
     def deploy(
-        self, workspace: Workspace, job_id: str, job_meta: dict, app_name: str, app_data: bytes, fl_ctx: FLContext
+        self, workspace: Workspace, job_id: str, job_meta: dict[str, Any], app_name: str, app_data: bytes, fl_ctx: FLContext
     ) -> str | None:
         with self._one_at_a_time:
             try:
                 self._admit(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
-                if not (refused := AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)):
+                refused: str | None = AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
+                if not refused:
                     require_signers(workspace, job_id)
                 return refused
             except FedDPError as error:
-                self.log_warning(fl_ctx, line := audit(fl_ctx, f"job {job_id} refused: {error}"), fire_event=False)
+                line = audit(fl_ctx, f"job {job_id} refused: {error}")
+                self.log_warning(fl_ctx, line, fire_event=False)
                 return line
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -69,7 +71,7 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
                 fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, audit(fl_ctx, str(error)), private=True, sticky=False)
 
     def _admit(
-        self, workspace: Workspace, job_id: str, job_meta: dict, app_name: str, app_data: bytes, fl_ctx: FLContext
+        self, workspace: Workspace, job_id: str, job_meta: dict[str, Any], app_name: str, app_data: bytes, fl_ctx: FLContext
     ) -> None:
         site = workspace.site_name
         if not isinstance(job_id, str) or not JOB_ID.fullmatch(job_id):
@@ -123,7 +125,7 @@ def require_signers(workspace: Workspace, job_id: str) -> None:
 class AdmittedApp(AppValidator):
     """For the server's resources.json, as its `app_validator`: FLARE calls it after unpacking the server's app."""
 
-    def validate(self, app_folder: str) -> tuple[str, dict]:
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         try:
             read_folder(SERVER, Path(app_folder))
         except FedDPError as error:

@@ -91,7 +91,7 @@ def require_awaited(cell: CoreCell, message: Message, arrival: Arrival) -> None:
 def _reply_is_awaited(cell: CoreCell, message: Message, arrival: Arrival) -> bool:
     asked = message.get_header(MessageHeaderKey.REQ_ID)
     ids = [asked] if isinstance(asked, str) else asked
-    of = arrival.origin
+    of: str | None = arrival.origin
     if arrival.kind == MessageType.RETURN:  # returned on its way; the expected sender is the cell that it did not reach
         headers = message.get_header(MessageHeaderKey.ORIGINAL_HEADERS)
         of = headers.get(MessageHeaderKey.DESTINATION) if isinstance(headers, dict) else None

@@ -89,7 +89,7 @@ class _Refused(ConfigLoader):
     def load_config_from_str(self, config_str: str) -> Config:
         raise ValueError(f"{self.format.value} is not accepted; write JSON")
 
-    def load_config_from_dict(self, config_dict: dict) -> Config:
+    def load_config_from_dict(self, config_dict: dict[str, Any]) -> Config:
         raise ValueError(f"{self.format.value} is not accepted; write JSON")
 
 

@@ -129,7 +129,7 @@ class ServerGate(Gate):
         NetManager.get_spec = _no_commands
 
     def covers(self, name: str) -> bool:
-        return FQCN.get_root(name) == SERVER
+        return bool(FQCN.get_root(name) == SERVER)
 
     def judge(self, cell: CoreCell, message: Message, arrival: Arrival) -> None:
         me = cell.get_fqcn()

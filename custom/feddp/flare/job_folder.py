@@ -119,4 +119,4 @@ def require_object(what: str, place: str, value: Any) -> dict[str, Any]:
 
 def _as_read(document: dict[str, Any]) -> dict[str, Any]:
     """Returns a document as JSON reads it back from a file."""
-    return json.loads(json.dumps(document))
+    return dict(json.loads(json.dumps(document)))

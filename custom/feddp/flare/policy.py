@@ -203,7 +203,7 @@ def _count(site: str, name: str, given: Any, least: int, what: str) -> int:
 def _approved(site: str, given: Any) -> tuple[str, ...] | str:
     if given == ANY:
         return ANY
-    listed = given if isinstance(given, list) else [None]
+    listed: list[Any] = given if isinstance(given, list) else [None]
     if not all(isinstance(line, Mapping) and line.keys() == {"job", "plan"} for line in listed) or not all(
         isinstance(line["job"], str) and re.fullmatch(_SHA, str(line["plan"])) for line in listed
     ):
@@ -230,4 +230,4 @@ def _budget(site: str, given: Any) -> Budget:
 def _seed(site: str, given: Any) -> str:
     if given not in SEEDS:
         raise PolicyError(f"site {site}: privacy.json's seed is {given!r}; write {' or '.join(SEEDS)}")
-    return given
+    return str(given)

@@ -14,6 +14,6 @@ class PrivateFiles(FLComponent):
     job's process, also in containers, where a start script's umask has no effect. Before that it writes only process numbers.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         os.umask(OTHERS)

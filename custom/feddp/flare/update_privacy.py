@@ -72,7 +72,8 @@ class UpdatePrivacy(Filter):
         if not filtered.get_filter_history():  # FLARE's filter passes everything if its arguments are out of range
             name = type(self.mechanism).__name__
             raise PolicyError(f"site {site}: {name} filtered nothing; correct its args in privacy.json; nothing was sent")
-        return filtered.data
+        data: dict[str, np.ndarray] = filtered.data
+        return data
 
 
 def running_variances(network: nn.Module) -> set[str]:

@@ -4,6 +4,8 @@ FLARE's `Datum` may name a file. A receiver builds the datum when it decodes a m
 or a task's id, it sends the content of its own file. A received file is written to disk before any check.
 """
 
+from typing import Any
+
 from nvflare.fuel.utils.class_loader import get_class_name
 from nvflare.fuel.utils.fobs import fobs, lobs
 from nvflare.fuel.utils.fobs.datum import Datum, DatumManager, DatumType
@@ -13,10 +15,10 @@ from nvflare.fuel.utils.fobs.decomposer import DataClassDecomposer
 class _NoDatum(DataClassDecomposer):
     """Replaces FLARE's decomposer, which builds a datum from any message."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(Datum)
 
-    def recompose(self, data, manager=None):
+    def recompose(self, data: Any, manager: Any = None) -> Any:
         raise ValueError("a message may not contain a datum")
 
 
@@ -34,11 +36,11 @@ def no_files() -> None:
     def refused() -> str:
         raise ValueError("a message may not bring a file")
 
-    added.no_files = True
+    vars(added)["no_files"] = True
     DatumManager.add_datum, lobs.get_datum_dir = added, refused
     fobs._decomposers[get_class_name(Datum)] = _NoDatum()
 
 
 def holds_no_files() -> bool:
     """Whether `no_files` is in force in this process."""
-    return getattr(DatumManager.add_datum, "no_files", False)
+    return bool(getattr(DatumManager.add_datum, "no_files", False))

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from feddp.adaptation.adapt import read_settings
-from feddp.adaptation.hospital import Request
 from feddp.adaptation.models import Models, plan_of, refuse_layers, some
 from feddp.adaptation.request import AdaptationRequest
 from feddp.adaptation.strategies import STRATEGIES
+from feddp.adaptation.unseen_site import Request
 from feddp.errors import InputError
 from feddp.files import SHARED, read_results
 from feddp.jobs.folder import LOCAL, SCOPE, SIMULATED, write_job

@@ -104,8 +104,9 @@ class Containers:
         for file, environment, options in chosen:
             for word in sorted({*(environment or {})} - ENVIRONMENT | {*(options or {})} - OPTIONS):
                 yield Problem(file, f"gives containers {word}, which the check does not know", f"Remove it. {SEE}")
-            if set((options or {}).get("security_opt") or ()) - HARDENING:
-                what = f"gives containers security_opt {options['security_opt']!r}"
+            security = (options or {}).get("security_opt")
+            if set(security or ()) - HARDENING:
+                what = f"gives containers security_opt {security!r}"
                 yield Problem(file, what, f"Allowed are {' and '.join(sorted(HARDENING))}")
         for study in self.studies.values():
             for mount in study.datasets:

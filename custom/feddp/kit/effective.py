@@ -44,7 +44,7 @@ def effective(kit: Kit) -> Iterator[str]:
             yield f"  {WORDS.get(field.name, field.name)} ({field.name}): {_words(value)}{_changed(field, value)}"
 
 
-def _changed(field: Field, value: Any) -> str:
+def _changed(field: Field[Any], value: Any) -> str:
     """Returns the default of a property that privacy.json changes; a weaker value is the administrator's own decision."""
     return "" if field.default in (MISSING, value) else f" [default: {_words(field.default)}]"
 

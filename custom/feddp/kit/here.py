@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+from typing import Any
 
 import torch
 
@@ -47,8 +48,8 @@ def _reach(kit: Kit) -> list[Problem]:
 
 def _name(secured: ssl.SSLSocket) -> str:
     """Returns the common name in the other side's certificate. A site's FLARE compares it with the name in the kit."""
-    subject = (secured.getpeercert() or {}).get("subject", ())
-    return next((value for part in subject for key, value in part if key == "commonName"), "nobody")
+    subject: Any = (secured.getpeercert() or {}).get("subject", ())  # sequences of pairs (name, value)
+    return next((str(value) for part in subject for key, value in part if key == "commonName"), "nobody")
 
 
 def _hangs_up(secured: ssl.SSLSocket) -> bool:

@@ -4,7 +4,7 @@ Before FLARE reads such a file it expands text in braces, from the file and from
 calls the names in its configuration. Therefore this check looks only at the form; it expands and calls nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ def setting_problems(kit: Kit) -> list[Problem]:
         problems += [Problem(path, what, "Remove it") for what in deviations(content, form, exact=False)]
     logs = dict.fromkeys(("log_config.json", "log_config.json.default"), _logging)
     communication = partial(_communication, contained=runtime(kit) is not None)
-    for name, rule in {"comm_config.json": communication, **logs}.items():
+    rules: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {"comm_config.json": communication, **logs}
+    for name, rule in rules.items():
         path = kit.folder / "local" / name
         if path.exists():
             problems += [Problem(path, what, "Restore the kit's file") for what in rule(read_json(path))]

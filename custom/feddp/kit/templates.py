@@ -21,7 +21,7 @@ _OPTIONAL_KEYS = {"require_signed_jobs"}
 
 def rendered(section: str, words: Mapping[str, str]) -> str:
     """Returns a section of the templates, filled with `words`."""
-    return sh_replace(_sections()[section], words)
+    return str(sh_replace(_sections()[section], words))
 
 
 @cache
@@ -57,4 +57,4 @@ def deviations(content: Any, shape: Any, exact: bool, at: str = "") -> Iterator[
 @cache
 def _sections() -> dict[str, str]:
     path = Path(lighter.__file__).parent / "templates" / "master_template.yml"
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))

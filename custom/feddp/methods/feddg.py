@@ -11,26 +11,35 @@ among all of them. They are of the network's input, which has mean 0, so the mea
 normalised again. Batch normalisation sees the batch and the interpolated batch one after the other.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from feddp.methods.base import SPECTRA, TRAIN
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feddp.methods.base import SPECTRA, TRAIN, Round
 from feddp.methods.fedavg import FedAvg
 from feddp.training.settings import require_positive, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
 class FedDGSettings:
     spectra: int = setting(16, "FedDG: of how many images of a site, at most, its peers receive the amplitude's centre", 10_000)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive(self, "spectra")
 
 
 class FedDG(FedAvg):
     stages = (SPECTRA, TRAIN)
     Hyper = FedDGSettings
+    hyper: FedDGSettings
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         import torch
 
         from feddp.training.spectra import in_another_style, received
@@ -40,10 +49,11 @@ class FedDG(FedAvg):
             return super().round(site)
         peers = peers.to(site.device)
 
-        def both(images):
+        def both(images: Tensor) -> Tensor:
             return torch.stack([site.network(images), site.network(in_another_style(images, peers))])
 
-        def mean(logits, batch):
-            return sum(self.loss(site, part, batch) for part in logits) / len(logits)
+        def mean(logits: Tensor, batch: Batch) -> Tensor:
+            own, interpolated = (self.loss(site, part, batch) for part in logits)
+            return (own + interpolated) / 2
 
         return site.fit(epochs=site.plan.training.local_epochs, loss=mean, forward=both)

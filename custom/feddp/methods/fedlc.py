@@ -15,19 +15,29 @@ peers has 0. The released code's first iterations of a round, on heads alone, ar
 released: IGC after FedLC moves by L_aux only HC's own head. Heads travel under the same consent as IGC's personal tensors.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
-from feddp.methods.base import HEADS, TRAIN, Method
+from feddp.methods.base import HEADS, TRAIN, AtSite, Method, RunPlan
 from feddp.partition import CALIBRATOR, HEAD
 from feddp.training.settings import require_not_negative, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
+    from feddp.networks.local_calibration import LocalCalibration
 
 
 @dataclass(frozen=True)
 class FedLCSettings:
     contrast: float = setting(0.1, "FedLC: weight of the contrast between the sites' channel gates")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_not_negative(self, "contrast")
 
 
@@ -35,23 +45,34 @@ class FedLC(Method):
     private = own = (HEAD, CALIBRATOR)
     stages = (TRAIN, HEADS)
     Hyper = FedLCSettings
+    hyper: FedLCSettings
 
     @staticmethod
-    def layers(plan):
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         if len(plan.sites) < 2:
             raise InputError("fedlc needs the names of at least two sites in its plan; export it with `feddp job --sites A,B`")
         return {"local_calibration": {"sites": len(plan.sites)}}
 
-    def opened(self, site):
-        site.network.embedding.set(site.plan.place(site.name))
+    def opened(self, site: AtSite) -> None:
+        _layers(site).embedding.set(site.plan.place(site.name))
 
-    def receive_heads(self, site, peers):
+    def receive_heads(self, site: AtSite, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
         heads = {site.plan.place(name): {key.rpartition(".")[2]: v for key, v in head.items()} for name, head in peers.items()}
-        site.network.calibrator.receive(heads)
+        _layers(site).calibrator.receive(heads)
 
-    def loss(self, site, logits, batch):
-        network = site.network
+    def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
+        network = _layers(site)
         loss = site.segmentation_loss(logits, batch["mask"]) + self.hyper.contrast * network.contrast()
-        if network.calibrator.active:  # the logits are the calibrator's, whose gradient stops before the own head
+        # the logits are then the calibrator's, whose gradient stops before the own head
+        if network.calibrator.active and network.plain is not None:
             loss = loss + site.segmentation_loss(network.plain.float(), batch["mask"])
         return loss
+
+
+def _layers(site: AtSite) -> LocalCalibration:
+    """The site's network, which has the layers that the method added."""
+    from feddp.networks.local_calibration import LocalCalibration
+
+    if not isinstance(site.network, LocalCalibration):
+        raise TypeError(f"site {site.name}: the network is a {type(site.network).__name__}, without FedLC's layers")
+    return site.network

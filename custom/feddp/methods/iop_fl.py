@@ -8,10 +8,12 @@ alpha = 1−τ. The mean over sites is uniform (`aggregation=samples` is the rel
 statistics are accumulated like weights; its counters are the last round's. AdamW and the loss are this package's.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from feddp.errors import InputError
-from feddp.methods.base import Method
+from feddp.methods.base import Method, Round
 from feddp.training.settings import require_positive, setting
 
 
@@ -19,7 +21,7 @@ from feddp.training.settings import require_positive, setting
 class IOPFLSettings:
     tau: float = setting(0.9, "IOP-FL: weight of the current round in the personal model; 1 discards all history")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive(self, "tau")
         if self.tau > 1:
             raise InputError(f"tau={self.tau} must be at most 1; correct tau")
@@ -28,8 +30,9 @@ class IOPFLSettings:
 class IOPFL(Method):
     personal = True
     Hyper = IOPFLSettings
+    hyper: IOPFLSettings
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         loss = site.fit(epochs=site.plan.training.local_epochs)
         trained, history = site.copy(), site.personal_model
         accumulated = (

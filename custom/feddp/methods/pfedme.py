@@ -9,11 +9,20 @@ that 001 and 004 train. w's batch-normalisation statistics follow θ's by the sa
 which the paper also tries, would extrapolate variances and is refused.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
-from feddp.methods.base import Method
+from feddp.methods.base import Method, Round
 from feddp.training.settings import require_positive, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,7 @@ class PFedMeSettings:
     pfedme_beta: float = setting(1.0, "pFedMe: β, the server's step towards the mean")
     inner_steps: int = setting(5, "pFedMe: steps of θ on each batch", most=1_000)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive(self, "pfedme_lambda", "pfedme_eta", "pfedme_beta", "inner_steps")
         if self.pfedme_eta * self.pfedme_lambda > 1:
             product = f"pfedme_eta={self.pfedme_eta} times pfedme_lambda={self.pfedme_lambda}"
@@ -35,19 +44,20 @@ class PFedMeSettings:
 class PFedMe(Method):
     personal = True
     Hyper = PFedMeSettings
+    hyper: PFedMeSettings
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         import torch
 
         from feddp.training.losses import squared_distance
 
         hyper, w = self.hyper, {name: value.clone() for name, value in site.network.state_dict().items()}
 
-        def near(logits, batch):
+        def near(logits: Tensor, batch: Batch) -> Tensor:
             return self.loss(site, logits, batch) + hyper.pfedme_lambda / 2 * squared_distance(site.network, w)
 
         @torch.no_grad()
-        def outer():
+        def outer() -> None:
             for name, theta in site.network.state_dict().items():
                 if theta.is_floating_point():
                     w[name] -= hyper.pfedme_eta * hyper.pfedme_lambda * (w[name] - theta)
@@ -59,6 +69,6 @@ class PFedMe(Method):
         site.network.load_state_dict(w)
         return loss
 
-    def aggregate(self, previous, mean):
+    def aggregate(self, previous: Mapping[str, Tensor], mean: dict[str, Tensor]) -> dict[str, Tensor]:
         floating = {name: value for name, value in previous.items() if value.is_floating_point()}
         return mean | {name: value.lerp(mean[name], self.hyper.pfedme_beta) for name, value in floating.items()}

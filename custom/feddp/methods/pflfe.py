@@ -10,11 +10,13 @@ augmentations: ours. With PVTv2 as with U-Net, E is the encoder. An optimiser se
 predictor, so the outputs may collapse: their spread is in the site's record each round, and a warning in its log.
 """
 
+from __future__ import annotations
+
 import logging
 from dataclasses import dataclass
 
 from feddp.errors import InputError
-from feddp.methods.base import Method
+from feddp.methods.base import Method, Round, RunPlan
 from feddp.partition import DECODER, HEAD, PROJECTOR
 from feddp.training.settings import require_positive, setting
 
@@ -26,7 +28,7 @@ class PFLFESettings:
     ema: float = setting(0.99, "pFLFE: momentum of the target network")
     enhance: bool = setting(True, "pFLFE: the enhancement; false leaves only the supervised training (Table 4)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive(self, "ema")
         if self.ema > 1:
             raise InputError(f"ema={self.ema} must be at most 1; correct ema")
@@ -36,17 +38,18 @@ class PFLFE(Method):
     private = (DECODER, HEAD, PROJECTOR)
     phases = 2
     Hyper = PFLFESettings
+    hyper: PFLFESettings
 
     @staticmethod
-    def layers(plan):
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         return {"projector": {}}
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         if site.phase == 0:
             return self.enhancement(site)
         return site.fit(epochs=site.plan.training.local_epochs)
 
-    def enhancement(self, site):
+    def enhancement(self, site: Round) -> float:
         """Phase 1; returns the mean loss, 0 where it is switched off."""
         from feddp.networks.projector import project
         from feddp.training.enhancement import Enhancement
@@ -68,6 +71,6 @@ class FCPFLFE(PFLFE):
 
     phases = 1
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         self.enhancement(site)
         return site.fit(epochs=site.plan.training.local_epochs)

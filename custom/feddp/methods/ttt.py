@@ -9,28 +9,38 @@ batch's images as they are in the data, since the loop's augmentation, which is 
 to be told. The weight is 1 as in the original. The branching is after the last of the encoder's stages.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feddp.methods.base import AtSite, RunPlan
 from feddp.methods.fedavg import FedAvg
 from feddp.training.settings import require_not_negative, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
 class TTTSettings:
     rotation: float = setting(1.0, "TTT: weight of the rotation head's cross-entropy")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_not_negative(self, "rotation")
 
 
 class TTT(FedAvg):
     Hyper = TTTSettings
+    hyper: TTTSettings
 
     @staticmethod
-    def layers(plan):
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         return {"rotation": {}}
 
-    def loss(self, site, logits, batch):
+    def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
         import torch
 
         from feddp.networks.rotation import TURNS

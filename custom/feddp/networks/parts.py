@@ -1,5 +1,7 @@
 """What the networks, and the layers that methods add to them, have in common."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from feddp.errors import InputError
@@ -7,6 +9,12 @@ from feddp.partition import DECODER, ENCODER, HEAD
 
 # the roles of every network's three parts, by the names of its children
 PART_ROLES: dict[str, tuple[str, ...]] = {HEAD: ("segmentation_head",), ENCODER: ("encoder",), DECODER: ("decoder",)}
+
+
+def declare(module: nn.Module, roles: Mapping[str, tuple[str, ...]]) -> None:
+    """Says, beside what it says already, which of `module`'s children play which role (`feddp.partition`)."""
+    # past torch's own setattr, whose declared types are tensors and modules
+    vars(module)["roles"] = {**getattr(module, "roles", {}), **roles}
 
 
 def part(network: nn.Module, name: str, user: str) -> nn.Module:
@@ -17,8 +25,22 @@ def part(network: nn.Module, name: str, user: str) -> nn.Module:
     """
     found = getattr(network, name, None)
     if not isinstance(found, nn.Module):
-        raise InputError(f"{type(network).__name__} has no {name}; {user} needs one")
+        raise InputError(f"{type(network).__name__} has no {name.replace('_', ' ')}; {user} needs one")
     return found
+
+
+def head_of(network: nn.Module, user: str) -> tuple[nn.Sequential, nn.Conv2d]:
+    """The segmentation head, and its first layer: the convolution that gives the classes.
+
+    Raises:
+        InputError: the network has no such head.
+    """
+    head = part(network, "segmentation_head", user)
+    if not isinstance(head, nn.Sequential) or not isinstance(head[0], nn.Conv2d):
+        raise InputError(
+            f"the segmentation head of {type(network).__name__} does not begin with a convolution; {user} needs one"
+        )
+    return head, head[0]
 
 
 def deepest(network: nn.Module, images: Tensor, user: str) -> Tensor:

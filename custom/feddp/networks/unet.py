@@ -33,7 +33,8 @@ class UNet(nn.Module):
         self.segmentation_head = nn.Sequential(nn.Conv2d(FEATURES[0], classes, kernel_size=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.segmentation_head(self.decoder(self.encoder(x)))
+        logits: Tensor = self.segmentation_head(self.decoder(self.encoder(x)))
+        return logits
 
 
 class Encoder(nn.Module):
@@ -57,7 +58,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """The encoder's five feature maps -> (B, FEATURES[0], H, W)."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         levels = list(zip(FEATURES, FEATURES[1:], strict=False))[::-1]
         # nothing is padded: where H and W are multiples of 16 nothing needs to be

@@ -53,7 +53,7 @@ class Federation:
     precision: str = setting("float32", "the rounds' tensors travel as float32, or float16: half the bytes, rounded both ways")
     private: tuple[str, ...] | None = setting(None, "the private roles, comma-separated; the method's own if not set")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_choice(self, "aggregation", ("uniform", "samples"))
         require_choice(self, "start", ("auto", "last", "best"))
         require_choice(self, "precision", ("float32", "float16"))
@@ -83,7 +83,7 @@ class Plan:
     weights: str = ""  # the SHA-256 (`networks.weights.fingerprint`) of the tensors that the job brings; "" if none
     settings: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that differ from their defaults
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._check_types()
         if self.method not in METHODS:
             raise InputError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")

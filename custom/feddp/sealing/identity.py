@@ -93,9 +93,9 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def signed(certificate: x509.Certificate, signature: bytes, content: bytes) -> bool:
-    """Whether the certificate's owner signed the content."""
+    """Whether the certificate's owner signed the content. The certificate is one that `Identity.accept` returned."""
     try:
-        certificate.public_key().verify(signature, content, _PSS, SHA256())
+        _public(certificate).verify(signature, content, _PSS, SHA256())
     except InvalidSignature:
         return False
     return True
@@ -103,4 +103,12 @@ def signed(certificate: x509.Certificate, signature: bytes, content: bytes) -> b
 
 def wrap(certificate: x509.Certificate, key: bytes) -> bytes:
     """RSA-OAEP with SHA-256: `key`, for the certificate's owner alone."""
-    return certificate.public_key().encrypt(key, _OAEP)
+    return _public(certificate).encrypt(key, _OAEP)
+
+
+def _public(certificate: x509.Certificate) -> rsa.RSAPublicKey:
+    """InputError's place is `accept`: whatever comes here has been found to hold an RSA key."""
+    key = certificate.public_key()
+    if not isinstance(key, rsa.RSAPublicKey):
+        raise TypeError(f"the certificate of {name_of(certificate)} is not of an RSA key")
+    return key

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from feddp import protocol
-from feddp.adaptation.hospital import Request, adapt
 from feddp.adaptation.models import FACTS, GLOBAL, Models, completed
 from feddp.adaptation.request import AdaptationRequest
+from feddp.adaptation.unseen_site import Request, adapt
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
 from feddp.methods.aggregation import Spec
 from feddp.networks.weights import read_network

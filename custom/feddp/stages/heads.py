@@ -1,6 +1,7 @@
 """FedLC's head calibration (Wang et al., ECCV 2022): sites exchange their segmentation heads before every epoch."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -31,7 +32,8 @@ def serve(server: Server) -> None:
 
 
 def answer(task: str, message: Message, host: Host) -> Message:
-    site, epoch = host.open(), message.scalars.get("epoch")
+    site = host.open()
+    epoch: Any = message.scalars.get("epoch")  # checked by `_open`
     if task == protocol.COLLECT_HEADS:
         return Message(head(site, epoch))
     return summary(calibrate(site, by_site(message.tensors), epoch))

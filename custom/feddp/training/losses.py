@@ -24,7 +24,8 @@ def dice(logits: Tensor, mask: Tensor) -> Tensor:
     from monai.losses import DiceLoss  # where it is needed: a plan is read, and a job admitted, without MONAI
 
     # float32: under mixed precision a sum over 384 x 384 pixels overflows float16
-    return DiceLoss(sigmoid=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(logits.float(), mask.float())
+    loss: Tensor = DiceLoss(sigmoid=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(logits.float(), mask.float())
+    return loss
 
 
 def dice_ce(logits: Tensor, mask: Tensor) -> Tensor:

@@ -1,17 +1,21 @@
 """Hyper-parameters as frozen data classes, set by name."""
 
+from __future__ import annotations
+
 import math
 import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from feddp.errors import InputError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
+T = TypeVar("T", bound="DataclassInstance")
 
 MOST = 1e6  # the largest value of a setting that names none of its own
 COUNT = 1_000  # the most sites, or names in any other list, of a plan
@@ -37,7 +41,7 @@ class Training:
     augment: bool = setting(True, "random flips and quarter turns; the paper does not state it")
     selection: str = setting("val", "the split whose IoU chooses round and epoch: val, or test (the paper's, optimistic)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         from feddp.training.losses import LOSSES
 
         require_positive(self, "lr", "batch", "local_epochs", "clip")
@@ -53,7 +57,7 @@ class Tuning:
     tune_epochs: int = setting(20, "epochs of the tuning; ours, as IGC's control", most=10_000)
     tune_lr: float = setting(1e-4, "its learning rate; ours, as IGC's control", most=100)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive(self, "tune_epochs", "tune_lr")
 
 
@@ -67,7 +71,7 @@ class Calibration:
     lambda_: float = setting(1.0, "weight of L_aux; 0 is the control: the same epochs without peers")
     delta: str = setting("frozen", "frozen, live (ŷ^k is the current prediction) or std (the released code's)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive(self, "calibration_epochs", "calibration_lr", "heads_lr")
         require_choice(self, "delta", ("frozen", "live", "std"))
         require_not_negative(self, "lambda_")
@@ -109,12 +113,12 @@ def key(field: str) -> str:
     return field.rstrip("_")
 
 
-def defaults(cls: type) -> dict[str, Any]:
+def defaults(cls: type[DataclassInstance]) -> dict[str, Any]:
     """Every key of a settings class with its default."""
     return {key(f.name): f.default for f in fields(cls)}
 
 
-def meanings(cls: type) -> dict[str, str]:
+def meanings(cls: type[DataclassInstance]) -> dict[str, str]:
     """Every key of a settings class with what it means."""
     return {key(f.name): f.metadata["meaning"] for f in fields(cls)}
 
