@@ -81,7 +81,7 @@ def test_beyond_a_bound_no_approval_helps(usual, changes, message):
     """The refusal names setting, value, bound and remedy. Widened by the hospital, the same bound takes the plan."""
     plan = usual(**changes)
     for approve in ("any", [{"job": "x", "plan": plan.digest()}]):
-        with pytest.raises(FedDPError, match=f"^site hospital: {re.escape(message)}.*among the bounds of privacy.json"):
+        with pytest.raises(FedDPError, match=f"^site hospital: {re.escape(message)}.*in the bounds of privacy.json"):
             policy(approve=approve).accept("hospital", plan)
     policy(**SitePolicy.admitting(plan)).accept("hospital", plan)
     policy(approve="any").accept("hospital", usual())
