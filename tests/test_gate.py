@@ -34,7 +34,7 @@ from feddp.flare.gate import ServerGate, SiteGate
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 
-THREAT_MODEL = (Path(__file__).parents[1] / "provisioning/threat-model.md").read_text(encoding="utf-8")
+THREAT_MODEL = (Path(__file__).parents[1] / "docs/explanation/threat-model.md").read_text(encoding="utf-8")
 KEY = "-----BEGIN PRIVATE KEY-----"
 ADMIN_TOPICS = sorted(topic for processor in ClientRequestProcessors.request_processors for topic in processor.get_topics())
 A_JOB, SERVER_JOB = f"{A}.{JOB}", f"{SERVER}.{JOB}"
