@@ -235,7 +235,7 @@ def test_every_number_of_every_method_has_a_largest_value(plan_for, method, name
 
 
 def test_every_bound_is_written_down():
-    """In the README's list of what a privacy.json may hold."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """In the docs' list of what a privacy.json may hold, which says what each means."""
+    text = (ROOT / "docs/reference/policy.md").read_text(encoding="utf-8")
     for field in fields(Bounds):
         assert f"`{field.name}`" in text, field.name

@@ -44,7 +44,7 @@ from support import CAPTURE, ROOT
 from support.in_flare import SITES, request_for
 from support.site import FlareSite, context
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/it-administrator.md").read_text(encoding="utf-8")
 GUARD = {"path": "feddp.flare.filters.PrivateTensorGuard"}
 FLARES = "nvflare.app_common.filters"
 PERCENTILE = f"{FLARES}.percentile_privacy.PercentilePrivacy"
@@ -53,7 +53,7 @@ STEP = 2.0**-10  # changes are multiples of it, so every sum and difference of t
 
 
 def on_update(path, **args):
-    """The entry of a privacy.json, as the README has it."""
+    """The entry of a privacy.json, as the docs have it."""
     return {"path": "feddp.flare.update_privacy.UpdatePrivacy", "args": {"mechanism": {"path": path, "args": args}}}
 
 
@@ -171,7 +171,7 @@ NOT_PLAIN = ("norm.running_var", "norm.num_batches_tracked")
 
 
 def test_what_svts_defaults_spend(plan_for, scope):
-    """FLARE's own account of a round of FedDP's network, as the README says: epsilon, and noise_var for each number sent."""
+    """FLARE's own account of a round of FedDP's network, as the docs say: epsilon, and noise_var for each number sent."""
     component = SiteComponent(plan_for().to_json())
     shared = component.expected.partition.split(component.expected.network.state_dict())[0]
     chain = scope(on_update(SVT), GUARD)
@@ -180,7 +180,7 @@ def test_what_svts_defaults_spend(plan_for, scope):
     numbers = sum(value.numel() for value in shared.values())
     spent = ours.mechanism.get_privacy_spent()
     assert spent == pytest.approx(0.1 + 0.1 * math.ceil(0.1 * numbers), rel=1e-9)
-    assert f"ε = {spent:,.1f} a round on FedDP's {numbers:,} shared numbers" in README
+    assert f"ε = {spent:,.1f} a round on FedDP's {numbers:,} shared numbers" in PAGE
 
 
 def test_training_neither_seeds_nor_draws_from_numpys_generator(open_site, toy):

@@ -1,4 +1,4 @@
-"""provisioning/: every command of its README runs, kits hold exactly our policy, and `feddp kit check` finds each deviation."""
+"""provisioning/: every command of the docs runs, kits hold exactly our policy, and `feddp kit check` finds each deviation."""
 
 import json
 import os
@@ -33,9 +33,16 @@ from feddp.kit.renew import forget
 from feddp.provision import AT_SERVER, DEPLOYER, NOBODY
 from support import ROOT
 from support.certificates import put, self_signed, signed
+from support.docs_pages import blocks, commands_for
 
 FOLDER = ROOT / "provisioning"
-README = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+# in the order in which they are typed
+PAGES = (
+    "docs/tutorials/first-real-site.md",
+    "docs/how-to/provision.md",
+    "docs/how-to/own-keys.md",
+    "docs/how-to/containers.md",
+)
 PEOPLE = {"admin@consortium.org", "lead@consortium.org", "member@consortium.org"}
 PEOPLE |= {f"admin@hospital-{letter}.org" for letter in "abcd"}
 HOSPITALS = {f"hospital-{letter}" for letter in "abcd"}
@@ -44,7 +51,7 @@ SERVER = "server.example.org"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_root):
-    """What the README's commands leave, run one after the other as they stand there; /data/site is a real site's folder."""
+    """What the docs' commands leave, run one after the other as they stand there; /data/site is a real site's folder."""
     folder = tmp_path_factory.mktemp("consortium") / "provisioning"
     (folder.parent / "kept").mkdir()
 
@@ -54,7 +61,7 @@ def made(tmp_path_factory, tiny_root):
     shutil.copytree(FOLDER, folder)
     for path in folder.rglob("*.yml"):
         path.write_text(at_home(path.read_text()))
-    commands = re.findall(r"^    (\S.*)$", at_home((FOLDER / "README.md").read_text()), re.MULTILINE)
+    commands = [at_home(line) for line in commands_for("test_provisioning", *PAGES)]
     assert len(commands) == 37
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "\n".join(["set -eu", "umask 022", *commands])
@@ -374,9 +381,9 @@ def test_a_missing_policy(kit, name):
 
 
 def test_a_filter_of_the_hospitals_own_stands_before_the_guard(kit):
-    """The README's: FLARE's percentile on what training changed, then the guard."""
-    (filters,) = re.findall(r'^    "task_result_filters": (\[\n.*UpdatePrivacy.*?\n    \])$', README, re.MULTILINE | re.DOTALL)
-    edit(kit, "privacy.json", lambda p: p["scopes"][0].update(task_result_filters=json.loads(filters)))
+    """The docs': FLARE's percentile on what training changed, then the guard."""
+    (shown,) = [block.text for block in blocks("docs/how-to/it-administrator.md") if "UpdatePrivacy" in block.text]
+    edit(kit, "privacy.json", lambda p: p["scopes"][0].update(json.loads(shown)))
     assert said(kit)[0].endswith("may start")
 
 

@@ -1,10 +1,10 @@
-"""FedRep (Collins et al., ICML 2021, Algorithm 1): a shared representation, a private head, in two phases a round.
+"""FedRep (Collins et al., ICML 2021, Algorithm 1): a shared representation, a private head, in two phases per round.
 
-First the head, with the body frozen; then the body, with the head frozen. (FedDP's released `fedrep` trains both together:
-that is FedPer.)
+First the head is trained, with the body frozen; then the body, with the head frozen. (FedDP's released `fedrep` trains both
+together: that is FedPer.)
 
-Deviations: `head_epochs` is 1 (the paper takes several, up to 10; 001 does not state it), so that a round costs two epochs.
-The frozen body still normalises by each batch's own statistics, and does not record them.
+Deviations: `head_epochs` is 1 (the paper takes several, up to 10; Wang et al., TMI 2024 does not state it), so that a round
+costs two epochs. The frozen body still normalises by each batch's own statistics, and does not record them.
 """
 
 from __future__ import annotations
