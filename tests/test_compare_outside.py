@@ -12,7 +12,7 @@ from feddp.adaptation import unseen_site
 from feddp.adaptation.adapt import Settings
 from feddp.compare import leave_one_out
 from feddp.compare.leave_one_out import LeaveOneOut
-from feddp.compare.studies import OUTSIDE, TABLE_II, Adapted
+from feddp.compare.studies import OUTSIDE, TABLE_II, AdaptedModels
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
@@ -295,7 +295,7 @@ def test_the_sites_inside_are_the_first_others():
     entries = [e for e in OUTSIDE["inside_sites"](4).entries if e.labels[0] == "FedAvg"]
     found = [entry.source.sites("b", ["d", "b", "a", "c"]) for entry in entries]
     assert found == [("a",), ("a", "c"), ("a", "c", "d")]
-    assert Adapted(Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
+    assert AdaptedModels(Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
 
 
 def test_it_needs_no_methods(compare, runs, adapted, tmp_path, monkeypatch):
