@@ -299,7 +299,7 @@ def packed(*entries: tuple[ZipInfo | str, bytes], **options) -> bytes:
 def test_a_link_or_a_path_out_of_the_app_is_refused(hospital, folder):
     link = ZipInfo("config/config_fed_client.json")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    hospital.refuses(folder, "which is no plain file", data=packed((link, b"/etc/passwd")))
+    hospital.refuses(folder, "which is not a plain file", data=packed((link, b"/etc/passwd")))
     good = (folder / CLIENT).read_bytes()
     for name in ("../config_fed_client.json", "/etc/config_fed_client.json", "config/../../x"):
         hospital.refuses(folder, repr(name), data=packed(("config/config_fed_client.json", good), (name, good)))
@@ -326,7 +326,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(hospital, folder):
     broken[80:100] = b"\xff" * 20
     hospital.refuses(folder, "not a readable zip", data=bytes(broken))
     other = packed(("config/config_fed_client.json", (folder / CLIENT).read_bytes()), compression=ZIP_LZMA)
-    hospital.refuses(folder, "no plain file", data=other)
+    hospital.refuses(folder, "not a plain file", data=other)
     with pytest.warns(UserWarning, match="Duplicate"):
         twice = packed(*[("config/config_fed_client.json", (folder / CLIENT).read_bytes())] * 2)
     hospital.refuses(folder, "twice", data=twice)
@@ -361,7 +361,7 @@ def test_properties_that_are_none_are_the_sites_own_to_read(hospital, folder, pr
     content = json.loads(privacy.read_text())
     content["scopes"][0]["properties"] = properties
     privacy.write_text(json.dumps(content))
-    hospital.refuses(folder, "its privacy.json is not in order")
+    hospital.refuses(folder, "its privacy.json is not valid")
 
 
 # what FLARE would expand, include, or read otherwise
@@ -371,7 +371,7 @@ def test_properties_that_are_none_are_the_sites_own_to_read(hospital, folder, pr
     ("text", "words"),
     [
         ('{"format_version": 2, "format_version": 2}', "the key 'format_version' occurs twice"),
-        ('{"x": NaN}', "NaN is no number"),
+        ('{"x": NaN}', "NaN is not a number"),
         ('{"x": ' + "1" * 5000 + "}", "is not plain JSON"),
         ('{"x": "\u00e4"}', "is not plain JSON"),
         ("[" * 100_000, "more than 500 objects and lists"),
@@ -391,10 +391,10 @@ def test_nothing_of_a_job_is_expanded(hospital, folder, value):
     def everywhere(config):
         _settings(config)["loss"] = value
 
-    said = hospital.refuses(changed(folder, CLIENT, everywhere), "components[0].args.plan.settings.loss holds one of $, {, }")
+    said = hospital.refuses(changed(folder, CLIENT, everywhere), "args.plan.settings.loss contains one of $, {, }")
     assert "SECRET" not in said, "not even its name comes back"
     key = changed(folder, CLIENT, lambda c: (_settings(c).pop("loss"), c.update({value: 1})))
-    hospital.refuses(key, "holds one of $, {, }")
+    hospital.refuses(key, "contains one of $, {, }")
 
 
 def test_flare_expands_the_environment_in_plain_json(monkeypatch, tmp_path):
@@ -534,12 +534,12 @@ def test_an_approval_holds_from_the_moment_it_is_written(hospital, folder, plan)
 
 def test_what_is_wrong_with_a_policy_is_the_sites_own(hospital, folder):
     hospital.policy({"approve": "any", "consents": "x"})
-    said = hospital.refuses(folder, "its privacy.json is not in order")
+    said = hospital.refuses(folder, "its privacy.json is not valid")
     assert "consents" not in said
     assert "unknown properties ['consents']" in hospital.audit.read_text()
     hospital.refuses(folder, "privacy scope 'study' is not allowed", scope="study")
     (hospital.kit / "local/privacy.json").unlink()
-    said = hospital.refuses(folder, "its privacy.json is not in order")
+    said = hospital.refuses(folder, "its privacy.json is not valid")
     assert str(hospital.kit) not in said
 
 

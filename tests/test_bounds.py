@@ -72,6 +72,7 @@ def test_ordinary_jobs_count_with_three_sites_or_all_of_fewer():
         ({"method": "fedrep", "head_epochs": 6}, "head_epochs=6 is above its upper bound 5"),
         ({"method": "pfedme", "inner_steps": 6}, "inner_steps=6 is above its upper bound 5"),
         ({"rounds": 1001}, "rounds=1001 is above its upper bound 1000"),
+        ({"method": "fedlc", "heads_epochs": 1001}, "heads_epochs=1001 is above its upper bound 1000"),
         ({"calibration_epochs": 1001}, "calibration_epochs=1001 is above its upper bound 1000"),
         ({"augment": False}, "augment=false, but its bounds require augmentation"),
     ],
@@ -80,7 +81,7 @@ def test_beyond_a_bound_no_approval_helps(usual, changes, message):
     """The refusal names setting, value, bound and remedy. Widened by the hospital, the same bound takes the plan."""
     plan = usual(**changes)
     for approve in ("any", [{"job": "x", "plan": plan.digest()}]):
-        with pytest.raises(FedDPError, match=f"^site hospital: {re.escape(message)}.*among the bounds of privacy.json"):
+        with pytest.raises(FedDPError, match=f"^site hospital: {re.escape(message)}.*in the bounds of privacy.json"):
             policy(approve=approve).accept("hospital", plan)
     policy(**SitePolicy.admitting(plan)).accept("hospital", plan)
     policy(approve="any").accept("hospital", usual())
@@ -234,7 +235,7 @@ def test_every_number_of_every_method_has_a_largest_value(plan_for, method, name
 
 
 def test_every_bound_is_written_down():
-    """In the README's list of what a privacy.json may hold."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """In the docs' list of what a privacy.json may hold, which says what each means."""
+    text = (ROOT / "docs/reference/policy.md").read_text(encoding="utf-8")
     for field in fields(Bounds):
         assert f"`{field.name}`" in text, field.name

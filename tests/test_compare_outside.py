@@ -25,6 +25,7 @@ from feddp.run import options as run_options
 from feddp.stages.train import START
 from feddp.training.metrics import summarize
 from support.compare_runs import FakeRuns, compare_in, read, row, write_run
+from support.docs_pages import commands_for
 from support.driven import drive
 
 SITES = ("site-1", "site-2", "site-3")
@@ -164,6 +165,14 @@ def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, 
     assert "**51.00 ± 8.16**" in text, "routing's 60, 50, 40 and 1 more of the seeds is best"
     assert "IOP-FL's Table II" in text
     assert "adaptation 42 of 42: without-site-3: iop_fl, seed 1, routing to site-3" in " ".join(done.stderr.split())
+
+
+def test_the_command_that_the_docs_show(compare, runs, adapted):
+    (line,) = commands_for("test_compare_outside", "docs/how-to/compare.md")
+    words = line.split()
+    assert words[:2] == ["feddp", "compare"]
+    own = {words.index(option) + more for option in ("--data", "--out") for more in (0, 1)}  # the test's
+    assert compare(*(word for place, word in enumerate(words) if place > 1 and place not in own)).exit_code == 0
 
 
 def test_what_is_finished_is_not_made_again(compare, runs, adapted, tmp_path):

@@ -45,7 +45,7 @@ STEP = 2.0**-10  # changes are multiples of it, so every sum and difference of t
 
 
 def on_update(path, **args):
-    """The entry of a privacy.json, as docs/how-to/it-administrator.md has it."""
+    """The entry of a privacy.json, as the docs have it."""
     return {"path": "feddp.flare.update_privacy.UpdatePrivacy", "args": {"mechanism": {"path": path, "args": args}}}
 
 
@@ -164,7 +164,7 @@ NOT_PLAIN = ("norm.running_var", "norm.num_batches_tracked")
 
 
 def test_what_svts_defaults_spend(plan_for, scope):
-    """FLARE's own account of a round of FedDP's network, as the docs give it: epsilon, and noise_var for each number sent."""
+    """FLARE's own account of a round of FedDP's network, as the docs say: epsilon, and noise_var for each number sent."""
     component = SiteComponent(plan_for().to_json())
     shared = component.expected.partition.split(component.expected.network.state_dict())[0]
     chain = scope(on_update(SVT), GUARD)

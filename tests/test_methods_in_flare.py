@@ -2,7 +2,7 @@
 
 import json
 import os
-import textwrap
+import re
 
 import torch
 from safetensors.torch import load_file
@@ -10,24 +10,20 @@ from safetensors.torch import load_file
 from feddp.methods import METHODS
 from feddp.run import session
 from feddp.run.simulator import simulator
-from support import ROOT
+from support.docs_pages import blocks
 from support.request import SITES, request_for
 
-README = ROOT / "README.md"
 
-
-def readme_package() -> tuple[str, str]:
-    """The code of the README's "Adding a method", and its entry point's line."""
-    section = README.read_text(encoding="utf-8").split("### Adding a method")[1].split("\n### ")[0]
-    code = textwrap.dedent("\n".join(line for line in section.splitlines() if line.startswith("    ") or not line.strip()))
-    module, _, project = code.partition("# its pyproject.toml")
-    assert len(code.strip().splitlines()) < 40
-    return module, project.split('[project.entry-points."feddp.methods"]')[1].strip().replace('"', "")
+def docs_package() -> tuple[str, str]:
+    """The code of the docs' tutorial, and its entry point's line."""
+    module, project = (block.text for block in blocks("docs/tutorials/own-method.md") if block.title)
+    assert len(module.splitlines()) < 30
+    return module, re.search(r'^\[project.entry-points."feddp.methods"\]\n(.*)$', project, re.MULTILINE)[1].replace('"', "")
 
 
 def test_a_method_of_another_package_runs_by_its_name(tiny_root, plan_for, tmp_path, monkeypatch):
-    """The README's, as a package beside ours on every participant's path: a job with its name runs, without its code."""
-    module, entry = readme_package()
+    """The tutorial's, as a package beside ours on every participant's path: a job with its name runs, without its code."""
+    module, entry = docs_package()
     site = tmp_path / "site-packages"
     (site / "hospital_methods-1.0.dist-info").mkdir(parents=True)
     (site / "hospital_methods.py").write_text(module)

@@ -176,7 +176,7 @@ def test_phases_are_in_order_too(open_site):
 @pytest.mark.parametrize("epoch", [0, 4, 90_000, "1", 1.0, None, True])
 def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
     """One round leaves state 1, three epochs the states 2, 3 and 4."""
-    site = open_site(method="fedlc", rounds=1, calibration_epochs=3)
+    site = open_site(method="fedlc", rounds=1, heads_epochs=3)
     adopt(site, train(site, first(site), 0)[0], 1)
     heads.calibrate(site, {}, 1)
     before = contents(site.store)
@@ -189,7 +189,7 @@ def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
 
 
 def test_an_epoch_of_heads_that_comes_too_early_removes_nothing(open_site):
-    site = open_site(method="fedlc", rounds=2, calibration_epochs=4)
+    site = open_site(method="fedlc", rounds=2, heads_epochs=4)
     gamma = trained(site, range(2))
     adopt(site, gamma, 2)
     heads.calibrate(site, {}, 3)  # pushed

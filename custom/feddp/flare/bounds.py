@@ -12,7 +12,7 @@ LEAST_SITES = 3
 # the plan's settings that are learning rates, and those that count passes over a batch or over the images
 RATES = ("lr", "tune_lr", "calibration_lr", "heads_lr")
 LOCAL = ("local_epochs", "head_epochs", "inner_steps")
-PASSES = ("tune_epochs", "calibration_epochs")  # after the rounds: an epoch is as long as a round
+PASSES = ("tune_epochs", "heads_epochs", "calibration_epochs")  # after the rounds: an epoch is as long as a round
 MIN_SITES = "with two sites, each can compute the other's contribution"
 SMALL_BATCH = "the change made by a step over few images reveals them"
 

@@ -84,7 +84,8 @@ class Options:
                 raise InputError("--then igc asks for the calibration, --calibration-epochs 0 leaves it out; drop one")
             stages = tuple(stage for stage in stages if stage not in (HEADS, CALIBRATE))
         elif epochs is not None:
-            values["calibration_epochs"] = epochs
+            names = {HEADS: "heads_epochs", CALIBRATE: "calibration_epochs"}
+            values |= {name: epochs for stage, name in names.items() if stage in stages}
         plan = Plan(
             method=self.method,
             network=self.network,

@@ -44,6 +44,7 @@ class Training:
     def __post_init__(self) -> None:
         from feddp.training.losses import LOSSES
 
+        require_bounds(self)
         require_positive(self, "lr", "batch", "local_epochs", "clip")
         require_not_negative(self, "weight_decay")
         require_choice(self, "loss", tuple(LOSSES))
@@ -58,6 +59,7 @@ class Tuning:
     tune_lr: float = setting(1e-4, "its learning rate; ours, as IGC's control", most=100)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "tune_epochs", "tune_lr")
 
 
@@ -67,14 +69,34 @@ class Calibration:
 
     calibration_epochs: int = setting(20, "epochs of the calibration", most=10_000)
     calibration_lr: float = setting(1e-4, "its learning rate", most=100)
-    heads_lr: float = setting(1e-3, "the learning rate of FedLC's head calibration, whose own head is new", most=100)
     lambda_: float = setting(1.0, "weight of L_aux; 0 is the control: the same epochs without peers")
     delta: str = setting("frozen", "frozen, live (ŷ^k is the current prediction) or std (the released code's)")
 
     def __post_init__(self) -> None:
-        require_positive(self, "calibration_epochs", "calibration_lr", "heads_lr")
+        require_bounds(self)
+        require_positive(self, "calibration_epochs", "calibration_lr")
         require_choice(self, "delta", ("frozen", "live", "std"))
         require_not_negative(self, "lambda_")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The hyper-parameters of FedLC's head calibration."""
+
+    heads_epochs: int = setting(20, "epochs of FedLC's head calibration, each with an exchange of the heads", most=10_000)
+    heads_lr: float = setting(1e-3, "the learning rate of FedLC's head calibration, whose own head is new", most=100)
+
+    def __post_init__(self) -> None:
+        require_bounds(self)
+        require_positive(self, "heads_epochs", "heads_lr")
+
+
+def require_bounds(settings: DataclassInstance) -> None:
+    """Checks every number against the bound of its field (`setting`). Raises InputError if it is larger; names the bound."""
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if isinstance(value, int | float):
+            require_most(key(f.name), value, f.metadata.get("most", MOST))
 
 
 def require_positive(settings: Any, *names: str) -> None:
@@ -131,10 +153,9 @@ def from_settings(cls: type[T], settings: Mapping[str, Any]) -> T:
     """
     hints = typing.get_type_hints(cls)
     given = {f.name: _read(key(f.name), settings[key(f.name)], hints[f.name]) for f in fields(cls) if key(f.name) in settings}
-    for f in fields(cls):
-        if isinstance(given.get(f.name), int | float):
-            require_most(key(f.name), given[f.name], f.metadata.get("most", MOST))
-    return cls(**given)
+    made = cls(**given)
+    require_bounds(made)  # a method of another package may not check its own
+    return made
 
 
 def _read(name: str, value: Any, kind: Any) -> Any:
