@@ -335,7 +335,7 @@ def test_one_site_or_a_site_without_test_images_is_refused(compare, runs, tmp_pa
 
 def test_some_of_the_sites_are_named_and_found(root):
     assert federation_of(root, ["site-3", "site-1"])[0] == ["site-1", "site-3"]
-    with pytest.raises(FedDPError, match="site-9: no site below .*; there are site-1, site-2, site-3"):
+    with pytest.raises(FedDPError, match="site-9: not a site below .*; the sites are site-1, site-2, site-3"):
         federation_of(root, ["site-1", "site-9"])
 
 
