@@ -68,7 +68,10 @@ BAD = {
     "channels below": ({"channels": "-1"}, f"channels='-1', not 1 to {CHANNELS}"),
     "channels above": ({"channels": "1000000000"}, f"not 1 to {CHANNELS}"),
     "channels as words": ({"channels": "٣"}, f"not 1 to {CHANNELS}"),
-    "a million classes": ({"classes": json.dumps([str(i) for i in range(10**6)])}, "its header has .* bytes, and 1 MiB"),
+    "a million classes": (
+        {"classes": json.dumps([str(i) for i in range(10**6)])},
+        "its header has .* bytes; the limit is 1 MiB",
+    ),
     "many classes": ({"classes": json.dumps([str(i) for i in range(10**4)])}, "10000 classes, not 1 to 255"),
     "no class": ({"classes": "[]"}, "0 classes"),
     "classes that are none": ({"classes": "[[1]]"}, "1 classes, not"),
@@ -216,7 +219,7 @@ def test_a_checkpoint_that_unpacks_to_more_than_it_is_is_refused(tmp_path):
     assert (tmp_path / "c.pth").stat().st_size < MIB
     setup = "import torch; from feddp.networks.weights import load_checkpoint, _read"
     error, grown = cost(setup, f"_read(Path({str(tmp_path / 'c.pth')!r}))")
-    assert "c.pth holds " in error
+    assert "c.pth has " in error
     assert "PyTorch does not write" in error
     assert grown < 60
     assert cost(setup, f"torch.load({str(tmp_path / 'c.pth')!r}, weights_only=True)")[1] > 300
@@ -228,7 +231,7 @@ def test_a_checkpoint_of_names_without_end_is_refused_and_a_plain_one_is_not(toy
     load_checkpoint(build(toy, 3, 1, seed=1), tmp_path / "c.pth")
     names = pickle.dumps(dict.fromkeys(range(PICKLE_BYTES // 4)), protocol=2)
     repacked(tmp_path / "c.pth", zipfile.ZIP_STORED, lambda name, content: names if name.endswith(".pkl") else content)
-    with pytest.raises(FedDPError, match=r"c.pth holds .*data.pkl, \d+ bytes"):
+    with pytest.raises(FedDPError, match=r"c.pth has .*data.pkl with \d+ bytes"):
         load_checkpoint(network, tmp_path / "c.pth")
 
 

@@ -88,7 +88,7 @@ def require_not_negative(settings: Any, *names: str) -> None:
 def require_most(name: str, value: float, most: float) -> None:
     """Raises InputError if `value` is above `most`, beyond which a job would take endless time or fill the disk."""
     if value > most:
-        raise InputError(f"{name}={value} must be at most {most:.15g}; lower {name}")
+        raise InputError(f"{name}={value}: at most {most:.15g}; lower {name}")
 
 
 def require_name(what: str, value: Any) -> None:
