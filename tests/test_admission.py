@@ -22,7 +22,6 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
 
 import pytest
-from certificates import Office
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -50,6 +49,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import export
 from feddp.kit.approve import read_job
 from feddp.provision import AUTHORIZATION, GUARD
+from support.certificates import Office
 
 SITE, SITES = "site-1", ("site-1", "site-2", "site-3")
 CLIENT, SERVER = "app_client/config/config_fed_client.json", "app_server/config/config_fed_server.json"
@@ -153,7 +153,7 @@ def test_a_genuine_job_is_deployed_as_flare_deploys_it(hospital, folder, office,
 def test_who_may_not_submit_signs_no_job(hospital, folder, office, role):
     """Whatever meta.json says of the submitter: a changed server writes it. None is a hospital's or the server's own.
     FLARE's deployer takes all of them, the control."""
-    hospital.refuses(signed(folder, office, role), "somebody signed it and has no right to submit_job here")
+    hospital.refuses(signed(folder, office, role), "its signer somebody has no right to submit_job here")
     assert hospital.deploys(folder, deployer=AppDeployer) is None
 
 
@@ -166,12 +166,13 @@ def test_no_other_project_signs_a_job(hospital, folder, office):
 def test_a_job_is_deployed_once(hospital, folder):
     """Its id is the server's word: FLARE would remove what lies under it, and that of a folder of the kit's own too."""
     assert hospital.deploys(folder) is None
-    for id, words in ((JOB, "deployed once"), ("local", "its id is none"), ("startup", "its id is none"), ("../kit", "its id")):
+    no_id = "its id does not have the form"
+    for id, words in ((JOB, "was deployed before"), ("local", no_id), ("startup", no_id), ("../kit", no_id)):
         said = hospital.deploys(folder, job=id)
         assert words in said
     kept = hospital.kit / "feddp" / (other := str(uuid.uuid4()))
     kept.mkdir(parents=True)
-    assert "deployed once" in hospital.deploys(folder, job=other)
+    assert "was deployed before" in hospital.deploys(folder, job=other)
     assert (hospital.kit / JOB).is_dir()
     assert (hospital.kit / "local/privacy.json").exists()
     hospital.deploys(folder, job="local", deployer=AppDeployer)
@@ -248,7 +249,7 @@ def test_an_app_for_another_side_or_site_is_refused(hospital, folder):
     others = {"app_server": ["server"], "app_client": ["site-2", "site-3"]}
     hospital.refuses(folder, "deploy_map.app_client[0]", deploy_map=others)
     said = AdmittingDeployer().deploy(Workspace(str(hospital.kit), SITE), JOB, {}, "app_server", b"", FLContext())
-    assert '"app_server", and the export writes "app_client"' in said
+    assert '"app_server", but the export writes "app_client"' in said
     elsewhere = AdmittingDeployer().deploy(
         Workspace(str(hospital.kit), "site-9"),
         JOB,
@@ -298,7 +299,7 @@ def packed(*entries: tuple[ZipInfo | str, bytes], **options) -> bytes:
 def test_a_link_or_a_path_out_of_the_app_is_refused(hospital, folder):
     link = ZipInfo("config/config_fed_client.json")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    hospital.refuses(folder, "which is no plain file", data=packed((link, b"/etc/passwd")))
+    hospital.refuses(folder, "which is not a plain file", data=packed((link, b"/etc/passwd")))
     good = (folder / CLIENT).read_bytes()
     for name in ("../config_fed_client.json", "/etc/config_fed_client.json", "config/../../x"):
         hospital.refuses(folder, repr(name), data=packed(("config/config_fed_client.json", good), (name, good)))
@@ -307,25 +308,25 @@ def test_a_link_or_a_path_out_of_the_app_is_refused(hospital, folder):
 
 def test_a_bomb_is_refused_before_it_is_unpacked(hospital, folder):
     """By size, by what it unpacks to, by members, and where the directory of the zip lies about the size."""
-    hospital.refuses(folder, f"{2 * BYTES} bytes, and at most", data=b"x" * 2 * BYTES)
+    hospital.refuses(folder, f"{2 * BYTES} bytes; the limit is", data=b"x" * 2 * BYTES)
     huge = packed(("config/config_fed_client.json", b" " * 200 * BYTES), compression=ZIP_DEFLATED)
     assert len(huge) < BYTES
     hospital.refuses(folder, f"unpacks to {200 * BYTES} bytes", data=huge)
     many = packed(*((f"config/{n}", b"") for n in range(5000)))
-    hospital.refuses(folder, "the app holds 5000 files, and at most 100 are read", data=many)
+    hospital.refuses(folder, "the app holds 5000 files; the limit is 100", data=many)
     place = huge.rindex(b"PK\x01\x02")
     lying = huge[: place + 24] + struct.pack("<I", 1000) + huge[place + 28 :]
-    hospital.refuses(folder, "the app is no zip that can be read", data=lying)
-    hospital.refuses(folder, "no zip that can be read", data=b"PK nothing")
+    hospital.refuses(folder, "the app is not a readable zip", data=lying)
+    hospital.refuses(folder, "not a readable zip", data=b"PK nothing")
     newer = bytearray(packed(("config/config_fed_client.json", b"{}")))
     for at in (4, newer.rindex(b"PK\x01\x02") + 6):
         newer[at] = 99  # the version of the format that is needed to read it
-    hospital.refuses(folder, "no zip that can be read", data=bytes(newer))
+    hospital.refuses(folder, "not a readable zip", data=bytes(newer))
     broken = bytearray(packed(("config/config_fed_client.json", b" " * BYTES), compression=ZIP_DEFLATED))
     broken[80:100] = b"\xff" * 20
-    hospital.refuses(folder, "no zip that can be read", data=bytes(broken))
+    hospital.refuses(folder, "not a readable zip", data=bytes(broken))
     other = packed(("config/config_fed_client.json", (folder / CLIENT).read_bytes()), compression=ZIP_LZMA)
-    hospital.refuses(folder, "no plain file", data=other)
+    hospital.refuses(folder, "not a plain file", data=other)
     with pytest.warns(UserWarning, match="Duplicate"):
         twice = packed(*[("config/config_fed_client.json", (folder / CLIENT).read_bytes())] * 2)
     hospital.refuses(folder, "twice", data=twice)
@@ -360,7 +361,7 @@ def test_properties_that_are_none_are_the_sites_own_to_read(hospital, folder, pr
     content = json.loads(privacy.read_text())
     content["scopes"][0]["properties"] = properties
     privacy.write_text(json.dumps(content))
-    hospital.refuses(folder, "its privacy.json is not in order")
+    hospital.refuses(folder, "its privacy.json is not valid")
 
 
 # what FLARE would expand, include, or read otherwise
@@ -369,14 +370,14 @@ def test_properties_that_are_none_are_the_sites_own_to_read(hospital, folder, pr
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"format_version": 2, "format_version": 2}', "the key 'format_version' stands there twice"),
-        ('{"x": NaN}', "NaN is no number"),
-        ('{"x": ' + "1" * 5000 + "}", "no plain JSON"),
-        ('{"x": "\u00e4"}', "no plain JSON"),
+        ('{"format_version": 2, "format_version": 2}', "the key 'format_version' occurs twice"),
+        ('{"x": NaN}', "NaN is not a number"),
+        ('{"x": ' + "1" * 5000 + "}", "is not plain JSON"),
+        ('{"x": "\u00e4"}', "is not plain JSON"),
         ("[" * 100_000, "more than 500 objects and lists"),
-        (" " * 300 * 1024, "at most 262144 are read"),
-        ("include url(http://127.0.0.1/x)", "no plain JSON"),
-        ("[]", "holds no JSON object"),
+        (" " * 300 * 1024, "the limit is 262144"),
+        ("include url(http://127.0.0.1/x)", "is not plain JSON"),
+        ("[]", "is not a JSON object"),
         ('{"components": []}', "components[0] is missing"),
     ],
 )
@@ -390,10 +391,10 @@ def test_nothing_of_a_job_is_expanded(hospital, folder, value):
     def everywhere(config):
         _settings(config)["loss"] = value
 
-    said = hospital.refuses(changed(folder, CLIENT, everywhere), "components[0].args.plan.settings.loss holds one of $, {, }")
+    said = hospital.refuses(changed(folder, CLIENT, everywhere), "args.plan.settings.loss contains one of $, {, }")
     assert "SECRET" not in said, "not even its name comes back"
     key = changed(folder, CLIENT, lambda c: (_settings(c).pop("loss"), c.update({value: 1})))
-    hospital.refuses(key, "holds one of $, {, }")
+    hospital.refuses(key, "contains one of $, {, }")
 
 
 def test_flare_expands_the_environment_in_plain_json(monkeypatch, tmp_path):
@@ -448,7 +449,7 @@ def test_hocon_is_never_parsed_and_its_include_never_fetched(hospital, tmp_path,
         assert loaded.to_dict() == {"stolen": 1}, "the control"
         assert asked == ["/x"]
         AdmittingDeployer()
-        with pytest.raises(ValueError, match="no PYHOCON is read here; write JSON"):
+        with pytest.raises(ValueError, match="PYHOCON is not accepted; write JSON"):
             ConfigFactory.load_config("config_fed_client.json", [str(tmp_path / "hocon")])
         (folder / "app_client/config/config_fed_client.json").unlink()
         shutil.copy(tmp_path / "hocon/config_fed_client.conf", folder / "app_client/config")
@@ -483,7 +484,7 @@ def test_the_server_fetches_nothing_for_a_job_that_is_submitted(hospital, folder
             AdmittingDeployer()
             valid, said, _ = submitted(folder)
             assert not valid
-            assert said == "no PYHOCON is read here; write JSON"
+            assert said == "PYHOCON is not accepted; write JSON"
             assert len(asked) == before + 1
             path.with_suffix(".conf").unlink()
             path.write_text(whole)
@@ -502,7 +503,7 @@ def test_the_server_refuses_what_meta_says_when_it_is_submitted(hospital, folder
     assert valid
     assert blocked(meta) is None
     (folder / "app_client/custom").mkdir()
-    assert blocked(submitted(folder)[2]) == "meta.json: byoc is True, and the export writes no such key"
+    assert blocked(submitted(folder)[2]) == "meta.json: byoc is True, but the export writes no such key"
     assert "launcher_spec" in blocked(meta | {"launcher_spec": {"server": {"docker": {"image": "x"}}}})
     assert "the apps of deploy_map" in blocked(meta | {"deploy_map": {"app_server": ["server"], "mine": ["site-1"]}})
 
@@ -533,12 +534,12 @@ def test_an_approval_holds_from_the_moment_it_is_written(hospital, folder, plan)
 
 def test_what_is_wrong_with_a_policy_is_the_sites_own(hospital, folder):
     hospital.policy({"approve": "any", "consents": "x"})
-    said = hospital.refuses(folder, "its privacy.json is not in order")
+    said = hospital.refuses(folder, "its privacy.json is not valid")
     assert "consents" not in said
     assert "unknown properties ['consents']" in hospital.audit.read_text()
     hospital.refuses(folder, "privacy scope 'study' is not allowed", scope="study")
     (hospital.kit / "local/privacy.json").unlink()
-    said = hospital.refuses(folder, "its privacy.json is not in order")
+    said = hospital.refuses(folder, "its privacy.json is not valid")
     assert str(hospital.kit) not in said
 
 

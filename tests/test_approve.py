@@ -165,11 +165,11 @@ def test_without_a_yes_nothing_is_written(folder, kit):
 @pytest.mark.parametrize(
     ("changes", "own", "words"),
     [
-        ({"lr": 40}, {}, "lr=40.0 is above the largest of its bounds, 0.01"),
-        ({"batch": 1}, {}, "batch=1 is below the least of its bounds, 4"),
-        ({}, {"methods": ["fedavg"]}, "its policy takes jobs of fedavg, and this one's is feddp"),
-        ({}, {"bounds": {"batch": 4, "min_sites": 4}}, "min_sites=3 is below the least of its bounds, 4"),
-        ({"batch": 16}, {"bounds": {"batch": 9}}, "it has 8 training images, and its bounds want a step over 9"),
+        ({"lr": 40}, {}, "lr=40.0 is above its upper bound 0.01"),
+        ({"batch": 1}, {}, "batch=1 is below its lower bound 4"),
+        ({}, {"methods": ["fedavg"]}, "its policy accepts the methods: fedavg; the job uses feddp"),
+        ({}, {"bounds": {"batch": 4, "min_sites": 4}}, "min_sites=3 is below its lower bound 4"),
+        ({"batch": 16}, {"bounds": {"batch": 9}}, "it has 8 training images, but its bounds require at least 9 per step"),
         ({"sites": ("a", "b", "c")}, {}, "the job is not for site-1"),
     ],
 )

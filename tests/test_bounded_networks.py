@@ -7,7 +7,6 @@ import zipfile
 
 import pytest
 import torch
-from hostile_files import MIB, cost, one_line, png, safetensors, sparse
 from PIL import Image
 
 from feddp.data.synthesize import synthesize
@@ -21,6 +20,7 @@ from feddp.plan.resolve import build_network
 from feddp.stages.results import gathered
 from feddp.training.metrics import METRICS
 from feddp.training.store import Store
+from support.hostile_files import MIB, cost, one_line, png, safetensors, sparse
 
 FACTS = {"network": "toy", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32", "method": "feddp"}
 HUGE = '{"local_calibration": {"sites": 1000}}'

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hostile_files import cost, one_line, png
 from PIL import Image
 
 from feddp.data.check import check
@@ -18,6 +17,7 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import BadFile, FedDPError
 from feddp.limits import IMAGE_PIXELS, JSON_BYTES, JSON_DEPTH, TABLE_LINE, TABLE_ROWS
 from feddp.reading import parse, read
+from support.hostile_files import cost, one_line, png
 
 SIDE = int(IMAGE_PIXELS**0.5)
 

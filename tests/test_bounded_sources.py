@@ -9,7 +9,6 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from hostile_files import MIB, bmp, cost, one_line, png, sparse, zeros_gz
 from PIL import Image
 
 import feddp.archive
@@ -17,6 +16,7 @@ from feddp.data.prepare.nifti import read_axial
 from feddp.data.prepare.source import Source
 from feddp.errors import FedDPError
 from feddp.limits import ARCHIVE_DIRECTORY, ARCHIVE_RATIO, IMAGE_BYTES, VOLUME_TAIL
+from support.hostile_files import MIB, bmp, cost, one_line, png, sparse, zeros_gz
 
 NAME = "Kvasir-SEG/images/a.png"
 READ = "Source(Path({file!r})).read({name!r})"

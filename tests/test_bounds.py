@@ -2,26 +2,23 @@
 
 import re
 from dataclasses import fields
-from pathlib import Path
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 import torch
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
 
 from feddp.data.loading import batches
 from feddp.errors import FedDPError
 from feddp.flare.bounds import Bounds
 from feddp.flare.policy import SitePolicy
-from feddp.flare.site import SiteComponent
 from feddp.kit.approve import read_job
 from feddp.methods import METHODS
 from feddp.plan.schema import Plan
 from feddp.run.options import Options
 from feddp.stages.train import train
+from support import ROOT
+from support.site import FlareSite
 
-ROOT = Path(__file__).parents[1]
 FACTS = {"channels": 3, "classes": ("lesion",), "labels": "nested"}
 SITES = ("site-1", "site-2", "site-3")
 SHA = "a" * 64
@@ -61,29 +58,30 @@ def test_ordinary_jobs_count_with_three_sites_or_all_of_fewer():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"min_sites": 2}, "min_sites=2 is below the least of its bounds, 3"),
+        ({"min_sites": 2}, "min_sites=2 is below its lower bound 3"),
         ({"sites": SITES[:2], "min_sites": 2}, "min_sites=2 is below"),
-        ({"sites": SITES[:2]}, "the number of sites=2 is below the least of its bounds, 3"),
-        ({"batch": 3}, "batch=3 is below the least of its bounds, 4"),
-        ({"lr": 0.011}, "lr=0.011 is above the largest of its bounds, 0.01"),
-        ({"tune_lr": 0.02}, "tune_lr=0.02 is above the largest of its bounds, 0.01"),
+        ({"sites": SITES[:2]}, "the number of sites=2 is below its lower bound 3"),
+        ({"batch": 3}, "batch=3 is below its lower bound 4"),
+        ({"lr": 0.011}, "lr=0.011 is above its upper bound 0.01"),
+        ({"tune_lr": 0.02}, "tune_lr=0.02 is above its upper bound 0.01"),
         ({"calibration_lr": 0.02}, "calibration_lr=0.02 is above"),
         ({"method": "fedlc", "heads_lr": 1}, "heads_lr=1.0 is above"),
-        ({"clip": 1.5}, "clip=1.5 is above the largest of its bounds, 1.0"),
-        ({"weight_decay": 0.2}, "weight_decay=0.2 is above the largest of its bounds, 0.1"),
-        ({"local_epochs": 6}, "local_epochs=6 is above the largest of its bounds, 5"),
-        ({"method": "fedrep", "head_epochs": 6}, "head_epochs=6 is above the largest of its bounds, 5"),
-        ({"method": "pfedme", "inner_steps": 6}, "inner_steps=6 is above the largest of its bounds, 5"),
-        ({"rounds": 1001}, "rounds=1001 is above the largest of its bounds, 1000"),
-        ({"calibration_epochs": 1001}, "calibration_epochs=1001 is above the largest of its bounds, 1000"),
-        ({"augment": False}, "augment=false, and its bounds want augmentation"),
+        ({"clip": 1.5}, "clip=1.5 is above its upper bound 1.0"),
+        ({"weight_decay": 0.2}, "weight_decay=0.2 is above its upper bound 0.1"),
+        ({"local_epochs": 6}, "local_epochs=6 is above its upper bound 5"),
+        ({"method": "fedrep", "head_epochs": 6}, "head_epochs=6 is above its upper bound 5"),
+        ({"method": "pfedme", "inner_steps": 6}, "inner_steps=6 is above its upper bound 5"),
+        ({"rounds": 1001}, "rounds=1001 is above its upper bound 1000"),
+        ({"method": "fedlc", "heads_epochs": 1001}, "heads_epochs=1001 is above its upper bound 1000"),
+        ({"calibration_epochs": 1001}, "calibration_epochs=1001 is above its upper bound 1000"),
+        ({"augment": False}, "augment=false, but its bounds require augmentation"),
     ],
 )
 def test_beyond_a_bound_no_approval_helps(usual, changes, message):
     """The refusal names setting, value, bound and remedy. Widened by the hospital, the same bound takes the plan."""
     plan = usual(**changes)
     for approve in ("any", [{"job": "x", "plan": plan.digest()}]):
-        with pytest.raises(FedDPError, match=f"^site hospital: {re.escape(message)}.*among the bounds of privacy.json"):
+        with pytest.raises(FedDPError, match=f"^site hospital: {re.escape(message)}.*in the bounds of privacy.json"):
             policy(approve=approve).accept("hospital", plan)
     policy(**SitePolicy.admitting(plan)).accept("hospital", plan)
     policy(approve="any").accept("hospital", usual())
@@ -91,8 +89,8 @@ def test_beyond_a_bound_no_approval_helps(usual, changes, message):
 
 def test_a_loss_or_a_network_that_the_hospital_does_not_take(usual):
     for own, message in (
-        ({"bounds": {"losses": ["dice"]}}, "loss=dice_ce, and its bounds take dice"),
-        ({"networks": ["resnet18-fpn"]}, "takes jobs of resnet18-fpn, and this one's is pvt_v2_b0-fpn; add it to `networks`"),
+        ({"bounds": {"losses": ["dice"]}}, "loss=dice_ce is not among the losses of its bounds, dice"),
+        ({"networks": ["resnet18-fpn"]}, "resnet18-fpn; the job uses pvt_v2_b0-fpn; add it to `networks`"),
     ):
         with pytest.raises(FedDPError, match=message):
             policy(approve="any", **own).accept("hospital", usual())
@@ -137,14 +135,7 @@ def test_initial_tensors_are_taken_by_their_hash_alone(usual):
 # the job that took an image
 
 
-def component_of(plan, data, folder, **properties):
-    component, fl_ctx = SiteComponent(plan.to_json()), FLContext()
-    fl_ctx.get_identity_name = lambda *a, **k: "site-1"
-    fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
-    workspace = SimpleNamespace(get_root_dir=lambda: str(folder), get_app_config_dir=lambda job: str(folder))
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": str(data), **properties})
-    return component, fl_ctx
+site_of = partial(FlareSite, admits=False)
 
 
 def steps_of(site) -> list[int]:
@@ -160,19 +151,19 @@ def test_no_step_is_over_a_single_image_whatever_is_approved(plan_for, toy, tiny
     """The job of finding 2 asks the job process of a hospital that approves anything, and gets no network to train; the control
     is a hospital that widened its bounds to it, where every step is over one image."""
     plan = plan_for(network=toy, method="fedavg", sites=SITES, **SINGLE)
-    component, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path / "a", approve="any")
+    site = site_of(plan, tmp_path / "a", data=tiny_root / "site-1", approve="any")
     with pytest.raises(FedDPError, match="min_sites=1 is below"):
-        component.context(fl_ctx).open()
+        site.open()
     for one in ("batch", "lr", "min_sites"):  # each alone is enough
         alone = plan_for(network=toy, method="fedavg", sites=SITES, **{"min_sites": 3, "rounds": 1, one: SINGLE[one]})
-        component, fl_ctx = component_of(alone, tiny_root / "site-1", tmp_path / "a", approve="any")
+        site = site_of(alone, tmp_path / "a", data=tiny_root / "site-1", approve="any")
         with pytest.raises(FedDPError, match=f"{one}="):
-            component.context(fl_ctx).open()
-    wide, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path / "b", **SitePolicy.admitting(plan))
-    assert steps_of(wide.context(fl_ctx).open()) == [1] * 8, "the control"
+            site.open()
+    wide = FlareSite(plan, tmp_path / "b", data=tiny_root / "site-1")
+    assert steps_of(wide.open()) == [1] * 8, "the control"
     usual = plan_for(network=toy, method="fedavg", sites=SITES, min_sites=3)
-    usual, fl_ctx = component_of(usual, tiny_root / "site-1", tmp_path / "c", approve="any")
-    assert steps_of(usual.context(fl_ctx).open()) == [4, 4]
+    usual = site_of(usual, tmp_path / "c", data=tiny_root / "site-1", approve="any")
+    assert steps_of(usual.open()) == [4, 4]
 
 
 @pytest.mark.parametrize("images", range(4, 30))
@@ -186,11 +177,11 @@ def test_within_the_bounds_the_smallest_step_is_over_two_images(images):
 def test_a_site_with_too_few_images_for_a_step_trains_on_none(plan_for, toy, tiny_root, tmp_path):
     """8 training images; the hospital wants a step over 9."""
     plan = plan_for(network=toy, method="fedavg", sites=SITES, min_sites=3, batch=16)
-    component, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path, approve="any", bounds={"batch": 9})
-    with pytest.raises(FedDPError, match="site site-1: it has 8 training images, and its bounds want a step over 9"):
-        component.context(fl_ctx).open()
-    component, fl_ctx = component_of(plan, tiny_root / "site-1", tmp_path, approve="any", bounds={"batch": 8})
-    assert steps_of(component.context(fl_ctx).open()) == [8]
+    site = site_of(plan, tmp_path, data=tiny_root / "site-1", approve="any", bounds={"batch": 9})
+    with pytest.raises(FedDPError, match="site site-1: it has 8 training images, but its bounds require at least 9 per step"):
+        site.open()
+    site = site_of(plan, tmp_path, data=tiny_root / "site-1", approve="any", bounds={"batch": 8})
+    assert steps_of(site.open()) == [8]
 
 
 # no plan
@@ -244,7 +235,7 @@ def test_every_number_of_every_method_has_a_largest_value(plan_for, method, name
 
 
 def test_every_bound_is_written_down():
-    """In the README's list of what a privacy.json may hold."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """In the docs' list of what a privacy.json may hold, which says what each means."""
+    text = (ROOT / "docs/reference/policy.md").read_text(encoding="utf-8")
     for field in fields(Bounds):
         assert f"`{field.name}`" in text, field.name

@@ -10,9 +10,6 @@ from dataclasses import replace
 
 import pytest
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.signal import Signal
-from nvflare.fuel.sec.audit import AuditService
-from test_hostile import NUMBERS, TABLES, Hospital
 from typer.testing import CliRunner
 
 from feddp import protocol
@@ -20,29 +17,16 @@ from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.budget import Ledger, Used
-from feddp.flare.executor import StageExecutor
 from feddp.flare.policy import Budget, SitePolicy
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, TRAIN, TUNE
 from feddp.provision import privacy
-
-
-@pytest.fixture
-def hospital(toy, tmp_path, tiny_root, plan_for):
-    def make(**policy):
-        return Hospital(tmp_path, tiny_root / "site-1", plan_for(network=toy), **policy)
-
-    AuditService.close()
-    AuditService.initialize(str(tmp_path / "audit.txt"))
-    yield make
-    AuditService.close()
+from support.site import NUMBERS, TABLES
 
 
 def under(hospital, job):
     """The same job, submitted again: a process of its own, under another id."""
-    hospital.submitted(hospital.plan)
-    hospital.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, job, private=False)
-    return hospital
+    return hospital.submitted(hospital.plan, job)
 
 
 def spent(hospital):
@@ -50,7 +34,7 @@ def spent(hospital):
 
 
 def trains(hospital, round=0):
-    return hospital.executed(StageExecutor, protocol.TRAIN, hospital.shared, round=round, phase=0)
+    return hospital.executed(protocol.TRAIN, hospital.shared, round=round, phase=0)
 
 
 def test_measured_numbers_are_counted_and_nothing_else_is(hospital):
@@ -72,7 +56,7 @@ def test_beyond_its_evaluations_nothing_of_a_result_leaves(hospital):
     site = hospital(budget={"evaluations": 2}, consent=[])
     for _ in range(2):
         assert site.sends("train", messages.pack(site.shared, **NUMBERS))[0].keys() == site.shared.keys()
-    words = r"budget for .*site-1 is used up, 2 of 2 evaluations; nothing was sent; .*`feddp kit budget KIT --reset`"
+    words = r"budget for .*site-1 is used up \(2 of 2 evaluations\); nothing was sent; .*`feddp kit budget KIT --reset`"
     site.stopped("train", messages.pack(site.shared, **NUMBERS), words)
     assert "`feddp kit budget KIT --reset`" in site.audited()[-1]
     assert spent(site).evaluations == 2
@@ -93,7 +77,7 @@ def test_a_job_counts_once_and_a_new_one_beyond_the_budget_is_not_opened(hospita
     assert spent(site).jobs == ["first", "second"]
     assert trains(under(site, "third")).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     refused = re.search(r"\[J:third\]\[A:train#\?\]\[task failed: site site-1: (.*)\]$", site.audited()[-1])[1]
-    assert "is used up, 2 of 2 jobs; nothing was sent" in refused
+    assert "is used up (2 of 2 jobs); nothing was sent" in refused
     assert "`feddp kit budget KIT --reset`" in refused
     assert not list((site.folder / "feddp/third").glob("*.safetensors"))
     with pytest.raises(FedDPError, match="2 of 2 jobs"):
@@ -104,13 +88,11 @@ def test_a_job_counts_once_and_a_new_one_beyond_the_budget_is_not_opened(hospita
 def test_a_job_of_outside_is_counted_too(hospital):
     site = hospital(budget={"jobs": 1}, consent=["outside"])
     trains(under(site, "first"))
-    executor = StageExecutor()
-    site = under(site, "second")
-    answer = executor.execute(protocol.JOIN, messages.pack(), site.fl_ctx, Signal())
+    answer = under(site, "second").executed(protocol.JOIN)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "1 of 1 jobs" in site.audited()[-1]
     site.policy["budget"] = {"jobs": 2}
-    answer = executor.execute(protocol.JOIN, messages.pack(), under(site, "second").fl_ctx, Signal())
+    answer = under(site, "second").executed(protocol.JOIN)
     assert messages.unpack(answer)[1] == {"consent": True}
 
 
@@ -186,7 +168,7 @@ def test_two_processes_lose_no_count(tmp_path):
 
 def answers(plan):
     """How many results with measured numbers a whole run asks of a site: one a phase, and those after the rounds."""
-    more = {SPECTRA: 0, TRAIN: plan.rounds * plan.phases + 2, TUNE: 1, CALIBRATE: 1, HEADS: plan.calibration.calibration_epochs}
+    more = {SPECTRA: 0, TRAIN: plan.rounds * plan.phases + 2, TUNE: 1, CALIBRATE: 1, HEADS: plan.heads.heads_epochs}
     return sum(more[stage] for stage in plan.stages) + 1
 
 
@@ -194,7 +176,7 @@ def answers(plan):
 def test_the_default_is_enough_for_as_many_whole_runs_as_it_has_jobs(plan_for, method):
     """The papers' 200 rounds and 20 epochs at home, with every stage that a method can have, 20 times: the most is pFLFE's, of
     two phases, 20 · (2 · 200 + 2 + 1 + 1 + 1) = 8100 of 10,000."""
-    plan = plan_for(method=method, rounds=200, calibration_epochs=20)
+    plan = plan_for(method=method, rounds=200, calibration_epochs=20, heads_epochs=20)
     stages = {*plan.stages, TUNE, CALIBRATE}
     plan = replace(plan, stages=tuple(stage for stage in (SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE) if stage in stages))
     assert Budget().jobs * answers(plan) <= Budget().evaluations

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-from compare_runs import FakeRuns, read
 from PIL import Image
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from feddp.cli import app
@@ -17,6 +17,7 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.networks import NETWORKS
 from feddp.run import options as run_options
+from support.compare_runs import FakeRuns, read
 
 BACKBONES = ("resnet18-fpn", "resnet34-fpn", "resnet50-fpn", "pvt_v2_b0-fpn", "pvt_v2_b1-fpn", "pvt_v2_b2-fpn")
 
@@ -147,15 +148,16 @@ def test_a_failed_run_is_told_everywhere_and_the_exit_code_is_two(compare, fake,
     assert "failed" not in (out / "table_methods.csv").read_text()
 
 
-def test_device_and_threads_reach_the_runs(compare, fake):
+def test_device_threads_and_environment_reach_the_runs(compare, fake):
     assert compare("--methods", "local", "--device", "cpu:0", "--threads", 1).exit_code == 0
-    assert fake.places == [("cpu:0", 1)]
+    assert compare("--methods", "fedavg", "--env", "local").exit_code == 0
+    assert fake.places == [("sim", "cpu:0", 1), ("local", "cpu", None)]
 
 
 def test_centralized_has_no_sites_to_run_at_once(compare, fake):
     """It would refuse --threads."""
     assert compare("--methods", "centralized", "--threads", 1).exit_code == 0
-    assert fake.places == [("cpu", None)]
+    assert fake.places == [("sim", "cpu", None)]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, OSError, KeyError])
@@ -189,6 +191,8 @@ def test_everything_failed(compare, fake, tmp_path):
         ("--methods local --unseen {root}/nowhere", "there is no such folder"),
         ("--methods local --device cuda:99", "--device cuda:99 cannot be used"),
         ("--leave-one-out --device cuda:99", "--device cuda:99 cannot be used"),
+        ("--methods local --env poc", "--env poc: a comparison runs in local or sim"),
+        ("--methods local --env local --threads 1", "--threads is the simulator's, and not for --env local"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(compare, fake, tmp_path, tiny_root, strange, arguments, message):
@@ -241,42 +245,90 @@ def test_the_ensemble_is_the_mean_of_the_probability_maps(toy, probabilities, di
         assert rows[f"site-{i}"][0]["dice"] == pytest.approx(2 / 3 if p > 0.5 else 0)
 
 
-def test_two_real_runs_from_the_command_line(tiny_root, tmp_path, strange):
-    """Local Train and FedAvg in FLARE's simulator, one round, with the networks they leave tested on another site; then the
-    same command again, which starts no run."""
-    common = ["--data", tiny_root, "--out", tmp_path / "out", "--methods", "local,fedavg", "--unseen", strange]
-    command = ["compare", *map(str, common), "--rounds", "1", "--size", "32", "--set", "batch=4"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
+# without FLARE, whatever this process has imported
+WITHOUT_FLARE = """
+import sys
+from feddp.cli import main
+try:
+    main()
+finally:
+    print("FLARE is imported" if "nvflare" in sys.modules else "without FLARE")
+"""
+
+
+def one_round(root, out, methods: str, *more) -> list[str]:
+    common = ["--data", root, "--out", out, "--methods", methods, "--rounds", 1, "--size", 32, "--set", "batch=4"]
+    return ["compare", *map(str, [*common, *more])]
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_root, tmp_path_factory, strange):
+    """Local Train and FedAvg in one process, one round, their networks tested on another site: the comparison's folder, the
+    finished process and the command."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    command = one_round(tiny_root, out, "local,fedavg", "--env", "local", "--unseen", strange)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_FLARE, *command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return out, done, command
+
+
+def test_two_real_runs_from_the_command_line(finished):
+    out, done, _ = finished
     assert "run 1 of 2: local, seed 0" in done.stderr
     assert "run 2 of 2: fedavg, seed 0" in done.stderr
+    assert "without FLARE" in done.stdout
     for method in ("local", "fedavg"):
-        run = tmp_path / "out/runs" / method / "seed-0"
+        run = out / "runs" / method / "seed-0"
         results = json.loads((run / "results.json").read_text())
-        row = next(r for r in read(tmp_path / "out/table_methods.csv") if r["Method"] == method)
+        row = next(r for r in read(out / "table_methods.csv") if r["Method"] == method)
         for site, found in results["sites"].items():
             assert float(row[f"Dice (%) {site}"]) == pytest.approx(100 * found["final"]["dice"]["mean"])
             assert float(row[f"ASSD (pix.) {site} ±"]) == pytest.approx(found["final"]["assd"]["std"])
         assert float(row["Dice (%) Average ±"]) == pytest.approx(100 * results["average"]["final"]["dice"]["std"])
         # to each site and back, once, and once more to adopt (local: nothing)
-        costs = next(r for r in read(tmp_path / "out/table_efficiency.csv") if r["Method"] == method)
+        costs = next(r for r in read(out / "table_efficiency.csv") if r["Method"] == method)
         sends = 2 * 3 * results["bytes"]["shared"] + (2 * results["bytes"]["shared"] if "score" in progress(run) else 0)
         assert float(costs["Joint (MB)"]) == pytest.approx(sends / 1e6)
-    local, fedavg = read(tmp_path / "out/table_unseen.csv")
+    local, fedavg = read(out / "table_unseen.csv")
     assert fedavg["Dice (%) site-1"] == fedavg["Dice (%) site-2"] == fedavg["Dice (%) Ensemble"], "one network, three times"
     assert local["ASSD (pix.) Ensemble"]
-    with Image.open(tmp_path / "out/curves_methods.png") as picture:
+    with Image.open(out / "curves_methods.png") as picture:
         assert picture.format == "PNG"
 
-    again = CliRunner().invoke(app, command)
-    assert again.exit_code == 0, again.output
-    assert again.stderr.count("(finished before)") == 2
-    assert "round 1" not in again.stderr
-    command = [sys.executable, "-m", "feddp", *command, "--set", "lr=0.1"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert refused.returncode == 2
-    assert "choose another --out" in refused.stderr
-    assert len(refused.stderr.strip().splitlines()) == 1
+
+def test_the_same_command_starts_no_run_and_another_plan_is_refused(finished, feddp):
+    _, _, command = finished
+    code, _, err = feddp(*command)
+    assert code == 0, err
+    assert err.count("(finished before)") == 2
+    assert "round 1" not in err
+    code, _, err = feddp(*command, "--set", "lr=0.1")
+    assert code == 2
+    assert "choose another --out" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_one_process_and_the_simulator_leave_the_same(finished, tiny_root, tmp_path):
+    """The same results, networks and rows of the tables, bit by bit; only the job's id differs. A comparison that was begun in
+    one of the two continues in the other."""
+    here, there = finished[0], tmp_path / "out"
+    done = CliRunner().invoke(app, one_round(tiny_root, there, "fedavg"))
+    assert done.exit_code == 0, done.output
+    runs = [out / "runs/fedavg/seed-0" for out in (here, there)]
+    results = [json.loads((run / "results.json").read_text()) for run in runs]
+    for result in results:
+        assert result.pop("job"), "each run is a job of its own"
+    assert results[0] == results[1]
+    for name in ("results.md", *(f"sites/site-{i}/images.csv" for i in (1, 2))):
+        assert (runs[0] / name).read_bytes() == (runs[1] / name).read_bytes()
+    for name in ("shared.safetensors", *(f"sites/site-{i}/network.safetensors" for i in (1, 2))):
+        one, other = (load_file(run / name) for run in runs)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    assert [r for r in read(here / "table_methods.csv") if r["Method"] == "fedavg"] == read(there / "table_methods.csv")
+    assert {path.name for path in runs[0].iterdir()} >= {path.name for path in runs[1].iterdir()} - {"simulator.log", "home"}
+    again = CliRunner().invoke(app, one_round(tiny_root, there, "fedavg", "--env", "local"))
+    assert "(finished before)" in again.stderr
 
 
 def progress(run) -> set[str]:

@@ -4,16 +4,16 @@ import csv
 import json
 
 import pytest
-from compare_runs import FakeRuns, compare_in, read, row
 
 from feddp.compare.folds import over_folds
-from feddp.compare.tables import BLANK, Table, Value
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.data.prepare.split import deal_patients
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
+from feddp.reporting.tables import BLANK, ResultTable, Value
 from feddp.run import options as run_options
+from support.compare_runs import FakeRuns, compare_in, read, row
 
 
 class FoldRuns(FakeRuns):
@@ -151,8 +151,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(compare, fake, tmp
 def test_what_is_no_number_in_a_fold_is_none_over_folds():
     """20 and 40: 30 ± 10. Of a failure's row the text stays; a blank cell stays blank."""
     heads, better = ("Method", "Dice"), (None, max)
-    one = Table("t", "T", heads, better, (("a", Value(20.0)), ("b", Value(1.0)), ("c", BLANK)), ("note",))
-    two = Table("t", "T", heads, better, (("a", Value(40.0)), ("b", "failed: x"), ("c", Value(2.0))), (), frozenset({1}))
+    one = ResultTable("t", "T", heads, better, (("a", Value(20.0)), ("b", Value(1.0)), ("c", BLANK)), ("note",))
+    two = ResultTable("t", "T", heads, better, (("a", Value(40.0)), ("b", "failed: x"), ("c", Value(2.0))), (), frozenset({1}))
     found = over_folds([one, two])
     assert found.rows == (("a", Value(30.0, 10.0)), ("b", "failed: x"), ("c", BLANK))
     assert found.apart == {1}

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_runs import FakeRuns, compare_in, read, row, write_run
-from driven import drive
 from PIL import Image
 from torch import nn
 
 from feddp.adaptation import unseen_site
 from feddp.adaptation.adapt import Settings
-from feddp.compare import adaptation
+from feddp.compare import leave_one_out
 from feddp.compare.leave_one_out import LeaveOneOut
-from feddp.compare.outside_studies import OUTSIDE, TABLE_II, Entry
+from feddp.compare.studies import OUTSIDE, TABLE_II, AdaptedModels
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
@@ -26,6 +24,9 @@ from feddp.partition import ENCODER, HEAD
 from feddp.run import options as run_options
 from feddp.stages.train import START
 from feddp.training.metrics import summarize
+from support.compare_runs import FakeRuns, compare_in, read, row, write_run
+from support.docs_pages import commands_for
+from support.driven import drive
 
 SITES = ("site-1", "site-2", "site-3")
 DICE = {"global": 0.5, "average": 0.4, "ensemble": 0.45, "tent": 0.55, "ttt": 0.35, "routing": 0.6}
@@ -126,7 +127,7 @@ def runs(monkeypatch) -> FakeRuns:
 def adapted(monkeypatch) -> FakeAdaptations:
     fake = FakeAdaptations()
     monkeypatch.setattr(unseen_site, "adapt", fake)
-    monkeypatch.setattr(adaptation, "read_models", lambda run: f"models of {run}")
+    monkeypatch.setattr(leave_one_out, "read_models", lambda run: f"models of {run}")
     return fake
 
 
@@ -164,6 +165,14 @@ def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, 
     assert "**51.00 ± 8.16**" in text, "routing's 60, 50, 40 and 1 more of the seeds is best"
     assert "IOP-FL's Table II" in text
     assert "adaptation 42 of 42: without-site-3: iop_fl, seed 1, routing to site-3" in " ".join(done.stderr.split())
+
+
+def test_the_command_that_the_docs_show(compare, runs, adapted):
+    (line,) = commands_for("test_compare_outside", "docs/how-to/compare.md")
+    words = line.split()
+    assert words[:2] == ["feddp", "compare"]
+    own = {words.index(option) + more for option in ("--data", "--out") for more in (0, 1)}  # the test's
+    assert compare(*(word for place, word in enumerate(words) if place > 1 and place not in own)).exit_code == 0
 
 
 def test_what_is_finished_is_not_made_again(compare, runs, adapted, tmp_path):
@@ -274,7 +283,7 @@ def test_the_studies_of_the_outside_share_runs_and_adaptations(compare, runs, ad
 
 def test_the_losses_are_removed_one_at_a_time():
     """004, Fig. 8: without the consistency its noise is 0, without the shape constraint β is 0."""
-    found = {e.labels[0]: e.settings for e in OUTSIDE["losses"](4).entries}
+    found = {e.labels[0]: e.source.settings for e in OUTSIDE["losses"](4).entries}
     assert found["both"] == Settings()
     assert (found["shape alone"].noise, found["shape alone"].beta) == (0, 0.01)
     assert (found["consistency alone"].noise, found["consistency alone"].beta) == (0.5, 0)
@@ -284,9 +293,9 @@ def test_the_losses_are_removed_one_at_a_time():
 def test_the_sites_inside_are_the_first_others():
     """Fig. 7a: 1 to K − 1 inside."""
     entries = [e for e in OUTSIDE["inside_sites"](4).entries if e.labels[0] == "FedAvg"]
-    found = [entry.sites("b", ["d", "b", "a", "c"]) for entry in entries]
+    found = [entry.source.sites("b", ["d", "b", "a", "c"]) for entry in entries]
     assert found == [("a",), ("a", "c"), ("a", "c", "d")]
-    assert Entry(("x",), Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
+    assert AdaptedModels(Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
 
 
 def test_it_needs_no_methods(compare, runs, adapted, tmp_path, monkeypatch):
@@ -364,7 +373,7 @@ def test_leave_one_out_without_a_stand_in_for_the_models(root, tmp_path, toy, mo
     results = found.execute()
     assert not found.failed
     for entry in studies[TABLE_II].entries:
-        adaptations = results[entry].folders[0]
+        adaptations = results[entry.source].folders[0]
         assert list(adaptations) == list(SITES)
         for site, made in adaptations.items():
             said = json.loads((made.folder / "adapt.json").read_text())

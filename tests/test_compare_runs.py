@@ -3,13 +3,13 @@
 import shutil
 
 import pytest
-from compare_runs import FakeRuns
 
 from feddp.compare.runs import Campaign
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
 from feddp.run import options as run_options
+from support.compare_runs import FakeRuns
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_campaign_of_some_sites_hands_them_to_its_runs(tiny_root, tmp_path, to
 def test_the_studies_compare_what_the_paper_compares():
     """001's Table III and Figs. 6, 8, 9, 10: 3, 12, 5, 5 and 6 runs; 004's Figs. 5 and 6: 5 and 6; 002's Table 4: 2 · 5;
     003's Tables II and III: 4 and 4, its Fig. 8: 3, 5 and 4."""
-    assert {name: len({e.variant for e in study.entries}) for name, study in STUDIES.items()} == {
+    assert {name: len({e.source.variant for e in study.entries}) for name, study in STUDIES.items()} == {
         "ablation": 3,
         "backbones": 12,
         "private": 5,

@@ -3,17 +3,16 @@
 import csv
 
 import pytest
-from compare_runs import SITES, federation, write_cases, write_run
 
-from feddp.compare.comparison import _methods_tables
-from feddp.compare.efficiency import inference_ms
-from feddp.compare.progress import curves, home_seconds, mean_curve, traffic, train_seconds
-from feddp.compare.results import BEFORE, CASE, FINAL, Result
-from feddp.compare.scores import scores
+from feddp.compare.efficiency import home_seconds, inference_ms, traffic, train_seconds
+from feddp.compare.figures import curves, mean_curve
+from feddp.compare.scores import BEFORE, CASE, FINAL, Result, scores
 from feddp.compare.statistics import best_two, compare_images, sentence
-from feddp.compare.tables import Table, Value, scores_table, spread_table
+from feddp.compare.tables import methods_tables, scores_table, spread_table
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
+from feddp.reporting.tables import ResultTable, Value
+from support.compare_runs import SITES, federation, write_cases, write_run
 
 ONE = [
     {"site-1": {"start": {"a": 0.6, "b": 0.9}}, "site-2": {"start": {"a": 0.4, "b": 0.7}}},
@@ -66,7 +65,7 @@ def test_the_best_of_a_column_is_the_largest_dice_and_the_smallest_assd(table):
 
 
 def test_values_that_read_alike_are_both_best():
-    table = Table("t", "t", ("m", "x"), (None, min), (("a", Value(1.001)), ("b", Value(0.999)), ("c", Value(1.02))))
+    table = ResultTable("t", "t", ("m", "x"), (None, min), (("a", Value(1.001)), ("b", Value(0.999)), ("c", Value(1.02))))
     assert table.best() == {(0, 1), (1, 1)}
 
 
@@ -82,7 +81,7 @@ def test_the_csv_reads_back_with_all_digits(table, tmp_path):
 
 
 def test_latex_escapes_what_has_a_meaning_there():
-    table = Table("t", "t", ("Dice (%)", "λ"), (None, None), ((r"a_b & 5% \ #1 {x} $ ^ ~ |", "✓ — 1 ± 2"),))
+    table = ResultTable("t", "t", ("Dice (%)", "λ"), (None, None), ((r"a_b & 5% \ #1 {x} $ ^ ~ |", "✓ — 1 ± 2"),))
     body = table.latex().splitlines()
     assert body[3] == r"Dice (\%) & $\lambda$ \\"
     assert body[5] == (
@@ -91,7 +90,7 @@ def test_latex_escapes_what_has_a_meaning_there():
 
 
 def test_a_pipe_does_not_end_a_cell():
-    assert "| a\\|b |" in Table("t", "t", ("m",), (None,), (("a|b",),)).markdown()
+    assert "| a\\|b |" in ResultTable("t", "t", ("m",), (None,), (("a|b",),)).markdown()
 
 
 def test_the_final_network_is_the_last_one_and_before_is_the_one_before(result):
@@ -172,7 +171,7 @@ def test_cases_take_the_images_place(result):
     one = with_cases(result("one", ONE), seeds)
     old = result("old", OTHER)
     partly = with_cases(result("partly", OTHER), [{"site-1": seed["site-1"]} for seed in seeds])
-    more = _methods_tables({"one": one, "old": old, "partly": partly}, list(SITES), 2)
+    more = methods_tables({"one": one, "old": old, "partly": partly}, list(SITES), 2)
     table = more[-1]
     assert table.name == "volumes"
     assert table.heads[1:6] == (*(f"Dice (%) {c}" for c in (*SITES, "Average", "± seeds")), "IoU (%) site-1")
@@ -186,7 +185,7 @@ def test_cases_take_the_images_place(result):
 
 
 def test_runs_without_volumes_have_no_table_of_them(result):
-    tables = _methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), 2)
+    tables = methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), 2)
     assert [table.name for table in tables] == ["methods", "methods_more", "spread"]
 
 
@@ -205,7 +204,7 @@ def test_a_broken_table_of_cases_is_named(result, text):
     path = made.folders[0] / "sites/site-2/cases.csv"
     path.unlink() if text is None else path.write_text(text)
     with pytest.raises(FedDPError, match="site-2/cases.csv .* case"):
-        scores(made, list(SITES), kind=CASE)
+        scores(made, list(SITES), unit=CASE)
 
 
 @pytest.mark.parametrize("text", [None, "", "network,image\nstart,a\n", "network,image,dice\n"])

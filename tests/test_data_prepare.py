@@ -22,8 +22,9 @@ from feddp.data.prepare.fundus import crop
 from feddp.data.prepare.source import resize
 from feddp.data.prepare.split import hold_out, split_patients
 from feddp.errors import FedDPError
+from support import ROOT
 
-LGG = Path(__file__).parents[2] / "shared" / "data" / "lgg-mri-segmentation.zip"
+LGG = ROOT.parent / "shared" / "data" / "lgg-mri-segmentation.zip"
 # where the data cannot be had the tests say so; on CI they must be there
 needs_lgg = pytest.mark.skipif(not LGG.exists() and "CI" not in os.environ, reason=f"{LGG} is not here")
 

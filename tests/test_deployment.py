@@ -13,13 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from captured import NOTHING, value_of
-from certificates import put, self_signed, signed
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from deployment import HOSPITALS, LEAD, NEWCOMER, README, SERVER, SHIPPED_SERVER, approved, decided, deployment, until
-from driven import drive
 from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition
 from rich.console import Console as Screen
 from safetensors.torch import load_file
@@ -29,8 +25,13 @@ from feddp.kit.approve import Approval
 from feddp.kit.check import check
 from feddp.plan.schema import Plan
 from feddp.provision import DEPLOYER
-from feddp.report import table
+from feddp.reporting.page import table
 from feddp.sealing.envelope import MAGIC
+from support.captured import NOTHING, value_of
+from support.certificates import put, self_signed, signed
+from support.deployment import HOSPITALS, LEAD, NEWCOMER, SERVER, SHIPPED_SERVER, TUTORIAL, approved, decided, deployment, until
+from support.docs_pages import blocks_for, commands_for
+from support.driven import drive
 
 CONSENTING = HOSPITALS[:3]  # to the calibration exchange
 STUDY = "study"  # a scope that hospital-d lacks
@@ -48,12 +49,12 @@ AT_SERVER = "nvflare.app_common.widgets.validation_json_generator.ValidationJson
 
 
 def blocks(kind: str) -> list[list[str]]:
-    """The README's commands that need a running federation, by block."""
-    return [text.splitlines() for text in re.findall(rf"^```{kind}\n(.*?)\n```$", README, re.MULTILINE | re.DOTALL)]
+    """The commands of docs/tutorials/first-real-site.md that need a running federation, by block."""
+    return [block.text.splitlines() for block in blocks_for("test_deployment", TUTORIAL) if block.kind == kind]
 
 
 def typed(line: str, folder: Path, job: str = "") -> str:
-    """A line of the README, for this federation: its server's name, a short run on small images, a job's id."""
+    """A line of the tutorial, for this federation: its server's name, a short run on small images, a job's id."""
     assert ("JOB_ID" in line) <= bool(job), line
     for old, new in {SHIPPED_SERVER: SERVER, "$PWD": str(folder), "JOB_ID": job, **SHORT}.items():
         line = line.replace(old, new)
@@ -137,7 +138,7 @@ def plan_of(folder: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def feddp(federation, unapproved, capture):
-    """What the README's console lines show, by command, and the job's id; the table is there before it is downloaded. The
+    """What the tutorial's console lines show, by command, and the job's id; the table is there before it is downloaded. The
     hospitals approve it while they run."""
     for line in APPROVING:
         assert "approved in" in federation.shell(typed(line, federation.folder))
@@ -281,7 +282,7 @@ def test_what_a_hospital_keeps_private_stops_fedavg_there_and_the_others_go_on(f
 def test_a_method_that_a_hospital_does_not_take_is_not_deployed_there(federation, fedavg, feddp):
     """FedDP, which it takes, ran there in the same scope; and the hospital could not have approved this one."""
     job, said = fedavg
-    words = "site hospital-b: its policy takes jobs of feddp, and this one's is fedavg; add it to `methods`"
+    words = "site hospital-b: its policy accepts the methods: feddp; the job uses fedavg; add it to `methods`"
     assert words in said["meta"]
     assert words in federation.refused("hospital-b", job)
     assert not federation.store("hospital-b", job).exists()
@@ -310,7 +311,7 @@ def test_an_org_admin_rules_at_home_and_nowhere_else(federation, feddp):
         assert "not authorized" not in console("report_resources client hospital-a")
         for command in ("tail {} log.txt", "ls {}", "sys_info client {}"):  # its own machine has a shell
             for hospital in ("hospital-a", "hospital-b"):
-                assert f"{command.split()[0]} is answered by no site" in console(command.format(hospital))
+                assert f"{command.split()[0]} is not answered by any site" in console(command.format(hospital))
         for command in ("restart", "shutdown"):
             assert f"user '{person}' is not authorized for '{command}'" in console(f"{command} client hospital-b")
         assert f"user '{person}' is not authorized for 'disable_client'" in console("disable_client hospital-b")
@@ -328,18 +329,18 @@ def test_nobody_has_a_site_build_what_a_logs_configuration_names(federation, fed
         with federation.console(person) as console:
             assert f"user '{person}' is not authorized for '{command.split()[0]}'" in console(command)
     with federation.console("admin@hospital-a.org") as console:  # FLARE's server leaves this one to the site
-        assert "configure_site_log is answered by no site" in console("configure_site_log client hospital-a INFO")
+        assert "configure_site_log is not answered by any site" in console("configure_site_log client hospital-a INFO")
 
 
 def test_the_lead_touches_no_hospitals_machine(federation):
     with federation.console() as console:
         for command in ("restart client hospital-a", "tail server log.txt"):
             assert f"user '{LEAD}' is not authorized for '{command.split()[0]}'" in console(command)
-        assert "tail is answered by no site" in console("tail hospital-a log.txt")
+        assert "tail is not answered by any site" in console("tail hospital-a log.txt")
         for command in ("cells", "route hospital-a"):  # FLARE gives them to every console, without a right
             assert f"Undefined command {command.split()[0]}" in console(command)
     with federation.console("admin@consortium.org") as console:  # the one role to which FLARE's server grants it
-        assert "report_env is answered by no site" in console("report_env hospital-a")
+        assert "report_env is not answered by any site" in console("report_env hospital-a")
 
 
 # hostile jobs, submitted by the lead
@@ -419,10 +420,10 @@ def test_nobody_brings_code(federation, tmp_path, app):
     described(folder, name="code")
     (folder / app / "custom").mkdir()
     (folder / app / "custom/mine.py").write_text("print('hello')\n")
-    with pytest.raises(InvalidJobDefinition, match="meta.json: byoc is True, and the export writes no such key"):
+    with pytest.raises(InvalidJobDefinition, match="meta.json: byoc is True, but the export writes no such key"):
         federation.session.submit_job(str(folder))
     (folder / "meta.json").rename(folder / "meta.conf")
-    with pytest.raises(InvalidJobDefinition, match="no PYHOCON is read here; write JSON"):
+    with pytest.raises(InvalidJobDefinition, match="PYHOCON is not accepted; write JSON"):
         federation.session.submit_job(str(folder))
 
 
@@ -500,7 +501,7 @@ def test_what_a_participant_writes_is_its_owners_alone(federation, feddp):
 @pytest.fixture(scope="module")
 def newcomer(federation):
     """The kit of hospital-e, not started."""
-    line = next(line.strip() for line in README.splitlines() if "--add-client" in line and line.startswith("    "))
+    (line,) = (line for line in commands_for("test_provisioning", "docs/how-to/provision.md") if "--add-client" in line)
     federation.shell(line)
     return federation.folder / "kits/feddp/prod_01" / NEWCOMER
 

@@ -9,13 +9,11 @@ import math
 import os
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from in_flare import SITES, request_for
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.task_utils import apply_filters
@@ -23,8 +21,6 @@ from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from safetensors.torch import load_file
-from test_methods import context as at_a_site
-from test_walls import context
 
 from feddp import protocol
 from feddp.data.folder import SiteFolder
@@ -32,8 +28,6 @@ from feddp.errors import FedDPError
 from feddp.files import SHARED
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
-from feddp.flare.executor import StageExecutor
-from feddp.flare.policy import SitePolicy
 from feddp.flare.precision import HalfPrecision
 from feddp.flare.site import SiteComponent
 from feddp.jobs import folder as jobs
@@ -46,8 +40,11 @@ from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
 from feddp.stages.train import train
 from feddp.training.store import Store
+from support import CAPTURE, ROOT
+from support.in_flare import SITES, request_for
+from support.site import FlareSite, context
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/it-administrator.md").read_text(encoding="utf-8")
 GUARD = {"path": "feddp.flare.filters.PrivateTensorGuard"}
 FLARES = "nvflare.app_common.filters"
 PERCENTILE = f"{FLARES}.percentile_privacy.PercentilePrivacy"
@@ -56,7 +53,7 @@ STEP = 2.0**-10  # changes are multiples of it, so every sum and difference of t
 
 
 def on_update(path, **args):
-    """The entry of a privacy.json, as the README has it."""
+    """The entry of a privacy.json, as the docs have it."""
     return {"path": "feddp.flare.update_privacy.UpdatePrivacy", "args": {"mechanism": {"path": path, "args": args}}}
 
 
@@ -174,7 +171,7 @@ NOT_PLAIN = ("norm.running_var", "norm.num_batches_tracked")
 
 
 def test_what_svts_defaults_spend(plan_for, scope):
-    """FLARE's own account of a round of FedDP's network, as the README says: epsilon, and noise_var for each number sent."""
+    """FLARE's own account of a round of FedDP's network, as the docs say: epsilon, and noise_var for each number sent."""
     component = SiteComponent(plan_for().to_json())
     shared = component.expected.partition.split(component.expected.network.state_dict())[0]
     chain = scope(on_update(SVT), GUARD)
@@ -183,7 +180,7 @@ def test_what_svts_defaults_spend(plan_for, scope):
     numbers = sum(value.numel() for value in shared.values())
     spent = ours.mechanism.get_privacy_spent()
     assert spent == pytest.approx(0.1 + 0.1 * math.ceil(0.1 * numbers), rel=1e-9)
-    assert f"ε = {spent:,.1f} a round on FedDP's {numbers:,} shared numbers" in README
+    assert f"ε = {spent:,.1f} a round on FedDP's {numbers:,} shared numbers" in PAGE
 
 
 def test_training_neither_seeds_nor_draws_from_numpys_generator(open_site, toy):
@@ -206,7 +203,7 @@ def test_the_guard_after_it_still_stops_a_private_tensor(plan_for, toy, scope):
     with pytest.raises(FedDPError, match=r"train tried to send 2 tensors that may not leave \(q.bias"):
         answered(component, chain, sent, received)
     shared = component.expected.partition.split(received)[0]
-    with pytest.raises(FedDPError, match=r"2 tensors have no difference to what the task brought, which lacks them \(q.bias"):
+    with pytest.raises(FedDPError, match=r"the result has 2 tensors that the task did not bring \(q.bias"):
         answered(component, chain, sent, shared)
     control = answered(component, chain, component.expected.partition.split(sent)[0], shared)
     assert messages.unpack(control)[0].keys() == shared.keys()
@@ -232,7 +229,7 @@ def test_other_tasks_and_errors_pass_as_they_are(plan_for, toy, scope):
         (on_update(PERCENTILE, percentile=101), lambda s, r: None, "PercentilePrivacy filtered nothing"),
         (on_update(PERCENTILE), lambda s, r: s["q.weight"].fill_(math.nan), "q.weight holds values that are not finite"),
         (on_update(PERCENTILE), lambda s, r: s.update({"q.bias": torch.zeros(1)}), r"q.bias is \(1,\) torch.float32, expected"),
-        (on_update(PERCENTILE), lambda s, r: r.clear(), "9 tensors have no difference"),
+        (on_update(PERCENTILE), lambda s, r: r.clear(), "the result has 9 tensors that the task did not bring"),
     ],
 )
 def test_what_cannot_be_filtered_is_not_sent(toy_site, scope, mechanism, spoil, words):
@@ -244,7 +241,7 @@ def test_what_cannot_be_filtered_is_not_sent(toy_site, scope, mechanism, spoil, 
 
 
 def test_a_mechanism_is_a_filter_of_flares(scope):
-    with pytest.raises(Exception, match="no filter; give it a `path` and `args`"):
+    with pytest.raises(Exception, match="not a filter; give it its own `path` and `args`"):
         scope({"path": "feddp.flare.update_privacy.UpdatePrivacy", "args": {"mechanism": "svt"}})
 
 
@@ -260,16 +257,15 @@ def test_flares_filter_without_ours_clips_the_weights_and_the_guard_stops_it(toy
 
 def test_the_difference_is_to_what_the_executor_was_given(plan_for, toy, tiny_root, tmp_path, scope):
     """A round of a real site. At percentile 100 the largest change alone is sent: one number of the network."""
-    component = SiteComponent(plan_for(network=toy, method="fedavg").to_json())
-    received = {name: value.clone() for name, value in component.expected.network.state_dict().items()}
-    fl_ctx = at_a_site(component, "site-1", tmp_path / "site", protocol.TRAIN)
-    policy = SitePolicy.admitting(component.plan) | {"data": str(tiny_root / "site-1")}
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-    answer = StageExecutor().execute(protocol.TRAIN, messages.pack(received, round=0, phase=0), fl_ctx, Stop())
+    plan = plan_for(network=toy, method="fedavg")
+    site = FlareSite(plan, tmp_path / "site", simulated=True, data=tiny_root / "site-1")
+    received = {name: value.clone() for name, value in site.component.expected.network.state_dict().items()}
+    answer = site.executed(protocol.TRAIN, received, round=0, phase=0)
     trained = messages.unpack(answer)[0]
     assert sum((trained[n] != received[n]).sum().item() for n in trained) > 30
-    fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope(on_update(PERCENTILE, percentile=100, gamma=100.0), GUARD))
-    sent, scalars = messages.unpack(apply_filters("task_result_filters", answer, fl_ctx, {}, protocol.TRAIN, FilterKey.OUT))
+    site.fl_ctx.set_prop(FLContextKey.SCOPE_OBJECT, scope(on_update(PERCENTILE, percentile=100, gamma=100.0), GUARD))
+    leaving = apply_filters("task_result_filters", answer, site.fl_ctx, {}, protocol.TRAIN, FilterKey.OUT)
+    sent, scalars = messages.unpack(leaving)
     floating = [name for name in sent if sent[name].is_floating_point()]
     (name,) = [name for name in floating if not torch.equal(sent[name], received[name])]
     assert (sent[name] != received[name]).sum() == 1
@@ -277,10 +273,6 @@ def test_the_difference_is_to_what_the_executor_was_given(plan_for, toy, tiny_ro
     assert (sent[name].double() - received[name].double()).abs().max().item() == largest
     assert torch.equal(sent["norm.num_batches_tracked"], trained["norm.num_batches_tracked"])
     assert scalars["samples"] == 8
-
-
-class Stop:
-    triggered = False
 
 
 # half precision
@@ -445,7 +437,7 @@ def test_a_run_in_half_precision(tiny_root, plan_for, tmp_path):
     plan = plan_for(rounds=1, start="last", stages=("train",), precision="float16")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(capture))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "capture"), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         results = session.run(request_for(tiny_root, tmp_path / "run", plan), simulator, "half")
     found = load_file(tmp_path / "run" / SHARED)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.methods.fedlc import FedLC, Hyper
+from feddp.methods.fedlc import FedLC, FedLCSettings
 from feddp.networks.local_calibration import LocalCalibration
 
 LN3 = math.log(3)
@@ -99,7 +99,7 @@ def test_contrast_is_minus_the_mean_distance_of_the_gates(sites, own, wanted):
     assert network.contrast().item() == pytest.approx(wanted, abs=1e-6)
     site = SimpleNamespace(network=network, segmentation_loss=lambda logits, mask: tensor(7.0))
     for weight in (0.1, 2.0):
-        found = FedLC(Hyper(contrast=weight)).loss(site, logits, {"mask": None})
+        found = FedLC(FedLCSettings(contrast=weight)).loss(site, logits, {"mask": None})
         assert found.item() == pytest.approx(7 + weight * wanted, abs=1e-6)
 
 
@@ -212,7 +212,7 @@ def test_the_loss_of_the_second_stage_has_the_head_s_own_beside_it():
     network = ungated()
     network.calibrator.receive(heads(-LN3))
     site = SimpleNamespace(network=network, segmentation_loss=lambda logits, mask: logits.sum())
-    loss = FedLC(Hyper()).loss(site, network(ONE_PIXEL), {"mask": None})
+    loss = FedLC(FedLCSettings()).loss(site, network(ONE_PIXEL), {"mask": None})
     loss.backward()
     assert loss.item() == pytest.approx(17.25 * LN3 + 0.5, abs=1e-5)
     assert network.segmentation_head[0].bias.grad.item() == pytest.approx(1)

@@ -5,13 +5,9 @@ import inspect
 import re
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right, zipped
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType
 from nvflare.fuel.f3.cellnet.net_manager import NetManager
@@ -31,10 +27,11 @@ from feddp.flare.archive import LARGEST, MOST
 from feddp.flare.audit import Refusals, plain_lines
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.gate import ServerGate, SiteGate
-from feddp.flare.policy import SitePolicy
-from feddp.flare.site import SiteComponent
+from support import ROOT
+from support.gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right, zipped
+from support.site import FlareSite
 
-THREAT_MODEL = (Path(__file__).parents[1] / "provisioning/threat-model.md").read_text(encoding="utf-8")
+THREAT_MODEL = (ROOT / "docs/explanation/threat-model.md").read_text(encoding="utf-8")
 KEY = "-----BEGIN PRIVATE KEY-----"
 ADMIN_TOPICS = sorted(topic for processor in ClientRequestProcessors.request_processors for topic in processor.get_topics())
 A_JOB, SERVER_JOB = f"{A}.{JOB}", f"{SERVER}.{JOB}"
@@ -95,7 +92,7 @@ def test_the_key_is_not_read(federation, kit, gated, origin, by):
     federation.site(A, kit)
     said = federation.command("sys.shell", "cat startup/client.key", origin=origin, by=by)
     assert (KEY in said) is not gated
-    assert said == (KEY if not gated else "sys.shell is answered by no site" if origin == SERVER else "")
+    assert said == (KEY if not gated else "sys.shell is not answered by any site" if origin == SERVER else "")
     assert len(federation.lines()) == gated
 
 
@@ -117,9 +114,9 @@ def test_what_a_site_answers_is_the_table_and_the_threat_model_names_it(federati
     headers = {"job_id": JOB} | (with_right(known.right) if known and known.right else {})
     said = federation.command(topic, **headers)
     assert (reached == ["admin"]) is bool(known)
-    assert known or said == f"{topic} is answered by no site"
+    assert known or said == f"{topic} is not answered by any site"
     assert f"`{topic}`" in THREAT_MODEL
-    assert federation.command("sys.made_up") == "sys.made_up is answered by no site"
+    assert federation.command("sys.made_up") == "sys.made_up is not answered by any site"
 
 
 @pytest.mark.parametrize("topic", [topic for topic, known in cells.ADMIN.items() if known.job])
@@ -131,7 +128,7 @@ def test_a_job_is_named_by_its_id_and_no_folder_of_the_kit(federation, kit, topi
     SiteGate()
     reached = heard(federation.cell(A), "admin")
     right = with_right(cells.ADMIN[topic].right) if cells.ADMIN[topic].right else {}
-    assert "names no job's id" in federation.command(topic, **{"job_id": job}, **right)
+    assert "has no valid job id" in federation.command(topic, **{"job_id": job}, **right)
     assert not reached
     federation.command(topic, **{"job_id": JOB}, **right)
     assert reached, "the control"
@@ -149,7 +146,7 @@ def test_what_needs_a_right_has_the_site_look_it_up(federation, kit, topic):
         right | {"require_authz": True},
         right | {"admin_command": "check_status"},
     ):
-        assert "answered to who has the right" in federation.command(topic, job_id=JOB, **wrong)
+        assert "needs the right" in federation.command(topic, job_id=JOB, **wrong)
     assert not reached
     federation.command(topic, job_id=JOB, **right)
     assert reached, "the control"
@@ -160,8 +157,8 @@ def test_what_needs_a_right_has_the_site_look_it_up(federation, kit, topic):
     [
         ({"config/config_fed_client.json": b" " * (LARGEST + 1)}, "unpacks to 1048577 bytes"),
         ({f"config/{number}": b"" for number in range(MOST + 1)}, "holds 101 files"),
-        (b"no zip", "is no zip that can be read"),
-        (7, "is no zip"),
+        (b"no zip", "is not a readable zip"),
+        (7, "is not a zip"),
     ],
 )
 def test_an_app_is_small_before_flare_unpacks_it(federation, kit, app, words):
@@ -373,9 +370,7 @@ def test_no_filter_of_another_hides_the_gate_and_others_filters_are_asked_after_
 
 def test_a_cell_that_is_there_already_gets_the_gate_and_a_site_without_it_takes_no_job(federation):
     federation.cell(A_JOB)
-    with pytest.raises(
-        FedDPError, match=f"no gate stands before {A_JOB}.*cell_gate.*feddp.flare.gate.SiteGate.*resources.json"
-    ):
+    with pytest.raises(FedDPError, match=f"no gate protects {A_JOB}.*cell_gate.*feddp.flare.gate.SiteGate.*resources.json"):
         require_gate(A)
     require_gate(B)  # its cells are in other processes
     SiteGate()
@@ -393,17 +388,12 @@ def test_a_job_is_refused_where_the_gate_is_missing(federation, plan_for, gated,
     """Before anything of the job is done, by what every executor and filter asks; FLARE's simulator has no kits."""
     gated and SiteGate()
     federation.cell(A_JOB)
-    fl_ctx = FLContext()
-    fl_ctx.get_identity_name = lambda *_, **__: A
-    plan = plan_for()
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, {"data": "x"} | SitePolicy.admitting(plan))
-    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated)
-    component = SiteComponent(plan.to_json())
+    site = FlareSite(plan_for(), name=A, simulated=simulated, data="x")
     if gated or simulated:
-        assert str(component.context(fl_ctx).policy.data) == "x"
+        assert str(site.component.context(site.fl_ctx).policy.data) == "x"
     else:
-        with pytest.raises(FedDPError, match="no gate stands before"):
-            component.context(fl_ctx)
+        with pytest.raises(FedDPError, match="no gate protects"):
+            site.component.context(site.fl_ctx)
 
 
 def test_a_consoles_cell_in_the_same_process_is_not_the_sites(federation):
@@ -420,8 +410,8 @@ def test_who_is_refused_is_in_the_audit_file_by_name_and_no_value(federation, ki
     inside, peer, strange = federation.lines()
     assert "[U:server][A:gate]" in inside
     said = "admin/admin sys.shell (_userName, job_id, x?y??E:0?) for member@x from server over server server.example.org"
-    assert f"{said}: sys.shell is answered by no site]" in inside
-    assert f"admin/admin from {B}.{JOB} over server server.example.org: {B}.{JOB} is not whom this site listens to]" in peer
+    assert f"{said}: sys.shell is not answered by any site]" in inside
+    assert f"admin/admin from {B}.{JOB} over server server.example.org: {B}.{JOB} may not send to this site]" in peer
     assert len(strange) < 800
     assert "SECRET" not in federation.audit.read_text()
 
@@ -433,8 +423,8 @@ def test_a_process_of_the_same_machine_is_not_the_server(federation, kit):
     for person in ("", None):
         federation.hand(A, "admin", "admin", AdminMessage("train.check_status", ""), origin=SERVER, person=person)
     line, *more = federation.lines()
-    assert f"admin/admin from {SERVER} over {SERVER} -: {SERVER} is not whom this site listens to]" in line
-    assert "is not whom" not in "".join(more), "the control"
+    assert f"admin/admin from {SERVER} over {SERVER} -: {SERVER} may not send to this site]" in line
+    assert "may not send to this site" not in "".join(more), "the control"
 
 
 def test_a_flood_of_refusals_does_not_fill_the_disk(federation):
@@ -626,7 +616,7 @@ def test_a_console_speaks_to_the_servers_console_and_a_site_does_not(federation)
         federation.hand(SERVER, "task", "report_job_failure", {}, origin=of, person=of)
         federation.stream(SERVER, AUX, "ObjectStreamer.Request", {}, origin=of, person=of)
     assert soon(lambda: reached == [["command"], ["report_job_failure"], ["ObjectStreamer.Request"]]), reached
-    said = re.findall(r"is not taken from a (\w+)\]", federation.audit.read_text())
+    said = re.findall(r"is not accepted from a (\w+)\]", federation.audit.read_text())
     assert sorted(said) == ["console", "site", "site"]
 
 

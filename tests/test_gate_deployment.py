@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from deployment import HOSPITALS, SERVER, Deployment, approved, decided, deployment, until
 from nvflare.fuel.f3.cellnet.registry import Registry
 from nvflare.fuel.f3.message import Message
 from nvflare.private.admin_defs import Message as AdminMessage
@@ -19,6 +18,8 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 
 from feddp.provision import GATE
 from feddp.run.poc import connect
+from support import ROOT
+from support.deployment import HOSPITALS, SERVER, Deployment, approved, decided, deployment, until
 
 A, B, C, D = HOSPITALS
 MEMBER = "member@consortium.org"
@@ -86,7 +87,7 @@ def components(kit: Path, change) -> None:
 def federation(tmp_path_factory):
     with deployment(tmp_path_factory.mktemp("gates"), Attacked) as made:
         (made.kits / B / "local/custom").mkdir(exist_ok=True)
-        shutil.copy(Path(__file__).parent / "hostile_site/attacker.py", made.kits / B / "local/custom")
+        shutil.copy(ROOT / "tests/support/hostile_site/attacker.py", made.kits / B / "local/custom")
         components(made.kits / B, lambda listed: [*listed, {"id": "x", "path": "attacker.Attacker", "args": {}}])
         components(made.kits / C, lambda listed: [c for c in listed if c["path"] != GATE["client"]])
         for hospital in HOSPITALS:
@@ -155,10 +156,10 @@ def test_with_the_servers_gate_a_peer_and_a_member_reach_nobody(federation, guar
     assert guarded["left"] == [True, True]
     said = "\n".join(federation.refused(SERVER))
     for to in (A, C):
-        assert f"admin/admin from {B} over {B} {B}: nothing goes from {B} to {to}]" in said
-        assert re.search(rf"admin/admin from (_admin_\S+) over \1 {MEMBER}: nothing goes from \1 to {to}\]", said)
+        assert f"admin/admin from {B} over {B} {B}: no message may go from {B} to {to}]" in said
+        assert re.search(rf"admin/admin from (_admin_\S+) over \1 {MEMBER}: no message may go from \1 to {to}\]", said)
     for claimed in ("server", f"server.{SOME}", D):
-        assert f"admin/admin from {claimed} over {B} {B}: {B} does not speak for {claimed}]" in said
+        assert f"admin/admin from {claimed} over {B} {B}: {B} may not send for {claimed}]" in said
     assert federation.refused(C) == []
 
 
@@ -171,7 +172,7 @@ def test_a_whole_feddp_run_goes_on_meanwhile(federation, guarded):
     assert results["sealed"] is True
     assert results["sites"][A]["calibration"]["peers"] == 1, "hospital-d consents to nothing"
     audit = (federation.kits / C / guarded["job"] / "audit.log").read_text()
-    assert f"site {C}: no gate stands before {C}.{guarded['job']}, so the server can reach past the policy" in audit
+    assert f"site {C}: no gate protects {C}.{guarded['job']}, so the server can bypass the policy" in audit
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +197,10 @@ def test_without_the_servers_gate_the_sites_own_holds(federation, bare):
     assert bare["pushed"][0] is None
     assert bare["left"], "nothing deleted, though the server's own name and token stood on it"
     said = "\n".join(federation.refused(A))
-    assert f"admin/admin from {B} over server localhost: {B} is not whom this site listens to]" in said
+    assert f"admin/admin from {B} over server localhost: {B} may not send to this site]" in said
     assert "sys.shell" not in said, "a peer's message is not even decoded"
-    assert "train.delete_run (job_id) for - from server over server localhost: train.delete_run is answered by no site]" in said
-    assert f"__do_task__ from {B} over server localhost: {B} is not whom" in "\n".join(federation.refused(A, bare["job"]))
+    assert "(job_id) for - from server over server localhost: train.delete_run is not answered by any site]" in said
+    assert f"__do_task__ from {B} over server localhost: {B} may not send" in "\n".join(federation.refused(A, bare["job"]))
 
 
 def test_without_any_gate_all_of_it_succeeds(federation, bare):

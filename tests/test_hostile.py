@@ -14,10 +14,7 @@ import torch
 from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.signal import Signal
-from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
-from nvflare.fuel.utils import fobs
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import SysCommandTopic, new_cell_message
 from nvflare.private.fed.client.admin import FedAdminAgent
@@ -28,94 +25,16 @@ from nvflare.security.security import FLAuthorizer
 from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
-from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
-from feddp.flare.filters import PrivateTensorGuard
-from feddp.flare.policy import SitePolicy
-from feddp.flare.site import SiteComponent
 from feddp.provision import AUTHORIZATION
-from feddp.training.metrics import METRICS
 from feddp.training.seeds import seed_of
-from feddp.training.store import Store
-
-CELL = {"mean": 0.5, "std": 0.1, "n": 2}
-SUMMARY = dict.fromkeys(METRICS, CELL)
-TABLES = {"before_calibration": SUMMARY, "final": SUMMARY, "peers": {"site-2": SUMMARY}}
-NUMBERS = {"round": 1, "phase": 0, "loss": 0.5, "dice": 0.5, "iou": 0.4, "samples": 8.0, "seconds": 1.0}
-
-
-class Hospital:
-    """A site whose guard stands in its privacy.json: its data, its audit file, and a job's components in its process."""
-
-    def __init__(self, folder, data, plan, consent=("calibration",), min_images=2, std_images=1, **policy):
-        self.folder, self.data, self.audit_file = folder, data, folder / "audit.txt"
-        self.policy = {"data": str(data), "consent": list(consent), **policy}
-        self.policy |= {"min_images": min_images, "std_images": std_images}
-        self.submitted(plan)
-
-    def submitted(self, plan, **policy):
-        """A job of this plan, under the same id."""
-        self.plan, self.component = plan, SiteComponent(plan.to_json())
-        self.fl_ctx = FLContext()
-        self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
-        self.fl_ctx.get_identity_name = lambda *a, **k: "site-1"
-        self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
-        workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder))
-        self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
-        self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, SitePolicy.admitting(plan) | self.policy | policy)
-        return self
-
-    @property
-    def store(self):
-        return Store(self.folder / "feddp/job")
-
-    @property
-    def shared(self):
-        return self.component.expected.partition.split(self.component.expected.network.state_dict())[0]
-
-    def executed(self, executor, task, tensors=None, **scalars):
-        self.fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
-        return executor().execute(task, messages.pack(tensors, **scalars), self.fl_ctx, Signal())
-
-    def sends(self, task, message):
-        self.fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
-        return messages.unpack(PrivateTensorGuard().process(message, self.fl_ctx))
-
-    def stopped(self, task, message, match):
-        """The guard raises, with these words, and they are in the one line that the audit file has more."""
-        before = len(self.audited())
-        with pytest.raises(FedDPError, match=match) as caught:
-            self.sends(task, message)
-        (line,) = self.audited()[before:]
-        assert f"[J:job][A:{task}#?][egress guard stopped: site site-1: " in line
-        assert " ".join(str(caught.value).split())[:400] in line
-
-    def audited(self):
-        return self.audit_file.read_text().splitlines()
-
-
-@pytest.fixture
-def hospital(toy, tmp_path, tiny_root, plan_for):
-    """FLARE's auditor, on a file of the test's, as a site's job process has one."""
-    AuditService.close()
-    AuditService.initialize(str(tmp_path / "audit.txt"))
-    yield lambda method="feddp", **policy: Hospital(
-        tmp_path, tiny_root / "site-1", plan_for(network=toy, method=method), **policy
-    )
-    AuditService.close()
+from support.site import CELL, NUMBERS, SUMMARY, TABLES, bytes_of
 
 
 @pytest.fixture
 def pixels(tiny_root):
     """An image of the site's, (3, 32, 32)."""
     return load(SiteFolder.open(tiny_root / "site-1"), "train", 32)[0]["image"]
-
-
-def bytes_of(message):
-    """The message as FLARE would serialise it, tensors inline."""
-    messages.register_tensors()
-    return fobs.dumps(message)
 
 
 def nan_of(image, like):
@@ -146,14 +65,14 @@ HOSTILE = {
     "a tensor with code": (
         "train",
         lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"].as_subclass(Carrier)}, **NUMBERS),
-        "norm.bias, which is no tensor",
+        "norm.bias, which is not a plain tensor",
     ),
     "a sparse tensor": (
         "train",
         lambda s, x: messages.pack(s | {"norm.bias": s["norm.bias"].to_sparse()}, **NUMBERS),
-        "norm.bias, which is no tensor",
+        "norm.bias, which is not a plain tensor",
     ),
-    "bytes for a tensor": ("train", lambda s, x: messages.pack(s | {"norm.bias": b"pixels"}, **NUMBERS), "no tensor"),
+    "bytes for a tensor": ("train", lambda s, x: messages.pack(s | {"norm.bias": b"pixels"}, **NUMBERS), "not a plain tensor"),
     "a name of two lines": ("train", lambda s, x: messages.pack(s | {"a\n[E:1]b": x}, **NUMBERS), "not leave"),
     "a text": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": "patient 17"}), r"a str among its scalars \(loss"),
     "a list": ("train", lambda s, x: messages.pack(s, **NUMBERS | {"loss": x.flatten().tolist()}), "a list among its scalars"),
@@ -219,17 +138,15 @@ def test_a_return_code_of_words_is_stopped(hospital):
     reply.set_return_code("patient 17")
     site.stopped("train", reply, "a return code that is not FLARE's")
     reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
-    site.fl_ctx.set_prop(FLContextKey.TASK_NAME, "train")
-    passed = PrivateTensorGuard().process(reply, site.fl_ctx)
+    passed = site.guarded("train", reply)
     assert passed.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
 
 def test_what_is_no_message_of_ours_is_audited_without_its_words(hospital):
     """An error of Python's may hold anything: the audit line names its kind alone."""
     site = hospital()
-    site.fl_ctx.set_prop(FLContextKey.TASK_NAME, "train")
     with pytest.raises(AttributeError):
-        PrivateTensorGuard().process("patient 17", site.fl_ctx)
+        site.guarded("train", "patient 17")
     assert site.audited()[-1].endswith("[egress guard stopped: AttributeError]")
 
 
@@ -244,8 +161,7 @@ def test_metadata_stays_at_the_site(hospital):
         made.set_header("cookie_jar", {"patient": 19})
         return made
 
-    site.fl_ctx.set_prop(FLContextKey.TASK_NAME, "train")
-    sent = bytes_of(PrivateTensorGuard().process(message(), site.fl_ctx))
+    sent = bytes_of(site.guarded("train", message()))
     assert b"patient" not in sent
     assert b"norm.bias" in sent
     assert all(word in bytes_of(message()) for word in (b"patient 17", b"patient 18", b"cookie_jar")), "the control"
@@ -278,9 +194,9 @@ def test_a_plan_that_declares_nothing_private_does_not_widen_the_policy(hospital
     site = hospital("fedavg", private=["query"])
     site.stopped("train", messages.pack(site.shared, **NUMBERS), r"2 tensors that may not leave \(q.bias")
     site = hospital("fedavg", methods=["feddp", "fedbn"])
-    refusal = "its policy takes jobs of feddp, fedbn, and this one's is fedavg"
+    refusal = "its policy accepts the methods: feddp, fedbn; the job uses fedavg"
     site.stopped("train", messages.pack(site.shared, **NUMBERS), refusal)
-    answer = site.executed(StageExecutor, protocol.TRAIN, site.shared, round=0, phase=0)
+    answer = site.executed(protocol.TRAIN, site.shared, round=0, phase=0)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert f"[A:train#?][task failed: site site-1: {refusal}" in site.audited()[-1]
     assert not list(site.store.folder.glob("*.safetensors")), "nothing was trained"
@@ -292,13 +208,13 @@ def test_a_plan_that_declares_nothing_private_does_not_widen_the_policy(hospital
 def test_a_job_may_ask_for_so_many_spectra_and_no_more(hospital, plan_for, toy):
     site = hospital("feddg", consent=["spectra"], spectra=4)
     amplitude = {"amplitude": torch.ones(2, 3, 3, 3)}
-    refusal = "asks for the spectra of 16 images, its policy gives 4 at most"
+    refusal = "asks for the spectra of 16 images, but its policy allows at most 4"
     site.stopped("collect_spectra", messages.pack(amplitude, consent=True), refusal)
-    answer = site.executed(StageExecutor, protocol.COLLECT_SPECTRA)
+    answer = site.executed(protocol.COLLECT_SPECTRA)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     site.submitted(plan_for(method="feddg", network=toy, spectra=4))
     site.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)  # in the clear: test_sealed_stage.py has this exchange sealed
-    given, _ = messages.unpack(site.executed(StageExecutor, protocol.COLLECT_SPECTRA))
+    given, _ = messages.unpack(site.executed(protocol.COLLECT_SPECTRA))
     assert len(given["amplitude"]) == 4
     assert site.sends("collect_spectra", messages.pack(given, consent=True))[0].keys() == {"amplitude"}
     site = hospital("feddg", consent=[], spectra=0)  # gives none, whatever is asked: it trains as in FedAvg
@@ -308,19 +224,19 @@ def test_a_job_may_ask_for_so_many_spectra_and_no_more(hospital, plan_for, toy):
 def test_a_job_that_claims_another_s_state_is_refused(hospital, plan_for, toy):
     """A server may give a job any id. FedAvg under the id of a FedDP run would have its private tensors for shared ones."""
     site = hospital()
-    trained = site.executed(StageExecutor, protocol.TRAIN, site.shared, round=0, phase=0)
+    trained = site.executed(protocol.TRAIN, site.shared, round=0, phase=0)
     shared = messages.unpack(trained)[0]
     before = {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")}
     assert set(site.store.load_state(1).private) == {"q.weight", "q.bias"}
     for claim in ({"method": "fedavg"}, {"private": "head"}, {"seed": 1}):
         site.submitted(plan_for(network=toy, **claim))
-        answer = site.executed(StageExecutor, protocol.TRAIN, site.shared, round=1, phase=0)
+        answer = site.executed(protocol.TRAIN, site.shared, round=1, phase=0)
         assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
         key = {"private": "settings"}.get(next(iter(claim)), next(iter(claim)))
         assert f"belongs to a job with {key}=" in site.audited()[-1]
         assert {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")} == before
     site.submitted(plan_for(network=toy))  # the control: its own job goes on
-    answer = site.executed(StageExecutor, protocol.TRAIN, shared, round=1, phase=0)
+    answer = site.executed(protocol.TRAIN, shared, round=1, phase=0)
     assert messages.unpack(answer)[0].keys() == shared.keys()
 
 
@@ -328,7 +244,7 @@ def test_tensors_of_nobody_s_plan_are_not_served(hospital):
     """What a folder held before it said whose it is."""
     site = hospital()
     site.store.write("state_00001", {"private/q.weight": torch.zeros(1)}, round="1")
-    answer = site.executed(StageExecutor, protocol.TRAIN, site.shared, round=1, phase=0)
+    answer = site.executed(protocol.TRAIN, site.shared, round=1, phase=0)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "holds tensors but no plan.json" in site.audited()[-1]
 
@@ -365,7 +281,7 @@ def test_passes_a_number_of_every_training_image_in_a_running_variance(hospital,
     gamma = site.shared | {"q.weight": weight, "q.bias": torch.zeros(4)}
     lines, sums = [], []
     for t in range(len(images)):
-        answer = site.executed(StageExecutor, protocol.TRAIN, gamma, round=t, phase=0)
+        answer = site.executed(protocol.TRAIN, gamma, round=t, phase=0)
         sums.append(site.sends("train", answer)[0]["norm.running_var"][0].item() - 0.9 ** len(images))  # it began at 1
         order = np.random.default_rng(seed_of(seed_of(site.plan.seed, "site-1", t, 0), "order")).permutation(len(images))
         lines.append([0.1 * 0.9 ** (len(images) - 1 - order.tolist().index(i)) for i in range(len(images))])

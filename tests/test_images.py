@@ -33,8 +33,9 @@ from feddp.cli import app
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.context import files_of
 from feddp.flare.site import kept
+from support import ROOT
+from support.site import FlareSite
 
-ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "provisioning" / "images"
 IMAGE = "registry.example.org/feddp:0.1.0"
 SERVER, HOSPITAL = "server.example.org", "hospital-a"
@@ -51,7 +52,7 @@ def tool(name: str, *arguments: str | Path, **env: str) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory, tiny_root):
-    """The server's and hospital-a's kit: as provisioned, and prepared for either runtime as provisioning/README.md says."""
+    """The server's and hospital-a's kit: as provisioned, and prepared for either runtime as docs/how-to/containers.md says."""
     folder = tmp_path_factory.mktemp("images")
     (folder / "kept").mkdir()
     project = folder / "project.yml"
@@ -115,7 +116,7 @@ def test_only_the_package_enters_the_build(tmp_path):
         ".venv/ready",
         ".git/config",
         "custom/feddp/__pycache__/cli.pyc",
-        "custom/docs/x.md",
+        "docs/x.md",
     ]
     for name in inside + outside:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +156,7 @@ def test_our_policy_outlives_it(kits, runtime):
 
 
 def test_it_deletes_a_hospitals_own_resources(kits, tmp_path):
-    """FLARE 2.9's doing, which the README warns of."""
+    """FLARE 2.9's doing, which the docs warn of."""
     kit = Path(shutil.copytree(kits / "plain" / HOSPITAL, tmp_path / "kit"))
     own = resources(kit) | {"class_allow_list": []}
     (kit / "local/resources.json").write_text(json.dumps(own))
@@ -165,7 +166,7 @@ def test_it_deletes_a_hospitals_own_resources(kits, tmp_path):
 
 
 def test_a_prepared_kit_may_start(kits):
-    unseen = "; its data, in a volume of the cluster, were not looked at"
+    unseen = "; its data, in a volume of the cluster, were not checked"
     for runtime, note in (("docker", ""), ("kubernetes", unseen)):
         assert said(kits / runtime / SERVER)[0].endswith("may start")
         assert said(kits / runtime / HOSPITAL)[0].endswith(f"hospital-a of project feddp may start{note}")
@@ -200,17 +201,21 @@ SECRET = {"x": {"source": "/x", "mount_path": "/usr/local/lib/python3.11"}}
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("study_runtime.yaml", study(lambda s: s.pop("container")), "gives jobs no image"),
+        ("study_runtime.yaml", study(lambda s: s.pop("container")), "names no image for jobs"),
         (
             "study_runtime.yaml",
             study(lambda s: s.pop("env")),
-            "NVFL_RESULT_ROOT is None, which is no dataset mounted for writing",
+            "NVFL_RESULT_ROOT is None, which is not a dataset mounted for writing",
         ),
-        ("study_runtime.yaml", study(lambda s: s["datasets"]["kept"].update(mode="ro")), "no dataset mounted for writing"),
-        ("study_runtime.yaml", study(lambda s: s["datasets"]["kept"].update(source="/nowhere")), "/nowhere: is no folder"),
+        ("study_runtime.yaml", study(lambda s: s["datasets"]["kept"].update(mode="ro")), "not a dataset mounted for writing"),
+        ("study_runtime.yaml", study(lambda s: s["datasets"]["kept"].update(source="/nowhere")), "/nowhere: is not a folder"),
         ("study_runtime.yaml", study(lambda s: s["datasets"]["site"].update(source="/nowhere")), "is not a site's folder"),
-        ("study_runtime.yaml", study(lambda s: s["datasets"].pop("site")), "mounts no /data/default/site, which privacy.json"),
-        ("study_runtime.yaml", study(lambda s: s.update(pod_template={})), "is refused by FLARE"),
+        (
+            "study_runtime.yaml",
+            study(lambda s: s["datasets"].pop("site")),
+            "does not mount /data/default/site, which privacy.json",
+        ),
+        ("study_runtime.yaml", study(lambda s: s.update(pod_template={})), "is not accepted by FLARE"),
         ("study_runtime.yaml", study(lambda s: s["env"].update(LD_PRELOAD="/x.so")), "gives containers LD_PRELOAD, which"),
         (
             "study_runtime.yaml",
@@ -220,13 +225,13 @@ SECRET = {"x": {"source": "/x", "mount_path": "/usr/local/lib/python3.11"}}
         (
             "study_runtime.yaml",
             study(lambda s: s["docker_kwargs"].update(security_opt=["seccomp=unconfined"])),
-            "gives containers security_opt ['seccomp=unconfined']. There may be no-new-privileges",
+            "gives containers security_opt ['seccomp=unconfined']. Allowed are no-new-privileges",
         ),
-        ("study_runtime.yaml", study(lambda s: s["datasets"]["site"].update(mode="rw")), "for writing, which is not where"),
+        ("study_runtime.yaml", study(lambda s: s["datasets"]["site"].update(mode="rw")), "for writing, which is not the"),
         (
             "study_runtime.yaml",
             study(lambda s: s["datasets"].update(more={"source": "/", "mode": "ro"})),
-            "mounts /, which opens the machine",
+            "mounts /, which gives jobs access to the machine",
         ),
         ("study_runtime.yaml", study(lambda s: s.update(secret_mounts=SECRET)), "a pod template or secrets, which the check"),
         (
@@ -236,9 +241,9 @@ SECRET = {"x": {"source": "/x", "mount_path": "/usr/local/lib/python3.11"}}
         ),
         ("resources.json.default", launcher(default_python_path="/data/python"), "starts jobs with '/data/python'"),
         ("resources.json.default", launcher(default_job_env={"LD_PRELOAD": "/x.so"}), "gives containers LD_PRELOAD, which"),
-        ("comm_config.json", lambda c: c.update(comm_driver_path="/data"), "says comm_driver_path, which no kit says"),
-        ("privacy.json", lambda p: p["scopes"][0]["properties"].update(data="/data/site"), "mounts no /data/site"),
-        ("privacy.json", lambda p: p["scopes"][0].pop("task_result_filters"), "does not put the guard"),
+        ("comm_config.json", lambda c: c.update(comm_driver_path="/data"), "has comm_driver_path, which no kit has"),
+        ("privacy.json", lambda p: p["scopes"][0]["properties"].update(data="/data/site"), "does not mount /data/site"),
+        ("privacy.json", lambda p: p["scopes"][0].pop("task_result_filters"), "does not apply the guard"),
         (
             "resources.json.default",
             lambda r: r["class_allow_list"].append("nvflare"),
@@ -263,12 +268,11 @@ def test_a_changed_start_script_is_found(kits, tmp_path):
     for old, new in (("--rm ", "--rm --privileged "), ("client_train", "x"), (f'"{IMAGE}"', '"$(id)"')):
         assert old in script
         path.write_text(script.replace(old, new))
-        assert said(kit)[0].startswith(f"{path}: is not the script that FLARE's templates give")
+        assert said(kit)[0].startswith(f"{path}: differs from the script of FLARE's templates")
 
 
-def test_a_sites_files_lie_where_its_container_keeps_them(monkeypatch, tmp_path):
-    fl_ctx = FLContext()
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, SimpleNamespace(get_root_dir=lambda: str(tmp_path / "workspace")))
+def test_a_sites_files_lie_where_its_container_keeps_them(monkeypatch, plan_for, tmp_path):
+    fl_ctx = FlareSite(plan_for(), tmp_path / "workspace").fl_ctx
     assert files_of(kept(fl_ctx), "job") == tmp_path / "workspace/feddp/job"
     given = yaml.safe_load((IMAGES / "hospital.docker.yml").read_text())["studies"]["default"]["env"]
     for name, value in given.items():

@@ -9,21 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from driven import drive
-from in_flare import SITES, request_for
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.workspace import Workspace
 from safetensors.torch import load_file
-from test_hostile import hospital  # noqa: F401 (a fixture)
-from test_stage import SITES as ABC
-from test_stage import Run, good
 
 from feddp import protocol
-from feddp.compare.progress import traffic
+from feddp.compare.efficiency import traffic
 from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
 from feddp.flare.persistor import SharedTensorPersistor
 from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint, read_network, save_network
@@ -33,6 +27,10 @@ from feddp.run import session
 from feddp.run.options import Options
 from feddp.run.simulator import simulator
 from feddp.stages.evaluate import evaluate
+from support.driven import drive
+from support.in_flare import SITES, request_for
+from support.server import SITES as ABC
+from support.server import Run, good
 
 
 def brought_by(plan):
@@ -204,7 +202,7 @@ def test_the_answer_to_it_is_empty_and_a_site_that_refuses_costs_itself(server):
 
 
 @pytest.fixture
-def site(hospital, plan_for, toy):  # noqa: F811
+def site(hospital, plan_for, toy):
     """A site of a job that brings a network, with that network; at this rate nothing trained moves."""
     state, plan = brought_by(plan_for(network=toy, lr=1e-30))
     return hospital().submitted(plan), state
@@ -216,9 +214,9 @@ def last_words(made):
 
 def test_a_site_starts_from_what_it_was_handed_private_tensors_included(site):
     made, state = site
-    assert made.sends(protocol.INITIAL, made.executed(StageExecutor, protocol.INITIAL, state)) == ({}, {})
+    assert made.sends(protocol.INITIAL, made.executed(protocol.INITIAL, state)) == ({}, {})
     shared, private = made.component.expected.partition.split(state)
-    sent, _ = messages.unpack(made.executed(StageExecutor, protocol.TRAIN, shared, round=0, phase=0))
+    sent, _ = messages.unpack(made.executed(protocol.TRAIN, shared, round=0, phase=0))
     assert all(sent[name].equal(shared[name]) for name in ("head.weight", "head.bias"))
     assert same(made.store.load_state(1).private, private)
     own = made.component.expected
@@ -226,13 +224,11 @@ def test_a_site_starts_from_what_it_was_handed_private_tensors_included(site):
     assert same(load_file(made.store.folder / "initial.safetensors"), state)
 
 
-@pytest.mark.parametrize(
-    ("executor", "task"), [(StageExecutor, "train"), (StageExecutor, "adopt"), (StageExecutor, "introduce_spectra")]
-)
-def test_a_site_that_missed_it_says_so_and_never_starts_from_the_seed(site, executor, task):
+@pytest.mark.parametrize("task", ["train", "adopt", "introduce_spectra"])
+def test_a_site_that_missed_it_says_so_and_never_starts_from_the_seed(site, task):
     made, state = site
     shared = made.component.expected.partition.split(state)[0]
-    refused = made.executed(executor, task, shared, round=0, phase=0)
+    refused = made.executed(task, shared, round=0, phase=0)
     assert refused.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert last_words(made).startswith("site site-1: the job starts from initial tensors, and this site was absent")
     assert not list(made.store.folder.glob("*.safetensors"))
@@ -256,29 +252,29 @@ def test_a_site_takes_no_other_network_than_the_plans(site, edit, message):
     made, state = site
     for before in (False, True):
         if before:
-            made.executed(StageExecutor, protocol.INITIAL, state)
-        answer = made.executed(StageExecutor, protocol.INITIAL, edit(state))
+            made.executed(protocol.INITIAL, state)
+        answer = made.executed(protocol.INITIAL, edit(state))
         assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
         assert message in last_words(made)
         assert made.store.has("initial") == before
     assert same(made.store.read("initial")[0], state)
 
 
-def test_a_job_that_says_nothing_of_initial_tensors_gets_none_in(hospital, toy):  # noqa: F811
+def test_a_job_that_says_nothing_of_initial_tensors_gets_none_in(hospital, toy):
     made = hospital()
     state = made.component.expected.network.state_dict()
-    assert made.executed(StageExecutor, protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert made.executed(protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "but the job's plan has no initial tensors" in last_words(made)
     assert not made.store.has("initial")
 
 
 @pytest.mark.parametrize(
-    ("policy", "message"), [({"methods": ["fedavg"]}, "takes jobs of fedavg"), ({"private": ["key"]}, "keeps key")]
+    ("policy", "message"), [({"methods": ["fedavg"]}, "accepts the methods: fedavg"), ({"private": ["key"]}, "keeps key")]
 )
 def test_the_policy_is_asked_before_anything_is_kept(site, policy, message):
     made, state = site
     made.submitted(made.component.plan, **policy)
-    assert made.executed(StageExecutor, protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert made.executed(protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert message in last_words(made)
     assert not made.store.has("initial")
 

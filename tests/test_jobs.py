@@ -18,8 +18,8 @@ from feddp.networks.weights import fingerprint
 from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
 from feddp.run import session
 from feddp.run.simulator import simulator
+from support import ROOT
 
-ROOT = Path(__file__).parent.parent
 SYNTHETIC = ["--sites", "site-1,site-2,site-3,site-4", "--rounds", "15"]
 COMMITTED = {
     "feddp_synthetic": [*SYNTHETIC, "--calibration-epochs", "5"],

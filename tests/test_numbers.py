@@ -7,22 +7,20 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from nvflare.fuel.sec.audit import AuditService
 from rich.console import Console
-from test_hostile import NUMBERS, Hospital
-from test_stage import SITES, Run, good
 
 from feddp import protocol
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
 from feddp.protocol import rounded
-from feddp.report import table, write_markdown
+from feddp.reporting.page import table, write_markdown
 from feddp.run import pooled
 from feddp.run.options import Options, run_here
 from feddp.stages.train import adopt
 from feddp.training.metrics import METRICS
+from support.server import SITES, Run, good
+from support.site import NUMBERS
 
 PIXELS = 32 * 32
 FINE = {"mean": 0.123456789, "std": 0.0987654321, "n": 2}
@@ -33,19 +31,6 @@ MEANS = {"mean": 0.123, "n": 2}
 def tables(cell, metrics=METRICS):
     summary = dict.fromkeys(metrics, cell)
     return {"before_calibration": summary, "final": summary}
-
-
-@pytest.fixture
-def hospital(toy, tmp_path, tiny_root, plan_for):
-    """`data` is its folder; what else is no policy's is the plan's."""
-
-    def make(data=None, plan=None, **policy):
-        return Hospital(tmp_path, data or tiny_root / "site-1", plan or plan_for(network=toy), **policy)
-
-    AuditService.close()
-    AuditService.initialize(str(tmp_path / "audit.txt"))
-    yield make
-    AuditService.close()
 
 
 @pytest.fixture
@@ -132,11 +117,11 @@ def test_a_deviation_over_too_few_images_stays(hospital, dealt, least, left):
     said = tables(FINE | {"n": 5}) | {"peers": {"site-2": dict.fromkeys(METRICS, FINE | {"n": 5})}}
     kept = tables(left | {"n": 5}) | {"peers": {"site-2": dict.fromkeys(METRICS, left | {"n": 5})}}
     word = {} if "std" in left else {"std_withheld": least}
-    assert hospital(dealt(5), std_images=least).sends("evaluate", messages.pack(**said)) == ({}, kept | word)
+    assert hospital(data=dealt(5), std_images=least).sends("evaluate", messages.pack(**said)) == ({}, kept | word)
 
 
 def test_twenty_unless_a_policy_says(hospital, dealt):
-    site = hospital(dealt(5))
+    site = hospital(data=dealt(5))
     del site.policy["std_images"]
     site.submitted(site.plan)
     assert site.sends("evaluate", messages.pack(**tables(FINE))) == ({}, tables(MEANS) | {"std_withheld": 20})
@@ -144,7 +129,7 @@ def test_twenty_unless_a_policy_says(hospital, dealt):
 
 def test_a_table_is_believed_where_it_says_fewer(hospital, dealt):
     """Never where it says more than the folder's five."""
-    site = hospital(dealt(5))
+    site = hospital(data=dealt(5))
     for least, n, kept in ((5, 4, MEANS), (5, 5, COARSE), (5, 500, COARSE), (6, 500, MEANS)):
         site.submitted(site.plan, std_images=least)
         assert site.sends("evaluate", messages.pack(**tables(FINE | {"n": n})))[1]["final"]["dice"] == kept | {"n": n}
@@ -153,7 +138,7 @@ def test_a_table_is_believed_where_it_says_fewer(hospital, dealt):
 def test_volumes_count_cases(hospital, dealt):
     """Six test images of two patients: the images' deviations leave, the cases' do not."""
     said = tables(FINE | {"n": 6}) | {"volumes": tables(FINE, ("dice", "iou"))}
-    sent = hospital(dealt(6, patients=2), std_images=3).sends("evaluate", messages.pack(**said))[1]
+    sent = hospital(data=dealt(6, patients=2), std_images=3).sends("evaluate", messages.pack(**said))[1]
     assert sent == tables(COARSE | {"n": 6}) | {"volumes": tables(MEANS, ("dice", "iou")), "std_withheld": 3}
 
 
@@ -199,10 +184,10 @@ def test_five_lesions_areas_come_out_of_exact_numbers_and_not_out_of_rounded_one
     has a deviation of 13.5), 560,000; the mean Dice, whose slope 2N/(N+a)² differs little between areas, repeats most of that.
     """
     data = dealt(5)
-    site = hospital(data, plan_for(network=toy, method="fedavg", lr=1e-30), min_images=5, std_images=20)
+    site = hospital(data=data, plan=plan_for(network=toy, method="fedavg", lr=1e-30), min_images=5, std_images=20)
     gamma = everywhere(site.shared)
-    adopt(site.component.context(site.fl_ctx).open(), gamma, 1)
-    answer = site.executed(StageExecutor, protocol.EVALUATE)
+    adopt(site.open(), gamma, 1)
+    answer = site.executed(protocol.EVALUATE)
     exact = messages.unpack(answer)[1]["final"]
     masks = [sample["mask"] for sample in load(SiteFolder.open(data), "test", 32)]
     areas = [int(mask.sum()) for mask in masks]
@@ -226,7 +211,7 @@ def test_five_lesions_areas_come_out_of_exact_numbers_and_not_out_of_rounded_one
 def test_passes_a_single_area_to_a_quarter_per_cent_of_the_image(hospital, dealt, area):
     """What rounding leaves: a network that misses four lesions of five makes their IoU 0, so that the mean is a fifth of the
     last one's: to ±0.0005, which is 2.56 of 1024 pixels."""
-    site = hospital(dealt(5), min_images=5, std_images=20)
+    site = hospital(data=dealt(5), min_images=5, std_images=20)
     sent = site.sends("evaluate", messages.pack(**tables({"mean": area / PIXELS / 5, "std": 0.1, "n": 5})))[1]
     assert abs(5 * PIXELS * sent["final"]["iou"]["mean"] - area) <= 2.561
     assert len({rounded("iou", a / PIXELS / 5) for a in range(area, area + 5)}) <= 2

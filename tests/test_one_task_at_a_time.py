@@ -3,33 +3,29 @@
 import threading
 
 import torch
-from nvflare.apis.signal import Signal
-from test_hostile import hospital  # noqa: F401 (a fixture)
 
 from feddp import protocol
 from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
 
 
-def test_a_second_task_does_not_change_what_the_first_one_sends(hospital):  # noqa: F811
+def test_a_second_task_does_not_change_what_the_first_one_sends(hospital):
     """Ditto's personal model has the shared tensors' names. Scoring loads it into the site's one network: were that done
     between a round's training and its answer, the answer would be the personal model, and no guard could tell."""
     site = hospital("ditto")
 
     def trained(round, shared):
-        return messages.unpack(site.executed(StageExecutor, protocol.TRAIN, shared, round=round, phase=0))[0]
+        return messages.unpack(site.executed(protocol.TRAIN, shared, round=round, phase=0))[0]
 
     shared = trained(0, site.shared)
     alone = trained(1, shared)
     personal = site.store.load_state(2).personal
     assert not torch.equal(alone["q.weight"], personal["q.weight"]), "the control: there is something to take"
 
-    method, codes = site.component.context(site.fl_ctx).open().method, []
+    method, codes = site.open().method, []
     original = method.round
 
     def score():
-        message = messages.pack(shared, round=2)
-        codes.append(StageExecutor().execute(protocol.SCORE, message, site.fl_ctx, Signal()).get_return_code(""))
+        codes.append(site.executed(protocol.SCORE, shared, round=2).get_return_code(""))
 
     def interrupted(opened):
         loss = original(opened)

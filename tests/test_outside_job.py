@@ -2,15 +2,10 @@
 
 import json
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.signal import Signal
-from test_stage import SUMMARY, Run
+from nvflare.apis.fl_constant import ReturnCode
 from typer.testing import CliRunner
 
 from feddp import protocol
@@ -20,14 +15,13 @@ from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
-from feddp.flare.executor import StageExecutor
-from feddp.flare.filters import PrivateTensorGuard
-from feddp.flare.site import SiteComponent
 from feddp.networks.weights import fingerprint, save_network
 from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import rounded
 from feddp.training.store import by_site, together
+from support.server import SUMMARY, Run
+from support.site import FlareSite
 
 JOB = "0af-1"
 PRIVATE = ("q.weight", "q.bias")
@@ -188,59 +182,27 @@ def test_a_run_that_shared_nothing_is_refused(run, tmp_path):
 # --- a site --------------------------------------------------------------------------------------------------------
 
 
-class Hospital:
-    """A site's process: its executor, and the guard of its privacy.json behind it."""
-
-    def __init__(self, name, plan, root, consent, data="nowhere", private=(), min_images=1, **task):
-        task = {"job": JOB, "how": "routing", "settings": {"epochs": 1}, "score": False} | task
-        asked = AdaptationRequest(NEWCOMER, tuple(DONORS), **task).to_json()
-        self.name, self.root, self.component = name, root / name, SiteComponent(plan.to_json(), asked)
-        self.executor = StageExecutor()
-        self.fl_ctx = FLContext()
-        self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
-        self.fl_ctx.get_identity_name = lambda *a, **k: name
-        workspace = SimpleNamespace(get_root_dir=lambda: str(self.root))
-        policy = {"private": list(private), "min_images": min_images}  # two test images
-        approve = [{"job": JOB, "plan": plan.digest(asked)}]
-        properties = {"approve": approve, "data": str(data), "consent": list(consent), **policy}
-        self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "late", private=False)
-        self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
-        self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
-        self.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)
-
-    def left(self, state, slot="calibrated", **facts):
-        """What an earlier job left here."""
-        facts = self.component.plan.facts | facts
-        save_network(self.root / "feddp" / JOB / f"{slot}.safetensors", state, facts)
-        return self
-
-    def execute(self, task, tensors=None):
-        return self.executor.execute(task, messages.pack(tensors), self.fl_ctx, Signal())
-
-    def said(self):
-        return (self.root / "feddp/late/record.jsonl").read_text()
-
-    def guarded(self, task, message):
-        self.fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
-        return PrivateTensorGuard().process(message, self.fl_ctx)
-
-    def answer(self, task, tensors=None):
-        """As FLARE has it: what the guard will not let out is an error's code."""
-        try:
-            return self.guarded(task, self.execute(task, tensors))
-        except FedDPError:
-            reply = messages.pack()
-            reply.set_return_code(ReturnCode.TASK_RESULT_FILTER_ERROR)
-            return reply
+def left(site, state, slot="calibrated", **facts):
+    """What an earlier job left at a site; gives the site."""
+    save_network(site.folder / "feddp" / JOB / f"{slot}.safetensors", state, site.plan.facts | facts)
+    return site
 
 
 @pytest.fixture
 def hospital(plan, tmp_path):
-    return partial(Hospital, plan=plan, root=tmp_path)
+    """Makes a site of the job, named so."""
+
+    def make(name, plan=plan, data="nowhere", consent=(), private=(), **task):
+        asked = {"job": JOB, "how": "routing", "settings": {"epochs": 1}, "score": False} | task
+        request = AdaptationRequest(NEWCOMER, tuple(DONORS), **asked).to_json()
+        policy = {"data": data, "consent": list(consent), "private": list(private), "min_images": 1}  # two test images
+        return FlareSite(plan, tmp_path / name, name, "late", request, simulated=True, **policy)
+
+    return make
 
 
 def test_a_consenting_donor_gives_the_network_of_its_last_stage(hospital, plan):
-    donor = hospital("A", consent=["outside"]).left(state_of(plan, 1), "start").left(state_of(plan, 2))
+    donor = left(left(hospital("A", consent=["outside"]), state_of(plan, 1), "start"), state_of(plan, 2))
     tensors, scalars = messages.unpack(donor.answer(protocol.GIVE_MODEL))
     assert scalars == {"consent": True}
     expected = state_of(plan, 2)
@@ -251,17 +213,17 @@ def test_a_consenting_donor_gives_the_network_of_its_last_stage(hospital, plan):
 @pytest.mark.parametrize("consent", [[], ["calibration"]])
 def test_a_donor_without_consent_gives_nothing(hospital, plan, consent):
     """The word for the calibration exchange is another."""
-    donor = hospital("A", consent=consent).left(state_of(plan, 1))
-    assert messages.unpack(donor.execute(protocol.GIVE_MODEL)) == ({}, {"consent": False})
-    assert messages.unpack(donor.execute(protocol.JOIN)) == ({}, {"consent": False})
+    donor = left(hospital("A", consent=consent), state_of(plan, 1))
+    assert messages.unpack(donor.executed(protocol.GIVE_MODEL)) == ({}, {"consent": False})
+    assert messages.unpack(donor.executed(protocol.JOIN)) == ({}, {"consent": False})
 
 
 def test_a_newcomer_without_consent_refuses_what_it_is_sent(hospital, plan, tiny_root):
     newcomer = hospital(NEWCOMER, consent=["calibration"], data=tiny_root / "site-1")
     sent = together({"A": state_of(plan, 1), "global": state_of(plan, 2)})
-    assert newcomer.execute(protocol.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert "site N does not consent" in newcomer.said()
-    assert not (newcomer.root / "feddp/late/masks").exists()
+    assert newcomer.executed(protocol.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert "site N does not consent" in newcomer.last_error()
+    assert not (newcomer.folder / "feddp/late/masks").exists()
 
 
 @pytest.mark.parametrize("late", [brings, lambda plan: plan], ids=["says another", "says none"])
@@ -269,9 +231,9 @@ def test_a_newcomer_adapts_no_other_global_model_than_the_jobs(hospital, plan, t
     """The control, the job's own γ, is test_the_job_is_feddp_adapt_bit_for_bit."""
     newcomer = hospital(NEWCOMER, plan=late(plan), consent=["outside"], data=tiny_root / "site-1")
     sent = together({"A": state_of(plan, 1), "global": {name: value + 1 for name, value in gamma(plan).items()}})
-    assert newcomer.execute(protocol.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert "site N was sent as the global model: tensors of SHA-256" in newcomer.said()
-    assert not (newcomer.root / "feddp/late/masks").exists()
+    assert newcomer.executed(protocol.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert "site N was sent as the global model: tensors of SHA-256" in newcomer.last_error()
+    assert not (newcomer.folder / "feddp/late/masks").exists()
 
 
 @pytest.mark.parametrize(
@@ -280,10 +242,10 @@ def test_a_newcomer_adapts_no_other_global_model_than_the_jobs(hospital, plan, t
 def test_a_donor_that_cannot_give_says_why_at_home_alone(hospital, plan, facts, message):
     donor = hospital("A", consent=["outside"])
     if facts:
-        donor.left(state_of(plan, 1), **facts)
-    assert donor.execute(protocol.GIVE_MODEL).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert message in json.loads(donor.said())["message"]
-    assert bool(facts) == (donor.root / "feddp" / JOB).exists(), "asking made no folder"
+        left(donor, state_of(plan, 1), **facts)
+    assert donor.executed(protocol.GIVE_MODEL).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert message in donor.last_error()
+    assert bool(facts) == (donor.folder / "feddp" / JOB).exists(), "asking made no folder"
 
 
 @pytest.mark.parametrize("wrong", [{"job": "../../elsewhere"}, {"how": "magic"}, {"settings": {"speed": 1}}])
@@ -464,7 +426,7 @@ def test_the_job_is_feddp_adapt_bit_for_bit(server, hospital, run, plan, tiny_ro
     """Executors behind their guards, in one process. The newcomer's masks are `feddp adapt`'s on the networks that the donors
     took home, γ completed by the mean of these two; its own labels are read only when it is asked for scores."""
     data = tiny_root / "site-1"
-    sites = {site: hospital(site, consent=["outside"]).left(state_of(plan, ord(site))) for site in DONORS}
+    sites = {site: left(hospital(site, consent=["outside"]), state_of(plan, ord(site))) for site in DONORS}
     sites[NEWCOMER] = hospital(NEWCOMER, plan=brings(plan), consent=["outside"], data=data, score=score)
     loaded = []
     load = unseen_site.load
@@ -478,7 +440,7 @@ def test_the_job_is_feddp_adapt_bit_for_bit(server, hospital, run, plan, tiny_ro
     (run / "results.json").write_text(json.dumps({"sites": dict.fromkeys(DONORS)}))
     words = ["adapt", "--models", run, "--images", data, "--out", tmp_path / "masks", "--epochs", 1]
     assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 0
-    masks = sites[NEWCOMER].root / "feddp/late/masks"
+    masks = sites[NEWCOMER].folder / "feddp/late/masks"
     expected, found = ({p.name: p.read_bytes() for p in folder.glob("*.png")} for folder in (tmp_path / "masks", masks))
     assert found == expected
     assert len(found) == 2

@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from nvflare.apis.fl_constant import FLContextKey
-from test_hostile import Hospital
 
 from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
@@ -16,7 +16,6 @@ from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.context import files_of
-from feddp.flare.executor import StageExecutor
 from feddp.flare.kept import SECRET, secret_of
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import kept
@@ -147,15 +146,12 @@ def test_a_killed_process_goes_on_to_the_same_bits(open_site, toy):
 
 
 @pytest.fixture
-def hospital(toy, tmp_path, tiny_root, plan_for):
-    def make(**policy):
-        return Hospital(tmp_path, tiny_root / "site-1", plan_for(network=toy, rounds=3), **policy)
-
-    return make
+def hospital(hospital, plan_for, toy):
+    return partial(hospital, plan=plan_for(network=toy, rounds=3))
 
 
 def trained(hospital, round=0):
-    answer = hospital.executed(StageExecutor, protocol.TRAIN, hospital.shared, round=round, phase=0)
+    answer = hospital.executed(protocol.TRAIN, hospital.shared, round=round, phase=0)
     return messages.unpack(answer)[0]
 
 
@@ -196,8 +192,8 @@ def test_the_secret_is_the_sites_for_all_jobs_and_in_no_file_of_theirs(hospital,
     assert (len(secret), len(set(secret)) > 4, path.stat().st_mode & 0o777) == (64, True, 0o600)
     site.submitted(site.plan)
     trained(site, 1)
-    adopt(site.component.context(site.fl_ctx).open(), gamma, 1)
-    sent = site.sends(protocol.EVALUATE, site.executed(StageExecutor, protocol.EVALUATE))
+    adopt(site.open(), gamma, 1)
+    sent = site.sends(protocol.EVALUATE, site.executed(protocol.EVALUATE))
     assert path.read_text() == secret
     others = [other.read_bytes() for other in site.folder.rglob("*") if other.is_file() and other != path]
     assert len(others) > 5
@@ -209,7 +205,7 @@ def test_the_secret_is_the_sites_for_all_jobs_and_in_no_file_of_theirs(hospital,
 @pytest.mark.parametrize("content", ["", "secret", ONE + "\n", "G" * 64])
 def test_a_secret_that_is_none_is_named(tmp_path, content):
     (tmp_path / "site.secret").write_text(content)
-    with pytest.raises(FedDPError, match="secret is no secret of 64 hexadecimal digits; remove it"):
+    with pytest.raises(FedDPError, match="secret does not hold 64 hexadecimal digits; remove it"):
         secret_of(tmp_path)
     (tmp_path / "site.secret").unlink()
     assert secret_of(tmp_path) == secret_of(tmp_path)

@@ -7,8 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from captured import value_of
-from deployment import approved
 from nvflare.fuel.flare_api.api_spec import NoConnection
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -22,6 +20,8 @@ from feddp.protocol import rounded
 from feddp.run.poc import SERVER, PocJob, connect, federation
 from feddp.run.session import Request, bring_home
 from feddp.stages.memory import start_file
+from support.captured import value_of
+from support.deployment import approved
 
 SITES = ["site-1", "site-2", "site-3"]
 

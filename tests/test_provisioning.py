@@ -1,4 +1,4 @@
-"""provisioning/: every command of its README runs, kits hold exactly our policy, and `feddp kit check` finds each deviation."""
+"""provisioning/: every command of the docs runs, kits hold exactly our policy, and `feddp kit check` finds each deviation."""
 
 import json
 import os
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from certificates import put, self_signed, signed
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -32,9 +31,18 @@ from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.check import check
 from feddp.kit.renew import forget
 from feddp.provision import AT_SERVER, DEPLOYER, NOBODY
+from support import ROOT
+from support.certificates import put, self_signed, signed
+from support.docs_pages import blocks, commands_for
 
-FOLDER = Path(__file__).parents[1] / "provisioning"
-README = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+FOLDER = ROOT / "provisioning"
+# in the order in which they are typed
+PAGES = (
+    "docs/tutorials/first-real-site.md",
+    "docs/how-to/provision.md",
+    "docs/how-to/own-keys.md",
+    "docs/how-to/containers.md",
+)
 PEOPLE = {"admin@consortium.org", "lead@consortium.org", "member@consortium.org"}
 PEOPLE |= {f"admin@hospital-{letter}.org" for letter in "abcd"}
 HOSPITALS = {f"hospital-{letter}" for letter in "abcd"}
@@ -43,7 +51,7 @@ SERVER = "server.example.org"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_root):
-    """What the README's commands leave, run one after the other as they stand there; /data/site is a real site's folder."""
+    """What the docs' commands leave, run one after the other as they stand there; /data/site is a real site's folder."""
     folder = tmp_path_factory.mktemp("consortium") / "provisioning"
     (folder.parent / "kept").mkdir()
 
@@ -53,7 +61,7 @@ def made(tmp_path_factory, tiny_root):
     shutil.copytree(FOLDER, folder)
     for path in folder.rglob("*.yml"):
         path.write_text(at_home(path.read_text()))
-    commands = re.findall(r"^    (\S.*)$", at_home((FOLDER / "README.md").read_text()), re.MULTILINE)
+    commands = [at_home(line) for line in commands_for("test_provisioning", *PAGES)]
     assert len(commands) == 37
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "\n".join(["set -eu", "umask 022", *commands])
@@ -301,12 +309,12 @@ BY_NAME = {"id": "x", "name": "SiteLogStreamer"}
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("privacy.json", lambda p: p["scopes"][0].pop("task_result_filters") and None, "scope feddp does not put the guard"),
-        ("privacy.json", _inwards, "scope feddp does not put the guard"),
+        ("privacy.json", lambda p: p["scopes"][0].pop("task_result_filters") and None, "scope feddp does not apply the guard"),
+        ("privacy.json", _inwards, "scope feddp does not apply the guard"),
         ("privacy.json", _before_another, f"scope feddp has {UPDATE_PRIVACY} after the guard"),
-        ("privacy.json", _strange, "of some.filter.Noise, which is no reviewed class"),
-        ("privacy.json", lambda p: p["scopes"][0]["task_result_filters"][0].update(disabled=True), "does not put the guard"),
-        ("privacy.json", _second_scope, "scope research does not put the guard"),
+        ("privacy.json", _strange, "of some.filter.Noise, which is not a reviewed class"),
+        ("privacy.json", lambda p: p["scopes"][0]["task_result_filters"][0].update(disabled=True), "does not apply the guard"),
+        ("privacy.json", _second_scope, "scope research does not apply the guard"),
         ("privacy.json", lambda p: p.update(scopes=[]), "has no scope feddp"),
         ("privacy.json", lambda p: p["scopes"][0]["properties"].update(consent="all"), "privacy.json's consent is 'all'"),
         ("privacy.json", lambda p: p["scopes"][0]["properties"].update(data="/nowhere"), "/nowhere: is not a site's folder"),
@@ -325,14 +333,14 @@ BY_NAME = {"id": "x", "name": "SiteLogStreamer"}
         ("authorization.json", lambda a: a.pop("permissions") and None, "has no permissions"),
         ("resources.json", lambda r: r["class_allow_list"].append("nvflare."), "allows nvflare., which is not a reviewed"),
         ("resources.json", lambda r: r["class_allow_list"].append("*"), "allows *, which is not a reviewed class"),
-        ("resources.json", lambda r: r.pop("class_allow_list") and None, "FLARE's own wide one applies"),
+        ("resources.json", lambda r: r.pop("class_allow_list") and None, "FLARE's own, broader list applies"),
         ("resources.json", lambda r: r.update(class_list_enforcement_mode="warn"), "does not enforce the allow-list"),
         ("resources.json", lambda r: r["components"].pop(0) and None, "lacks the component private_files"),
         ("resources.json", lambda r: r.update(allow_log_streaming=True), "lets jobs stream the site's log"),
-        ("resources.json", lambda r: r["components"].append(STREAMER), f"of {STREAMER['path']}, which is no reviewed"),
-        ("resources.json", lambda r: r["components"].append(BY_CLASS_PATH), "x and does not say of which class it is"),
-        ("resources.json", lambda r: r["components"].append(FED_EVENTS), f"of {FED_EVENTS['path']}, which is no"),
-        ("resources.json", lambda r: r["components"].append(BY_NAME), "component x and does not say of which class it is"),
+        ("resources.json", lambda r: r["components"].append(STREAMER), f"of {STREAMER['path']}, which is not a reviewed"),
+        ("resources.json", lambda r: r["components"].append(BY_CLASS_PATH), "x without a `path` that names its class"),
+        ("resources.json", lambda r: r["components"].append(FED_EVENTS), f"of {FED_EVENTS['path']}, which is not"),
+        ("resources.json", lambda r: r["components"].append(BY_NAME), "component x without a `path` that names its class"),
     ],
 )
 def test_a_policy_below_the_minimum_is_one_line(kit, name, change, words):
@@ -356,13 +364,13 @@ def test_jobs_that_nobody_signed(kit):
     """FLARE's default, which startup/fed_client.json may change."""
     path = kit / "startup/fed_client.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"require_signed_jobs": False}))
-    assert said(kit) == [f"{path}: takes jobs that nobody signed. Take require_signed_jobs out."]
+    assert said(kit) == [f"{path}: accepts unsigned jobs. Remove require_signed_jobs."]
 
 
 def test_a_streamer_in_a_file_of_its_own_is_found(kit):
     (kit / "local/x__j_resources.json").write_text(json.dumps({"components": [STREAMER]}))
     (line,) = said(kit)
-    assert line.startswith(f"{kit}/local/x__j_resources.json: is no file of a kit")
+    assert line.startswith(f"{kit}/local/x__j_resources.json: is not a file of a kit")
 
 
 @pytest.mark.parametrize("name", ["privacy.json", "resources.json.default", "authorization.json.default"])
@@ -373,18 +381,18 @@ def test_a_missing_policy(kit, name):
 
 
 def test_a_filter_of_the_hospitals_own_stands_before_the_guard(kit):
-    """The README's: FLARE's percentile on what training changed, then the guard."""
-    (filters,) = re.findall(r'^    "task_result_filters": (\[\n.*UpdatePrivacy.*?\n    \])$', README, re.MULTILINE | re.DOTALL)
-    edit(kit, "privacy.json", lambda p: p["scopes"][0].update(task_result_filters=json.loads(filters)))
+    """The docs': FLARE's percentile on what training changed, then the guard."""
+    (shown,) = [block.text for block in blocks("docs/how-to/it-administrator.md") if "UpdatePrivacy" in block.text]
+    edit(kit, "privacy.json", lambda p: p["scopes"][0].update(json.loads(shown)))
     assert said(kit)[0].endswith("may start")
 
 
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"path": "feddp.flare.update_privacy.UpdatePrivacie"}, "UpdatePrivacie, which is no reviewed class"),
+        ({"path": "feddp.flare.update_privacy.UpdatePrivacie"}, "UpdatePrivacie, which is not a reviewed class"),
         ({"path": UPDATE_PRIVACY, "args": {"mechanism": {"path": PERCENTILE, "args": {"percentil": 9}}}}, "FLARE cannot build"),
-        ({"path": PERCENTILE}, "takes weights for differences. Put it into feddp.flare.update_privacy.UpdatePrivacy"),
+        ({"path": PERCENTILE}, "it would treat weights as differences. Put it into feddp.flare.update_privacy.UpdatePrivacy"),
     ],
 )
 def test_a_filter_that_would_end_every_job(kit, entry, words):
@@ -470,7 +478,7 @@ def test_a_person_reaches_the_server_too(made, tmp_path):
     """A person's kit names server and address in another file, under other words."""
     lead = Path(shutil.copytree(made / "kits/feddp/prod_00/lead@consortium.org", tmp_path / "lead"))
     path = lead / "startup/fed_admin.json"
-    for own, words in ((SERVER, []), ("hospital-b", [f"shows the certificate of hospital-b, and the kit names {SERVER}"])):
+    for own, words in ((SERVER, []), ("hospital-b", [f"shows the certificate of hospital-b, but the kit names {SERVER}"])):
         with listening(mutual(lead, made / "kits/feddp/prod_00" / own), None) as port:
             said = json.loads(path.read_text())
             said["admin"] |= {"host": "127.0.0.1", "port": port}
@@ -484,7 +492,7 @@ def test_another_participant_of_the_project_is_not_the_server(made, on_its_machi
     """Its certificate is of the project's root too; the control is the server's own, above."""
     with listening(mutual(on_its_machine, made / "kits/feddp/prod_00/hospital-b"), on_its_machine):
         (problem,) = check(on_its_machine)[1]
-    assert f"shows the certificate of hospital-b, and the kit names {SERVER}" in str(problem)
+    assert f"shows the certificate of hospital-b, but the kit names {SERVER}" in str(problem)
 
 
 def test_a_server_that_is_not_the_projects_is_told_apart(made, on_its_machine):
@@ -505,7 +513,7 @@ def test_a_gpu_that_is_not_there(made, kit):
     """As project.yml is shipped; FLARE's client would start again and again, without a word in its log."""
     with listening(mutual(kit, made / "kits/feddp/prod_00" / SERVER), kit):
         capacity, device = check(kit)[1]
-    assert "has num_of_gpus 1, and this machine has 0" in str(capacity)
+    assert "has num_of_gpus 1, but this machine has 0" in str(capacity)
     assert "scope feddp: device cuda:0 cannot be used" in str(device)
 
 

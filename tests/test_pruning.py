@@ -6,13 +6,10 @@ A site that has answered rounds 0 to t−1 has the state t, and the one before i
 import pytest
 import torch
 from nvflare.apis.fl_constant import ReturnCode
-from nvflare.fuel.sec.audit import AuditService
-from test_hostile import Hospital
 
 from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
 from feddp.plan.resolve import build_network
 from feddp.stages import heads
 from feddp.stages.train import adopt, score, train
@@ -179,12 +176,12 @@ def test_phases_are_in_order_too(open_site):
 @pytest.mark.parametrize("epoch", [0, 4, 90_000, "1", 1.0, None, True])
 def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
     """One round leaves state 1, three epochs the states 2, 3 and 4."""
-    site = open_site(method="fedlc", rounds=1, calibration_epochs=3)
+    site = open_site(method="fedlc", rounds=1, heads_epochs=3)
     adopt(site, train(site, first(site), 0)[0], 1)
     heads.calibrate(site, {}, 1)
     before = contents(site.store)
     for task in (lambda epoch: heads.head(site, epoch), lambda epoch: heads.calibrate(site, {}, epoch)):
-        with pytest.raises(FedDPError, match="asked for epoch .*where its plan has 1 to 3"):
+        with pytest.raises(FedDPError, match="asks for epoch .*where its plan has 1 to 3"):
             task(epoch)
     assert contents(site.store) == before
     heads.calibrate(site, {}, 2)
@@ -192,7 +189,7 @@ def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
 
 
 def test_an_epoch_of_heads_that_comes_too_early_removes_nothing(open_site):
-    site = open_site(method="fedlc", rounds=2, calibration_epochs=4)
+    site = open_site(method="fedlc", rounds=2, heads_epochs=4)
     gamma = trained(site, range(2))
     adopt(site, gamma, 2)
     heads.calibrate(site, {}, 3)  # pushed
@@ -208,11 +205,8 @@ def test_an_epoch_of_heads_that_comes_too_early_removes_nothing(open_site):
 
 
 @pytest.fixture
-def hospital(toy, tmp_path, tiny_root, plan_for):
-    AuditService.close()
-    AuditService.initialize(str(tmp_path / "audit.txt"))
-    yield Hospital(tmp_path, tiny_root / "site-1", plan_for(network=toy, rounds=3))
-    AuditService.close()
+def site_1(hospital, plan_for, toy):
+    return hospital(plan=plan_for(network=toy, rounds=3))
 
 
 @pytest.mark.parametrize(
@@ -225,19 +219,19 @@ def hospital(toy, tmp_path, tiny_root, plan_for):
         {"round": 1, "phase": 0, "keep": 7},
     ],
 )
-def test_a_task_that_was_pushed_is_audited_and_prunes_nothing(hospital, scalars):
-    gamma = messages.unpack(hospital.executed(StageExecutor, protocol.TRAIN, hospital.shared, round=0, phase=0))[0]
-    before = contents(hospital.store)
-    pushed = hospital.executed(StageExecutor, protocol.TRAIN, gamma, **scalars)
+def test_a_task_that_was_pushed_is_audited_and_prunes_nothing(site_1, scalars):
+    gamma = messages.unpack(site_1.executed(protocol.TRAIN, site_1.shared, round=0, phase=0))[0]
+    before = contents(site_1.store)
+    pushed = site_1.executed(protocol.TRAIN, gamma, **scalars)
     assert pushed.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert "[A:train#?][task failed: site site-1: it was asked for " in hospital.audited()[-1]
-    assert contents(hospital.store) == before
-    answer = hospital.executed(StageExecutor, protocol.TRAIN, gamma, round=1, phase=0)
+    assert "[A:train#?][task failed: site site-1: it was asked for " in site_1.audited()[-1]
+    assert contents(site_1.store) == before
+    answer = site_1.executed(protocol.TRAIN, gamma, round=1, phase=0)
     assert messages.unpack(answer)[0].keys() == gamma.keys()
 
 
 @pytest.mark.parametrize("epoch", ["1", [1], 1.5])
-def test_an_epoch_of_another_type_is_refused_before_anything_is_opened(hospital, epoch):
-    answer = hospital.executed(StageExecutor, protocol.COLLECT, epoch=epoch)
+def test_an_epoch_of_another_type_is_refused_before_anything_is_opened(site_1, epoch):
+    answer = site_1.executed(protocol.COLLECT, epoch=epoch)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert "it was asked for epoch" in hospital.audited()[-1]
+    assert "asks for epoch" in site_1.audited()[-1]

@@ -2,26 +2,16 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
-from certificates import Office, kit_of
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import make_reply
-from nvflare.apis.signal import Signal
+from nvflare.apis.fl_constant import ReturnCode
 from safetensors.torch import load_file
-from test_stage import Run
 
 from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
-from feddp.flare.filters import PrivateTensorGuard
-from feddp.flare.policy import SitePolicy
-from feddp.flare.site import SiteComponent
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
 from feddp.plan.resolve import WEIGHTS, build_network
@@ -29,6 +19,9 @@ from feddp.protocol import Kind, spec_of
 from feddp.sealing.session import HANDSHAKE, SEALED
 from feddp.stages.train import adopt
 from feddp.training.store import together
+from support.certificates import Office, kit_of
+from support.server import Run
+from support.site import FlareSite
 
 NAMES = ("A", "B", "C")
 EVERYTHING = ("calibration", "spectra", "outside")
@@ -44,52 +37,21 @@ def issued(office):
     return {name: office.issue(name) for name in (*NAMES, "N")}
 
 
-class Hospital:
-    """A site's process: the executors of its tasks, and the guard of its policy behind them. `secure` is not the simulator."""
+def adopted(made):
+    """As stage 1 leaves a site, with queries of its own."""
+    site = made.open()
+    state = site.network.state_dict()
+    chance = torch.Generator().manual_seed(ord(made.name))
+    with torch.no_grad():
+        for name in site.partition.private:
+            if state[name].is_floating_point():
+                state[name].add_(torch.randn(state[name].shape, generator=chance) / 10)
+    adopt(site, {name: state[name].clone() for name in site.partition.shared}, 0)
+    return made
 
-    def __init__(self, name, plan, root, data, secure, **policy):
-        self.name, self.component, self.folder = name, SiteComponent(plan.to_json()), root / name
-        self.store = self.folder / "feddp/job"
-        self.fl_ctx = FLContext()
-        self.fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(get_component=lambda _: self.component)
-        self.fl_ctx.get_identity_name = lambda *a, **k: name
-        self.fl_ctx.get_job_id = lambda *a, **k: "job"
-        workspace = SimpleNamespace(get_root_dir=lambda: str(self.folder))
-        self.fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
-        self.fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, not secure)
-        properties = SitePolicy.admitting(plan) | {"data": str(data), "consent": list(EVERYTHING), "seed": "plan"} | policy
-        self.fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
 
-    def adopted(self):
-        """As stage 1 leaves it, with queries of its own."""
-        site = self.component.context(self.fl_ctx).open()
-        state = site.network.state_dict()
-        chance = torch.Generator().manual_seed(ord(self.name))
-        with torch.no_grad():
-            for name in site.partition.private:
-                if state[name].is_floating_point():
-                    state[name].add_(torch.randn(state[name].shape, generator=chance) / 10)
-        adopt(site, {name: state[name].clone() for name in site.partition.shared}, 0)
-        return self
-
-    def answer(self, task, tensors=None, **scalars):
-        """As FLARE has it: what the guard will not let out is an error's code."""
-        reply = StageExecutor().execute(task, messages.pack(tensors, **scalars), self.fl_ctx, Signal())
-        self.fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
-        try:
-            return PrivateTensorGuard().process(reply, self.fl_ctx)
-        except FedDPError as error:
-            self.stopped = str(error)
-            return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
-
-    def tensors(self, task, sent=None, **scalars):
-        return messages.unpack(self.answer(task, sent, **scalars))[0]
-
-    def said(self):
-        return [json.loads(line) for line in (self.store / "record.jsonl").read_text().splitlines()]
-
-    def last_error(self):
-        return [event["message"] for event in self.said() if event["event"] == "error"][-1]
+def tensors_of(site, task, sent=None, **scalars):
+    return messages.unpack(site.answer(task, sent, **scalars))[0]
 
 
 @pytest.fixture
@@ -103,7 +65,8 @@ def hospitals(tmp_path, office, issued, tiny_root):
             if secure:
                 kit_of(root / name, name, office, *issued[name])
             data = tiny_root / f"site-{i % 2 + 1}"
-            made[name] = Hospital(name, plan, root, data, secure, **policies.get(name, {})).adopted()
+            policy = {"data": data, "consent": list(EVERYTHING), "seed": "plan"} | policies.get(name, {})
+            made[name] = adopted(FlareSite(plan, root / name, name, simulated=not secure, **policy))
         return made
 
     return make
@@ -148,7 +111,7 @@ def bytes_of(seen):
 def test_sealed_and_in_the_clear_give_the_same_bits(method, stage, slot, collected, hospitals, federated, plan_for, capsys):
     """Three sites, the real stage, executors and guards. In the clear the server sees every exchanged value (the control);
     sealed, it sees handshakes and envelopes, and no value of any site's."""
-    plan = plan_for(method=method, sites=NAMES, calibration_epochs=2)
+    plan = plan_for(method=method, sites=NAMES, calibration_epochs=2, heads_epochs=2)
     clear, sealed = hospitals(plan, secure=False, at="clear"), hospitals(plan)
     run, seen = federated(clear, plan, stage, secure=False)
     assert run.panics == []
@@ -166,11 +129,11 @@ def test_sealed_and_in_the_clear_give_the_same_bits(method, stage, slot, collect
     everything = bytes_of(seen) + [v.numpy().tobytes() for _, _, data in run.sent for v in messages.unpack(data)[0].values()]
     assert not any(piece in content for content in everything for piece in pieces)
     for name in NAMES:
-        one, other = (load_file(made[name].store / f"{slot}.safetensors") for made in (clear, sealed))
+        one, other = (load_file(made[name].store.folder / f"{slot}.safetensors") for made in (clear, sealed))
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
-    assert {e["event"] for e in sealed["A"].said()} >= {"seal", "open"}
-    assert not {e["event"] for e in clear["A"].said()} & {"seal", "open"}
+    assert {e["event"] for e in sealed["A"].events()} >= {"seal", "open"}
+    assert not {e["event"] for e in clear["A"].events()} & {"seal", "open"}
 
 
 @pytest.fixture
@@ -185,11 +148,11 @@ def test_a_site_that_does_not_consent_gives_nothing_and_receives_nothing(hospita
     assert run.panics == []
     assert run.memory.peers == {"A": ["B"], "B": ["A"], "C": []}
     assert [(site, task) for site, task, tensors in seen if tensors and site == "C"] == []
-    assert [e["recipients"] for e in made["A"].said() if e["event"] == "seal"] == [["B"]]
-    shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
+    assert [e["recipients"] for e in made["A"].events() if e["event"] == "seal"] == [["B"]]
+    shown = together({name: tensors_of(made[name], protocol.INTRODUCE) for name in NAMES})
     assert {name.split("/")[0] for name in shown} == {"A", "B"}
-    assert made["C"].tensors(protocol.COLLECT, shown) == {}
-    envelope = made["A"].tensors(protocol.COLLECT, shown)
+    assert tensors_of(made["C"], protocol.COLLECT, shown) == {}
+    envelope = tensors_of(made["A"], protocol.COLLECT, shown)
     reply = made["C"].answer(protocol.CALIBRATE, together({"A": envelope}))
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "has not sent a handshake" in made["C"].last_error()
@@ -209,21 +172,21 @@ def test_a_policy_names_who_receives(hospitals, federated, plan):
 def collected(hospitals, plan):
     """Three sites whose envelopes the server holds."""
     made = hospitals(plan)
-    shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
-    return made, shown, {name: made[name].tensors(protocol.COLLECT, shown) for name in NAMES}
+    shown = together({name: tensors_of(made[name], protocol.INTRODUCE) for name in NAMES})
+    return made, shown, {name: tensors_of(made[name], protocol.COLLECT, shown) for name in NAMES}
 
 
 def refuses(site, task, tensors, **scalars):
     """What the site writes down at home; the server gets a code, and the site's network is as it was."""
-    before = {path.name: path.read_bytes() for path in site.store.glob("*.safetensors")}
+    before = {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")}
     assert site.answer(task, tensors, **scalars).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert {path.name: path.read_bytes() for path in site.store.glob("*.safetensors")} == before
+    assert {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")} == before
     return site.last_error()
 
 
 def test_tensors_in_the_clear_are_refused_by_a_site(collected):
     made, _, given = collected
-    site = made["B"].component.context(made["B"].fl_ctx).open()
+    site = made["B"].open()
     personal = {name: site.network.state_dict()[name].clone() for name in site.partition.private}
     assert "may send only the bytes sealed" in refuses(made["A"], protocol.CALIBRATE, together({"B": personal}))
     assert "may send only the bytes sealed" in refuses(
@@ -248,45 +211,43 @@ def test_a_spoilt_swapped_or_repeated_envelope_costs_a_site_the_stage_and_not_it
 def test_a_false_handshake_ends_the_exchange_at_the_giver(hospitals, plan):
     """The server shows C's certificate as B's, and then asks without showing anyone at all: nothing is sent."""
     made = hospitals(plan)
-    shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
+    shown = together({name: tensors_of(made[name], protocol.INTRODUCE) for name in NAMES})
     message = refuses(made["A"], protocol.COLLECT, shown | {f"B/{HANDSHAKE}": shown[f"C/{HANDSHAKE}"]})
     assert message.startswith("the certificate for site B belongs to C")
-    assert made["A"].tensors(protocol.COLLECT) == {}
-    assert made["A"].tensors(protocol.COLLECT, shown).keys() == {SEALED}, "the control"
+    assert tensors_of(made["A"], protocol.COLLECT) == {}
+    assert tensors_of(made["A"], protocol.COLLECT, shown).keys() == {SEALED}, "the control"
 
 
 def test_the_guard_seals_even_where_the_executor_was_not_asked_well(collected):
     """What the guard lets pass of a collection is sealed for those met for it, once; a second result has met nobody."""
     made, _, _ = collected
     a = made["A"]
-    site = a.component.context(a.fl_ctx).open()
+    site = a.open()
     personal = messages.pack({name: site.network.state_dict()[name].clone() for name in site.partition.private}, consent=True)
-    a.fl_ctx.set_prop(FLContextKey.TASK_NAME, protocol.COLLECT)
     with pytest.raises(FedDPError, match="site A: collect came without handshakes of peers; nothing was sent"):
-        PrivateTensorGuard().process(personal, a.fl_ctx)
+        a.guarded(protocol.COLLECT, personal)
     a.component.context(a.fl_ctx).simulated = True
-    assert messages.unpack(PrivateTensorGuard().process(personal, a.fl_ctx))[0].keys() == set(site.partition.private), "control"
+    assert a.sends(protocol.COLLECT, personal)[0].keys() == set(site.partition.private), "control"
 
 
 def test_the_guard_looks_before_it_seals(hospitals, plan):
     """A hospital that never shares its queries gives none, sealed or not."""
     made = hospitals(plan, A={"private": [QUERY]})
-    shown = together({name: made[name].tensors(protocol.INTRODUCE) for name in NAMES})
+    shown = together({name: tensors_of(made[name], protocol.INTRODUCE) for name in NAMES})
     assert made["A"].answer(protocol.COLLECT, shown).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
-    assert "tried to send 2 tensors that may not leave" in made["A"].stopped
+    assert "tried to send 2 tensors that may not leave" in made["A"].guard_error
 
 
 def test_a_handshake_carries_nothing_of_the_executors(hospitals, plan):
     """Not even bytes under its name; and without consent it is empty."""
     made = hospitals(plan, B={"consent": []})
-    made["A"].fl_ctx.set_prop(FLContextKey.TASK_NAME, protocol.INTRODUCE)
     riding = messages.pack({HANDSHAKE: torch.zeros(9, dtype=torch.uint8)}, consent=True)
     with pytest.raises(FedDPError, match=r"task introduce tried to send 1 tensors that may not leave \(introduction"):
-        PrivateTensorGuard().process(riding, made["A"].fl_ctx)
-    said = json.loads(made["A"].tensors(protocol.INTRODUCE)[HANDSHAKE].numpy().tobytes())
+        made["A"].guarded(protocol.INTRODUCE, riding)
+    said = json.loads(tensors_of(made["A"], protocol.INTRODUCE)[HANDSHAKE].numpy().tobytes())
     assert said["certificate"] == (made["A"].folder / "startup/client.crt").read_text()
     assert said["statement"].keys() == {"site", "job", "exchange", "challenge"}
-    assert made["B"].tensors(protocol.INTRODUCE) == {}
+    assert tensors_of(made["B"], protocol.INTRODUCE) == {}
 
 
 def test_a_site_whose_own_kit_is_wrong_says_so_at_home(hospitals, plan, issued, office, tmp_path):
@@ -295,8 +256,8 @@ def test_a_site_whose_own_kit_is_wrong_says_so_at_home(hospitals, plan, issued, 
     other = kit_of(tmp_path / "other", "A", office, *issued["B"]) / "startup/client.key"
     (made["A"].folder / "startup/client.key").write_bytes(other.read_bytes())
     assert made["A"].answer(protocol.INTRODUCE).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
-    assert "site A: it cannot exchange anything:" in made["A"].stopped
-    assert "client.key: is not the key of client.crt" in made["A"].stopped
+    assert "site A: it cannot seal or open tensors:" in made["A"].guard_error
+    assert "client.key: is not the key of client.crt" in made["A"].guard_error
 
 
 @pytest.mark.parametrize(
@@ -347,9 +308,8 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
 
         late = replace(plan, weights=fingerprint(shared), settings=plan.settings | {"min_sites": 1})
         for site in made.values():
-            site.component = SiteComponent(late.to_json(), asked)
-            approve = [{"job": "late", "plan": late.digest(asked)}]
-            site.fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES)["approve"] = approve
+            site.request = asked
+            site.submitted(late)
         run = Run(folder, late, [*made], answer, secure=secure, request=asked).run("adapt")
         assert run.panics == []
         left = json.loads((folder / "results.json").read_text())
@@ -361,7 +321,7 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
                 if value.numel() >= 4:
                     assert any(value.numpy().tobytes() in content for content in contents) != secure
         assert any(shared["head.weight"].numpy().tobytes() in content for content in contents)
-        masks[secure] = {path.name: path.read_bytes() for path in (made["N"].store / "masks").glob("*.png")}
+        masks[secure] = {path.name: path.read_bytes() for path in (made["N"].store.folder / "masks").glob("*.png")}
     assert masks[True] == masks[False]
     assert len(masks[True]) >= 2
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from certificates import PROJECT, SERVER, Office
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from feddp.errors import FedDPError
@@ -17,6 +16,7 @@ from feddp.sealing.envelope import _LENGTHS, MAGIC, OVERHEAD, Binding, recipient
 from feddp.sealing.handshake import LIMIT, introduce, meet
 from feddp.sealing.identity import Identity
 from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
+from support.certificates import PROJECT, SERVER, Office
 
 JOB, WORD, TASK = "job-1", "calibration", "collect"
 BINDING = Binding(JOB, TASK)

@@ -20,6 +20,7 @@ from feddp.run.simulator import simulator
 from feddp.training.losses import auxiliary_loss, segmentation_loss
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seed_of
+from support import CAPTURE
 
 SITES = ("site-1", "site-2")
 ROUNDS = 2
@@ -47,7 +48,7 @@ def run(tiny_root, plan_for, tmp_path_factory):
     request.out.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(capture))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "capture"), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         with simulator(request, job) as running:
             Follower(request.plan, request.sites, running.progress).until(running.finished)
             succeeded, server = running.outcome()

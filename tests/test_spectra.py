@@ -5,27 +5,23 @@ import math
 
 import pytest
 import torch
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.signal import Signal
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.fuel.utils import fobs
-from test_methods import context as executor_context
-from test_stage import SITES, Run, good
-from test_walls import context
 
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
 from feddp.flare.filters import PrivateTensorGuard
-from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.plan.resolve import build_network
-from feddp.report import write_markdown
+from feddp.reporting.page import write_markdown
 from feddp.stages import spectra
 from feddp.stages.evaluate import evaluate
 from feddp.stages.round import LocalRound
 from feddp.stages.train import adopt, train
 from feddp.training.spectra import in_another_style, interpolated, radius, received, windows
 from feddp.training.store import State
+from support.server import SITES, Run, good
+from support.site import FlareSite, context
 
 
 def noise(*shape, seed=0):
@@ -212,12 +208,9 @@ def asked(plan_for, tiny_root, tmp_path):
 
     def ask(task, tensors, *consent):
         messages.register_tensors()
-        component = SiteComponent(plan_for(method="feddg").to_json())
-        fl_ctx = executor_context(component, "site-1", tmp_path, task)
-        policy = SitePolicy.admitting(component.plan) | {"data": str(tiny_root / "site-1"), "consent": list(consent)}
-        fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, policy)
-        answer = StageExecutor().execute(task, messages.pack(tensors), fl_ctx, Signal())
-        return answer, component.context(fl_ctx).open()
+        data = tiny_root / "site-1"
+        site = FlareSite(plan_for(method="feddg"), tmp_path, simulated=True, data=data, consent=list(consent))
+        return site.executed(task, tensors), site.open()
 
     return ask
 

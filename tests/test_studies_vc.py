@@ -1,19 +1,18 @@
 """The studies of virtual classes (003) and pFLFE (002): each row is a plan, and says exactly which tensors are private."""
 
 import pytest
-from compare_runs import row, write_run
 from PIL import Image
 
-from feddp.compare.drawings import draw_study
-from feddp.compare.results import Result
-from feddp.compare.scores import average
+from feddp.compare.figures import draw_study
+from feddp.compare.scores import Result, average
 from feddp.compare.studies import STUDIES
-from feddp.compare.tables import SHOWN, value
 from feddp.compare.variants import Common, Variant
 from feddp.networks import build
 from feddp.partition import resolve
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
+from feddp.reporting.tables import SHOWN, shown_value
+from support.compare_runs import row, write_run
 
 SITES = ["A", "B", "C", "D"]
 FACTS = {"channels": 3, "classes": ("disc", "cup"), "labels": "nested"}
@@ -30,7 +29,7 @@ def rows(study: str, network: str):
     """{labels: (plan, network, private keys)} of a study's entries."""
     found = {}
     for entry in STUDIES[study].entries:
-        plan = plan_of(entry.variant, network)
+        plan = plan_of(entry.source.variant, network)
         built = build_network(plan)
         found[entry.labels] = plan, built, set(partition_of(plan, built).private)
     return found
@@ -76,7 +75,7 @@ def test_from_a_quarter_to_four_times_as_many_virtual_classes():
 
 
 def test_the_weight_of_the_virtual_loss_and_nothing_else():
-    plans = {entry.labels[0]: plan_of(entry.variant, "unet") for entry in STUDIES["vc_lambda"].entries}
+    plans = {entry.labels[0]: plan_of(entry.source.variant, "unet") for entry in STUDIES["vc_lambda"].entries}
     assert {label: plan.hyper.lambda_v for label, plan in plans.items()} == {"0.1": 0.1, "0.5": 0.5, "1": 1.0, "2": 2.0}
     assert all(plan.settings.keys() <= {"lambda_v", "min_sites"} for plan in plans.values())
 
@@ -85,7 +84,7 @@ def test_the_weight_of_the_virtual_loss_and_nothing_else():
 def test_fig_8_is_drawn(tmp_path, study):
     slots = {"start": {"a": 0.8}}
     folder = write_run(tmp_path / "run", dict.fromkeys(("A", "B"), slots))
-    draw_study(study, tmp_path, {entry.variant: Result({0: folder}, {}) for entry in STUDIES[study].entries}, ["A", "B"])
+    draw_study(study, tmp_path, {entry.source.variant: Result({0: folder}, {}) for entry in STUDIES[study].entries}, ["A", "B"])
     with Image.open(tmp_path / f"{study}.png") as picture:
         assert picture.size[0] > picture.size[1], "two panels, IoU and HD"
         assert len(picture.convert("L").getcolors()) > 10, "an empty canvas"
@@ -129,5 +128,5 @@ def test_each_study_reports_its_paper_s_metrics():
     assert {name for name, metrics in shown.items() if metrics == ("iou", "hd")} == {n for n in shown if n.startswith("vc_")}
     assert {metrics for name, metrics in shown.items() if not name.startswith("vc_")} == {("dice", "assd")}
     summary = average({"A": {m: {"mean": v} for m, v in row(0.8).items()}})
-    assert value(summary, "hd").mean == pytest.approx(2.0)
-    assert SHOWN["hd"][0] == "HD (pix.)"
+    assert shown_value(summary, "hd").mean == pytest.approx(2.0)
+    assert SHOWN["hd"].head == "HD (pix.)"

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from driven import drive
 from torch import nn, tensor
 
 from feddp.data.loading import class_index, class_maps
 from feddp.errors import FedDPError
-from feddp.methods.virtual_class import Hyper, VirtualClass
+from feddp.methods.virtual_class import VirtualClass, VirtualClassSettings
 from feddp.networks import build
 from feddp.networks.virtual_classes import AffinityAggregation, Similarities, SimilarityHead, foreground_logits
 from feddp.plan.resolve import build_network, partition_of
 from feddp.training.metrics import measure
 from feddp.training.virtual import real_loss, virtual_loss
+from support.driven import drive
 
 VIRTUAL = "segmentation_head.0.virtual"
 OPTIONS = {"virtual": 4, "temperature": 0.1, "nested": True, "paa": True}
@@ -131,9 +131,11 @@ def test_the_loss_adds_up(options, wanted):
     the class: 1 − 2 · (3/4)/(3/4 + 1) = 1/7; their mean 4/7. L_r = −ln 3/4. Virtual maps (ln 5, 0): L_v = −ln 5/6, though a
     real map of a greater one would change its arg max; with literal zeros −ln 5/8."""
     maps = tensor([1.0, 3.0, 5.0, 1.0]).log().view(1, 4, 1, 1)
-    network = SimpleNamespace(segmentation_head=SimpleNamespace(maps=maps))
+    head = SimilarityHead([Similarities(1, real=2, virtual=2)], 1.0, nested=True)
+    head.maps = maps
+    network = SimpleNamespace(segmentation_head=head)
     site = SimpleNamespace(network=network, plan=SimpleNamespace(classes=("lesion",), labels="nested"))
-    found = VirtualClass(Hyper(**options)).loss(site, None, {"mask": torch.ones(1, 1, 1, 1)})
+    found = VirtualClass(VirtualClassSettings(**options)).loss(site, None, {"mask": torch.ones(1, 1, 1, 1)})
     assert found.item() == pytest.approx(wanted, abs=1e-4)  # Dice is smoothed by 1e-5
 
 

@@ -5,42 +5,18 @@ test_stage.py; the guard inside a site's own privacy.json, on a real federation,
 """
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
-from nvflare.fuel.utils import fobs
 
 from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.flare import messages
 from feddp.flare.filters import PrivateTensorGuard, StripPrivate
-from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.plan.resolve import head_names
-
-
-class Engine:
-    def __init__(self, component):
-        self.component = component
-
-    def get_component(self, name):
-        return self.component if name == "site" else None
-
-
-def context(component, task="train", consent=(), private=(), **policy):
-    fl_ctx, engine = FLContext(), Engine(SiteComponent(component.plan.to_json()))  # as a job's own process has it
-    fl_ctx.get_engine = lambda *a, **k: engine
-    fl_ctx.get_identity_name = lambda *a, **k: "hospital"
-    fl_ctx.set_prop(FLContextKey.TASK_NAME, task)
-    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, True)  # what it would seal is looked at here; test_sealing.py has the seals
-    properties = {"data": "nowhere", "consent": list(consent), "private": list(private), **policy}
-    properties = SitePolicy.admitting(component.plan) | properties
-    fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, properties)
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, SimpleNamespace(get_root_dir=lambda: "nowhere"))
-    return fl_ctx
+from support.site import bytes_of, context
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +33,6 @@ def state(component):
 
 def leak(state, **scalars):
     return messages.pack(state, round=0, samples=8.0, **scalars)
-
-
-def bytes_of(message):
-    """The message as FLARE would serialise it, tensors inline."""
-    messages.register_tensors()
-    return fobs.dumps(message)
 
 
 def test_the_jobs_filter_strips_what_an_executor_leaks(component, state):
@@ -124,7 +94,7 @@ def test_the_guard_knows_every_name_that_may_leave(component, state, value):
 
 def test_only_a_tensor_passes_under_a_tensors_name(component, state):
     name = component.expected.partition.shared[3]
-    with pytest.raises(FedDPError, match="which is no tensor"):
+    with pytest.raises(FedDPError, match="which is not a plain tensor"):
         PrivateTensorGuard().process(_riding(state, component, **{name: b"pixels"}), context(component))
 
 
@@ -144,7 +114,7 @@ def test_a_network_without_what_the_hospital_keeps_private_is_refused(plan_for, 
     a job. The controls: without the rule its whole network leaves, and a rule that it has tensors for is no obstacle."""
     resnet = SiteComponent(plan_for(network="resnet18-fpn", method="fedavg").to_json())
     message = leak(dict(resnet.expected.network.state_dict()))
-    lacking = f"its policy keeps {private[-1]} private, and the job's resnet18-fpn has no such tensor"
+    lacking = f"its policy keeps {private[-1]} private, but the job's resnet18-fpn has no such tensor"
     for asked in (resnet.context, lambda fl_ctx: PrivateTensorGuard().process(message, fl_ctx)):
         with pytest.raises(FedDPError, match=lacking):
             asked(context(resnet, private=private))
@@ -213,7 +183,7 @@ def test_without_a_policy_a_site_refuses(component):
 @pytest.mark.parametrize(
     ("properties", "message"),
     [
-        ({"device": "cpu"}, "does not say where the data lie"),
+        ({"device": "cpu"}, "does not name the data folder"),
         ({"data": "x", "consents": True}, r"unknown properties \['consents'\]"),
         ({"data": "x", "consent": "yes"}, "consent is 'yes'"),
         ({"data": "x", "consent": ["everything"]}, "everything"),

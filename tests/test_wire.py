@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from gated import JOB, SERVER, A, as_bytes, in_process
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs import lobs
@@ -12,6 +11,7 @@ from feddp.errors import FedDPError
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.gate import SiteGate
 from feddp.flare.messages import register_tensors
+from support.gated import JOB, SERVER, A, as_bytes, in_process
 
 KEY = b"-----BEGIN PRIVATE KEY-----"
 
@@ -47,7 +47,7 @@ def test_a_cookie_reads_no_file(federation, tmp_path, gated):
         assert KEY in echoed(data), "the control"
         return
     SiteGate()
-    with pytest.raises(ValueError, match="a datum comes beside a message, not in it"):
+    with pytest.raises(ValueError, match="a message may not contain a datum"):
         echoed(data)
 
 
@@ -57,7 +57,7 @@ def test_nothing_of_ours_sends_a_file(federation, tmp_path):
     SiteGate()
     message = Shareable()
     message["x"] = Datum.file_datum(str(tmp_path / "client.key"))
-    with pytest.raises(ValueError, match="no file goes with a message"):
+    with pytest.raises(ValueError, match="a message may not send a file"):
         fobs.dumps(message)
 
 
@@ -75,7 +75,7 @@ def test_a_message_leaves_no_file(federation, tmp_path, monkeypatch, gated):
         assert [path.stat().st_size for path in folder.iterdir()] == [5_000_000], "the control"
         return
     SiteGate()
-    with pytest.raises(ValueError, match="no file comes with a message"):
+    with pytest.raises(ValueError, match="a message may not bring a file"):
         fobs.loads(data)
     assert not folder.exists()
 
@@ -94,5 +94,5 @@ def test_a_job_is_refused_where_messages_may_hold_files(federation, monkeypatch)
     federation.cell(f"{A}.{JOB}"), federation.cell(SERVER)
     require_gate(A)
     monkeypatch.setattr(DatumManager, "add_datum", lambda manager, datum: None)
-    with pytest.raises(FedDPError, match="no gate stands before"):
+    with pytest.raises(FedDPError, match="no gate protects"):
         require_gate(A)

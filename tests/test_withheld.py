@@ -7,17 +7,15 @@ import csv
 import json
 
 import pytest
-from nvflare.fuel.sec.audit import AuditService
 from rich.console import Console
-from test_hostile import CELL, NUMBERS, SUMMARY, TABLES, Hospital, bytes_of
-from test_stage import SITES, Run, good
 
 from feddp import protocol
 from feddp.flare import messages
-from feddp.flare.executor import StageExecutor
-from feddp.report import table, write_markdown
+from feddp.reporting.page import table, write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.train import adopt
+from support.server import SITES, Run, good
+from support.site import CELL, NUMBERS, SUMMARY, TABLES, bytes_of
 
 CASES = {"dice": CELL, "iou": CELL}
 VOLUMES = {"before_calibration": CASES, "final": CASES}
@@ -25,16 +23,9 @@ TUNED = {"loss": 0.5, "iou_before": 0.4, "iou": 0.5, "epoch": 1}
 
 
 @pytest.fixture
-def hospital(toy, tmp_path, tiny_root, plan_for):
-    """A FedDP job's process at a site of this minimum, with an auditor; `plan` is what else the job says."""
-
-    def make(min_images, **plan):
-        return Hospital(tmp_path, tiny_root / "site-1", plan_for(network=toy, **plan), min_images=min_images)
-
-    AuditService.close()
-    AuditService.initialize(str(tmp_path / "audit.txt"))
-    yield make
-    AuditService.close()
+def hospital(hospital, plan_for, toy):
+    """A FedDP job's process at a site of this minimum; `plan` is what else the job says."""
+    return lambda min_images, **plan: hospital(plan=plan_for(network=toy, **plan), min_images=min_images)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +57,7 @@ def test_means_over_too_few_images_stay(hospital, least, task, said, kept):
     assert len(site.audited()) == len(withheld)
     if withheld:
         names = ", ".join(sorted(said.keys() - kept.keys()))
-        expected = f"[A:{task}#?][egress guard withheld {names}: over fewer than {least} images or cases]"
+        expected = f"[A:{task}#?][egress guard withheld {names}: measured over fewer than {least} images or cases]"
         assert site.audited()[0].endswith(expected)
 
 
@@ -119,8 +110,8 @@ def test_the_values_of_images_are_at_home_and_nowhere_else(hospital, least):
     """The site's evaluation through its guard: images.csv has every test image, what is sent has none."""
     site = hospital(least)
     shared = site.shared
-    adopt(site.component.context(site.fl_ctx).open(), shared, 2)
-    answer = site.executed(StageExecutor, protocol.EVALUATE)
+    adopt(site.open(), shared, 2)
+    answer = site.executed(protocol.EVALUATE)
     tensors, said = site.sends(protocol.EVALUATE, answer)
     with open(site.store.folder / "images.csv", newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
@@ -139,7 +130,7 @@ def test_a_site_trains_on_while_its_scores_stay(hospital):
     site = hospital(5)
     shared = site.shared
     for round in range(2):
-        answer = site.executed(StageExecutor, protocol.TRAIN, shared, round=round, phase=0)
+        answer = site.executed(protocol.TRAIN, shared, round=round, phase=0)
         shared, said = site.sends(protocol.TRAIN, answer)
         assert set(said) == {"round", "phase", "loss", "samples", "seconds"} | ({"withheld"} if round else set())
 

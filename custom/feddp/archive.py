@@ -3,7 +3,7 @@
 import io
 import zipfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_DIRECTORY, ARCHIVE_FILES, ARCHIVE_RATIO
@@ -46,7 +46,7 @@ class Archive:
     def close(self) -> None:
         self._zip.close()
 
-    def open(self, name: str, most: int) -> BinaryIO:
+    def open(self, name: str, most: int) -> IO[bytes]:
         """Opens the file `name`, of at most `most` bytes. The directory may give a false size: read the file in parts.
 
         Raises:

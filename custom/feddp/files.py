@@ -104,7 +104,12 @@ def read_results(run: Path) -> dict[str, Any]:
         why = short(str(error), 300)
         raise InputError(f"{run} is not a finished run ({why}); name the --out folder of a `feddp run`") from None
     sites = results.get("sites") if isinstance(results, dict) else None
-    if not isinstance(sites, dict) or not 0 < len(sites) <= SITES or not all(map(_is_site, sites)):
+    if (
+        not isinstance(results, dict)
+        or not isinstance(sites, dict)
+        or not 0 < len(sites) <= SITES
+        or not all(map(_is_site, sites))
+    ):
         raise InputError(f"{run / RESULTS} has no sites with valid folder names; name the --out folder of a `feddp run`")
     if not isinstance(results.get("missing", {}), dict):
         raise InputError(f"{run / RESULTS}: missing must be {{site: reason}}; name the --out folder of a `feddp run`")

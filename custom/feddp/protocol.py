@@ -109,7 +109,7 @@ SCALARS: Mapping[str, Number | Table] = {
     VOLUMES: Table(VOLUME_METRICS, by=WHEN),
     "peers": Table(METRICS, by=None),
 }
-NUMBERS = CELL | SCALARS  # and what stands within a table
+NUMBERS: Mapping[str, Number | Table] = {**CELL, **SCALARS}  # and what stands within a table
 MEASURED = frozenset(name for name, scalar in SCALARS.items() if scalar.measured)
 _SCORED, _TUNED = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch")
 

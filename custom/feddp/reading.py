@@ -1,11 +1,12 @@
 """Reads files of unknown origin: only regular files, within a size limit, inside the folder to which they belong."""
 
 import errno
+import io
 import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from feddp.errors import BadFile, Problem
 from feddp.limits import JSON_BYTES, JSON_DEPTH, MIB, NAME
@@ -32,7 +33,7 @@ def real(file: Path, within: Path | None = None) -> Path:
     return Path(path)
 
 
-def opened(file: Path, most: int, within: Path | None = None) -> BinaryIO:
+def opened(file: Path, most: int, within: Path | None = None) -> io.BufferedReader:
     """Opens the regular file `file`, of at most `most` bytes, for reading.
 
     Raises:
@@ -109,8 +110,8 @@ def amount(count: int) -> str:
 
 
 def _reason(error: Exception) -> str:
-    number = getattr(error, "errno", None)
-    return _REASONS.get(number, f"cannot be read ({getattr(error, 'strerror', None) or error})")
+    number: int | None = getattr(error, "errno", None)
+    return _REASONS.get(number or 0, f"cannot be read ({getattr(error, 'strerror', None) or error})")
 
 
 def _shown(file: Path) -> Path:

@@ -27,7 +27,7 @@ class AdaptationRequest:
     settings: dict[str, Any] = field(default_factory=dict)  # feddp.adaptation.adapt.Settings that differ from the defaults
     score: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.donors, list | tuple) or not self.donors:
             raise InputError(f"donors={self.donors!r} is not a list of sites; name a donor")
         for site in self.sites:

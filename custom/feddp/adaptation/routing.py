@@ -19,7 +19,7 @@ Our default is therefore the softmax, and `feddp adapt` warns if all masks are e
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -30,7 +30,7 @@ from torch.nn.modules.conv import _ConvNd
 from feddp.errors import InputError
 
 HIDDEN = 64
-MIXES = {"sigmoid": torch.sigmoid, "softmax": partial(torch.softmax, dim=-1)}
+MIXES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "softmax": partial(torch.softmax, dim=-1)}
 
 
 class Router(nn.Module):
@@ -51,29 +51,29 @@ class Router(nn.Module):
         self.mix = MIXES[mix]
 
     def forward(self, pooled: Tensor) -> Tensor:
-        return self.mix(self.choose(self.squeeze(pooled)))
+        mixed: Tensor = self.mix(self.choose(self.squeeze(pooled)))
+        return mixed
 
 
 class Routed(nn.Module):
     """A layer with M weights, mixed per sample.
 
     Args:
-        layer: the source of the geometry; its tensors are not used.
+        channels: C, of the layer's input.
         weights: (M, *the layer's weight), not copied.
         biases: (M, outputs), or None.
         mix: as `Router`.
     """
 
-    def __init__(self, layer: nn.Module, weights: Tensor, biases: Tensor | None, mix: str):
+    weights: Tensor
+    biases: Tensor | None
+
+    def __init__(self, channels: int, weights: Tensor, biases: Tensor | None, mix: str):
         super().__init__()
         # not persistent: they belong to the given models, not to this network's state
         self.register_buffer("weights", weights, persistent=False)
         self.register_buffer("biases", biases, persistent=False)
-        self.router = Router(self.inputs(layer), len(weights), mix)
-
-    @staticmethod
-    def inputs(layer: nn.Module) -> int:
-        return layer.in_channels
+        self.router = Router(channels, len(weights), mix)
 
     def pool(self, x: Tensor) -> Tensor:
         """Returns the mean over the pixels: x (B, C, H, W) -> (B, C)."""
@@ -92,14 +92,13 @@ class Routed(nn.Module):
 class RoutedLinear(Routed):
     """x (B, ..., C) -> (B, ..., outputs); pooled over the dimensions in between."""
 
-    @staticmethod
-    def inputs(layer: nn.Linear) -> int:
-        return layer.in_features
+    def __init__(self, layer: nn.Linear, weights: Tensor, biases: Tensor | None, mix: str):
+        super().__init__(layer.in_features, weights, biases, mix)
 
     def pool(self, x: Tensor) -> Tensor:
         return x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x
 
-    def apply_each(self, x, weights, biases):
+    def apply_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         tokens = x.flatten(1, -2) if x.ndim > 2 else x[:, None]
         mixed = weights.transpose(1, 2)
         result = tokens @ mixed if biases is None else torch.baddbmm(biases[:, None], tokens, mixed)
@@ -110,28 +109,34 @@ class RoutedConv(Routed):
     """x (B, C, H, W) -> (B, outputs, H', W'): one convolution with B times the groups; each sample has its own groups."""
 
     def __init__(self, layer: nn.Conv2d, weights: Tensor, biases: Tensor | None, mix: str):
-        super().__init__(layer, weights, biases, mix)
+        super().__init__(layer.in_channels, weights, biases, mix)
         self.mode, self.around = layer.padding_mode, layer._reversed_padding_repeated_twice
         padding = layer.padding if self.mode == "zeros" else 0
-        self.geometry = {"stride": layer.stride, "dilation": layer.dilation, "padding": padding}
+        self.convolve = partial(F.conv2d, stride=layer.stride, dilation=layer.dilation, padding=padding)
         self.groups = layer.groups
 
-    def apply_each(self, x, weights, biases):
+    def apply_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         if self.mode != "zeros":
             x = F.pad(x, self.around, mode=self.mode)
-        return _side_by_side(F.conv2d, x, weights, biases, self.groups, self.geometry)
+        return _side_by_side(self.convolve, x, weights, biases, self.groups)
 
 
 class RoutedTransposed(Routed):
     """`RoutedConv` for a transposed convolution, whose weight is (C, outputs / groups, h, w)."""
 
     def __init__(self, layer: nn.ConvTranspose2d, weights: Tensor, biases: Tensor | None, mix: str):
-        super().__init__(layer, weights, biases, mix)
-        self.geometry = {name: getattr(layer, name) for name in ("stride", "padding", "output_padding", "dilation")}
+        super().__init__(layer.in_channels, weights, biases, mix)
+        self.convolve = partial(
+            F.conv_transpose2d,
+            stride=layer.stride,
+            padding=_pixels(layer),
+            output_padding=layer.output_padding,
+            dilation=layer.dilation,
+        )
         self.groups = layer.groups
 
-    def apply_each(self, x, weights, biases):
-        return _side_by_side(F.conv_transpose2d, x, weights, biases, self.groups, self.geometry)
+    def apply_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        return _side_by_side(self.convolve, x, weights, biases, self.groups)
 
 
 ROUTED = {nn.Linear: RoutedLinear, nn.Conv2d: RoutedConv, nn.ConvTranspose2d: RoutedTransposed}
@@ -163,9 +168,16 @@ def route(network: nn.Module, stacks: Mapping[str, Tensor], mix: str = "softmax"
     return network
 
 
-def _side_by_side(convolve, x: Tensor, weights: Tensor, biases: Tensor | None, groups: int, geometry: dict) -> Tensor:
+def _pixels(layer: nn.ConvTranspose2d) -> tuple[int, ...]:
+    """Its padding, which in torch is a word for convolutions alone."""
+    if isinstance(layer.padding, str):
+        raise TypeError(f"a transposed convolution has no padding {layer.padding!r}")
+    return layer.padding
+
+
+def _side_by_side(convolve: Callable[..., Tensor], x: Tensor, weights: Tensor, biases: Tensor | None, groups: int) -> Tensor:
     samples = len(x)
     merged = x.reshape(1, -1, *x.shape[2:])
     flat = None if biases is None else biases.flatten()
-    result = convolve(merged, weights.flatten(0, 1), flat, groups=samples * groups, **geometry)
+    result = convolve(merged, weights.flatten(0, 1), flat, groups=samples * groups)
     return result.view(samples, -1, *result.shape[2:])

@@ -35,7 +35,7 @@ class Request:
     settings: Settings
     score: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.how not in STRATEGIES:
             raise InputError(f"--how {self.how}: unknown strategy; choose one of {', '.join(STRATEGIES)}")
 
@@ -70,7 +70,8 @@ def adapt(
     started = time.monotonic()
     adapted = STRATEGIES[request.how](models, inputs, settings, device, report)
     out.mkdir(parents=True, exist_ok=True)
-    maps, empty = [], 0
+    maps: list[Tensor] = []
+    empty = 0
     predictions = predict(adapted.networks, inputs, settings.batch, device)
     for file, shape, logits in zip(source.files, shapes, track(predictions, "Predicting", len(inputs)), strict=True):
         mask = label_mask(probabilities(logits, shape) > THRESHOLD, models.labels)
@@ -78,7 +79,7 @@ def adapt(
         empty += not mask.any()
         if request.score:
             maps.append(probabilities(logits, (models.size, models.size)))
-    description = {
+    description: dict[str, Any] = {
         "how": request.how,
         "run": run,
         "models": list(models.names),
@@ -91,7 +92,9 @@ def adapt(
         "device": str(device),
     }
     write_json(out / ADAPTED, description)
-    return description | _scores(out, source.site, maps, models.size) if request.score else description
+    if request.score and source.site is not None:
+        return description | _scores(out, source.site, maps, models.size)
+    return description
 
 
 def _require_fit(site: SiteFolder | None, models: Models, score: bool, folder: Path) -> None:
@@ -117,7 +120,10 @@ def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> d
     predicted, masks = torch.stack(list(maps)), torch.stack([sample["mask"] for sample in samples])
     rows = measure(predicted, masks)
     scores = summarize(rows)
-    content = {"summary": scores, "images": {sample["stem"]: row for sample, row in zip(samples, rows, strict=True)}}
+    content: dict[str, Any] = {
+        "summary": scores,
+        "images": {sample["stem"]: row for sample, row in zip(samples, rows, strict=True)},
+    }
     if site.volumes:
         cases = measure_volumes(predicted, masks, [sample["patient"] for sample in samples])
         content |= {"volumes": summarize(list(cases.values())), "cases": cases}

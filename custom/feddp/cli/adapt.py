@@ -84,7 +84,7 @@ def join(
     device: Device = "cpu",
 ) -> None:
     """Tune the federation's network at a hospital that was not in it but has masks, its encoder as it is."""
-    from feddp.report import table
+    from feddp.reporting.page import table
     from feddp.run.join import join as run
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)

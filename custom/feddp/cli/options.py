@@ -1,9 +1,19 @@
 """Options that several commands share, and how they are read."""
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class Env(str, Enum):
+    """Where a run runs."""
+
+    local = "local"
+    sim = "sim"
+    poc = "poc"
+
 
 Data = Annotated[Path, typer.Option(help="The root of the sites' folders.")]
 Models = Annotated[Path, typer.Option(help="The --out folder of a finished `feddp run`.")]
@@ -20,6 +30,9 @@ Then = Annotated[str | None, typer.Option(help="`igc` appends the calibration st
 Weights = Annotated[str | None, typer.Option(help="Start from a local checkpoint file, or from `timm`'s own weights.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")]
+Environment = Annotated[
+    Env, typer.Option("--env", help="One process without FLARE, FLARE's simulator, or POC mode with real certificates.")
+]
 Scope = Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")]
 Strategy = Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")]
 

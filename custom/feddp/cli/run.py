@@ -1,7 +1,6 @@
 """`feddp run`, `feddp job`, which exports the same as a FLARE job, `feddp predict` and `feddp methods`."""
 
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,8 @@ from rich.console import Console
 from feddp.cli.options import (
     Data,
     Device,
+    Env,
+    Environment,
     Epochs,
     Method,
     Network,
@@ -26,37 +27,28 @@ from feddp.cli.options import (
 )
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT as NETWORK
-
-
-class Env(str, Enum):
-    """Where a run runs."""
-
-    local = "local"
-    sim = "sim"
-    poc = "poc"
+from feddp.run.defaults import METHOD, ROUNDS, SIZE
 
 
 def run(
     data: Data,
     out: Annotated[Path, typer.Option(help="A new folder for the results.")],
-    method: Method = "feddp",
-    rounds: Rounds = 20,
+    method: Method = METHOD,
+    rounds: Rounds = ROUNDS,
     calibration_epochs: Epochs = None,
     network: Network = NETWORK,
-    size: Size = 96,
+    size: Size = SIZE,
     seed: Seed = 0,
     settings: Settings = [],  # noqa: B006
     then: Then = None,
     weights: Weights = None,
-    env: Annotated[
-        Env, typer.Option(help="One process without FLARE, FLARE's simulator, or POC mode with real certificates.")
-    ] = Env.sim,
+    env: Environment = Env.sim,
     device: Device = "cpu",
     threads: Threads = None,
     without_consent: Annotated[str, typer.Option(help="Sites that refuse every exchange among sites, comma-separated.")] = "",
 ) -> None:
     """Run a method over all sites below DATA on this machine, and leave tables and every site's own network in OUT."""
-    from feddp.report import table
+    from feddp.reporting.page import table
     from feddp.run.options import Options, run_here
 
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
@@ -71,11 +63,11 @@ def job(
     classes: Annotated[str, typer.Option(help="The foreground classes, comma-separated.")] = "lesion",
     labels: Annotated[str, typer.Option(help="nested or exclusive classes.")] = "nested",
     scope: Scope = "feddp",
-    method: Method = "feddp",
-    rounds: Rounds = 20,
+    method: Method = METHOD,
+    rounds: Rounds = ROUNDS,
     calibration_epochs: Epochs = None,
     network: Network = NETWORK,
-    size: Size = 96,
+    size: Size = SIZE,
     seed: Seed = 0,
     settings: Settings = [],  # noqa: B006
     then: Then = None,

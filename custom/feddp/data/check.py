@@ -1,6 +1,7 @@
 """Everything that is wrong with a site's folder, or with all the sites' folders under a root, at once."""
 
 from pathlib import Path
+from typing import Any
 
 from feddp.data.description import SPLITS, Row, read_dataset, read_split
 from feddp.data.pixels import read_image, read_mask, same_size
@@ -56,7 +57,7 @@ def _check_site(site: Path) -> list[Problem]:
     return problems
 
 
-def _empty_splits(site: Path, facts: dict, rows: tuple[Row, ...]) -> list[Problem]:
+def _empty_splits(site: Path, facts: dict[str, Any], rows: tuple[Row, ...]) -> list[Problem]:
     needed = ("test",) if facts.get("unseen") is True else SPLITS
     filled = {row.split for row in rows}
     remedy = "Give every split at least one patient"

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from feddp.errors import BadFile, Problem
 from feddp.limits import CLASSES, FILE_NAME, NAME, TABLE_BYTES, TABLE_LINE, TABLE_ROWS
@@ -36,7 +37,7 @@ class Row:
     split: str
 
 
-def read_dataset(file: Path) -> tuple[dict, list[Problem]]:
+def read_dataset(file: Path) -> tuple[dict[str, Any], list[Problem]]:
     """The facts in dataset.json, and what is wrong with them. Facts are complete only where there is no problem."""
     try:
         facts = read_json(file, within=file.parent)
@@ -46,8 +47,9 @@ def read_dataset(file: Path) -> tuple[dict, list[Problem]]:
         return {}, [bad.problem]
     if not isinstance(facts, dict):
         return {}, [Problem(file, f"holds a {type(facts).__name__}, not an object", "Correct it")]
-    classes = facts.get("classes")
-    named = isinstance(classes, list) and 0 < len(classes) <= CLASSES and all(map(is_name, classes))
+    listed = facts.get("classes")
+    classes = listed if isinstance(listed, list) else []
+    named = 0 < len(classes) <= CLASSES and all(map(is_name, classes))
     rules = {
         "name": (is_name(facts.get("name")), f"a line of 1 to {NAME} characters"),
         "channels": (type(facts.get("channels")) is int and facts["channels"] in (1, 3), "1 or 3"),

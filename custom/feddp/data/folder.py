@@ -22,7 +22,8 @@ from feddp.data.pixels import write_png
 from feddp.errors import InputError
 from feddp.files import write_json
 
-Sample = tuple[str, str, str, np.ndarray, np.ndarray]
+# stem, patient, split, image, mask
+RawSample = tuple[str, str, str, np.ndarray, np.ndarray]
 
 
 class Described(Protocol):
@@ -122,7 +123,7 @@ def refuse_occupied(paths: Iterable[Path]) -> None:
         raise InputError(f"{listed}: not empty. Remove it, or write to another folder.")
 
 
-def write_site(path: Path, dataset: dict, samples: Iterable[Sample]) -> None:
+def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]) -> None:
     """Write a whole site's folder, or nothing.
 
     `dataset` becomes dataset.json; samples are (stem, patient, split, image uint8 (H, W, 3) or (H, W), mask uint8
@@ -153,7 +154,7 @@ def write_site(path: Path, dataset: dict, samples: Iterable[Sample]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _demand_pixels(name: str, dataset: dict, image: np.ndarray, mask: np.ndarray) -> None:
+def _demand_pixels(name: str, dataset: dict[str, Any], image: np.ndarray, mask: np.ndarray) -> None:
     channels, top = dataset["channels"], len(dataset["classes"])
     if image.dtype != np.uint8 or mask.dtype != np.uint8:
         raise InputError(f"{name}: image is {image.dtype}, mask {mask.dtype}. Give both as uint8.")

@@ -1,6 +1,7 @@
 """A site's folder -> samples in memory -> the batches of one epoch. The seed is the only source of chance."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypedDict, cast
 
 import numpy as np
 import torch
@@ -10,8 +11,34 @@ from feddp.data.folder import SiteFolder
 from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.progress import track
 
+Warp = Callable[["Sample"], "Sample"]
 
-def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
+
+class _Image(TypedDict):
+    image: torch.Tensor  # (channels, size, size)
+    mask: torch.Tensor  # (classes, size, size)
+
+
+class _Maps(TypedDict, total=False):
+    """What the calibration puts beside image and mask (`feddp.training.calibration.with_inconsistency`)."""
+
+    delta: torch.Tensor
+    peers: torch.Tensor
+
+
+class Sample(_Image, _Maps):
+    stem: str
+    patient: str
+
+
+class Batch(_Image, _Maps):
+    """Samples together: tensors have one dimension more, in front."""
+
+    stem: list[str]
+    patient: list[str]
+
+
+def load(folder: SiteFolder, split: str, size: int) -> list[Sample]:
     """Decode one split, in the order of split.csv, into plain tensors that stay in memory.
 
     Each sample is {"image": float32 (channels, size, size), zero mean and unit variance per image and channel (a
@@ -21,7 +48,7 @@ def load(folder: SiteFolder, split: str, size: int) -> list[dict]:
     """
     from monai.transforms import Resize  # here, as everywhere MONAI's: a job is admitted without it
 
-    samples = []
+    samples: list[Sample] = []
     for row in track(folder.rows_of(split), f"Loading {folder.site} {split}"):
         image = read_image(folder.image_path(row.image), folder.channels, folder.path)
         mask = read_mask(folder.mask_path(row.image), len(folder.classes), folder.path)
@@ -42,10 +69,11 @@ def network_input(image: np.ndarray, size: int) -> torch.Tensor:
     return _plain(Resize((size, size), mode="bilinear"), NormalizeIntensity(channel_wise=True))(channels_first)
 
 
-def _plain(*transforms: Callable) -> Callable:
+def _plain(*transforms: Callable[..., np.ndarray]) -> Callable[[np.ndarray], torch.Tensor]:
     from monai.transforms import Compose, EnsureType
 
-    return Compose([*transforms, EnsureType(dtype=torch.float32, track_meta=False)])
+    warp: Callable[[np.ndarray], torch.Tensor] = Compose([*transforms, EnsureType(dtype=torch.float32, track_meta=False)])
+    return warp
 
 
 def class_maps(mask: torch.Tensor, classes: int, labels: str) -> torch.Tensor:
@@ -62,7 +90,7 @@ def class_index(maps: torch.Tensor, labels: str) -> torch.Tensor:
     return (maps * values).amax(dim=1).long()
 
 
-def batches(samples: list[dict], batch: int, seed: int | None, augment: bool) -> Iterator[dict]:
+def batches(samples: Sequence[Sample], batch: int, seed: int | None, augment: bool) -> Iterator[Batch]:
     """One epoch of collated batches: every tensor entry (B, ...), every other entry a list.
 
     With a seed, the order (and, with `augment`, flips on both axes and quarter turns) follow from the seed alone: no
@@ -90,17 +118,18 @@ def in_an_epoch(count: int, batch: int) -> int:
     return count - 1 if batch > 1 and count > 1 and count % batch == 1 else count
 
 
-def _collated(samples, order, batch, warp) -> Iterator[dict]:
+def _collated(samples: Sequence[Sample], order: Sequence[int], batch: int, warp: Warp | None) -> Iterator[Batch]:
     for start in range(0, len(order), batch):
         chosen = (samples[i] for i in order[start : start + batch])
         # "is None", never "if warp": to find a Compose's length, and so its truth, MONAI reseeds its transforms.
-        yield default_collate([sample if warp is None else warp(sample) for sample in chosen])
+        yield cast(Batch, default_collate([sample if warp is None else warp(sample) for sample in chosen]))
 
 
-def _warp(sample: dict, seed: int) -> Callable:
+def _warp(sample: Sample, seed: int) -> Warp:
     from monai.transforms import Compose, EnsureTyped, RandFlipd, RandRotate90d
 
     keys = [key for key, value in sample.items() if isinstance(value, torch.Tensor)]
     transforms = [RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in (0, 1)]
     transforms += [RandRotate90d(keys, prob=0.75), EnsureTyped(keys, track_meta=False)]
-    return Compose(transforms).set_random_state(seed=seed)
+    warp: Warp = Compose(transforms).set_random_state(seed=seed)
+    return warp

@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 from PIL import Image
@@ -16,7 +16,7 @@ MODES = {1: "L", 3: "RGB"}
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
 
-def decode(stream: BinaryIO, formats: tuple[str, ...], file: Path, remedy: str, mode: str | None = None) -> Image.Image:
+def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str, mode: str | None = None) -> Image.Image:
     """The image in `stream`, decoded once its header says that it is one picture of a bearable size.
 
     Only `formats` are tried: Pillow knows dozens, among them some that start other programs. With `mode` it is converted to
@@ -31,8 +31,9 @@ def decode(stream: BinaryIO, formats: tuple[str, ...], file: Path, remedy: str, 
             what = f"has {image.width} x {image.height} pixels, and {IMAGE_PIXELS} is the most that is read"
             raise BadFile(Problem(file, what, "Scale it down"))
         # a camera's JPEG may hold previews behind its picture (MPO)
-        if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
-            raise BadFile(Problem(file, f"holds {image.n_frames} pictures", "Save one picture a file"))
+        pictures: int = getattr(image, "n_frames", 1)
+        if image.format != "MPO" and pictures > 1:
+            raise BadFile(Problem(file, f"holds {pictures} pictures", "Save one picture a file"))
         image.load()
         return image.convert(mode) if mode else image
     except BadFile:

@@ -91,9 +91,10 @@ def habits_of(index: int, seed: int) -> Habits:
     """The habits of site `index`: one of the four kinds, its colour and contrast varied a little by chance."""
     chance = _chance(seed, index)
     kind = KINDS[index % len(KINDS)]
+    tint = [round(float(c), 4) for c in kind.tint + chance.uniform(-0.03, 0.03, 3)]
     return replace(
         kind,
-        tint=tuple(round(float(c), 4) for c in kind.tint + chance.uniform(-0.03, 0.03, 3)),
+        tint=(tint[0], tint[1], tint[2]),
         gain=round(float(kind.gain * chance.uniform(0.95, 1.05)), 4),
         gamma=round(float(kind.gamma * chance.uniform(0.95, 1.05)), 4),
     )
@@ -128,8 +129,9 @@ def draw(habits: Habits, size: int, chance: np.random.Generator) -> tuple[np.nda
 
 def _smooth(chance: np.random.Generator, size: int, scale: float) -> np.ndarray:
     """Noise of unit standard deviation, smooth over `scale` of the side."""
-    field = gaussian_filter(chance.standard_normal((size, size)), scale * size, mode="wrap")
-    return (field - field.mean()) / field.std()
+    field: np.ndarray = gaussian_filter(chance.standard_normal((size, size)), scale * size, mode="wrap")
+    unit: np.ndarray = (field - field.mean()) / field.std()
+    return unit
 
 
 def _lesion(habits: Habits, x: np.ndarray, y: np.ndarray, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -154,4 +156,7 @@ def _annotate(lesion: np.ndarray, habits: Habits) -> np.ndarray:
     size = len(lesion)
     outside = distance_transform_edt(~lesion) - distance_transform_edt(lesion)
     drawn = outside < habits.margin * size if habits.margin else lesion
-    return gaussian_filter(drawn.astype(float), habits.smoothing * size) > 0.5 if habits.smoothing else drawn
+    if not habits.smoothing:
+        return drawn
+    smooth: np.ndarray = gaussian_filter(drawn.astype(float), habits.smoothing * size)
+    return smooth > 0.5

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
+from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.flare.job_folder import Job
 from feddp.flare.policy import SitePolicy
@@ -43,13 +44,12 @@ def described(name: str, job: Job, policy: SitePolicy, data: Path | None) -> lis
         f"method {plan.method}, network {plan.network}, images of {plan.channels} channels at {plan.size} x {plan.size}",
         f"classes {', '.join(plan.classes)} ({plan.labels}); seed {plan.seed}",
     ]
-    lines += _outside(job, policy) if job.request else _rounds(plan, policy, data)
+    lines += _outside(job, job.request, policy) if job.request else _rounds(plan, policy, data)
     lines += [_tensors(job), *_settings(plan)]
     return lines
 
 
-def _outside(job: Job, policy: SitePolicy) -> list[str]:
-    request = job.request
+def _outside(job: Job, request: AdaptationRequest, policy: SitePolicy) -> list[str]:
     changed = ", ".join(f"{name}={value}" for name, value in request.settings.items()) or "none"
     return [
         f"no training: {', '.join(request.donors)} give their whole networks of job {request.job} to {request.newcomer}",
@@ -89,7 +89,7 @@ def _exchanged(plan: Plan, network: nn.Module, partition: Partition) -> Iterator
     if SPECTRA in plan.stages:
         yield f"once, the centres of the amplitude spectra of {plan.hyper.spectra} training images"
     if HEADS in plan.stages:
-        yield f"in each of {plan.calibration.calibration_epochs} epochs, {len(head_names(network))} tensors of the head"
+        yield f"in each of {plan.heads.heads_epochs} epochs, {len(head_names(network))} tensors of the head"
     if CALIBRATE in plan.stages and plan.calibration.lambda_ > 0 and (names := exchanged(plan, partition)):
         size = Spec.of(network.state_dict(), names).nbytes
         yield f"once, {len(names)} tensors, {size:,} bytes, with which they have this site's whole network"

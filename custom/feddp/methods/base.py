@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from feddp.training.loop import Batch, BatchLoss
+    from feddp.data.loading import Batch, Sample
+    from feddp.training.loop import BatchLoss
     from feddp.training.settings import Training
     from feddp.training.store import Store, Tensors
 
@@ -54,13 +55,21 @@ class AtSite(Protocol):
     """What a method's hooks may use of a site, in every stage."""
 
     name: str
-    plan: RunPlan
-    network: nn.Module  # trained in place
     device: torch.device
-    store: Store  # the site's own files; `store.record` writes to its log
 
     @property
-    def samples(self) -> list[Batch]:
+    def plan(self) -> RunPlan: ...
+
+    @property
+    def network(self) -> nn.Module:
+        """Trained in place."""
+
+    @property
+    def store(self) -> Store:
+        """The site's own files; `store.record` writes to its log."""
+
+    @property
+    def samples(self) -> Sequence[Sample]:
         """The training images and masks."""
 
     def segmentation_loss(self, logits: Tensor, mask: Tensor) -> Tensor:
@@ -110,7 +119,7 @@ class Method:
     personal = False  # a whole personal model beside the shared one, in `site.personal_model`: it is evaluated and deployed
     phases = 1  # of a round, each ended by an aggregation; `site.phase` says which it is
     federated = True  # False: it needs all images in one place, so that no job can carry it
-    Hyper: type = NoHyper  # a frozen data class; its fields are reached by --set
+    Hyper: type[Any] = NoHyper  # a frozen data class; its fields are reached by --set
 
     def __init__(self, hyper: Any):
         self.hyper = hyper
@@ -132,7 +141,7 @@ class Method:
         """What a site does between receiving γ^t and sending γ_k, once a phase; returns the mean training loss."""
         return site.fit(epochs=site.plan.training.local_epochs)
 
-    def loss(self, site: AtSite, logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
         """A batch's loss from logits (B,C,H,W), in every stage; a scalar."""
         return site.segmentation_loss(logits, batch["mask"])
 

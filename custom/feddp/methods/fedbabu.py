@@ -1,11 +1,13 @@
-"""FedBABU (Oh et al., ICLR 2022): the head stays at its common start, the body alone is trained and shared.
+"""FedBABU (Oh et al., ICLR 2022): the head stays at its common start, only the body is trained and shared.
 
-At the end each site tunes its whole network at home.
+At the end each site tunes its whole network alone.
 
-Deviations: 20 epochs at 1e-4 (`tune_epochs`, `tune_lr`), ours, as IGC's control.
+Deviations: 20 epochs at 1e-4 (`tune_epochs`, `tune_lr`), ours, as for IGC's control.
 """
 
-from feddp.methods.base import TRAIN, TUNE, Method
+from __future__ import annotations
+
+from feddp.methods.base import TRAIN, TUNE, Method, Round
 from feddp.partition import HEAD
 
 
@@ -13,5 +15,5 @@ class FedBABU(Method):
     private = (HEAD,)
     stages = (TRAIN, TUNE)
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         return site.fit(epochs=site.plan.training.local_epochs, freeze=(HEAD,))

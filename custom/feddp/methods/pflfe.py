@@ -1,32 +1,35 @@
-"""pFLFE (Xie et al., 002): feature enhancement without labels, then supervised training, an aggregation after each.
+"""pFLFE (Xie et al., 2024): feature enhancement without labels, then supervised training, an aggregation after each.
 
 The encoder E is shared; decoder D_k, with the head, and projector P_k are private. Phase 1 trains E and P_k on two views of
-each image (Eq. 2, 3; feddp.training.enhancement); the target network is dropped after it. Phase 2 trains E and D_k on Dice
-+ cross-entropy (Eq. 1). FC-pFLFE does both at home and aggregates once a round. Table 4: `enhance=false`;
+each image (Eq. 2, 3; `feddp.training.enhancement`); the target network is dropped after it. Phase 2 trains E and D_k on Dice
++ cross-entropy (Eq. 1). FC-pFLFE does both locally and aggregates once per round. Table 4: `enhance=false`;
 `private=head,projector` shares the decoder, `private=decoder.1,head,projector` all of it but the level nearest the output.
 
-Deviations: the paper states neither the target's momentum (0.99, BYOL's lower end), the projector's size (256-128) nor the
-augmentations: ours. With PVTv2 as with U-Net, E is the encoder. An optimiser serves both phases, as E is in both. There is no
-predictor, so the outputs may collapse: their spread is in the site's record each round, and a warning in its log.
+Deviations: the paper states neither the target's momentum (0.99, BYOL's lower end), nor the projector's size (256-128), nor the
+augmentations: ours. With PVTv2 as with U-Net, E is the encoder. One optimiser serves both phases, as E is in both. There is no
+predictor, so the outputs may collapse: their spread is in the site's record in each round, and a warning is in its log.
 """
+
+from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
 
 from feddp.errors import InputError
-from feddp.methods.base import Method
+from feddp.methods.base import Method, Round, RunPlan
 from feddp.partition import DECODER, HEAD, PROJECTOR
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 COLLAPSED = 0.01  # of what outputs spread evenly over the sphere have
 
 
 @dataclass(frozen=True)
-class Hyper:
+class PFLFESettings:
     ema: float = setting(0.99, "pFLFE: momentum of the target network")
     enhance: bool = setting(True, "pFLFE: the enhancement; false leaves only the supervised training (Table 4)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "ema")
         if self.ema > 1:
             raise InputError(f"ema={self.ema} must be at most 1; correct ema")
@@ -35,18 +38,19 @@ class Hyper:
 class PFLFE(Method):
     private = (DECODER, HEAD, PROJECTOR)
     phases = 2
-    Hyper = Hyper
+    Hyper = PFLFESettings
+    hyper: PFLFESettings
 
     @staticmethod
-    def layers(plan):
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         return {"projector": {}}
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         if site.phase == 0:
             return self.enhancement(site)
         return site.fit(epochs=site.plan.training.local_epochs)
 
-    def enhancement(self, site):
+    def enhancement(self, site: Round) -> float:
         """Phase 1; returns the mean loss, 0 where it is switched off."""
         from feddp.networks.projector import project
         from feddp.training.enhancement import Enhancement
@@ -64,10 +68,10 @@ class PFLFE(Method):
 
 
 class FCPFLFE(PFLFE):
-    """FC-pFLFE (002, Sec. 2.3): both phases at home, one aggregation a round."""
+    """FC-pFLFE (Xie et al., 2024, Sec. 2.3): both phases at the site, one aggregation per round."""
 
     phases = 1
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         self.enhancement(site)
         return site.fit(epochs=site.plan.training.local_epochs)

@@ -1,30 +1,39 @@
-"""Virtual classes with personalized affinity aggregation (003): frozen kernels beside the real ones, private Q and M.
+"""Virtual classes with personalized affinity aggregation (Liu et al., 2024): frozen kernels beside the real ones; private Q, M.
 
-The head gives similarities between pixel features and C real and V = C·N virtual kernels, N the number of sites (Eq. 3); the
-virtual ones start orthogonal, the same everywhere, and stay. L = L_dice + λ_r L_r + λ_v L_v (Eq. 8; feddp.training.virtual).
-In every level of the decoder Q · M takes the skip's place (PAA, Eq. 9 to 12; feddp.networks.virtual_classes): conv_q and conv_m
-are private, conv_k and the rest, the real kernels too, are shared. Ablations: `virtual=0`, `paa=false`, `private=none` (PAA
-shared), `private=affinity_query`, `affinity_key`, `affinity_matrix` or several of them; `virtual=4` (V = 4CN).
+The head gives similarities between pixel features and C real and V = C·N virtual kernels, where N is the number of sites (Eq.
+3). The virtual kernels start orthogonal, the same at every site, and stay frozen. L = L_dice + λ_r L_r + λ_v L_v (Eq. 8;
+`feddp.training.virtual`). In every level of the decoder Q · M takes the skip connection's place (PAA, Eq. 9 to 12;
+`feddp.networks.virtual_classes`): conv_q and conv_m are private, conv_k and the rest, the real kernels included, are shared.
+Ablations: `virtual=0`, `paa=false`, `private=none` (PAA shared), `private=affinity_query`, `affinity_key`, `affinity_matrix`
+or several of them; `virtual=4` (V = 4CN).
 
 Deviations: the similarities, which lie in [-1, 1], are divided by a temperature of 0.1 (ours: a softmax over them as they are
-can hardly be sure). Eq. 7 writes 0 for the real maps (and C ≤ c < V for c < C + V); they are left out of the softmax, and
-`mask=literal` keeps the zeros. Foreground comes out as everywhere here, at a probability above 1/2: where none of several
-exclusive classes reaches it, a pixel is background. L_dice is MONAI's over all C classes; the setting `loss` is not used.
-V is rounded to a whole number, at least 1. Without virtual classes the head is still that of similarities. The paper: Adam,
-batch 12; ours as everywhere, AdamW, 6.
+is never confident). Eq. 7 writes 0 for the real maps (and C ≤ c < V for c < C + V); here they are left out of the softmax,
+and `mask=literal` keeps the zeros. A class is foreground at a probability above 1/2, as everywhere in this package: where
+none of several exclusive classes reaches it, a pixel is background. L_dice is MONAI's over all C classes; the setting `loss`
+is not used. V is rounded to a whole number, at least 1. Without virtual classes the head still gives similarities. The paper:
+Adam, batch 12; ours, as everywhere, AdamW and 6.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
-from feddp.methods.base import Method
-from feddp.partition import AFFINITY_MATRIX, AFFINITY_QUERY, NONE
-from feddp.training.settings import require_choice, require_not_negative, require_positive, setting
+from feddp.methods.base import AtSite, Method, RunPlan
+from feddp.partition import AFFINITY_MATRIX, AFFINITY_QUERY, NONE, Rule
+from feddp.training.settings import require_bounds, require_choice, require_not_negative, require_positive, setting
 from feddp.training.virtual import EXCLUDED, LITERAL, dice, real_loss, virtual_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
-class Hyper:
+class VirtualClassSettings:
     lambda_r: float = setting(1.0, "virtual classes: weight of the cross-entropy over the real classes")
     lambda_v: float = setting(1.0, "virtual classes: weight of the cross-entropy over the virtual ones")
     temperature: float = setting(0.1, "virtual classes: what the similarities, -1 to 1, are divided by; ours", most=100)
@@ -32,7 +41,8 @@ class Hyper:
     paa: bool = setting(True, "virtual classes: personalized affinity aggregation; false leaves the skips (Table II)")
     mask: str = setting(EXCLUDED, "virtual classes: real maps excluded from L_v's softmax, or literal zeros in it (Eq. 7)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "lambda_r", "lambda_v", "virtual")
         require_positive(self, "temperature")
         require_choice(self, "mask", (EXCLUDED, LITERAL))
@@ -40,14 +50,15 @@ class Hyper:
 
 class VirtualClass(Method):
     private = (AFFINITY_QUERY, AFFINITY_MATRIX)
-    Hyper = Hyper
+    Hyper = VirtualClassSettings
+    hyper: VirtualClassSettings
 
     @classmethod
-    def rule(cls, plan):
+    def rule(cls, plan: RunPlan) -> Rule:
         return cls.private if plan.hyper.paa else (NONE,)
 
     @staticmethod
-    def layers(plan):
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         hyper = plan.hyper
         if hyper.virtual and not plan.sites:
             raise InputError(
@@ -60,10 +71,14 @@ class VirtualClass(Method):
         options = {"virtual": virtual, "temperature": hyper.temperature, "nested": nested, "paa": hyper.paa}
         return {"virtual_classes": options}
 
-    def loss(self, site, logits, batch):
+    def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
         from feddp.data.loading import class_index
+        from feddp.networks.virtual_classes import SimilarityHead
 
-        maps, classes = site.network.segmentation_head.maps, len(site.plan.classes) + 1
+        head = site.network.segmentation_head
+        if not isinstance(head, SimilarityHead) or head.maps is None:
+            raise TypeError(f"site {site.name}: the network has no similarities of a forward pass, which the loss is of")
+        maps, classes = head.maps, len(site.plan.classes) + 1
         real, virtual = maps[:, :classes], maps[:, classes:]
         index = class_index(batch["mask"], site.plan.labels)
         loss = dice(real, index) + self.hyper.lambda_r * real_loss(real, index)

@@ -8,7 +8,7 @@ called in this order. Its `roles` declare them; the decoder's layers declare the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from feddp.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
+
+    Builder = Callable[..., nn.Module]
 
 
 def build(
@@ -73,7 +75,7 @@ def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool)
 
     from feddp.networks.attention import split_kv
     from feddp.networks.levels import with_levels
-    from feddp.networks.parts import PART_ROLES
+    from feddp.networks.parts import PART_ROLES, declare
 
     try:
         # "tu-" is segmentation-models-pytorch's prefix for timm; it treats any weights except None as pretrained
@@ -86,7 +88,7 @@ def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool)
             f"timm's weights for '{encoder}' cannot be fetched ({type(error).__name__}); connect to "
             "huggingface.co once, or fetch the file elsewhere and load it with feddp.networks.weights.load_checkpoint"
         ) from error
-    network.roles = PART_ROLES
+    declare(network, PART_ROLES)
     with_levels(network.decoder)
     return split_kv(network)
 
@@ -99,12 +101,13 @@ def _unet(channels: int, classes: int, pretrained: bool) -> nn.Module:
 
 def _added(module: str, name: str, network: nn.Module, classes: int, **options: Any) -> nn.Module:
     """Returns `network` with the layers that the function or class `name` of the module `module` in this package adds."""
-    return getattr(import_module(f"{__name__}.{module}"), name)(network, classes, **options)
+    added: nn.Module = getattr(import_module(f"{__name__}.{module}"), name)(network, classes, **options)
+    return added
 
 
 _fpn = partial(_smp, "FPN")  # a feature pyramid network: Kirillov et al., 2019
 DEFAULT = "pvt_v2_b0-fpn"
-NETWORKS = {
+NETWORKS: dict[str, Builder] = {
     DEFAULT: partial(_fpn, "pvt_v2_b0"),
     "pvt_v2_b1-fpn": partial(_fpn, "pvt_v2_b1"),
     "pvt_v2_b2-fpn": partial(_fpn, "pvt_v2_b2"),
@@ -117,7 +120,7 @@ NETWORKS = {
     "resunet": partial(_smp, "Unet", "resnet18"),
 }
 # layers that a method adds to a network, by name: (network, classes, options) -> network
-LAYERS = {
+LAYERS: dict[str, Builder] = {
     "local_calibration": partial(_added, "local_calibration", "LocalCalibration"),
     "projector": partial(_added, "projector", "with_projector"),
     "rotation": partial(_added, "rotation", "with_rotation_head"),

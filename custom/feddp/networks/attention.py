@@ -22,7 +22,7 @@ class SplitAttention(Attention):
     def __init__(self, fused: Attention):
         # not Attention.__init__, which would build new layers and draw random numbers for them
         nn.Module.__init__(self)
-        vars(self).update({name: value for name, value in vars(fused).items() if not name.startswith("_")})
+        self.__dict__.update({name: value for name, value in vars(fused).items() if not name.startswith("_")})
         for name, layer in fused.named_children():
             if name == "kv":
                 self.k, self.v = _halves(layer)
@@ -45,7 +45,7 @@ def split_kv(network: nn.Module) -> nn.Module:
 
 def _halves(fused: nn.Linear) -> tuple[nn.Linear, nn.Linear]:
     def part(rows: int) -> nn.Linear:
-        layer = nn.utils.skip_init(
+        layer: nn.Linear = nn.utils.skip_init(
             nn.Linear,
             fused.in_features,
             fused.out_features // 2,

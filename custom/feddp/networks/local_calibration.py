@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddp.networks.parts import PART_ROLES, part
+from feddp.networks.parts import PART_ROLES, head_of, part, width_of
 from feddp.partition import CALIBRATOR
 
-PARTS = ("encoder", "decoder", "segmentation_head")
+Pooled = tuple[Tensor, Tensor]  # average- and max-pooled features, (B, C) each
+
 KERNEL, SIGMA = 31, 4.0  # pixels of the decoder's map; the paper states only the kernel's size
 
 
@@ -32,31 +33,40 @@ class LocalCalibration(nn.Module):
 
     def __init__(self, network: nn.Module, classes: int, sites: int):
         super().__init__()
-        self.encoder, self.decoder, self.segmentation_head = (part(network, name, "FedLC") for name in PARTS)
+        width = width_of(network, "FedLC")
+        self.encoder, self.decoder = part(network, "encoder", "FedLC"), part(network, "decoder", "FedLC")
+        self.segmentation_head, first = head_of(network, "FedLC")
         self.embedding = SiteEmbedding(sites)
-        self.selection = ChannelSelection(self.encoder.out_channels[-1], sites)
-        self.calibrator = HeadCalibration(self.segmentation_head, classes, sites)
+        self.selection = ChannelSelection(width, sites)
+        self.calibrator = HeadCalibration(first, classes, sites)
         self.plain: Tensor | None = None  # logits of the segmentation head in the last pass
 
     def forward(self, x: Tensor) -> Tensor:
         features = list(self.encoder(x))
         features[-1] = self.selection(features[-1], self.embedding.one_hot)
         decoded = self.decoder(features)
-        self.plain = self.segmentation_head(decoded)
+        plain: Tensor = self.segmentation_head(decoded)
+        self.plain = plain
         if not self.calibrator.active:
-            return self.plain
-        return self.calibrator(decoded.detach(), self.segmentation_head, self.embedding.one_hot)
+            return plain
+        calibrated: Tensor = self.calibrator(decoded.detach(), self.segmentation_head, self.embedding.one_hot)
+        return calibrated
 
     def contrast(self) -> Tensor:
         """Returns −1/(K−1) Σ_{j≠k} MSE(h_k, h_j) over the features of the last pass: a scalar, no gradient to h_j."""
-        own = self.embedding.one_hot.argmax()
-        gates = [self.selection.gate(self.selection.pooled, one_hot) for one_hot in torch.eye(len(self.embedding.one_hot))]
+        pooled = self.selection.pooled
+        if pooled is None:
+            raise RuntimeError("the contrast needs the features of a forward pass; call the network first")
+        own = int(self.embedding.one_hot.argmax())
+        gates = [self.selection.gate(pooled, one_hot) for one_hot in torch.eye(len(self.embedding.one_hot))]
         others = [F.mse_loss(gates[own], gate.detach()) for j, gate in enumerate(gates) if j != own]
         return -torch.stack(others).mean()
 
 
 class SiteEmbedding(nn.Module):
     """The index of this site among the K sites, as a private one-hot buffer, so that it is in the site's file."""
+
+    one_hot: Tensor
 
     def __init__(self, sites: int):
         super().__init__()
@@ -74,18 +84,20 @@ class ChannelSelection(nn.Module):
         self.embed = nn.Sequential(nn.Linear(sites, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False))
         hidden = max(1, width // reduction)
         self.fuse = nn.Sequential(nn.Linear(2 * width, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, width, bias=False))
-        self.pooled: tuple[Tensor, ...] = ()  # of the last pass, detached, for `LocalCalibration.contrast`
+        self.pooled: Pooled | None = None  # of the last pass, detached, for `LocalCalibration.contrast`
 
     def forward(self, x: Tensor, one_hot: Tensor) -> Tensor:
         """x (B, C, H, W), the deepest encoder features; one_hot (K,) -> (B, C, H, W)."""
         pooled = x.mean(dim=(2, 3)), x.amax(dim=(2, 3))
-        self.pooled = tuple(part.detach().float() for part in pooled)  # used after the mixed-precision pass
+        # used after the mixed-precision pass
+        self.pooled = pooled[0].detach().float(), pooled[1].detach().float()
         return x * self.gate(pooled, one_hot)[:, :, None, None] + x
 
-    def gate(self, pooled: tuple[Tensor, ...], one_hot: Tensor) -> Tensor:
+    def gate(self, pooled: Pooled, one_hot: Tensor) -> Tensor:
         """Returns h (B, C), the sigmoid of the sum over average- and max-pooled features, (B, C) each."""
         site = self.embed(one_hot.to(pooled[0])).expand_as(pooled[0])
-        return torch.sigmoid(sum(self.fuse(torch.cat((part, site), dim=1)) for part in pooled))
+        average, peak = (self.fuse(torch.cat((each, site), dim=1)) for each in pooled)
+        return torch.sigmoid(average + peak)
 
 
 class HeadCalibration(nn.Module):
@@ -94,12 +106,18 @@ class HeadCalibration(nn.Module):
     The heads of the other sites are buffers, so a site's file suffices for prediction, as in FedLC's inference.
     """
 
-    def __init__(self, head: nn.Sequential, classes: int, sites: int):
+    weights: Tensor
+    biases: Tensor
+    known: Tensor
+    active: Tensor
+    gaussian: Tensor
+
+    def __init__(self, head: nn.Conv2d, classes: int, sites: int):
         super().__init__()
-        weight, bias = head[0].weight, head[0].bias
+        weight = head.weight
         self.out = nn.Conv2d(2 * classes * weight.shape[1], classes, 3, padding=1)
         self.register_buffer("weights", torch.zeros(sites, *weight.shape))
-        self.register_buffer("biases", torch.zeros(sites, *bias.shape))
+        self.register_buffer("biases", torch.zeros(sites, len(weight)))
         self.register_buffer("known", torch.zeros(sites, dtype=torch.bool))
         self.register_buffer("active", torch.tensor(False))
         self.register_buffer("gaussian", _gaussian(KERNEL, SIGMA), persistent=False)
@@ -114,11 +132,13 @@ class HeadCalibration(nn.Module):
 
     def forward(self, decoded: Tensor, head: nn.Sequential, one_hot: Tensor) -> Tensor:
         """decoded (B, F, h, w) -> logits (B, classes, H, W); `head` is this site's head, `one_hot` its index."""
-        deviation, mean = self.disagreement(decoded, head[0], int(one_hot.argmax()))
+        first, *rest = head
+        assert isinstance(first, nn.Conv2d)
+        deviation, mean = self.disagreement(decoded, first, int(one_hot.argmax()))
         gates = torch.cat((deviation, mean), dim=1)
         gated = torch.cat([decoded * self.soften(gate[:, None]) + decoded for gate in gates.unbind(dim=1)], dim=1)
-        logits = self.out(gated)
-        for layer in list(head)[1:]:  # the head's upsampling
+        logits: Tensor = self.out(gated)
+        for layer in rest:  # the head's upsampling
             logits = layer(logits)
         return logits
 

@@ -1,5 +1,7 @@
 """Common parts of the networks and of the layers that methods add to them."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from feddp.errors import InputError
@@ -9,16 +11,36 @@ from feddp.partition import DECODER, ENCODER, HEAD
 PART_ROLES: dict[str, tuple[str, ...]] = {HEAD: ("segmentation_head",), ENCODER: ("encoder",), DECODER: ("decoder",)}
 
 
+def declare(module: nn.Module, roles: Mapping[str, tuple[str, ...]]) -> None:
+    """Adds roles of `module`'s children (`feddp.partition`) to those declared before."""
+    # not by torch's setattr, which is typed for tensors and modules only
+    vars(module)["roles"] = {**getattr(module, "roles", {}), **roles}
+
+
 def part(network: nn.Module, name: str, user: str) -> nn.Module:
     """Returns the child `name` of `network`; `user` is named in the error.
 
     Raises:
         InputError: the network has no such child.
     """
-    child = getattr(network, name, None)
-    if not isinstance(child, nn.Module):
-        raise InputError(f"{type(network).__name__} has no {name}; {user} needs one")
-    return child
+    found = getattr(network, name, None)
+    if not isinstance(found, nn.Module):
+        raise InputError(f"{type(network).__name__} has no {name.replace('_', ' ')}; {user} needs one")
+    return found
+
+
+def head_of(network: nn.Module, user: str) -> tuple[nn.Sequential, nn.Conv2d]:
+    """Returns the segmentation head and its first layer, the convolution to the classes.
+
+    Raises:
+        InputError: the network has no such head.
+    """
+    head = part(network, "segmentation_head", user)
+    if not isinstance(head, nn.Sequential) or not isinstance(head[0], nn.Conv2d):
+        raise InputError(
+            f"the segmentation head of {type(network).__name__} does not start with a convolution; {user} needs one"
+        )
+    return head, head[0]
 
 
 def deepest(network: nn.Module, images: Tensor, user: str) -> Tensor:

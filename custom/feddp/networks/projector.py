@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from feddp.networks.parts import deepest, pooled, width_of
+from feddp.networks.parts import declare, deepest, part, pooled, width_of
 from feddp.partition import PROJECTOR
 
 HIDDEN, WIDTH = 256, 128
@@ -16,10 +16,11 @@ def with_projector(network: nn.Module, classes: int) -> nn.Module:
     """
     width = width_of(network, "pFLFE")
     network.projector = pooled(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
-    network.roles = {**network.roles, PROJECTOR: ("projector",)}
+    declare(network, {PROJECTOR: ("projector",)})
     return network
 
 
 def project(network: nn.Module, images: Tensor) -> Tensor:
     """Returns P(E(images)): (B, channels, H, W) -> (B, WIDTH)."""
-    return network.projector(deepest(network, images, "pFLFE"))
+    projected: Tensor = part(network, "projector", "pFLFE")(deepest(network, images, "pFLFE"))
+    return projected

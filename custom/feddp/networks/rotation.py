@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from feddp.networks.parts import deepest, pooled, width_of
+from feddp.networks.parts import deepest, part, pooled, width_of
 
 TURNS = 4
 
@@ -18,4 +18,5 @@ def with_rotation_head(network: nn.Module, classes: int) -> nn.Module:
 
 def rotation_logits(network: nn.Module, images: Tensor) -> Tensor:
     """Returns the rotation head's logits: (B, channels, H, W) -> (B, TURNS)."""
-    return network.rotation_head(deepest(network, images, "TTT"))
+    logits: Tensor = part(network, "rotation_head", "TTT")(deepest(network, images, "TTT"))
+    return logits

@@ -32,7 +32,8 @@ class UNet(nn.Module):
         self.segmentation_head = nn.Sequential(nn.Conv2d(FEATURES[0], classes, kernel_size=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.segmentation_head(self.decoder(self.encoder(x)))
+        logits: Tensor = self.segmentation_head(self.decoder(self.encoder(x)))
+        return logits
 
 
 class Encoder(nn.Module):
@@ -56,7 +57,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """The encoder's five feature maps -> (B, FEATURES[0], H, W)."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         levels = list(zip(FEATURES, FEATURES[1:], strict=False))[::-1]
         # no padding: H and W are multiples of 16

@@ -4,6 +4,9 @@ Source: Liu et al., 2024, III-B and III-C. Eq. 3: f(x) = Conv(Z/‖Z‖, θ/‖�
 K = Conv_k(E_{l-1}), M = Conv_m(relu(Q + K)), and Q · M. C includes the background, which is class 0.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from monai.networks.nets.basic_unet import UpCat
@@ -11,6 +14,7 @@ from segmentation_models_pytorch.decoders.fpn.decoder import FPNBlock
 from torch import Tensor, nn
 
 from feddp.errors import InputError
+from feddp.networks.parts import head_of, part
 from feddp.partition import AFFINITY_KEY, AFFINITY_MATRIX, AFFINITY_QUERY
 
 
@@ -30,15 +34,15 @@ def with_virtual_classes(
     Raises:
         InputError: the network has no such head, or PAA does not support the decoder (it supports FPN and `unet`).
     """
-    name, head = type(network).__name__, getattr(network, "segmentation_head", None)
-    if not (isinstance(head, nn.Sequential) and isinstance(head[0], nn.Conv2d)):
-        raise InputError(f"{name} has no segmentation head that starts with a convolution; virtual classes need one")
-    first = Similarities(head[0].in_channels, classes + 1, virtual)
+    head, convolution = head_of(network, "virtual_class")
+    first = Similarities(convolution.in_channels, classes + 1, virtual)
     network.segmentation_head = SimilarityHead([first, *list(head)[1:]], temperature, nested)
     if paa:
-        levels = [module for module in network.decoder.modules() if type(module) in _WIDTHS]
+        levels = [module for module in part(network, "decoder", "virtual_class").modules() if type(module) in _WIDTHS]
         if not levels:
-            raise InputError(f"PAA does not support the decoder of {name}; take an FPN or 'unet', or set paa=false")
+            raise InputError(
+                f"PAA does not support the decoder of {type(network).__name__}; take an FPN or 'unet', or set paa=false"
+            )
         for level in levels:
             level.affinity = AffinityAggregation(*_WIDTHS[type(level)](level))
             level.register_forward_pre_hook(_aggregate)
@@ -51,6 +55,8 @@ class Similarities(nn.Module):
     The kernels start orthonormal, drawn from torch's generator. If there are more kernels than features, each block of `width`
     kernels is orthonormal, and the blocks are drawn independently.
     """
+
+    virtual: Tensor | None
 
     def __init__(self, width: int, real: int, virtual: int):
         super().__init__()
@@ -78,8 +84,16 @@ class SimilarityHead(nn.Sequential):
         self.maps: Tensor | None = None
 
     def forward(self, features: Tensor) -> Tensor:
-        self.maps = super().forward(features) / self.temperature
-        return foreground_logits(self.maps[:, : len(self[0].weight)], self.nested)
+        similarities: Tensor = super().forward(features)  # type: ignore[no-untyped-call]  # torch's Sequential
+        self.maps = similarities / self.temperature
+        return foreground_logits(self.maps[:, : self.real], self.nested)
+
+    @property
+    def real(self) -> int:
+        """C."""
+        first = self[0]
+        assert isinstance(first, Similarities)
+        return len(first.weight)
 
 
 def foreground_logits(maps: Tensor, nested: bool) -> Tensor:
@@ -116,14 +130,14 @@ class AffinityAggregation(nn.Module):
     def forward(self, deep: Tensor, skip: Tensor) -> Tensor:
         """D_l (B, deep, h, w) and E_{l-1} (B, skip, H, W) -> (B, skip, H, W)."""
         query = F.interpolate(self.conv_q(deep), size=skip.shape[-2:])
-        matrix = self.conv_m(torch.relu(query + self.conv_k(skip)))
+        matrix: Tensor = self.conv_m(torch.relu(query + self.conv_k(skip)))
         return query * matrix
 
 
 def _aggregate(level: nn.Module, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Runs before a level's forward: (D_l, E_{l-1}) -> (D_l, Q · M)."""
     deep, skip = inputs
-    return deep, level.affinity(deep, skip)
+    return deep, part(level, "affinity", "virtual_class")(deep, skip)
 
 
 def _up_cat(level: UpCat) -> tuple[int, int]:
@@ -132,4 +146,7 @@ def _up_cat(level: UpCat) -> tuple[int, int]:
 
 
 # numbers of channels of (D_l, E_{l-1}), the inputs of each type of level that PAA supports
-_WIDTHS = {FPNBlock: lambda level: (level.skip_conv.out_channels, level.skip_conv.in_channels), UpCat: _up_cat}
+_WIDTHS: dict[type, Callable[[Any], tuple[int, int]]] = {
+    FPNBlock: lambda level: (level.skip_conv.out_channels, level.skip_conv.in_channels),
+    UpCat: _up_cat,
+}

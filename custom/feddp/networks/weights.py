@@ -84,7 +84,7 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
         header = json.dumps([name, str(value.dtype), list(value.shape)]).encode()
         # the length comes first, so different states never give the same bytes
         digest.update(len(header).to_bytes(8, "big") + header)
-        digest.update(value.reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

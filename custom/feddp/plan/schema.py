@@ -22,12 +22,14 @@ from feddp.networks.metadata import LABELS
 from feddp.training.settings import (
     COUNT,
     Calibration,
+    Heads,
     Training,
     Tuning,
     defaults,
     from_settings,
     key,
     meanings,
+    require_bounds,
     require_choice,
     require_most,
     require_name,
@@ -53,7 +55,8 @@ class Federation:
     precision: str = setting("float32", "type of the rounds' tensors on the wire; float16: half the bytes, rounded both ways")
     private: tuple[str, ...] | None = setting(None, "the private roles, comma-separated; the method's roles if not set")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_choice(self, "aggregation", ("uniform", "samples"))
         require_choice(self, "start", ("auto", "last", "best"))
         require_choice(self, "precision", ("float32", "float16"))
@@ -83,7 +86,7 @@ class Plan:
     weights: str = ""  # SHA-256 (`networks.weights.fingerprint`) of the initial tensors that the job brings; "" if none
     settings: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that differ from their defaults
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._check_types()
         if self.method not in METHODS:
             raise InputError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
@@ -123,7 +126,7 @@ class Plan:
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "classes", tuple(self.classes))
         object.__setattr__(self, "sites", tuple(self.sites))
-        groups = (self.training, self.federation, self.tuning, self.calibration, self.hyper)
+        groups = (self.training, self.federation, self.tuning, self.calibration, self.heads, self.hyper)
         values = {key(name): value for group in groups for name, value in vars(group).items()}
         object.__setattr__(self, "settings", {name: values[name] for name in values if values[name] != known[name]})
         private = self.federation.private
@@ -166,6 +169,10 @@ class Plan:
     @cached_property
     def calibration(self) -> Calibration:
         return from_settings(Calibration, self.settings)
+
+    @cached_property
+    def heads(self) -> Heads:
+        return from_settings(Heads, self.settings)
 
     @cached_property
     def hyper(self) -> Any:
@@ -251,7 +258,7 @@ class Plan:
 
 
 def _groups(method: str) -> tuple[type, ...]:
-    return Training, Federation, Tuning, Calibration, METHODS[method].Hyper
+    return Training, Federation, Tuning, Calibration, Heads, METHODS[method].Hyper
 
 
 def _jsonable(value: Any) -> Any:

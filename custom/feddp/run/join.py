@@ -95,6 +95,7 @@ def first_of(run: Path, plan: Plan) -> Tensors:
     if not plan.weights:
         return build_network(plan).state_dict()
     configs = sorted(run.glob("job/*/app_server/config"))
-    if not configs:
+    tensors = initial_tensors(plan, configs[0]) if configs else None
+    if tensors is None:
         raise InputError(f"{run} began with initial tensors, and its job/ that holds them is gone; join another run")
-    return initial_tensors(plan, configs[0])
+    return tensors

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
@@ -29,7 +30,7 @@ class PocJob:
         self.kits, self.session = kits, session
         self.log = kits / SERVER / "log.txt"
         with self._spoken():
-            self.id = session.submit_job(str(job.resolve()))
+            self.id: str = session.submit_job(str(job.resolve()))
         self.progress = kits / SERVER / self.id / PROGRESS
         self._checked, self._status = 0.0, ""
 
@@ -57,7 +58,7 @@ class PocJob:
         return self.kits / site / "feddp" / self.id
 
 
-def project(request: Request, ports: tuple[int, int]) -> dict:
+def project(request: Request, ports: tuple[int, int]) -> dict[str, Any]:
     """The POC's project file: one server, the sites, one lead; our builder writes the allow-lists and the policies."""
     return {
         "api_version": 3,

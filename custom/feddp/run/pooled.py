@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from feddp.data.folder import SiteFolder
-from feddp.data.loading import load
+from feddp.data.loading import Sample, load
 from feddp.files import site_folder
 from feddp.flare.context import SiteContext
 from feddp.flare.policy import SitePolicy
@@ -22,7 +22,6 @@ from feddp.stages.memory import ServerMemory
 from feddp.stages.results import gathered
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
-from feddp.training.loop import Batch
 from feddp.training.store import Store
 
 POOL = "pool"
@@ -33,7 +32,7 @@ class PooledSite(Site):
 
     folders: list[SiteFolder]
 
-    def _split(self, split: str) -> list[Batch]:
+    def _split(self, split: str) -> list[Sample]:
         return [sample for folder in self.folders for sample in load(folder, split, self.plan.size)]
 
 

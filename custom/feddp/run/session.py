@@ -31,7 +31,7 @@ from feddp.jobs import folder as jobs
 from feddp.limits import RESULTS_BYTES
 from feddp.plan.schema import Plan
 from feddp.reading import read_json
-from feddp.report import write_markdown
+from feddp.reporting.page import write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
@@ -47,7 +47,7 @@ class Request:
     threads: int | None = None  # sites that run at once, in the simulator; all of them if None
     initial: dict[str, Tensor] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         admitting = SitePolicy.admitting(self.plan)  # who starts all the sites is every one's administrator
         object.__setattr__(self, "policies", {site: admitting | dict(own) for site, own in self.policies.items()})
 
@@ -76,7 +76,7 @@ class Running(Protocol):
 Environment = Callable[[Request, Path], AbstractContextManager[Running]]
 
 
-def run(request: Request, environment: Environment, name: str) -> dict:
+def run(request: Request, environment: Environment, name: str) -> dict[str, Any]:
     """Runs the plan and leaves results.json, results.md, the shared tensors and every site's own network in `request.out`.
 
     Raises:
@@ -144,7 +144,7 @@ def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:
         return f"{errors[0]['site']}: {errors[0]['message']}"
     for event in events:
         if event["event"] == "error":
-            return event["message"]
+            return str(event["message"])
     if running.log.exists():
         for line in running.log.read_text(errors="replace").splitlines():
             if "ERROR" in line or "Error:" in line:

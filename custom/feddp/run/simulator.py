@@ -21,7 +21,7 @@ from feddp.run.session import Request
 class Simulation:
     """A simulator's process and its workspace."""
 
-    def __init__(self, process: subprocess.Popen, workspace: Path, log: Path):
+    def __init__(self, process: subprocess.Popen[bytes], workspace: Path, log: Path):
         self.process, self.workspace, self.log = process, workspace, log
         self.progress = self._server / PROGRESS
 
@@ -61,7 +61,7 @@ def simulator(request: Request, job: Path) -> Iterator[Simulation]:
             stop(process)
 
 
-def stop(process: subprocess.Popen, grace: float = 10) -> None:
+def stop(process: subprocess.Popen[bytes], grace: float = 10) -> None:
     """Ends a process and every descendant of it, politely first."""
     if process.poll() is None:
         end(psutil.Process(process.pid), grace)

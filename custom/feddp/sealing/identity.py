@@ -95,9 +95,9 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def signed(certificate: x509.Certificate, signature: bytes, content: bytes) -> bool:
-    """Returns whether the certificate's owner signed the content."""
+    """Whether the certificate's owner signed the content. The certificate is one that `Identity.accept` returned."""
     try:
-        certificate.public_key().verify(signature, content, _PSS, SHA256())
+        _public(certificate).verify(signature, content, _PSS, SHA256())
     except InvalidSignature:
         return False
     return True
@@ -105,4 +105,12 @@ def signed(certificate: x509.Certificate, signature: bytes, content: bytes) -> b
 
 def wrap(certificate: x509.Certificate, key: bytes) -> bytes:
     """Encrypts `key` for the certificate's owner: RSA-OAEP with SHA-256."""
-    return certificate.public_key().encrypt(key, _OAEP)
+    return _public(certificate).encrypt(key, _OAEP)
+
+
+def _public(certificate: x509.Certificate) -> rsa.RSAPublicKey:
+    """Returns the certificate's RSA key; `accept` has checked the kind of the key before."""
+    key = certificate.public_key()
+    if not isinstance(key, rsa.RSAPublicKey):
+        raise TypeError(f"the certificate of {name_of(certificate)} has no RSA key")
+    return key

@@ -1,6 +1,8 @@
 """Checks a kit's certificate: participant, project, dates and key."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -9,6 +11,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from feddp.errors import Problem
 from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid
 from feddp.sealing.kit import AGAIN, Kit
+
+T = TypeVar("T")
 
 RENEW = "Have it renewed (provisioning/README.md, 'Renewal')"
 
@@ -48,7 +52,7 @@ def _of_the_root(kit: Kit, root: x509.Certificate, fingerprint: str | None) -> l
     return problems
 
 
-def _read(path: Path, parse, problems: list[Problem]):
+def _read(path: Path, parse: Callable[[bytes], T], problems: list[Problem]) -> T | None:
     """Returns the parsed file; on failure returns None and appends a problem."""
     try:
         return parse(path.read_bytes())

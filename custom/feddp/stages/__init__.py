@@ -5,7 +5,7 @@ The stage `x` is the module `feddp.stages.x`. `feddp.methods.base.STAGES` gives 
 """
 
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, cast
 
 from feddp import protocol
 from feddp.errors import InputError, PolicyError
@@ -31,7 +31,7 @@ def stage_of(name: str) -> Stage:
     """Returns the module of the stage `name`; raises InputError if there is no such stage."""
     if name not in (*STAGES, EVALUATE_STAGE, ADAPT_STAGE):
         raise InputError(f"there is no stage {name!r}; export the job with `feddp job`")
-    return import_module(f"{__name__}.{name}")  # type: ignore[return-value]  # mypy does not compare a module found by name
+    return cast(Stage, import_module(f"{__name__}.{name}"))
 
 
 def stages_of(plan: Plan, adapts: bool) -> tuple[str, ...]:

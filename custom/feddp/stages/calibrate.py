@@ -14,6 +14,7 @@ from feddp.stages.server import Server
 from feddp.stages.site import PEERS, Site
 from feddp.stages.tune import NUMBERS, summary, tuned
 from feddp.training.calibration import Tuned, calibration_loss, with_inconsistency
+from feddp.training.loop import BatchLoss
 from feddp.training.store import Tensors, by_site, together
 
 SLOT = STAGES[CALIBRATE]
@@ -47,7 +48,8 @@ def calibrate(site: Site, peers: Mapping[str, Tensors]) -> Tuned:
     Raises:
         ContributionError: a peer's tensors are not exactly what rebuilds its network.
     """
-    settings, samples, loss = site.plan.calibration, site.samples, site.batch_loss
+    settings, samples = site.plan.calibration, site.samples
+    loss: BatchLoss = site.batch_loss
     site.restore(site.latest(before=SLOT))
     site.store.remove(PEERS)
     if peers and settings.lambda_ > 0:

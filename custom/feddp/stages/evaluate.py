@@ -81,7 +81,7 @@ def is_whole(summary: Any, metrics: tuple[str, ...], scalars: Mapping[str, Any])
     It may lack std where the answer's `scalars` say that std is withheld.
     """
     wanted = {"mean", "n"} if STD_WITHHELD in scalars else {"mean", "std", "n"}
-    cells = [summary.get(metric) for metric in metrics] if isinstance(summary, dict) else [None]
+    cells: list[Any] = [summary.get(metric) for metric in metrics] if isinstance(summary, dict) else [None]
     return all(isinstance(cell, dict) and wanted <= cell.keys() <= wanted | {"std"} for cell in cells) and all(
         isinstance(value, int | float) and math.isfinite(value) for cell in cells for value in cell.values()
     )
@@ -128,7 +128,8 @@ def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, fin
 def _measure(site: Site, state: Mapping[str, Tensor]) -> tuple[Rows, Rows]:
     """Returns the metrics per test image, by file stem, and per case if the images are slices of volumes."""
     site.network.load_state_dict(state)
-    rows, maps = [], []
+    rows: list[Row] = []
+    maps: list[Tensor] = []
     for part, batch in predict(site.network, site.test):
         rows += measure(part, batch["mask"])
         if site.folder.volumes:

@@ -5,6 +5,7 @@ simulator, one process), it relays the tensors themselves.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from feddp import protocol
 from feddp.sealing.envelope import recipients_of
@@ -36,7 +37,7 @@ def introduce(server: Server, task: str, sites: Sequence[str] | None = None) -> 
     return answers
 
 
-def collect(server: Server, task: str, sites: Sequence[str] | None = None, **metadata: int) -> dict[str, Message]:
+def collect(server: Server, task: str, sites: Sequence[str] | None = None, **metadata: Any) -> dict[str, Message]:
     """Collects tensors from `sites` (default: all). Returns every accepted answer, also those without tensors."""
     message = Message(server.memory.handshakes.get(protocol.spec_of(task).consent, {}), metadata)
     data = message if sites is None else dict.fromkeys(sites, message)
@@ -52,7 +53,7 @@ def peers_of(server: Server, site: str, answers: Mapping[str, Message]) -> list[
 
 
 def hand_out(
-    server: Server, task: str, answers: Mapping[str, Message], numbers: Sequence[str], **metadata: int
+    server: Server, task: str, answers: Mapping[str, Message], numbers: Sequence[str], **metadata: Any
 ) -> dict[str, list[str]]:
     """Sends every site its peers' tensors. A site that gave nothing receives nothing.
 

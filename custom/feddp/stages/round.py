@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from feddp.data.loading import Sample
 from feddp.partition import Rule
 from feddp.stages.site import Site
 from feddp.training.loop import BatchLoss, fit_epoch
@@ -33,7 +34,7 @@ class LocalRound:
         self._optimizer = site.new_optimizer(lr, before.optimizer)
 
     @property
-    def samples(self) -> list[dict[str, Tensor]]:
+    def samples(self) -> list[Sample]:
         return self._site.samples
 
     def fit(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from feddp.data.folder import SiteFolder, facts_of, misfit
-from feddp.data.loading import load
+from feddp.data.loading import Batch, Sample, load
 from feddp.errors import FedDPError, InputError
 from feddp.methods.base import STAGES
 from feddp.partition import Rule, chosen
@@ -18,7 +18,7 @@ from feddp.plan.resolve import build_method, build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.training.calibration import mean_scores
 from feddp.training.device import usable
-from feddp.training.loop import Batch, adamw, copy_of, frozen
+from feddp.training.loop import adamw, copy_of, frozen
 from feddp.training.losses import segmentation_loss
 from feddp.training.store import State, Store, Tensors, restore_optimizer
 
@@ -86,18 +86,18 @@ class Site:
     # --- data --------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def samples(self) -> list[Batch]:
+    def samples(self) -> list[Sample]:
         return self._split("train")
 
     @cached_property
-    def validation(self) -> list[Batch]:
+    def validation(self) -> list[Sample]:
         return self._split(self.plan.training.selection)
 
     @cached_property
-    def test(self) -> list[Batch]:
+    def test(self) -> list[Sample]:
         return self._split("test")
 
-    def _split(self, split: str) -> list[Batch]:
+    def _split(self, split: str) -> list[Sample]:
         samples = load(self.folder, split, self.plan.size)
         if not samples:
             raise InputError(f"site {self.name}: {self.folder.path / 'split.csv'} has no image in split {split}; add some")

@@ -6,6 +6,7 @@ phases. Then every site keeps v̂_k = γ ∪ ρ_k of the last or the best round;
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -122,7 +123,8 @@ def answer(task: str, message: Message, host: Host) -> Message:
         return Message()
     site = host.open()
     # the site reports which round and phase it answers
-    round, phase, best = (message.scalars.get(name) for name in ("round", "phase", "keep"))
+    said: dict[str, Any] = {name: message.scalars.get(name) for name in ("round", "phase", "keep")}
+    round, phase, best = said.values()
     if task == protocol.TRAIN:
         mine, metrics = train(site, message.tensors, round, best, phase)
         return Message(mine, {"round": round, "phase": phase, **metrics})

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from feddp import protocol
+from feddp.data.loading import Sample
 from feddp.methods.base import STAGES, TUNE
 from feddp.partition import Rule
 from feddp.stages.host import Host
@@ -11,7 +12,7 @@ from feddp.stages.server import Server
 from feddp.stages.site import Site
 from feddp.training import calibration
 from feddp.training.calibration import Report, Tuned
-from feddp.training.loop import Batch, BatchLoss
+from feddp.training.loop import BatchLoss
 
 NUMBERS = ("loss", "iou_before", "iou", "epoch")  # a site's summary of its local epochs
 SLOT = STAGES[TUNE]
@@ -39,7 +40,7 @@ def tuned(
     epochs: int,
     lr: float,
     loss: BatchLoss,
-    samples: Sequence[Batch],
+    samples: Sequence[Sample],
     also: Report = lambda epoch, loss, score: None,
 ) -> Tuned:
     """Trains the network on `samples` for `epochs`; saves the network of the best epoch as the result `slot`."""

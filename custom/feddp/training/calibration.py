@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from feddp.data.loading import Batch, Sample
 from feddp.errors import InputError
-from feddp.training.loop import Batch, BatchLoss, adamw, copy_of, fit_epoch, predict
+from feddp.training.loop import BatchLoss, adamw, copy_of, fit_epoch, predict
 from feddp.training.losses import auxiliary_loss, inconsistency, inconsistency_std
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seed_of
@@ -34,8 +35,8 @@ class Tuned:
 
 def tune(
     network: nn.Module,
-    samples: Sequence[Batch],
-    validation: Sequence[Batch],
+    samples: Sequence[Sample],
+    validation: Sequence[Sample],
     loss: BatchLoss,
     training: Training,
     epochs: int,
@@ -61,15 +62,15 @@ def tune(
     return Tuned(losses, scores, best)
 
 
-def mean_scores(network: nn.Module, samples: Sequence[Batch]) -> dict[str, float]:
+def mean_scores(network: nn.Module, samples: Sequence[Sample]) -> dict[str, float]:
     """Returns the mean of every metric over `samples`."""
     rows = [row for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
     return {metric: summary["mean"] for metric, summary in summarize(rows).items()}
 
 
 def with_inconsistency(
-    network: nn.Module, peers: Mapping[str, Mapping[str, Tensor]], samples: Sequence[Batch], delta: str
-) -> list[Batch]:
+    network: nn.Module, peers: Mapping[str, Mapping[str, Tensor]], samples: Sequence[Sample], delta: str
+) -> list[Sample]:
     """Returns `samples`, each with one more tensor for δ, computed once from frozen networks.
 
     Args:
@@ -90,12 +91,17 @@ def with_inconsistency(
     others = (maps_of(peers[site]) for site in sorted(peers))
     if delta == "frozen":
         # peer by peer: at full size, all K maps of all samples would take several times the memory of the data
-        values = sum(inconsistency(own, maps[None]) for maps in others) / len(peers)
+        values = torch.zeros_like(own)
+        for maps in others:
+            values = values + inconsistency(own, maps[None])
+        values = values / len(peers)
     else:
         all_maps = torch.stack([own, *others])
         values = inconsistency_std(all_maps) if delta == "std" else all_maps[1:].transpose(0, 1).flatten(1, 2)
     network.load_state_dict(own_state)
-    return [{**sample, "peers" if delta == "live" else "delta": values[i]} for i, sample in enumerate(samples)]
+    if delta == "live":
+        return [{**sample, "peers": value} for sample, value in zip(samples, values, strict=True)]
+    return [{**sample, "delta": value} for sample, value in zip(samples, values, strict=True)]
 
 
 def calibration_loss(segmentation: BatchLoss, lambda_: float, delta: str) -> BatchLoss:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddp.data.loading import Batch
+
 Project = Callable[[nn.Module, Tensor], Tensor]  # (network, images (B, channels, H, W)) -> (B, D)
 
 
@@ -37,7 +39,7 @@ class Enhancement:
             target = [self.project(self.target, view) for view in (one, two)]
         return torch.stack([*online, *target])
 
-    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Returns Eq. 3 of `forward`'s outputs, a scalar in [0, 8]. It uses no labels."""
         unit = F.normalize(outputs[0].detach(), dim=1)
         self._spreads.append(unit.std(dim=0, unbiased=False).mean() * math.sqrt(unit.shape[1]))

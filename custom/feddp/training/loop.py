@@ -1,17 +1,17 @@
 """The local training loop of all methods, and prediction."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from feddp.data.loading import batches
+from feddp.data.loading import Batch, Sample, batches
 from feddp.errors import InputError, Stopped
 from feddp.training.seeds import seed_of, seeded
 from feddp.training.settings import Training
 
-Batch = dict[str, Tensor]
 BatchLoss = Callable[[Tensor, Batch], Tensor]  # (logits (B,C,H,W), batch) -> scalar
 
 
@@ -22,7 +22,7 @@ def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.Ada
 def fit_epoch(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
-    samples: list[Batch],
+    samples: Sequence[Sample],
     loss: BatchLoss,
     training: Training,
     seed: int,
@@ -98,7 +98,7 @@ def copy_of(network: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def predict(network: nn.Module, samples: list[Batch], batch: int = 8) -> Iterator[tuple[Tensor, Batch]]:
+def predict(network: nn.Module, samples: Sequence[Sample], batch: int = 8) -> Iterator[tuple[Tensor, Batch]]:
     """Yields probabilities (B,C,H,W) on the CPU with their batches, in the order of the samples, in eval mode."""
     device = next(network.parameters()).device
     network.eval()
@@ -107,4 +107,4 @@ def predict(network: nn.Module, samples: list[Batch], batch: int = 8) -> Iterato
 
 
 def to(batch: Batch, device: torch.device) -> Batch:
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    return cast(Batch, {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()})

@@ -23,7 +23,8 @@ def dice(logits: Tensor, mask: Tensor) -> Tensor:
     from monai.losses import DiceLoss  # imported here: reading a plan and admitting a job do not need MONAI
 
     # float32: under mixed precision a sum over 384 x 384 pixels overflows float16
-    return DiceLoss(sigmoid=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(logits.float(), mask.float())
+    loss: Tensor = DiceLoss(sigmoid=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(logits.float(), mask.float())
+    return loss
 
 
 def dice_ce(logits: Tensor, mask: Tensor) -> Tensor:

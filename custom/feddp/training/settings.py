@@ -1,17 +1,21 @@
 """Hyper-parameters as frozen data classes, set by name."""
 
+from __future__ import annotations
+
 import math
 import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from feddp.errors import InputError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
+T = TypeVar("T", bound="DataclassInstance")
 
 MOST = 1e6  # the largest value of a setting without a limit of its own
 COUNT = 1_000  # the largest number of sites, or of names in any other list of a plan
@@ -37,9 +41,10 @@ class Training:
     augment: bool = setting(True, "random flips and quarter turns; the paper does not state it")
     selection: str = setting("val", "the split whose IoU selects round and epoch: val, or test (as in the paper, optimistic)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         from feddp.training.losses import LOSSES
 
+        require_bounds(self)
         require_positive(self, "lr", "batch", "local_epochs", "clip")
         require_not_negative(self, "weight_decay")
         require_choice(self, "loss", tuple(LOSSES))
@@ -53,7 +58,8 @@ class Tuning:
     tune_epochs: int = setting(20, "epochs of the tuning; our choice, equal to the calibration's", most=10_000)
     tune_lr: float = setting(1e-4, "learning rate of the tuning; our choice, equal to the calibration's", most=100)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "tune_epochs", "tune_lr")
 
 
@@ -63,14 +69,34 @@ class Calibration:
 
     calibration_epochs: int = setting(20, "epochs of the calibration", most=10_000)
     calibration_lr: float = setting(1e-4, "learning rate of the calibration", most=100)
-    heads_lr: float = setting(1e-3, "learning rate of FedLC's head calibration, whose head is new", most=100)
     lambda_: float = setting(1.0, "weight of L_aux; 0 trains the same epochs without peers (control)")
     delta: str = setting("frozen", "frozen, live (ŷ^k is the current prediction) or std (as in the released code)")
 
-    def __post_init__(self):
-        require_positive(self, "calibration_epochs", "calibration_lr", "heads_lr")
+    def __post_init__(self) -> None:
+        require_bounds(self)
+        require_positive(self, "calibration_epochs", "calibration_lr")
         require_choice(self, "delta", ("frozen", "live", "std"))
         require_not_negative(self, "lambda_")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The hyper-parameters of FedLC's head calibration."""
+
+    heads_epochs: int = setting(20, "epochs of FedLC's head calibration, each with an exchange of the heads", most=10_000)
+    heads_lr: float = setting(1e-3, "learning rate of FedLC's head calibration, whose head is new", most=100)
+
+    def __post_init__(self) -> None:
+        require_bounds(self)
+        require_positive(self, "heads_epochs", "heads_lr")
+
+
+def require_bounds(settings: DataclassInstance) -> None:
+    """Checks every number against the bound of its field (`setting`). Raises InputError if it is larger; names the bound."""
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if isinstance(value, int | float):
+            require_most(key(f.name), value, f.metadata.get("most", MOST))
 
 
 def require_positive(settings: Any, *names: str) -> None:
@@ -109,12 +135,12 @@ def key(field: str) -> str:
     return field.rstrip("_")
 
 
-def defaults(cls: type) -> dict[str, Any]:
+def defaults(cls: type[DataclassInstance]) -> dict[str, Any]:
     """Returns the keys of a settings class with their defaults."""
     return {key(f.name): f.default for f in fields(cls)}
 
 
-def meanings(cls: type) -> dict[str, str]:
+def meanings(cls: type[DataclassInstance]) -> dict[str, str]:
     """Returns the keys of a settings class with their meanings."""
     return {key(f.name): f.metadata["meaning"] for f in fields(cls)}
 
@@ -127,10 +153,9 @@ def from_settings(cls: type[T], settings: Mapping[str, Any]) -> T:
     """
     hints = typing.get_type_hints(cls)
     given = {f.name: _read(key(f.name), settings[key(f.name)], hints[f.name]) for f in fields(cls) if key(f.name) in settings}
-    for f in fields(cls):
-        if isinstance(given.get(f.name), int | float):
-            require_most(key(f.name), given[f.name], f.metadata.get("most", MOST))
-    return cls(**given)
+    made = cls(**given)
+    require_bounds(made)  # a method of another package may not check its own
+    return made
 
 
 def _read(name: str, value: Any, kind: Any) -> Any:

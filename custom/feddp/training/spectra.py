@@ -40,7 +40,8 @@ def interpolated(images: Tensor, peers: Tensor, weights: Tensor) -> Tensor:
     amplitude, share = spectrum.abs(), weights.view(-1, 1, 1, 1)
     centre = _centre(amplitude, peers.shape[-1] // 2)  # a view
     centre.lerp_(peers, share)
-    return ifft2(ifftshift(torch.polar(amplitude, spectrum.angle()), dim=(-2, -1))).real
+    result: Tensor = ifft2(ifftshift(torch.polar(amplitude, spectrum.angle()), dim=(-2, -1))).real
+    return result
 
 
 def in_another_style(images: Tensor, peers: Tensor) -> Tensor:

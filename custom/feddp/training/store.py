@@ -147,7 +147,7 @@ def by_site(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, network: nn.Module) -> Tensors:
     """Returns an optimiser's state by parameter name: {`<parameter name>/<slot>`: value}."""
-    names = {parameter: name for name, parameter in network.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     return {f"{names[p]}/{slot}": value for p, slots in optimizer.state.items() for slot, value in slots.items()}
 
 

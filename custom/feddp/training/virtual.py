@@ -20,7 +20,8 @@ def dice(real: Tensor, index: Tensor) -> Tensor:
     """
     from monai.losses import DiceLoss
 
-    return DiceLoss(softmax=True, to_onehot_y=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(real, index[:, None])
+    loss: Tensor = DiceLoss(softmax=True, to_onehot_y=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(real, index[:, None])
+    return loss
 
 
 def real_loss(real: Tensor, index: Tensor) -> Tensor:

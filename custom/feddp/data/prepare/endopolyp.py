@@ -19,6 +19,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import numpy as np
+
 from feddp.data.description import read_lines
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
@@ -134,5 +136,5 @@ def _patients(tree: Source, site: str, frames: Frames) -> tuple[dict[str, str], 
     return {stem: f"{site}-sequence-{sequences[stem]}" for stem in frames.pairs}, "video sequences of metadata.csv"
 
 
-def _pixels(tree: Source, image: str, mask: str, size: int | None):
+def _pixels(tree: Source, image: str, mask: str, size: int | None) -> tuple[np.ndarray, np.ndarray]:
     return resize(tree.rgb(image), (tree.grey(mask) > 127).astype("uint8"), size, image)

@@ -64,7 +64,7 @@ def _rim_one(tree: Source, absent: dict[str, bool]) -> dict[str, Eye]:
 
 def _refuge(*parts: tuple[str, tuple[str, ...]]) -> Callable[[Source, dict[str, bool]], dict[str, Eye]]:
     def find(tree: Source, absent: dict[str, bool]) -> dict[str, Eye]:
-        eyes = {}
+        eyes: dict[str, Eye] = {}
         for folder, truths in parts:
             images, (path, _) = _folder(tree, absent, folder)[1], _folder(tree, absent, *truths)
             eyes |= {stem: Eye(name, (f"{path}/{stem}.bmp",)) for stem, name in images.items()}

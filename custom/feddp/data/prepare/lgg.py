@@ -13,6 +13,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 from feddp.data.description import VOLUMES
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
@@ -30,8 +32,8 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     missing, or where `out` already holds one of the sites.
     """
     tree = Source(source)
-    slices = {site: [] for site in SITES}
-    others = Counter()
+    slices: dict[str, list[tuple[str, str, str]]] = {site: [] for site in SITES}
+    others: Counter[str] = Counter()
     for name in sorted(tree.names):
         if match := SLICE.search(name):
             patient, site, stem = match.groups()
@@ -72,6 +74,6 @@ def _mask(name: str) -> str:
     return name.removesuffix(".tif") + "_mask.tif"
 
 
-def _pixels(tree: Source, name: str, size: int | None):
+def _pixels(tree: Source, name: str, size: int | None) -> tuple[np.ndarray, np.ndarray]:
     mask = (tree.grey(_mask(name)) > 127).astype("uint8")
     return resize(tree.rgb(name), mask, size, name)

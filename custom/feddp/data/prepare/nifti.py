@@ -3,7 +3,7 @@
 import gzip
 import math
 from itertools import product
-from typing import BinaryIO
+from typing import IO
 
 import nibabel
 import numpy as np
@@ -47,8 +47,8 @@ def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
         with tree.open(name, LARGEST) as stream:
             unpacked = gzip.GzipFile(fileobj=stream) if name.lower().endswith(".gz") else stream
             content = _content(unpacked, f"{tree.path}: {name}")
-        volume = nibabel.as_closest_canonical(nibabel.Nifti1Image.from_bytes(content))
-        voxels = volume.get_fdata(dtype=np.float32)
+        canonical: nibabel.Nifti1Image = nibabel.as_closest_canonical(nibabel.Nifti1Image.from_bytes(content))
+        voxels = canonical.get_fdata(dtype=np.float32)
     except FedDPError:
         raise
     except Exception as error:  # bytes, compression, header and axes are damaged in more ways than have a name
@@ -56,10 +56,10 @@ def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
         raise InputError(f"{tree.path}: {name} is not a readable NIfTI volume ({why}). Download it again.") from None
     if not np.isfinite(voxels).all():
         raise InputError(f"{tree.path}: {name} holds values that are not finite. Mend the source.")
-    return volume
+    return canonical
 
 
-def _content(stream: BinaryIO, name: str) -> bytes:
+def _content(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
     """The bytes of a volume, as many as its header says, once that says that they are bearable.
 
     Raises:
@@ -86,4 +86,5 @@ def _content(stream: BinaryIO, name: str) -> bytes:
 
 
 def _slices(volume: nibabel.Nifti1Image) -> np.ndarray:
-    return volume.get_fdata(dtype=np.float32)[::-1, ::-1].T  # which keeps what it has read
+    voxels: np.ndarray = volume.get_fdata(dtype=np.float32)  # which keeps what it has read
+    return voxels[::-1, ::-1].T

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from feddp.data.description import VOLUMES
-from feddp.data.folder import Sample, refuse_occupied, write_site
+from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.prepare.nifti import read_axial
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_patients
@@ -62,7 +62,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     refuse_occupied(out / site for site in sites)
     left_out = dict.fromkeys(sites, 0)
 
-    def samples(site: str, splits: dict[str, str]) -> Iterator[Sample]:
+    def samples(site: str, splits: dict[str, str]) -> Iterator[RawSample]:
         cases = sites[site]
         for case, files in track(cases.items(), f"Preparing {site}", total=len(cases)):
             image, mask = _pixels(tree, files[""], files["_segmentation"])

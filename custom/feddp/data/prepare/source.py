@@ -1,11 +1,12 @@
 """A downloaded data set, folder or zip, read in place: nothing is unpacked to disk."""
 
+import gzip
 import io
 import zipfile
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 from PIL import Image
@@ -44,7 +45,7 @@ class Source:
         # Mac archives carry a shadow "._name" of every file.
         self.names = frozenset(n for n in found if not PurePosixPath(n).name.startswith("."))
 
-    def open(self, name: str, most: int) -> BinaryIO:
+    def open(self, name: str, most: int) -> IO[bytes]:
         """The file `name`, to be read bit by bit. BadFile where it has more than `most` bytes, or is a link that leads out."""
         below = name.split("/", 1)[1]
         return self._zip.open(below, most) if self._zip else opened(self.path / below, most, within=self.path)
@@ -118,7 +119,7 @@ def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> 
     return np.asarray(bilinear), np.asarray(nearest)
 
 
-def read_up_to(stream: BinaryIO, count: int) -> bytes:
+def read_up_to(stream: IO[bytes] | gzip.GzipFile, count: int) -> bytes:
     """The next `count` bytes, fewer at the end, taken bit by bit: at once, a decompressor may return more than it was to."""
     parts, left = [], count
     while left and (part := stream.read(min(left, MIB))):

@@ -28,9 +28,10 @@ from feddp.data.synthesize import synthesize
 from feddp.kit.approve import Approval
 from feddp.run.poc import connect, free_ports
 from feddp.run.simulator import end
+from support import ROOT
 
-SHIPPED = Path(__file__).parents[1] / "provisioning"
-README = (SHIPPED / "README.md").read_text(encoding="utf-8")
+SHIPPED = ROOT / "provisioning"
+TUTORIAL = "docs/tutorials/first-real-site.md"  # its commands are typed here
 HOSPITALS, NEWCOMER = [f"hospital-{letter}" for letter in "abcd"], "hospital-e"
 SHIPPED_SERVER, SERVER, LEAD = "server.example.org", "localhost", "lead@consortium.org"
 LIMIT = 300  # seconds that anything here may take

@@ -1,13 +1,13 @@
 """A method's exported job in FLARE's simulator, against the plain loop."""
 
 import torch
-from driven import drive
 from safetensors.torch import load_file
 
 from feddp.run import session
 from feddp.run.session import Request
 from feddp.run.simulator import simulator
 from feddp.stages.evaluate import evaluate
+from support.driven import drive
 
 SITES = ("site-1", "site-2")
 

@@ -86,7 +86,7 @@ class FakeRuns:
 
     Attributes:
         calls: (folder's path below runs/, options) of each run that was started.
-        places: (device, threads) of each.
+        places: (env, device, threads) of each.
         broken: methods whose runs fail with `error`, leaving a half-written folder behind.
     """
 
@@ -99,7 +99,7 @@ class FakeRuns:
     def __call__(self, data, out, options, env="sim", device="cpu", threads=None, without_consent=(), sites=SITES):
         assert not out.exists(), "feddp run refuses a folder that holds anything"
         self.calls.append((f"{out.parent.name}/{out.name}", options))
-        self.places.append((device, threads))
+        self.places.append((env, device, threads))
         (out / "workspace").mkdir(parents=True)
         if options.method in self.broken:
             raise self.error(f"the job failed: {options.method} | diverged at 50%")
