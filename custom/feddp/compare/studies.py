@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from feddp.adaptation.adapt import Settings
+from feddp.adaptation.fitting import Settings
 from feddp.compare.scores import BEFORE, FINAL
 from feddp.compare.variants import Variant
 
