@@ -282,7 +282,7 @@ def test_the_studies_of_the_outside_share_runs_and_adaptations(compare, runs, ad
 
 
 def test_the_losses_are_removed_one_at_a_time():
-    """004, Fig. 8: without the consistency its noise is 0, without the shape constraint β is 0."""
+    """(Jiang et al., TMI 2023, Fig. 8): without the consistency its noise is 0, without the shape constraint β is 0."""
     found = {e.labels[0]: e.source.settings for e in OUTSIDE["losses"](4).entries}
     assert found["both"] == Settings()
     assert (found["shape alone"].noise, found["shape alone"].beta) == (0, 0.01)
