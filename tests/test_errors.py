@@ -84,7 +84,7 @@ SAMPLE: dict[str, tuple[type[FedDPError], Callable[[Path], Any]]] = {
     "an option without a value": (InputError, lambda _: pairs(["lr"])),
     "a setting out of range": (InputError, lambda _: require_most("lr", 2, 1)),
     "no name": (InputError, lambda _: require_name("site", "a/b")),
-    "no job's id": (InputError, lambda _: require_job_id("../x")),
+    "not a job's id": (InputError, lambda _: require_job_id("../x")),
     "no such device": (InputError, lambda _: asked_for("cuda:63")),
     "an unknown role": (InputError, lambda _: resolve(torch.nn.Linear(1, 1), ("heads",))),
     "no policy": (PolicyError, lambda _: SitePolicy.of("A", None, simulated=False)),

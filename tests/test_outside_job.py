@@ -147,7 +147,7 @@ def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
         (["--set", "speed=1"], "unknown setting 'speed'; known: epochs, lr"),
         (["--set", "epochs"], "--set epochs: write key=value"),
         (["--set", "epochs=-1"], "epochs=-1"),
-        (["--job-id", "../other"], "'../other' is no job's id"),
+        (["--job-id", "../other"], "'../other' is not a job's id"),
     ],
 )
 def test_a_wrong_job_is_refused_before_it_is_written(run, tmp_path, words, message):
