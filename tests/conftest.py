@@ -72,7 +72,8 @@ def plan_for():
 
     def make(**changes) -> Plan:
         given = {name: changes.pop(name) for name in own & changes.keys()}
-        settings = SETTINGS | changes | given.pop("settings", {})
+        heads = {"heads_epochs": 1} if given.get("method") == "fedlc" else {}
+        settings = SETTINGS | heads | changes | given.pop("settings", {})
         return Plan(**(PLAN | given), settings=settings)
 
     return make

@@ -72,6 +72,7 @@ def test_ordinary_jobs_count_with_three_sites_or_all_of_fewer():
         ({"method": "fedrep", "head_epochs": 6}, "head_epochs=6 is above its upper bound 5"),
         ({"method": "pfedme", "inner_steps": 6}, "inner_steps=6 is above its upper bound 5"),
         ({"rounds": 1001}, "rounds=1001 is above its upper bound 1000"),
+        ({"method": "fedlc", "heads_epochs": 1001}, "heads_epochs=1001 is above its upper bound 1000"),
         ({"calibration_epochs": 1001}, "calibration_epochs=1001 is above its upper bound 1000"),
         ({"augment": False}, "augment=false, but its bounds require augmentation"),
     ],
@@ -206,12 +207,12 @@ def test_a_site_with_too_few_images_for_a_step_trains_on_none(plan_for, toy, tin
         ({"rounds": "3"}, "rounds='3' is not a whole number"),
         ({"augment": 1}, "augment=1 cannot be read as bool"),
         ({"loss": ["dice"]}, "cannot be read as str"),
-        ({"private": [{"path": "x"}]}, "is no name"),
+        ({"private": [{"path": "x"}]}, "must have at most 64 letters"),
         ({"private": "query," * 1001}, "cannot be read as"),
-        ({"labels": "both"}, "labels='both': there are nested, exclusive"),
-        ({"sites": ("a" * 65, "b")}, "is no name of at most 64"),
-        ({"sites": ("{$HOME}", "b")}, "sites '{\\$HOME}' is no name"),
-        ({"classes": ("a\nb",)}, "is no name"),
+        ({"labels": "both"}, "labels='both' is unknown; choose one of nested, exclusive"),
+        ({"sites": ("a" * 65, "b")}, "must have at most 64"),
+        ({"sites": ("{$HOME}", "b")}, "sites '{\\$HOME}' must have at most 64"),
+        ({"classes": ("a\nb",)}, "must have at most 64 letters"),
     ],
 )
 def test_an_absurd_plan_is_none(plan_for, changes, message):
@@ -234,7 +235,7 @@ def test_every_number_of_every_method_has_a_largest_value(plan_for, method, name
 
 
 def test_every_bound_is_written_down():
-    """In the README's list of what a privacy.json may hold."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """In the docs' list of what a privacy.json may hold, which says what each means."""
+    text = (ROOT / "docs/reference/policy.md").read_text(encoding="utf-8")
     for field in fields(Bounds):
         assert f"`{field.name}`" in text, field.name

@@ -168,7 +168,7 @@ def test_two_processes_lose_no_count(tmp_path):
 
 def answers(plan):
     """How many results with measured numbers a whole run asks of a site: one a phase, and those after the rounds."""
-    more = {SPECTRA: 0, TRAIN: plan.rounds * plan.phases + 2, TUNE: 1, CALIBRATE: 1, HEADS: plan.calibration.calibration_epochs}
+    more = {SPECTRA: 0, TRAIN: plan.rounds * plan.phases + 2, TUNE: 1, CALIBRATE: 1, HEADS: plan.heads.heads_epochs}
     return sum(more[stage] for stage in plan.stages) + 1
 
 
@@ -176,7 +176,7 @@ def answers(plan):
 def test_the_default_is_enough_for_as_many_whole_runs_as_it_has_jobs(plan_for, method):
     """The papers' 200 rounds and 20 epochs at home, with every stage that a method can have, 20 times: the most is pFLFE's, of
     two phases, 20 · (2 · 200 + 2 + 1 + 1 + 1) = 8100 of 10,000."""
-    plan = plan_for(method=method, rounds=200, calibration_epochs=20)
+    plan = plan_for(method=method, rounds=200, calibration_epochs=20, heads_epochs=20)
     stages = {*plan.stages, TUNE, CALIBRATE}
     plan = replace(plan, stages=tuple(stage for stage in (SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE) if stage in stages))
     assert Budget().jobs * answers(plan) <= Budget().evaluations

@@ -9,10 +9,10 @@ from PIL import Image
 from torch import nn
 
 from feddp.adaptation import unseen_site
-from feddp.adaptation.adapt import Settings
+from feddp.adaptation.fitting import Settings
 from feddp.compare import leave_one_out
 from feddp.compare.leave_one_out import LeaveOneOut
-from feddp.compare.studies import OUTSIDE, TABLE_II, Adapted
+from feddp.compare.studies import OUTSIDE, TABLE_II, AdaptedModels
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
@@ -25,6 +25,7 @@ from feddp.run import options as run_options
 from feddp.stages.train import START
 from feddp.training.metrics import summarize
 from support.compare_runs import FakeRuns, compare_in, read, row, write_run
+from support.docs_pages import commands_for
 from support.driven import drive
 
 SITES = ("site-1", "site-2", "site-3")
@@ -166,6 +167,14 @@ def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, 
     assert "adaptation 42 of 42: without-site-3: iop_fl, seed 1, routing to site-3" in " ".join(done.stderr.split())
 
 
+def test_the_command_that_the_docs_show(compare, runs, adapted):
+    (line,) = commands_for("test_compare_outside", "docs/how-to/compare.md")
+    words = line.split()
+    assert words[:2] == ["feddp", "compare"]
+    own = {words.index(option) + more for option in ("--data", "--out") for more in (0, 1)}  # the test's
+    assert compare(*(word for place, word in enumerate(words) if place > 1 and place not in own)).exit_code == 0
+
+
 def test_what_is_finished_is_not_made_again(compare, runs, adapted, tmp_path):
     assert compare("--leave-one-out").exit_code == 0
     before = len(runs.calls), len(adapted.calls)
@@ -273,7 +282,7 @@ def test_the_studies_of_the_outside_share_runs_and_adaptations(compare, runs, ad
 
 
 def test_the_losses_are_removed_one_at_a_time():
-    """004, Fig. 8: without the consistency its noise is 0, without the shape constraint β is 0."""
+    """(Jiang et al., TMI 2023, Fig. 8): without the consistency its noise is 0, without the shape constraint β is 0."""
     found = {e.labels[0]: e.source.settings for e in OUTSIDE["losses"](4).entries}
     assert found["both"] == Settings()
     assert (found["shape alone"].noise, found["shape alone"].beta) == (0, 0.01)
@@ -286,7 +295,7 @@ def test_the_sites_inside_are_the_first_others():
     entries = [e for e in OUTSIDE["inside_sites"](4).entries if e.labels[0] == "FedAvg"]
     found = [entry.source.sites("b", ["d", "b", "a", "c"]) for entry in entries]
     assert found == [("a",), ("a", "c"), ("a", "c", "d")]
-    assert Adapted(Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
+    assert AdaptedModels(Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
 
 
 def test_it_needs_no_methods(compare, runs, adapted, tmp_path, monkeypatch):

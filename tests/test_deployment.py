@@ -29,7 +29,8 @@ from feddp.reporting.page import table
 from feddp.sealing.envelope import MAGIC
 from support.captured import NOTHING, value_of
 from support.certificates import put, self_signed, signed
-from support.deployment import HOSPITALS, LEAD, NEWCOMER, README, SERVER, SHIPPED_SERVER, approved, decided, deployment, until
+from support.deployment import HOSPITALS, LEAD, NEWCOMER, SERVER, SHIPPED_SERVER, TUTORIAL, approved, decided, deployment, until
+from support.docs_pages import blocks_for, commands_for
 from support.driven import drive
 
 CONSENTING = HOSPITALS[:3]  # to the calibration exchange
@@ -48,12 +49,12 @@ AT_SERVER = "nvflare.app_common.widgets.validation_json_generator.ValidationJson
 
 
 def blocks(kind: str) -> list[list[str]]:
-    """The README's commands that need a running federation, by block."""
-    return [text.splitlines() for text in re.findall(rf"^```{kind}\n(.*?)\n```$", README, re.MULTILINE | re.DOTALL)]
+    """The commands of docs/tutorials/first-real-site.md that need a running federation, by block."""
+    return [block.text.splitlines() for block in blocks_for("test_deployment", TUTORIAL) if block.kind == kind]
 
 
 def typed(line: str, folder: Path, job: str = "") -> str:
-    """A line of the README, for this federation: its server's name, a short run on small images, a job's id."""
+    """A line of the tutorial, for this federation: its server's name, a short run on small images, a job's id."""
     assert ("JOB_ID" in line) <= bool(job), line
     for old, new in {SHIPPED_SERVER: SERVER, "$PWD": str(folder), "JOB_ID": job, **SHORT}.items():
         line = line.replace(old, new)
@@ -137,7 +138,7 @@ def plan_of(folder: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def feddp(federation, unapproved, capture):
-    """What the README's console lines show, by command, and the job's id; the table is there before it is downloaded. The
+    """What the tutorial's console lines show, by command, and the job's id; the table is there before it is downloaded. The
     hospitals approve it while they run."""
     for line in APPROVING:
         assert "approved in" in federation.shell(typed(line, federation.folder))
@@ -500,7 +501,7 @@ def test_what_a_participant_writes_is_its_owners_alone(federation, feddp):
 @pytest.fixture(scope="module")
 def newcomer(federation):
     """The kit of hospital-e, not started."""
-    line = next(line.strip() for line in README.splitlines() if "--add-client" in line and line.startswith("    "))
+    (line,) = (line for line in commands_for("test_provisioning", "docs/how-to/provision.md") if "--add-client" in line)
     federation.shell(line)
     return federation.folder / "kits/feddp/prod_01" / NEWCOMER
 
@@ -533,7 +534,7 @@ def by_the_root(federation, kit: Path, days: tuple[int, int]):
 SAID = {
     "expired": "client.crt: expired on",
     "key": "client.key: is not the key of client.crt",
-    "certificate": "client.crt: is hospital-b's, and the kit is hospital-e's",
+    "certificate": "client.crt: belongs to hospital-b, but the kit to hospital-e",
     "root": "client.crt: was not issued by rootCA.pem",
     "project": "client.crt: was not issued by rootCA.pem",
 }

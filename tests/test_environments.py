@@ -26,7 +26,7 @@ SHAPES = {
     "fedavg": {"rounds": 2},
     "ditto": {"rounds": 2, "stages": ("train", "calibrate"), "calibration_epochs": 1},
     "pflfe": {"rounds": 1},
-    "fedlc": {"rounds": 1, "calibration_epochs": 2},
+    "fedlc": {"rounds": 1, "heads_epochs": 2},
     "feddg": {"rounds": 1},
     "fedbabu": {"rounds": 1, "tune_epochs": 1},
 }

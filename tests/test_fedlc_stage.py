@@ -25,7 +25,7 @@ HEAD = {"segmentation_head.0.weight", "segmentation_head.0.bias"}
 
 
 def plan_of(plan_for, **changes):
-    return plan_for(method="fedlc", **({"rounds": 1, "calibration_epochs": 3, "heads_lr": 0.01} | changes))
+    return plan_for(method="fedlc", **({"rounds": 1, "heads_epochs": 3, "heads_lr": 0.01} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_a_saved_network_predicts_on_its_own(open_sites, ious):
 def test_igc_after_the_exchange_rebuilds_the_peer_s_network(open_sites, ious, monkeypatch):
     """Head and calibrator are all that differs from the common start, so they are what is given; the rebuilt network is the
     peer's to the bit, with the peer's place among the sites and the heads it had received."""
-    sites = one, two = open_sites(stages=("train", "heads", "calibrate"), calibration_epochs=1)
+    sites = one, two = open_sites(stages=("train", "heads", "calibrate"), heads_epochs=1)
     ious(*(0.1, 0.2) * 2)
     epoch_of(sites, 1)
     assert personal(two).keys() == set(two.partition.private)

@@ -31,7 +31,7 @@ from support import ROOT
 from support.gated import CONSOLE, JOB, OTHER, SERVER, A, B, as_bytes, in_process, with_right, zipped
 from support.site import FlareSite
 
-THREAT_MODEL = (ROOT / "provisioning/threat-model.md").read_text(encoding="utf-8")
+THREAT_MODEL = (ROOT / "docs/explanation/threat-model.md").read_text(encoding="utf-8")
 KEY = "-----BEGIN PRIVATE KEY-----"
 ADMIN_TOPICS = sorted(topic for processor in ClientRequestProcessors.request_processors for topic in processor.get_topics())
 A_JOB, SERVER_JOB = f"{A}.{JOB}", f"{SERVER}.{JOB}"

@@ -32,7 +32,7 @@ from support.driven import drive
 RECORD = ROOT / "tests/golden.json"
 SITES = ("site-1", "site-2")
 RUN = {"network": DEFAULT, "channels": 3, "classes": ("lesion",), "labels": "nested", "size": 32, "rounds": 2, "sites": SITES}
-SETTINGS = {"batch": 4, "tune_epochs": 1, "calibration_epochs": 2, "start": "last"}
+SETTINGS = {"batch": 4, "tune_epochs": 1, "heads_epochs": 2, "calibration_epochs": 2, "start": "last"}
 OWN = {"pfedme": {"lr": 1e-4}}  # at 1e-3 its 20 steps magnify rounding a thousandfold
 TOLERANCES = {"dice": {"abs": 0.02}, "iou": {"abs": 0.02}, "assd": {"rel": 0.02, "abs": 0.1}}
 MOVED = {"rel": 2e-3, "abs": 1e-4}

@@ -52,7 +52,7 @@ def tool(name: str, *arguments: str | Path, **env: str) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory, tiny_root):
-    """The server's and hospital-a's kit: as provisioned, and prepared for either runtime as provisioning/README.md says."""
+    """The server's and hospital-a's kit: as provisioned, and prepared for either runtime as docs/how-to/containers.md says."""
     folder = tmp_path_factory.mktemp("images")
     (folder / "kept").mkdir()
     project = folder / "project.yml"
@@ -116,7 +116,7 @@ def test_only_the_package_enters_the_build(tmp_path):
         ".venv/ready",
         ".git/config",
         "custom/feddp/__pycache__/cli.pyc",
-        "custom/docs/x.md",
+        "docs/x.md",
     ]
     for name in inside + outside:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def test_our_policy_outlives_it(kits, runtime):
 
 
 def test_it_deletes_a_hospitals_own_resources(kits, tmp_path):
-    """FLARE 2.9's doing, which the README warns of."""
+    """FLARE 2.9's doing, which the docs warn of."""
     kit = Path(shutil.copytree(kits / "plain" / HOSPITAL, tmp_path / "kit"))
     own = resources(kit) | {"class_allow_list": []}
     (kit / "local/resources.json").write_text(json.dumps(own))

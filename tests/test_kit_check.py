@@ -260,7 +260,7 @@ def test_a_pipe_in_place_of_a_file_is_named(kit):
     """Reading one would wait for ever."""
     (kit / "local/log_config.json").unlink(missing_ok=True)
     os.mkfifo(kit / "local/log_config.json")
-    assert "is no plain file" in "\n".join(said(kit))
+    assert "is not a regular file" in "\n".join(said(kit))
 
 
 def test_what_came_with_a_kit_that_never_ran_is_shown(kit):

@@ -23,6 +23,7 @@ from feddp.stages.train import adopt, train
 from feddp.training.settings import setting
 from feddp.training.store import Store
 from support.driven import drive
+from support.server import Run
 from support.site import FlareSite
 
 SITES = ("site-1", "site-2")
@@ -201,6 +202,26 @@ def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, t
         assert all(own[key].equal(ends[1][name][key]) for key in own)
 
 
+@pytest.mark.parametrize("method", ["iop_fl", "virtual_class"])
+def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, tiny_root, tmp_path, method):
+    """Of the two shapes that test_environments.py does not run in FLARE's processes: a personal model that is accumulated from
+    what is sent, and a network of the method's own."""
+    plan = plan_for(method=method, start="last")
+    (tmp_path / "server").mkdir()
+    policy = {"consent": ["calibration"], "seed": "plan", "min_images": 1, "std_images": 1}
+    sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, **policy) for name in SITES}
+
+    def answer(site, task, tensors, scalars):
+        return sites[site].answer(task, tensors, **scalars)
+
+    run = Run(tmp_path / "server", plan, list(SITES), answer).run(*plan.stages, "evaluate")
+    assert run.panics == []
+    for name, site in drive(plan, tiny_root, tmp_path / "plain").items():
+        wanted, found = (made.store.read(made.latest())[0] for made in (site, sites[name].open()))
+        assert found.keys() == wanted.keys()
+        assert all(found[key].equal(wanted[key]) for key in wanted)
+
+
 # --- batch normalisation: what happens to buffers ---------------------------------------------------------------------------
 
 
@@ -245,7 +266,7 @@ def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
 
     monkeypatch.setitem(NETWORKS, "plain", lambda channels, classes, pretrained: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1)))
     plan = plan_for(method="fedbn", network="plain")
-    with pytest.raises(FedDPError, match="the role 'norm' found no tensor in Sequential"):
+    with pytest.raises(FedDPError, match="the role 'norm' selects no tensor of Sequential"):
         partition_of(plan, build_network(plan))
     for rule, private in (("none", 0), ("all", 2)):
         plan = plan_for(method="fedbn", network="plain", private=rule)
@@ -309,5 +330,5 @@ def test_a_setting_that_takes_another_s_name_is_refused(monkeypatch):
 
     Mine.Hyper = Hyper
     monkeypatch.setitem(OWN, "mine", Mine)
-    with pytest.raises(FedDPError, match="the method mine's setting 'lr' is another's name"):
+    with pytest.raises(FedDPError, match="method mine: the setting 'lr' exists already"):
         Plan.known_settings("mine")

@@ -1,42 +1,29 @@
-"""Exported jobs in FLARE's simulator: the plain loop's bits."""
+"""A method of another package in FLARE's simulator."""
 
 import json
 import os
-import textwrap
+import re
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
 from feddp.methods import METHODS
 from feddp.run import session
 from feddp.run.simulator import simulator
-from support import ROOT
-from support.in_flare import SITES, check_same_bits, request_for
-
-README = ROOT / "README.md"
-# one of each shape: stages at home, phases, exchanges, a personal model, a network of its own. feddp runs in test_simulator.py,
-# fedavg in test_jobs.py, and every method through its executors in test_methods.py.
-SHAPES = ("ditto", "fedbabu", "feddg", "fedlc", "iop_fl", "pflfe", "virtual_class")
+from support.docs_pages import blocks
+from support.request import SITES, request_for
 
 
-@pytest.mark.parametrize("method", SHAPES)
-def test_an_exported_job_runs_to_the_same_bits_as_the_plain_loop(tiny_root, plan_for, tmp_path, method):
-    check_same_bits(method, tiny_root, plan_for, tmp_path)
-
-
-def readme_package() -> tuple[str, str]:
-    """The code of the README's "Adding a method", and its entry point's line."""
-    section = README.read_text(encoding="utf-8").split("### Adding a method")[1].split("\n### ")[0]
-    code = textwrap.dedent("\n".join(line for line in section.splitlines() if line.startswith("    ") or not line.strip()))
-    module, _, project = code.partition("# its pyproject.toml")
-    assert len(code.strip().splitlines()) < 40
-    return module, project.split('[project.entry-points."feddp.methods"]')[1].strip().replace('"', "")
+def docs_package() -> tuple[str, str]:
+    """The code of the docs' tutorial, and its entry point's line."""
+    module, project = (block.text for block in blocks("docs/tutorials/own-method.md") if block.title)
+    assert len(module.splitlines()) < 30
+    return module, re.search(r'^\[project.entry-points."feddp.methods"\]\n(.*)$', project, re.MULTILINE)[1].replace('"', "")
 
 
 def test_a_method_of_another_package_runs_by_its_name(tiny_root, plan_for, tmp_path, monkeypatch):
-    """The README's, as a package beside ours on every participant's path: a job with its name runs, without its code."""
-    module, entry = readme_package()
+    """The tutorial's, as a package beside ours on every participant's path: a job with its name runs, without its code."""
+    module, entry = docs_package()
     site = tmp_path / "site-packages"
     (site / "hospital_methods-1.0.dist-info").mkdir(parents=True)
     (site / "hospital_methods.py").write_text(module)

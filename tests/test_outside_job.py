@@ -114,10 +114,13 @@ def test_the_folder_names_only_classes_that_participants_allow(run, tmp_path):
 
 
 def test_donors_are_all_the_runs_sites_unless_named_but_never_the_newcomer(run, tmp_path):
-    server, _ = configs(export(run, tmp_path / "a"))
-    assert server["workflows"][0]["args"]["donors"] == ["A", "B", "C"]
-    server, _ = configs(export(run, tmp_path / "b", "--newcomer", "C", "--job-id", "another"))
-    assert server["workflows"][0]["args"] == {"newcomer": "C", "donors": DONORS, "job": "another"}
+    def asked(name, *arguments):
+        server, _ = configs(export(run, tmp_path / name, *arguments))
+        return server["components"][0]["args"]["adaptation"]
+
+    assert asked("a")["donors"] == ["A", "B", "C"]
+    named = {"newcomer": "C", "donors": DONORS, "job": "another"}
+    assert asked("b", "--newcomer", "C", "--job-id", "another").items() >= named.items()
 
 
 def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
@@ -137,14 +140,14 @@ def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
         (["--newcomer", "A", "--donors", "A"], "name other sites as donors"),
         (["--donors", ","], "name other sites as donors"),
         (["--newcomer", "global"], "a site called 'global' cannot take part"),
-        (["--newcomer", " "], "newcomer ' ' is no name of at most 64 letters"),
-        (["--newcomer", "../N"], "newcomer '../N' is no name"),
+        (["--newcomer", " "], "newcomer ' ' must have at most 64 letters"),
+        (["--newcomer", "../N"], "newcomer '../N' must have at most 64"),
         (["--how", "magic"], "--how magic: unknown strategy; choose one of routing, global"),
         (["--how", "ttt"], "--how ttt: feddp trains no rotation head"),
         (["--set", "speed=1"], "unknown setting 'speed'; known: epochs, lr"),
         (["--set", "epochs"], "--set epochs: write key=value"),
         (["--set", "epochs=-1"], "epochs=-1"),
-        (["--job-id", "../other"], "'../other' is no job's id"),
+        (["--job-id", "../other"], "'../other' is not a job's id"),
     ],
 )
 def test_a_wrong_job_is_refused_before_it_is_written(run, tmp_path, words, message):

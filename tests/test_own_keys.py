@@ -15,15 +15,16 @@ from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint
 from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.run.poc import free_ports
-from support.deployment import LEAD, README, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, decided, environment, local
+from support.deployment import LEAD, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, decided, environment, local
+from support.docs_pages import commands_for
 
-SECTION = re.search(r"^## Every hospital makes its own key$(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1]
+PAGE = "docs/how-to/own-keys.md"
 HOSPITALS = ["hospital-a", "hospital-b"]
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """The README's commands down to the kits, hospital-a's for a second hospital too, and all started from these kits."""
+    """The page's commands down to the kits, hospital-a's for a second hospital too, and all started from these kits."""
     root = tmp_path_factory.mktemp("own")
     folder = shutil.copytree(SHIPPED, root / "provisioning")
     synthesize(root / "data", sites=2, images=36, size=32)
@@ -35,9 +36,8 @@ def federation(tmp_path_factory):
     for path in (folder / "profile.yml", *folder.glob("*.request.yml")):
         path.write_text(local(path.read_text(), ports, root))
     commands = []
-    for line in re.findall(r"^    (\S.*)$", SECTION, re.MULTILINE):
-        if "again" not in line:
-            commands += dict.fromkeys([line, _second(line)])
+    for line in commands_for("test_own_keys", PAGE):
+        commands += dict.fromkeys([line, _second(line)])
     script = "\n".join(["set -eu", *commands]).replace(SHIPPED_SERVER, SERVER)
     made = Deployment(folder, environment(root), "own")
     try:

@@ -221,7 +221,7 @@ def test_processes_that_ask_at_once_get_one_secret(tmp_path):
 def test_no_job_is_called_like_the_secret(hospital):
     """A server may give a job any id: its folder would lie where the secret does."""
     site = hospital()
-    with pytest.raises(FedDPError, match="'site.secret' is no job's id"):
+    with pytest.raises(FedDPError, match="'site.secret' is not a job's id"):
         files_of(kept(site.fl_ctx), SECRET)
     assert files_of(kept(site.fl_ctx), "secret").name == "secret"
 

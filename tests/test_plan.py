@@ -1,13 +1,17 @@
 """A plan: what it reads, what it refuses, and what follows from it."""
 
 import json
+import re
+from dataclasses import fields
 
 import pytest
 
+from feddp.adaptation import fitting
 from feddp.errors import FedDPError
 from feddp.methods import METHODS
 from feddp.plan.resolve import build_network, exchanged, partition_of
-from feddp.plan.schema import Plan
+from feddp.plan.schema import Federation, Plan
+from feddp.training.settings import Calibration, Heads, Training, Tuning, key
 
 # another choice than the default, for settings that are words
 CHOICES = {
@@ -24,6 +28,16 @@ CHOICES = {
     "mask": "literal",
     "precision": "float16",
 }
+GROUPS = (
+    Training,
+    Federation,
+    Tuning,
+    Calibration,
+    Heads,
+    fitting.Settings,
+    *dict.fromkeys(METHODS[name].Hyper for name in METHODS),
+)
+BOUNDED = [(group, f) for group in GROUPS for f in fields(group) if type(f.default) in (int, float)]
 EVERY = [(method, name) for method in METHODS for name in Plan.known_settings(method)]
 
 
@@ -35,7 +49,7 @@ def another(name, default):
 
 
 def groups(plan):
-    return plan.training, plan.federation, plan.tuning, plan.calibration, plan.hyper
+    return plan.training, plan.federation, plan.tuning, plan.calibration, plan.heads, plan.hyper
 
 
 @pytest.mark.parametrize(
@@ -144,7 +158,7 @@ def test_every_setting_is_reached_by_its_name(plan_for, method, name):
         ({"stages": ("tune",)}, "stages tune"),
         ({"stages": ("train", "prune")}, "stages train, prune"),
         ({"method": "feddg", "stages": ("train", "spectra")}, "stages train, spectra: expected"),
-        ({"method": "fedavg", "stages": ("spectra", "train")}, "fedavg has no use for spectra"),
+        ({"method": "fedavg", "stages": ("spectra", "train")}, "fedavg does not use spectra"),
         ({"method": "feddg", "spectra": 0}, "spectra=0"),
     ],
 )
@@ -243,3 +257,21 @@ def test_the_seed_alone_decides_the_common_start(plan_for, toy):
 
     assert start(1).equal(start(1))
     assert not start(1).equal(start(2))
+
+
+@pytest.mark.parametrize(("group", "field"), BOUNDED, ids=[f"{group.__name__}.{field.name}" for group, field in BOUNDED])
+def test_a_setting_made_in_python_is_held_to_its_bound(group, field):
+    """Not only one that a job's JSON gives. The message names the bound."""
+    most = field.metadata["most"]
+    beyond = type(field.default)(2 * most)
+    with pytest.raises(
+        FedDPError, match=f"^{key(field.name)}={re.escape(str(beyond))}: at most {re.escape(f'{most:.15g}')}; lower"
+    ):
+        group(**{field.name: beyond})
+
+
+def test_head_calibration_has_settings_of_its_own(plan_for):
+    """Whatever is set of the one calibration leaves the other's settings alone."""
+    plan = plan_for(method="fedlc", heads_epochs=3, heads_lr=0.01, calibration_epochs=5, calibration_lr=0.02)
+    assert (plan.heads.heads_epochs, plan.heads.heads_lr) == (3, 0.01)
+    assert (plan.calibration.calibration_epochs, plan.calibration.calibration_lr) == (5, 0.02)

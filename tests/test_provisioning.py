@@ -1,4 +1,4 @@
-"""provisioning/: every command of its README runs, kits hold exactly our policy, and `feddp kit check` finds each deviation."""
+"""provisioning/: every command of the docs runs, kits hold exactly our policy, and `feddp kit check` finds each deviation."""
 
 import json
 import os
@@ -33,9 +33,16 @@ from feddp.kit.renew import forget
 from feddp.provision import AT_SERVER, DEPLOYER, NOBODY
 from support import ROOT
 from support.certificates import put, self_signed, signed
+from support.docs_pages import blocks, commands_for
 
 FOLDER = ROOT / "provisioning"
-README = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+# in the order in which they are typed
+PAGES = (
+    "docs/tutorials/first-real-site.md",
+    "docs/how-to/provision.md",
+    "docs/how-to/own-keys.md",
+    "docs/how-to/containers.md",
+)
 PEOPLE = {"admin@consortium.org", "lead@consortium.org", "member@consortium.org"}
 PEOPLE |= {f"admin@hospital-{letter}.org" for letter in "abcd"}
 HOSPITALS = {f"hospital-{letter}" for letter in "abcd"}
@@ -44,7 +51,7 @@ SERVER = "server.example.org"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_root):
-    """What the README's commands leave, run one after the other as they stand there; /data/site is a real site's folder."""
+    """What the docs' commands leave, run one after the other as they stand there; /data/site is a real site's folder."""
     folder = tmp_path_factory.mktemp("consortium") / "provisioning"
     (folder.parent / "kept").mkdir()
 
@@ -54,7 +61,7 @@ def made(tmp_path_factory, tiny_root):
     shutil.copytree(FOLDER, folder)
     for path in folder.rglob("*.yml"):
         path.write_text(at_home(path.read_text()))
-    commands = re.findall(r"^    (\S.*)$", at_home((FOLDER / "README.md").read_text()), re.MULTILINE)
+    commands = [at_home(line) for line in commands_for("test_provisioning", *PAGES)]
     assert len(commands) == 37
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "\n".join(["set -eu", "umask 022", *commands])
@@ -231,14 +238,14 @@ def test_a_certificate_out_of_its_time(made, kit, days, words):
 
 def test_anothers_key(made, kit):
     shutil.copy(made / "kits/feddp/prod_00/hospital-b/startup/client.key", kit / "startup/client.key")
-    assert said(kit) == [f"{kit}/startup/client.key: is not the key of client.crt. Put back the key it was issued for."]
+    assert said(kit) == [f"{kit}/startup/client.key: is not the key of client.crt. Restore the certificate's key."]
 
 
 def test_anothers_certificate_and_key(made, kit):
     for name in ("client.key", "client.crt"):
         shutil.copy(made / "kits/feddp/prod_00/hospital-b/startup" / name, kit / "startup" / name)
     (line,) = said(kit)
-    assert "is hospital-b's, and the kit is hospital-a's" in line
+    assert "belongs to hospital-b, but the kit to hospital-a" in line
 
 
 def test_another_root_of_the_same_name(kit):
@@ -262,8 +269,8 @@ def test_another_projects_certificate_key_and_root(made, kit):
     fingerprint = "SHA256:" + pem(kit / "startup/rootCA.pem").fingerprint(hashes.SHA256()).hex(":").upper()
     assert said(kit, "--fingerprint", fingerprint)[0].endswith("may start")
     for project, options, words in (
-        ("other", [], "is the root of project other, and the kit is of feddp"),
-        ("feddp", ["--fingerprint", fingerprint], "is another root than the consortium's"),
+        ("other", [], "is the root of project other, but the kit is of feddp"),
+        ("feddp", ["--fingerprint", fingerprint], "is not the consortium's root"),
     ):
         by, root = self_signed(project)
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -374,9 +381,9 @@ def test_a_missing_policy(kit, name):
 
 
 def test_a_filter_of_the_hospitals_own_stands_before_the_guard(kit):
-    """The README's: FLARE's percentile on what training changed, then the guard."""
-    (filters,) = re.findall(r'^    "task_result_filters": (\[\n.*UpdatePrivacy.*?\n    \])$', README, re.MULTILINE | re.DOTALL)
-    edit(kit, "privacy.json", lambda p: p["scopes"][0].update(task_result_filters=json.loads(filters)))
+    """The docs': FLARE's percentile on what training changed, then the guard."""
+    (shown,) = [block.text for block in blocks("docs/how-to/it-administrator.md") if "UpdatePrivacy" in block.text]
+    edit(kit, "privacy.json", lambda p: p["scopes"][0].update(json.loads(shown)))
     assert said(kit)[0].endswith("may start")
 
 
@@ -397,7 +404,7 @@ def test_a_filter_that_would_end_every_job(kit, entry, words):
 def test_a_spoilt_policy_is_to_be_corrected_and_no_new_kit_asked_for(kit):
     (kit / "local/privacy.json").write_text('{"scopes": [}')
     (line,) = said(kit)
-    assert line.endswith("Correct it, or put back the file as it was provisioned.")
+    assert line.endswith("Correct it, or restore the provisioned file.")
 
 
 def test_every_deviation_is_said_at_once(kit):

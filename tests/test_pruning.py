@@ -176,12 +176,12 @@ def test_phases_are_in_order_too(open_site):
 @pytest.mark.parametrize("epoch", [0, 4, 90_000, "1", 1.0, None, True])
 def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
     """One round leaves state 1, three epochs the states 2, 3 and 4."""
-    site = open_site(method="fedlc", rounds=1, calibration_epochs=3)
+    site = open_site(method="fedlc", rounds=1, heads_epochs=3)
     adopt(site, train(site, first(site), 0)[0], 1)
     heads.calibrate(site, {}, 1)
     before = contents(site.store)
     for task in (lambda epoch: heads.head(site, epoch), lambda epoch: heads.calibrate(site, {}, epoch)):
-        with pytest.raises(FedDPError, match="asks for epoch .*where its plan has 1 to 3"):
+        with pytest.raises(FedDPError, match="asked for epoch .*where its plan has 1 to 3"):
             task(epoch)
     assert contents(site.store) == before
     heads.calibrate(site, {}, 2)
@@ -189,7 +189,7 @@ def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
 
 
 def test_an_epoch_of_heads_that_comes_too_early_removes_nothing(open_site):
-    site = open_site(method="fedlc", rounds=2, calibration_epochs=4)
+    site = open_site(method="fedlc", rounds=2, heads_epochs=4)
     gamma = trained(site, range(2))
     adopt(site, gamma, 2)
     heads.calibrate(site, {}, 3)  # pushed
@@ -234,4 +234,4 @@ def test_a_task_that_was_pushed_is_audited_and_prunes_nothing(site_1, scalars):
 def test_an_epoch_of_another_type_is_refused_before_anything_is_opened(site_1, epoch):
     answer = site_1.executed(protocol.COLLECT, epoch=epoch)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert "asks for epoch" in site_1.audited()[-1]
+    assert "asked for epoch" in site_1.audited()[-1]

@@ -1,8 +1,7 @@
-"""The README's command that lists what is installed, in CycloneDX's format."""
+"""The docs' command that lists what is installed, in CycloneDX's format."""
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -13,14 +12,15 @@ from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
 from support import ROOT
-from test_supply import README, pinned
+from support.docs_pages import commands_for
+from test_supply import pinned
 
 OFFLINE = "import socket\n\ndef refuse(*_):\n    raise OSError('offline')\n\nsocket.socket.connect = refuse\n"
 
 
 def test_the_environment_is_listed_without_a_network(tmp_path):
     """It is valid CycloneDX, of feddp, and has every package of requirements.txt at its version."""
-    (command,) = re.findall(r"^    (cyclonedx-py .*)$", README, re.MULTILINE)
+    (command,) = commands_for("test_sbom", "docs/how-to/dependencies.md")
     words = shlex.split(command)
     assert words[-1] == ".venv"
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())

@@ -231,7 +231,7 @@ def test_heads_are_exchanged_at_every_epoch_among_consenting_sites(tmp_path, pla
         received.append((scalars["epoch"], site, {key: value.unique().tolist() for key, value in tensors.items()}))
         return messages.pack(loss=1.0, iou_before=0.5, iou=0.6, epoch=1)
 
-    run = Run(tmp_path, plan_for(method="fedlc", calibration_epochs=3), SITES, answer)
+    run = Run(tmp_path, plan_for(method="fedlc", heads_epochs=3), SITES, answer)
     spec = run.memory.expected.spec(Sent.HEADS)
     assert set(spec.tensors) == {"segmentation_head.0.weight", "segmentation_head.0.bias"}
     run.run("heads")

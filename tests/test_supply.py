@@ -14,8 +14,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from support import ROOT
+from support.docs_pages import commands_for
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+DEPENDENCIES = "docs/how-to/dependencies.md"
 TESTS, SITE = ROOT / "requirements.lock", ROOT / "provisioning/requirements.lock"  # all; what a site needs
 ENTRY = re.compile(r"([a-z0-9.-]+)==(\S+)(?: ; ([^\\]+))? \\")
 HASH = re.compile(r"    --hash=sha256:([0-9a-f]{64})( \\)?")
@@ -221,9 +222,10 @@ def test_the_site_image_installs_the_sites_lock():
     assert re.findall(r"sed -n '.*'", text) == re.findall(r"sed -n '.*'", (ROOT / "poc/environment.sh").read_text())
 
 
-def test_the_readme_says_how_they_are_made():
+def test_the_docs_say_how_they_are_made():
     """The command for each, with what keeps registries' names, paths and comments out of them."""
-    commands = re.findall(r"^    (uv pip compile .*)$", README, re.MULTILINE)
+    commands = commands_for("test_supply", DEPENDENCIES)
+    assert all(command.startswith("uv pip compile ") for command in commands)
     assert [command.split()[-1] for command in commands] == [str(lock.relative_to(ROOT)) for lock in (TESTS, SITE)]
     for command in commands:
         for option in ("universal", "generate-hashes", "no-emit-index-url", "no-emit-find-links", "no-header", "no-annotate"):

@@ -31,7 +31,7 @@ from feddp.run.simulator import end
 from support import ROOT
 
 SHIPPED = ROOT / "provisioning"
-README = (SHIPPED / "README.md").read_text(encoding="utf-8")
+TUTORIAL = "docs/tutorials/first-real-site.md"  # its commands are typed here
 HOSPITALS, NEWCOMER = [f"hospital-{letter}" for letter in "abcd"], "hospital-e"
 SHIPPED_SERVER, SERVER, LEAD = "server.example.org", "localhost", "lead@consortium.org"
 LIMIT = 300  # seconds that anything here may take

@@ -12,7 +12,7 @@ LEAST_SITES = 3
 # the plan's settings that are learning rates, and those that count passes over a batch or over the images
 RATES = ("lr", "tune_lr", "calibration_lr", "heads_lr")
 LOCAL = ("local_epochs", "head_epochs", "inner_steps")
-PASSES = ("tune_epochs", "calibration_epochs")  # after the rounds: an epoch is as long as a round
+PASSES = ("tune_epochs", "heads_epochs", "calibration_epochs")  # after the rounds: an epoch is as long as a round
 MIN_SITES = "with two sites, each can compute the other's contribution"
 SMALL_BATCH = "the change made by a step over few images reveals them"
 
@@ -83,7 +83,7 @@ class Bounds:
         return [problem for problem in problems if problem]
 
     def adaptation(self, settings: Mapping[str, Any]) -> list[str]:
-        """Returns the same for the settings of an adaptation at an unseen site (`adaptation.adapt.Settings`)."""
+        """Returns the same for the settings of an adaptation at an unseen site (`adaptation.fitting.Settings`)."""
         problems = [
             self._most("epochs", settings["epochs"], "rounds"),
             self._most("lr", settings["lr"], "lr"),

@@ -89,7 +89,7 @@ def _exchanged(plan: Plan, network: nn.Module, partition: Partition) -> Iterator
     if SPECTRA in plan.stages:
         yield f"once, the centres of the amplitude spectra of {plan.hyper.spectra} training images"
     if HEADS in plan.stages:
-        yield f"in each of {plan.calibration.calibration_epochs} epochs, {len(head_names(network))} tensors of the head"
+        yield f"in each of {plan.heads.heads_epochs} epochs, {len(head_names(network))} tensors of the head"
     if CALIBRATE in plan.stages and plan.calibration.lambda_ > 0 and (names := exchanged(plan, partition)):
         size = Spec.of(network.state_dict(), names).nbytes
         yield f"once, {len(names)} tensors, {size:,} bytes, which complete this site's whole network"

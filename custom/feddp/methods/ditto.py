@@ -1,10 +1,10 @@
 """Ditto (Li et al., ICML 2021, Algorithm 1): FedAvg, and beside it a whole personal model at every site.
 
-w is trained and averaged as in FedAvg; v_k on L_seg(v_k) + (λ/2) ‖v_k − w^t‖², w^t being what the site received. v_k is
-evaluated and deployed.
+w is trained and averaged as in FedAvg. v_k is trained on L_seg(v_k) + (λ/2) ‖v_k − w^t‖², where w^t is what the site
+received. v_k is evaluated and deployed.
 
-Deviations: v_k starts from the first w the site receives, takes `local_epochs` epochs a round like w, and has an AdamW of
-its own (the paper: SGD). The distance is over parameters; batch normalisation's statistics follow v_k's own batches.
+Deviations: v_k starts from the first w that the site receives, takes `local_epochs` epochs per round like w, and has an AdamW
+of its own (the paper: SGD). The distance is over parameters; batch normalisation's statistics follow v_k's own batches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feddp.methods.base import Method, Round
-from feddp.training.settings import require_not_negative, setting
+from feddp.training.settings import require_bounds, require_not_negative, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,7 @@ class DittoSettings:
     ditto_lambda: float = setting(1.0, "Ditto: weight of the personal model's distance to the global one (0.1, 1, 2)")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "ditto_lambda")
 
 

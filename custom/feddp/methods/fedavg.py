@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017), as in 001, Eq. 1: everything is shared and averaged.
+"""FedAvg (McMahan et al., 2017), as in (Wang et al., TMI 2024, Eq. 1): everything is shared and averaged.
 
 Deviations: the mean over sites is uniform, as in all four papers; `aggregation=samples` weighs by training samples.
 """

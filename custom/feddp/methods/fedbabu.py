@@ -1,8 +1,8 @@
-"""FedBABU (Oh et al., ICLR 2022): the head stays at its common start, the body alone is trained and shared.
+"""FedBABU (Oh et al., ICLR 2022): the head stays at its common start, only the body is trained and shared.
 
-At the end each site tunes its whole network at home.
+At the end each site tunes its whole network alone.
 
-Deviations: 20 epochs at 1e-4 (`tune_epochs`, `tune_lr`), ours, as IGC's control.
+Deviations: 20 epochs at 1e-4 (`tune_epochs`, `tune_lr`), ours, as for IGC's control.
 """
 
 from __future__ import annotations

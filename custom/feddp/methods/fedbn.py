@@ -1,9 +1,9 @@
-"""FedBN (Li et al., ICLR 2021), in 004's tables: every normalisation layer's tensors are private.
+"""FedBN (Li et al., ICLR 2021), as in (Jiang et al., TMI 2023): every normalisation layer's tensors are private.
 
-Weights, biases and, for batch normalisation, running statistics and their counters: all stay.
+Weights, biases and, for batch normalisation, running statistics and their counters stay at the site.
 
-Deviations: the paper has batch normalisation alone; PVTv2's layer normalisations and FPN's group normalisations count too.
-A network without any normalisation is refused.
+Deviations: the paper has batch normalisation only; here PVTv2's layer normalisations and FPN's group normalisations are private
+too. A network without any normalisation is refused.
 """
 
 from feddp.methods.base import Method

@@ -1,14 +1,16 @@
-"""FedDG (Liu et al., CVPR 2021), as 004 compares with it: FedAvg, and images in the other sites' styles.
+"""FedDG (Liu et al., CVPR 2021), as in (Jiang et al., TMI 2023): FedAvg, and images in the other sites' styles.
 
-Before the first round the consenting sites exchange the low-frequency centre of the amplitude spectra of some training images.
-In training each image keeps its phase while that centre is interpolated with a peer's (Eq. 2, 3), λ ~ U(0, 1) a sample; the
-loss is the mean over the batch and the interpolated batch. A site without consent, or without a peer, trains as FedAvg.
+Before the first round the consenting sites exchange the low-frequency centre of the amplitude spectra of some training
+images. In training each image keeps its phase, while that centre is interpolated with a peer's (Eq. 2, 3), λ ~ U(0, 1) per
+sample. The loss is the mean over the batch and the interpolated batch. A site without consent, or without a peer, trains as
+in FedAvg.
 
-Deviations: the original's episodic meta-learning (interpolated images as meta-test) and its boundary contrast are left out, as
-004's card asks for the interpolation alone. It takes the released code's L of 1 % of the image's size, at least 1 pixel. The
-released code has the amplitudes of all images in one place; ours are of at most `spectra` images a site, and a peer's is drawn
-among all of them. They are of the network's input, which has mean 0, so the mean brightness is not exchanged; the result is not
-normalised again. Batch normalisation sees the batch and the interpolated batch one after the other.
+Deviations: the original's episodic meta-learning (interpolated images as meta-test) and its boundary contrast are left out;
+only the interpolation is implemented. The window is the released code's L = 1 % of the image's size, at least 1 pixel. The
+released code has the amplitudes of all images in one place; here each site gives those of at most `spectra` images, and a
+peer's is drawn among all of them. Spectra are of the network's input, which has mean 0, so the mean brightness is not
+exchanged; the result is not normalised again. Batch normalisation sees the batch and the interpolated batch one after the
+other.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from feddp.methods.base import SPECTRA, TRAIN, Round
 from feddp.methods.fedavg import FedAvg
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +33,7 @@ class FedDGSettings:
     spectra: int = setting(16, "FedDG: of how many images of a site, at most, its peers receive the amplitude's centre", 10_000)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "spectra")
 
 

@@ -1,11 +1,11 @@
-"""FedDP (001, Algorithm 1): local query, then inconsistency-guided calibration.
+"""FedDP (Wang et al., TMI 2024, Algorithm 1): local query, then inconsistency-guided calibration.
 
 Stage 1 (Eq. 4, 5): the query embedding of every attention block, weight and bias, is private; v_k = γ^t ∪ ρ_k^t is trained
-whole for a local epoch, and γ^{t+1} = mean γ_k. Stage 2 (Eq. 6-8) is `feddp.training.calibration`.
+as a whole for one local epoch, and γ^{t+1} = mean γ_k. Stage 2 (Eq. 6 to 8) is `feddp.training.calibration`.
 
-Deviations: the optimiser's state is kept at the site from round to round (the paper does not say); the released code writes
-the mean into the first site's live tensors, private ones included, ours does not; the loss is Dice + cross-entropy
-(`loss=dice` is the released code's); the best round is chosen on a validation split (`selection=test` is the paper's).
+Deviations: the optimiser's state is kept at the site from round to round (the paper does not say). The released code writes
+the mean into the first site's live tensors, private ones included; ours does not. The loss is Dice + cross-entropy
+(`loss=dice` is the released code's). The best round is selected on a validation split (`selection=test` is the paper's).
 """
 
 from feddp.methods.base import CALIBRATE, TRAIN, Method

@@ -1,11 +1,12 @@
 """FedGKD (Yao et al., 2021): FedAvg with distillation from recent global models.
 
-L = L_seg + (γ/2) KL(ŷ_w̄ ‖ ŷ), γ = 0.2; the teacher w̄ is the mean of the last M global models, in eval mode, without gradients.
+L = L_seg + (γ/2) KL(ŷ_w̄ ‖ ŷ), γ = 0.2. The teacher w̄ is the mean of the last M global models, in eval mode, without
+gradients.
 
 Deviations: the KL is per pixel and class between Bernoulli variables, as sigmoid maps need (FedDP's released `fedgkd` feeds
 sigmoid outputs to a KL over log-probabilities). M = 5 as in the original (1 in the released code). Each site remembers the
-last M global models it received, where the original has the server send their mean: half the traffic; a site that missed a
-round averages those it has.
+last M global models that it received, while the original's server sends their mean: half the traffic. A site that missed a
+round averages those that it has.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feddp.methods.base import Method, Round
-from feddp.training.settings import require_not_negative, require_positive, setting
+from feddp.training.settings import require_bounds, require_not_negative, require_positive, setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,6 +31,7 @@ class FedGKDSettings:
     gkd_models: int = setting(5, "FedGKD: M, global models whose mean is the teacher", most=100)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "gkd_gamma")
         require_positive(self, "gkd_models")
 

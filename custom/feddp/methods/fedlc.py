@@ -1,18 +1,19 @@
-"""FedLC (LC-Fed; Wang et al., ECCV 2022; 001's tables): private heads, channel selection, head calibration.
+"""FedLC (LC-Fed; Wang et al., ECCV 2022), as in (Wang et al., TMI 2024): private heads, channel selection, head calibration.
 
 Stage 1: the segmentation head is private. Personalized channel selection (PCS) gates the deepest encoder features by pooled
-features and a one-hot embedding of the site; L = L_seg + 0.1 · −(1/(K−1)) Σ_{j≠k} MSE(h_k, h_j) pushes the sites' gates apart.
-Stage 2, head calibration (HC): at every epoch all sites' heads are exchanged (001, Table V); the standard deviation and the
-mean of their predictions, each softened by a 31 × 31 Gaussian, gate the decoder's features of a new 3 × 3 head. The layers
-are `feddp.networks.local_calibration`; they stay in the inference path.
+features and a one-hot embedding of the site. L = L_seg + 0.1 · −(1/(K−1)) Σ_{j≠k} MSE(h_k, h_j) pushes the sites' gates apart.
+Stage 2, head calibration (HC): at every epoch all sites' heads are exchanged (Wang et al., TMI 2024, Table V). The standard
+deviation and the mean of their predictions, each smoothed by a 31 × 31 Gaussian, gate the decoder's features of a new 3 × 3
+head. The layers are `feddp.networks.local_calibration`; they stay in the inference path.
 
-Deviations: the released code trains HC from the first round on, ours is a stage of its own, as 001 describes it. In it the
-segmentation head and HC's own head, which is new, are trained at `heads_lr` for `calibration_epochs`, the body is frozen: the
-peers' heads were trained on the shared body. HC belongs to the network, so the best of its epochs is kept, be it worse than the
-start. The mean gates too (card; the released code takes the own prediction). The Gaussian (σ = 4 pixels of the decoder's map)
-is fixed; the released one starts about 5 pixels wide and is learnt. The deviation is the population's, so that a site without
-peers has 0. The released code's first iterations of a round, on heads alone, are left out. The gradient stops before HC, as
-released: IGC after FedLC moves by L_aux only HC's own head. Heads travel under the same consent as IGC's personal tensors.
+Deviations: the released code trains HC from the first round on; here it is a stage of its own, as (Wang et al., TMI 2024)
+describes it. In this stage the segmentation head and HC's own new head are trained at `heads_lr` for `heads_epochs`, and
+the body is frozen, because the peers' heads were trained on the shared body. HC belongs to the network, so the best of its
+epochs is kept, even if it is worse than the start. The mean gates too (the released code takes the site's own prediction). The
+Gaussian (σ = 4 pixels of the decoder's map) is fixed; the released one starts about 5 pixels wide and is learnt. The standard
+deviation is the population's, so that a site without peers has 0. The released code's first iterations of a round, on heads
+alone, are left out. The gradient stops before HC, as in the released code: IGC after FedLC changes only HC's own head through
+L_aux. Heads travel under the same consent as IGC's personal tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 from feddp.errors import InputError
 from feddp.methods.base import HEADS, TRAIN, AtSite, Method, RunPlan
 from feddp.partition import CALIBRATOR, HEAD
-from feddp.training.settings import require_not_negative, setting
+from feddp.training.settings import require_bounds, require_not_negative, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,7 @@ class FedLCSettings:
     contrast: float = setting(0.1, "FedLC: weight of the contrast between the sites' channel gates")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "contrast")
 
 

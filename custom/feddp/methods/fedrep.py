@@ -1,10 +1,10 @@
-"""FedRep (Collins et al., ICML 2021, Algorithm 1): a shared representation, a private head, in two phases a round.
+"""FedRep (Collins et al., ICML 2021, Algorithm 1): a shared representation, a private head, in two phases per round.
 
-First the head, with the body frozen; then the body, with the head frozen. (FedDP's released `fedrep` trains both together:
-that is FedPer.)
+First the head is trained, with the body frozen; then the body, with the head frozen. (FedDP's released `fedrep` trains both
+together: that is FedPer.)
 
-Deviations: `head_epochs` is 1 (the paper takes several, up to 10; 001 does not state it), so that a round costs two epochs.
-The frozen body still normalises by each batch's own statistics, and does not record them.
+Deviations: `head_epochs` is 1 (the paper takes several, up to 10; Wang et al., TMI 2024 does not state it), so that a round
+costs two epochs. The frozen body still normalises by each batch's own statistics, and does not record them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from feddp.methods.base import Method, Round
 from feddp.partition import HEAD
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class FedRepSettings:
     head_epochs: int = setting(1, "FedRep: epochs of the head, before the body's local_epochs", most=1_000)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "head_epochs")
 
 

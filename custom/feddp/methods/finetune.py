@@ -1,6 +1,6 @@
-"""FineTune (001, Table I): FedAvg, then local epochs at each site at a reduced rate.
+"""FineTune (Wang et al., TMI 2024, Table I): FedAvg, then local epochs at each site at a reduced rate.
 
-Deviations: 20 epochs at 1e-4 (`tune_epochs`, `tune_lr`), ours: the same as IGC's control, so that the two compare.
+Deviations: 20 epochs at 1e-4 (`tune_epochs`, `tune_lr`), ours: the same as for IGC's control, so that the two compare.
 """
 
 from feddp.methods.base import TRAIN, TUNE

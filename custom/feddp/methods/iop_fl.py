@@ -1,11 +1,12 @@
-"""IOP-FL inside (Jiang et al., 004): FedAvg, and beside it a personal model accumulated over the rounds.
+"""IOP-FL inside (Jiang et al., TMI 2023): FedAvg, and beside it a personal model accumulated over the rounds.
 
-P_k^0 = w_k^1, then P_k ← τ w_k + (1−τ) P_k with w_k the site's model after each round's local training, τ = 0.9. P_k is
-evaluated and deployed; nothing more travels. (After the first round alone P_k is, by definition, what was sent.)
+P_k^0 = w_k^1, then P_k ← τ w_k + (1−τ) P_k, where w_k is the site's model after each round's local training and τ = 0.9. P_k
+is evaluated and deployed; nothing more travels. (After the first round P_k is, by definition, what was sent.)
 
-Deviations: the extraction of the paper lost the equation; this is what its text says of τ, and the authors' code with
-alpha = 1−τ. The mean over sites is uniform (`aggregation=samples` is the released code's). Batch normalisation's running
-statistics are accumulated like weights; its counters are the last round's. AdamW and the loss are this package's.
+Deviations: the update follows the paper's text on τ (a higher τ weighs the current round more; τ = 1 discards all history)
+and the authors' code, whose alpha is 1−τ. The mean over sites is uniform (`aggregation=samples` is the released code's).
+Batch normalisation's running statistics are accumulated like weights; its counters are the last round's. AdamW and the loss
+are this package's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from feddp.errors import InputError
 from feddp.methods.base import Method, Round
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class IOPFLSettings:
     tau: float = setting(0.9, "IOP-FL: weight of the current round in the personal model; 1 discards all history")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "tau")
         if self.tau > 1:
             raise InputError(f"tau={self.tau} must be at most 1; correct tau")

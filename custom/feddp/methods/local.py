@@ -1,6 +1,6 @@
-"""Local Train: each site alone, no exchange (001, Table I).
+"""Local Train: each site alone, no exchange (Wang et al., TMI 2024, Table I).
 
-Deviations: the sites train in step, so that their curves are comparable; nothing is shared, so nothing flows.
+Deviations: the sites train in step, so that their curves compare; nothing is shared, so no tensor travels.
 """
 
 from feddp.methods.base import Method

@@ -1,12 +1,12 @@
-"""pFedMe (Dinh et al., NeurIPS 2020, Algorithm 1), in 004's tables: a personal model by Moreau envelopes.
+"""pFedMe (Dinh et al., NeurIPS 2020, Algorithm 1), as in (Jiang et al., TMI 2023): a personal model by Moreau envelopes.
 
 On every batch θ ≈ argmin L_seg(θ) + (λ/2) ‖θ − w_k‖² by a few inner steps, then w_k ← w_k − ηλ (w_k − θ). The sites send w_k,
 the server takes (1−β) w + β mean(w_k). θ is the personal model: it is evaluated and deployed.
 
 Deviations: the inner steps are AdamW's (the authors' code: SGD), from the last θ, which starts at the received w. η is 0.05,
-ours, so that w goes three quarters of the way to θ (ηλ = 0.75); at the authors' 0.005 w hardly moves in the rounds
-that 001 and 004 train. w's batch-normalisation statistics follow θ's by the same outer step: θ's own are never sent. β above 1,
-which the paper also tries, would extrapolate variances and is refused.
+ours, so that w moves three quarters of the way to θ (ηλ = 0.75); at the authors' 0.005 w hardly moves in the number of rounds
+that (Wang et al., TMI 2024) and (Jiang et al., TMI 2023) train. w's batch-normalisation statistics follow θ's by the same outer
+step: θ's own are never sent. β above 1, which the paper also tries, would extrapolate variances and is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
 from feddp.methods.base import Method, Round
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ class PFedMeSettings:
     inner_steps: int = setting(5, "pFedMe: steps of θ on each batch", most=1_000)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "pfedme_lambda", "pfedme_eta", "pfedme_beta", "inner_steps")
         if self.pfedme_eta * self.pfedme_lambda > 1:
             product = f"pfedme_eta={self.pfedme_eta} times pfedme_lambda={self.pfedme_lambda}"

@@ -1,13 +1,13 @@
-"""pFLFE (Xie et al., 002): feature enhancement without labels, then supervised training, an aggregation after each.
+"""pFLFE (Xie et al., 2024): feature enhancement without labels, then supervised training, an aggregation after each.
 
 The encoder E is shared; decoder D_k, with the head, and projector P_k are private. Phase 1 trains E and P_k on two views of
-each image (Eq. 2, 3; feddp.training.enhancement); the target network is dropped after it. Phase 2 trains E and D_k on Dice
-+ cross-entropy (Eq. 1). FC-pFLFE does both at home and aggregates once a round. Table 4: `enhance=false`;
+each image (Eq. 2, 3; `feddp.training.enhancement`); the target network is dropped after it. Phase 2 trains E and D_k on Dice
++ cross-entropy (Eq. 1). FC-pFLFE does both locally and aggregates once per round. Table 4: `enhance=false`;
 `private=head,projector` shares the decoder, `private=decoder.1,head,projector` all of it but the level nearest the output.
 
-Deviations: the paper states neither the target's momentum (0.99, BYOL's lower end), the projector's size (256-128) nor the
-augmentations: ours. With PVTv2 as with U-Net, E is the encoder. An optimiser serves both phases, as E is in both. There is no
-predictor, so the outputs may collapse: their spread is in the site's record each round, and a warning in its log.
+Deviations: the paper states neither the target's momentum (0.99, BYOL's lower end), nor the projector's size (256-128), nor the
+augmentations: ours. With PVTv2 as with U-Net, E is the encoder. One optimiser serves both phases, as E is in both. There is no
+predictor, so the outputs may collapse: their spread is in the site's record in each round, and a warning is in its log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from feddp.errors import InputError
 from feddp.methods.base import Method, Round, RunPlan
 from feddp.partition import DECODER, HEAD, PROJECTOR
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 COLLAPSED = 0.01  # of what outputs spread evenly over the sphere have
 
@@ -29,6 +29,7 @@ class PFLFESettings:
     enhance: bool = setting(True, "pFLFE: the enhancement; false leaves only the supervised training (Table 4)")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "ema")
         if self.ema > 1:
             raise InputError(f"ema={self.ema} must be at most 1; correct ema")
@@ -67,7 +68,7 @@ class PFLFE(Method):
 
 
 class FCPFLFE(PFLFE):
-    """FC-pFLFE (002, Sec. 2.3): both phases at home, one aggregation a round."""
+    """FC-pFLFE (Xie et al., 2024, Sec. 2.3): both phases at the site, one aggregation per round."""
 
     phases = 1
 

@@ -1,12 +1,13 @@
-"""TTT (Sun et al., ICML 2020), as 004 compares with it: FedAvg with a rotation head beside the task.
+"""TTT (Sun et al., ICML 2020), as in (Jiang et al., TMI 2023): FedAvg with a rotation head beside the task.
 
-L = L_seg + weight · CE: each image of the batch by a random number of quarter turns, which a linear head on the encoder's
-pooled deepest features has to name. The head is shared and averaged like all else. At a hospital outside, `feddp adapt
---how ttt` minimises the rotation loss over the encoder.
+L = L_seg + weight · CE: each image of the batch is turned by a random number of quarter turns, which a linear head on the
+encoder's pooled deepest features has to predict. The head is shared and averaged like everything else. At an unseen site,
+`feddp adapt --how ttt` minimises the rotation loss over the encoder.
 
-Deviations: a federation, where the original has one data set. The original turns the batch that the task sees; ours turns the
-batch's images as they are in the data, since the loop's augmentation, which is quarter turns and flips too, would leave nothing
-to be told. The weight is 1 as in the original. The branching is after the last of the encoder's stages.
+Deviations: this is a federation, while the original has one data set. The original turns the batch that the task sees; ours
+turns the batch's images as they are in the data, because the loop's augmentation consists of quarter turns and flips too and
+would leave nothing to predict. The weight is 1 as in the original. The head branches off after the last of the encoder's
+stages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from feddp.methods.base import AtSite, RunPlan
 from feddp.methods.fedavg import FedAvg
-from feddp.training.settings import require_not_negative, setting
+from feddp.training.settings import require_bounds, require_not_negative, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,7 @@ class TTTSettings:
     rotation: float = setting(1.0, "TTT: weight of the rotation head's cross-entropy")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "rotation")
 
 

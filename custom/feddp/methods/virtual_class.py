@@ -1,17 +1,18 @@
-"""Virtual classes with personalized affinity aggregation (003): frozen kernels beside the real ones, private Q and M.
+"""Virtual classes with personalized affinity aggregation (Liu et al., 2024): frozen kernels beside the real ones; private Q, M.
 
-The head gives similarities between pixel features and C real and V = C·N virtual kernels, N the number of sites (Eq. 3); the
-virtual ones start orthogonal, the same everywhere, and stay. L = L_dice + λ_r L_r + λ_v L_v (Eq. 8; feddp.training.virtual).
-In every level of the decoder Q · M takes the skip's place (PAA, Eq. 9 to 12; feddp.networks.virtual_classes): conv_q and conv_m
-are private, conv_k and the rest, the real kernels too, are shared. Ablations: `virtual=0`, `paa=false`, `private=none` (PAA
-shared), `private=affinity_query`, `affinity_key`, `affinity_matrix` or several of them; `virtual=4` (V = 4CN).
+The head gives similarities between pixel features and C real and V = C·N virtual kernels, where N is the number of sites (Eq.
+3). The virtual kernels start orthogonal, the same at every site, and stay frozen. L = L_dice + λ_r L_r + λ_v L_v (Eq. 8;
+`feddp.training.virtual`). In every level of the decoder Q · M takes the skip connection's place (PAA, Eq. 9 to 12;
+`feddp.networks.virtual_classes`): conv_q and conv_m are private, conv_k and the rest, the real kernels included, are shared.
+Ablations: `virtual=0`, `paa=false`, `private=none` (PAA shared), `private=affinity_query`, `affinity_key`, `affinity_matrix`
+or several of them; `virtual=4` (V = 4CN).
 
 Deviations: the similarities, which lie in [-1, 1], are divided by a temperature of 0.1 (ours: a softmax over them as they are
-can hardly be sure). Eq. 7 writes 0 for the real maps (and C ≤ c < V for c < C + V); they are left out of the softmax, and
-`mask=literal` keeps the zeros. Foreground comes out as everywhere here, at a probability above 1/2: where none of several
-exclusive classes reaches it, a pixel is background. L_dice is MONAI's over all C classes; the setting `loss` is not used.
-V is rounded to a whole number, at least 1. Without virtual classes the head is still that of similarities. The paper: Adam,
-batch 12; ours as everywhere, AdamW, 6.
+is never confident). Eq. 7 writes 0 for the real maps (and C ≤ c < V for c < C + V); here they are left out of the softmax,
+and `mask=literal` keeps the zeros. A class is foreground at a probability above 1/2, as everywhere in this package: where
+none of several exclusive classes reaches it, a pixel is background. L_dice is MONAI's over all C classes; the setting `loss`
+is not used. V is rounded to a whole number, at least 1. Without virtual classes the head still gives similarities. The paper:
+Adam, batch 12; ours, as everywhere, AdamW and 6.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from feddp.errors import InputError
 from feddp.methods.base import AtSite, Method, RunPlan
 from feddp.partition import AFFINITY_MATRIX, AFFINITY_QUERY, NONE, Rule
-from feddp.training.settings import require_choice, require_not_negative, require_positive, setting
+from feddp.training.settings import require_bounds, require_choice, require_not_negative, require_positive, setting
 from feddp.training.virtual import EXCLUDED, LITERAL, dice, real_loss, virtual_loss
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class VirtualClassSettings:
     mask: str = setting(EXCLUDED, "virtual classes: real maps excluded from L_v's softmax, or literal zeros in it (Eq. 7)")
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "lambda_r", "lambda_v", "virtual")
         require_positive(self, "temperature")
         require_choice(self, "mask", (EXCLUDED, LITERAL))

@@ -25,7 +25,7 @@ SLOT = STAGES[HEADS]
 
 def serve(server: Server) -> None:
     exchange.prepare(server, protocol.INTRODUCE)
-    for epoch in range(1, server.plan.calibration.calibration_epochs + 1):
+    for epoch in range(1, server.plan.heads.heads_epochs + 1):
         heads = exchange.collect(server, protocol.COLLECT_HEADS, epoch=epoch)
         peers = exchange.hand_out(server, protocol.CALIBRATE_HEADS, heads, NUMBERS, epoch=epoch)
         server.memory.note_peers(peers)
@@ -60,7 +60,7 @@ def calibrate(site: Site, peers: Mapping[str, Tensors], epoch: int) -> Tuned:
         FedDPError: a peer's tensors are not exactly a head, the peer is not among the plan's sites, or as for `head`.
     """
     before = _open(site, epoch)
-    settings, step = site.plan.calibration, _exchanges(site) + epoch
+    settings, step = site.plan.heads, _exchanges(site) + epoch
     spec = Spec.of(site.network.state_dict(), head_names(site.network))
     for peer, tensors in peers.items():
         spec.check(peer, tensors)
@@ -77,7 +77,7 @@ def calibrate(site: Site, peers: Mapping[str, Tensors], epoch: int) -> Tuned:
     history = {"losses": torch.tensor(losses, dtype=torch.float64), "scores": torch.tensor(scores, dtype=torch.float64)}
     after = local.state()
     keep(site, State(step, after.private, optimizer=after.optimizer, memory=history), {step - 1})
-    site.store.record(SLOT, epoch=epoch, of=settings.calibration_epochs, loss=losses[-1], iou=scores[-1])
+    site.store.record(SLOT, epoch=epoch, of=settings.heads_epochs, loss=losses[-1], iou=scores[-1])
     return Tuned(losses, scores, best)
 
 
@@ -88,7 +88,7 @@ def _exchanges(site: Site) -> int:
 
 def _open(site: Site, epoch: int) -> State:
     """Loads the network as it is before `epoch`; returns the site's state, empty before its first epoch."""
-    require(site.name, "epoch", epoch, 1, site.plan.calibration.calibration_epochs)
+    require(site.name, "epoch", epoch, 1, site.plan.heads.heads_epochs)
     start, _ = site.store.read(site.latest(before=SLOT))
     exchanges = _exchanges(site)
     state = state_before(site.name, site.store, exchanges + epoch - 1, f"epoch {epoch}", first=epoch == 1)

@@ -14,7 +14,15 @@ from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.training.rotation import every_turn
 from feddp.training.seeds import seed_of
-from feddp.training.settings import defaults, from_settings, require_choice, require_not_negative, require_positive, setting
+from feddp.training.settings import (
+    defaults,
+    from_settings,
+    require_bounds,
+    require_choice,
+    require_not_negative,
+    require_positive,
+    setting,
+)
 
 NORMS = ("mean", "batch")
 Loss = Callable[[nn.Module, Tensor, torch.Generator], Tensor]  # (network, images (B,C,H,W), rng) -> scalar
@@ -36,6 +44,7 @@ class Settings:
     seed: int = setting(0, "seed of every random draw", most=2**63 - 1)
 
     def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "epochs", "beta", "noise", "neighbourhood")
         require_positive(self, "lr", "batch")
         require_choice(self, "mix", tuple(MIXES))
