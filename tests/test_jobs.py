@@ -123,7 +123,7 @@ def test_a_job_names_no_path_at_a_participant(plan_for, weights):
 def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
     (tmp_path / "job").mkdir()
     (tmp_path / "job/meta.json").write_text("{}")
-    with pytest.raises(FedDPError, match="something else than an exported job"):
+    with pytest.raises(FedDPError, match="neither empty nor an exported job"):
         export(plan_for(), tmp_path / "job")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FedDPError, match="something else"):
