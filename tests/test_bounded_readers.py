@@ -66,7 +66,7 @@ def test_the_largest_picture_is_read_and_one_row_more_is_not(tmp_path):
     (tmp_path / "most.png").write_bytes(png(SIDE, SIDE))
     assert read_image(tmp_path / "most.png", 1, tmp_path).shape == (SIDE, SIDE)
     (tmp_path / "more.png").write_bytes(png(SIDE, SIDE + 1))
-    with pytest.raises(BadFile, match=rf"more.png: has {SIDE} x {SIDE + 1} pixels; the limit is {SIDE**2} .* Scale it down"):
+    with pytest.raises(BadFile, match=rf"more.png: has {SIDE} x {SIDE + 1} pixels; the limit is {SIDE**2}. Scale it down"):
         read_image(tmp_path / "more.png", 1, tmp_path)
 
 

@@ -277,7 +277,7 @@ def test_values_that_make_no_image_are_named(source):
     save(source / "BIDMC/Case01.nii.gz", broken)
     refused(source, "BIDMC/Case01.nii.gz has values that are not finite")
     save(source / "BIDMC/Case01.nii.gz", np.full_like(broken, 7))
-    refused(source, "BIDMC/Case01.nii.gz has no contrast: .* is 7")
+    refused(source, "BIDMC/Case01.nii.gz has no contrast: .* are 7")
     save(source / "BIDMC/Case01.nii.gz", volume())
     save(source / "BIDMC/Case01_segmentation.nii.gz", np.zeros_like(truth()))
     refused(source, "BIDMC/Case01_segmentation.nii.gz is empty")
