@@ -292,8 +292,8 @@ def test_results_that_are_none_are_one_line(feddp, run, pngs, tiny_root, tmp_pat
         ({"channels": 10**9}, "channels="),
         ({"classes": [str(i) for i in range(1000)]}, "classes"),
         ({"labels": "some"}, "labels"),
-        ({"start_round": 10**9}, "does not say which of its rounds"),
-        ({"start_round": None}, "does not say which of its rounds"),
+        ({"start_round": 10**9}, "does not say which rounds"),
+        ({"start_round": None}, "does not say which rounds"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from feddp.adaptation import unseen_site
-from feddp.adaptation.adapt import Settings
+from feddp.adaptation.fitting import Settings
 from feddp.compare import leave_one_out
 from feddp.compare.leave_one_out import LeaveOneOut
 from feddp.compare.studies import OUTSIDE, TABLE_II, AdaptedModels
@@ -282,7 +282,7 @@ def test_the_studies_of_the_outside_share_runs_and_adaptations(compare, runs, ad
 
 
 def test_the_losses_are_removed_one_at_a_time():
-    """004, Fig. 8: without the consistency its noise is 0, without the shape constraint β is 0."""
+    """(Jiang et al., TMI 2023, Fig. 8): without the consistency its noise is 0, without the shape constraint β is 0."""
     found = {e.labels[0]: e.source.settings for e in OUTSIDE["losses"](4).entries}
     assert found["both"] == Settings()
     assert (found["shape alone"].noise, found["shape alone"].beta) == (0, 0.01)
@@ -335,7 +335,7 @@ def test_one_site_or_a_site_without_test_images_is_refused(compare, runs, tmp_pa
 
 def test_some_of_the_sites_are_named_and_found(root):
     assert federation_of(root, ["site-3", "site-1"])[0] == ["site-1", "site-3"]
-    with pytest.raises(FedDPError, match="site-9: no site below .*; there are site-1, site-2, site-3"):
+    with pytest.raises(FedDPError, match="site-9: not a site below .*; the sites are site-1, site-2, site-3"):
         federation_of(root, ["site-1", "site-9"])
 
 

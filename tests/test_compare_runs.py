@@ -157,8 +157,8 @@ def test_a_campaign_of_some_sites_hands_them_to_its_runs(tiny_root, tmp_path, to
 
 
 def test_the_studies_compare_what_the_paper_compares():
-    """001's Table III and Figs. 6, 8, 9, 10: 3, 12, 5, 5 and 6 runs; 004's Figs. 5 and 6: 5 and 6; 002's Table 4: 2 · 5;
-    003's Tables II and III: 4 and 4, its Fig. 8: 3, 5 and 4."""
+    """Runs: (Wang et al., TMI 2024) Table III and Figs. 6, 8, 9, 10: 3, 12, 5, 5 and 6; (Jiang et al., TMI 2023) Figs. 5 and 6:
+    5 and 6; (Xie et al., 2024) Table 4: 2 · 5; (Liu et al., 2024) Tables II and III: 4 and 4, Fig. 8: 3, 5 and 4."""
     assert {name: len({e.source.variant for e in study.entries}) for name, study in STUDIES.items()} == {
         "ablation": 3,
         "backbones": 12,

@@ -1,12 +1,12 @@
 """A hospital's privacy filter on what training changed, and half-precision messages, each with our other filters around it.
 
 Filters run as FLARE runs them: a scope that FLARE builds of a privacy.json, chains that an exported job names, and
-`apply_filters`, which a site calls with both. The simulator applies no site's filters, so privacy is not in its run.
+`apply_filters`, which a site calls with both. A run in half precision is in test_simulator.py, without privacy: the simulator
+applies no site's filters.
 """
 
 import json
 import math
-import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -20,28 +20,20 @@ from nvflare.apis.utils.task_utils import apply_filters
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
-from safetensors.torch import load_file
 
 from feddp import protocol
-from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
-from feddp.files import SHARED
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.precision import HalfPrecision
 from feddp.flare.site import SiteComponent
 from feddp.jobs import folder as jobs
-from feddp.methods.aggregation import Spec, average
+from feddp.methods.aggregation import Spec
 from feddp.protocol import Sent
-from feddp.run import session
-from feddp.run.simulator import simulator
 from feddp.stages.server import nbytes
-from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
 from feddp.stages.train import train
-from feddp.training.store import Store
-from support import CAPTURE, ROOT
-from support.in_flare import SITES, request_for
+from support import ROOT
 from support.site import FlareSite, context
 
 PAGE = (ROOT / "docs/how-to/it-administrator.md").read_text(encoding="utf-8")
@@ -134,7 +126,8 @@ def test_percentile_by_hand(toy_site, scope):
 def test_what_the_filter_leaves_alone_is_sent_to_the_bit(toy_site, scope):
     """At percentile 0 with a large gamma nothing is dropped or clipped: any float32 values come back as they were."""
     generator = torch.Generator().manual_seed(3)
-    received = {n: torch.randn(v.shape, generator=generator).to(v.dtype) for n, v in toy_site.network.state_dict().items()}
+    state = toy_site.expected.network.state_dict()
+    received = {n: torch.randn(v.shape, generator=generator).to(v.dtype) for n, v in state.items()}
     sent = {n: (1e-3 * torch.rand(v.shape, generator=generator)).to(v.dtype) for n, v in received.items()}
     chain = scope(on_update(PERCENTILE, percentile=0, gamma=100.0), GUARD)
     tensors, _ = messages.unpack(answered(toy_site, chain, sent, received))
@@ -427,43 +420,3 @@ def test_flares_quantizer_gives_the_same_bits_and_takes_no_counter(half_job, toy
     for other in (torch.tensor(3), torch.zeros(3, dtype=torch.uint8)):
         with pytest.raises(ValueError, match="Invalid source data type: u?int"):
             quantizer.quantization(weights | {"count": other}, context(toy_site))
-
-
-def test_a_run_in_half_precision(tiny_root, plan_for, tmp_path):
-    """FLARE's simulator, one round, StripPrivate in the chain: the server's γ¹ is the mean of float16 contributions that were
-    trained from float16's γ⁰, to the bit, and not float32's. Every frame that a site's process sent is counted."""
-    capture = tmp_path / "capture"
-    capture.mkdir()
-    plan = plan_for(rounds=1, start="last", stages=("train",), precision="float16")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDDP_CAPTURE", str(capture))
-        patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
-        results = session.run(request_for(tiny_root, tmp_path / "run", plan), simulator, "half")
-    found = load_file(tmp_path / "run" / SHARED)
-
-    def mean_of(travel, folder):
-        """γ¹ and the contributions of a plain loop whose tensors travel as `travel` says."""
-        sites = [Site(n, SiteFolder.open(tiny_root / n), plan, Store(tmp_path / folder / n)) for n in SITES]
-        first = {name: travel(value) for name, value in sites[0].partition.split(sites[0].copy())[0].items()}
-        sent = {site.name: {n: travel(v) for n, v in train(site, first, 0)[0].items()} for site in sites}
-        return average(sent, dict.fromkeys(SITES, 1.0)), sent
-
-    half, sent = mean_of(lambda value: value.half().float(), "half")
-    full, _ = mean_of(lambda value: value, "full")
-    assert found.keys() == half.keys() == full.keys()
-    assert all(torch.equal(found[name], half[name]) for name in half)
-    assert any(not torch.equal(found[name], full[name]) for name in full)
-    # the wire: 2 bytes a number, and less than a twentieth of that beside them; float16's values are found and not float32's
-    numbers = sum(value.numel() for value in half.values())
-    assert results["bytes"]["shared"] == 2 * numbers
-    for site in SITES:
-        frames = (capture / f"{site}.bin").read_bytes()
-        assert 2 * numbers < len(frames) < 2.1 * numbers
-        largest = max(sent[site].values(), key=torch.Tensor.numel).flatten()[:32]
-        assert largest.half().numpy().tobytes() in frames
-        assert largest.numpy().tobytes() not in frames
-    events = [json.loads(line) for line in (tmp_path / "run/progress.jsonl").read_text().splitlines()]
-    answers = {event["site"]: event["bytes"] for event in events if event["event"] == "answer" and event["task"] == "train"}
-    assert answers == dict.fromkeys(SITES, 2 * numbers)
-    asked = {event["task"]: event["bytes"] for event in events if event["event"] == "ask"}
-    assert asked["train"] == asked["adopt"] == answers

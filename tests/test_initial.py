@@ -21,26 +21,17 @@ from feddp.flare import messages
 from feddp.flare.persistor import SharedTensorPersistor
 from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint, read_network, save_network
-from feddp.plan.resolve import WEIGHTS, build_network
+from feddp.plan.resolve import WEIGHTS
 from feddp.plan.schema import Plan
 from feddp.run import session
+from feddp.run.local import local
 from feddp.run.options import Options
-from feddp.run.simulator import simulator
 from feddp.stages.evaluate import evaluate
+from support.brought import brought_by
 from support.driven import drive
-from support.in_flare import SITES, request_for
+from support.request import SITES, request_for
 from support.server import SITES as ABC
 from support.server import Run, good
-
-
-def brought_by(plan):
-    """A whole network that no seed gives, and the plan of a job that brings it."""
-    chance = torch.Generator().manual_seed(17)
-    state = {
-        name: value + torch.rand(value.shape, generator=chance) / 10 if value.is_floating_point() else value
-        for name, value in build_network(plan).state_dict().items()
-    }
-    return state, replace(plan, weights=fingerprint(state))
 
 
 def same(one, other):
@@ -289,14 +280,13 @@ def test_nothing_leaves_with_the_answer(site):
 
 
 def test_a_run_with_weights_is_the_plain_loop_to_the_bit(tiny_root, plan_for, tmp_path):
-    """FedDP's, whose private tensors come from there too, in the simulator with a new process for every task: what a site was
-    handed is on its disk. The plain loop gives every site the tensors themselves."""
-    method = "feddp"
-    state, plan = brought_by(plan_for(method=method, rounds=1, stages=("train",), start="last"))
-    request = replace(request_for(tiny_root, tmp_path / "run", plan, threads=1), initial=state)
-    results = session.run(request, simulator, method)
+    """FedDP's, whose private tensors come from there too. The plain loop's sites forget after every task: what one was handed
+    is on its disk. (FLARE's run of it, with a new process for every task, is in test_simulator.py.)"""
+    state, plan = brought_by(plan_for(method="feddp", rounds=1, stages=("train",), start="last"))
+    request = replace(request_for(tiny_root, tmp_path / "run", plan), initial=state)
+    results = session.run(request, local, "feddp")
     assert results["weights"] == fingerprint(state)
-    for name, site in drive(plan, tiny_root, tmp_path / "plain", initial=state).items():
+    for name, site in drive(plan, tiny_root, tmp_path / "plain", initial=state, fresh=True).items():
         assert same(load_file(tmp_path / "run/sites" / name / "network.safetensors"), site.store.read(site.latest())[0])
         assert results["sites"][name]["final"] == evaluate(site)["final"]
     assert set(results["sites"]) == set(SITES)

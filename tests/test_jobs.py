@@ -1,7 +1,6 @@
 """Job folders: the committed ones are what `feddp job` exports, and every one of them runs."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,9 @@ from feddp.flare.site import SiteComponent
 from feddp.jobs.folder import export
 from feddp.networks.weights import fingerprint
 from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
+from feddp.plan.schema import Plan
 from feddp.run import session
-from feddp.run.simulator import simulator
+from feddp.run.local import local
 from support import ROOT
 
 SYNTHETIC = ["--sites", "site-1,site-2,site-3,site-4", "--rounds", "15"]
@@ -54,14 +54,12 @@ def test_a_committed_job_names_only_the_classes_that_sites_allow(name):
 
 @pytest.mark.parametrize("name", COMMITTED)
 def test_a_committed_job_runs_a_round(name, tmp_path):
-    """The folder as it is, but for its numbers: one round, one calibration epoch, 32 px."""
-    job = tmp_path / name
-    shutil.copytree(ROOT / "jobs" / name, job)
-    for path in job.rglob("config_fed_*.json"):
-        config = json.loads(path.read_text())
-        (plan,) = [c["args"]["plan"] for c in config["components"]]
-        plan |= {"rounds": 1, "size": 32, "settings": {"calibration_epochs": 1}}
-        path.write_text(json.dumps(config))
+    """Its plan as it is, but for its numbers: one round, one calibration epoch, 32 px. Here in one process; that FLARE runs
+    what is exported to the same bits, test_environments.py shows."""
+    job = ROOT / "jobs" / name
+    config = json.loads((job / "app_server/config/config_fed_server.json").read_text())
+    (plan,) = [c["args"]["plan"] for c in config["components"]]
+    plan |= {"rounds": 1, "size": 32, "settings": {"calibration_epochs": 1}}
     sites = json.loads((job / "meta.json").read_text())["deploy_map"]["app_client"]
     data = tmp_path / "data"
     synthesize(data, sites=4, images=10, size=32)
@@ -70,13 +68,8 @@ def test_a_committed_job_runs_a_round(name, tmp_path):
         (made / "dataset.json").write_text(json.dumps(description))
         made.rename(data / site)
     policies = {site: {"data": str(data / site), "consent": ["calibration"]} for site in sites}
-    plan = SiteComponent(plan).plan
-    (tmp_path / "run").mkdir()
-    with simulator(session.Request(plan, policies, tmp_path / "run"), job) as running:
-        running.process.wait(timeout=300)
-        succeeded, server = running.outcome()
-        assert succeeded, running.log.read_text()[-3000:]
-    results = json.loads((server / "results.json").read_text())
+    plan = Plan.from_json(plan)
+    results = session.run(session.Request(plan, policies, tmp_path / "run"), local, name)
     assert set(results["sites"]) == set(sites)
     for site in results["sites"].values():
         assert site["final"]["dice"]["n"] >= 2
@@ -130,7 +123,7 @@ def test_a_job_names_no_path_at_a_participant(plan_for, weights):
 def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
     (tmp_path / "job").mkdir()
     (tmp_path / "job/meta.json").write_text("{}")
-    with pytest.raises(FedDPError, match="something else than a job of ours"):
+    with pytest.raises(FedDPError, match="neither empty nor an exported job"):
         export(plan_for(), tmp_path / "job")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FedDPError, match="something else"):
@@ -160,7 +153,7 @@ def test_no_job_is_exported_with_other_tensors_than_its_plan_says(plan_for, tmp_
 
 
 def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):
-    """`--then igc` is a stage more, `--calibration-epochs 0` one less; the components follow."""
+    """`--then igc` is a stage more, `--calibration-epochs 0` one less; each is a workflow of its own."""
 
     def exported(name, *arguments):
         done = CliRunner().invoke(app, ["job", "--out", str(tmp_path / name), "--sites", "A,B", *arguments])
@@ -168,10 +161,12 @@ def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):
         server = json.loads((tmp_path / name / "app_server/config/config_fed_server.json").read_text())
         return server["components"][0]["args"]["plan"]["stages"], [w["id"] for w in server["workflows"]]
 
-    all_three = ["aggregation", "calibration", "evaluation"]
-    assert exported("a", "--method", "fedavg", "--then", "igc") == (["train", "calibrate"], all_three)
-    assert exported("b", "--method", "finetune", "--then", "igc") == (["train", "tune", "calibrate"], all_three)
-    assert exported("c", "--method", "feddp", "--then", "igc") == (["train", "calibrate"], all_three)
-    assert exported("e", "--method", "feddg") == (["spectra", "train"], ["spectra", "aggregation", "evaluation"])
-    assert exported("f", "--method", "feddg", "--then", "igc") == (["spectra", "train", "calibrate"], ["spectra", *all_three])
-    assert exported("d", "--method", "feddp", "--calibration-epochs", "0") == (["train"], ["aggregation", "evaluation"])
+    for name, stages, *arguments in (
+        ("a", ["train", "calibrate"], "--method", "fedavg", "--then", "igc"),
+        ("b", ["train", "tune", "calibrate"], "--method", "finetune", "--then", "igc"),
+        ("c", ["train", "calibrate"], "--method", "feddp", "--then", "igc"),
+        ("d", ["train"], "--method", "feddp", "--calibration-epochs", "0"),
+        ("e", ["spectra", "train"], "--method", "feddg"),
+        ("f", ["spectra", "train", "calibrate"], "--method", "feddg", "--then", "igc"),
+    ):
+        assert exported(name, *arguments) == (stages, [*stages, "evaluate"])

@@ -155,7 +155,7 @@ def test_what_is_private_starts_from_the_job_s_initial_tensors_where_it_had_some
     options = {"method": "pflfe", "network": "resnet18-fpn"}
     initial = {name: value + 1 for name, value in build_network(plan_for(**options)).state_dict().items()}
     run, plan, shared = finished(**options, weights=fingerprint(initial))
-    with pytest.raises(FedDPError, match="its job/ that holds them is gone"):
+    with pytest.raises(FedDPError, match="its job/ with these tensors is missing"):
         join(run, hospital, tmp_path / "out", epochs=1)
     carried = run / "job/pflfe_data/app_server/config" / WEIGHTS
     save_network(carried, initial | {"segmentation_head.0.bias": torch.zeros(1)}, {})
@@ -194,7 +194,7 @@ def _fill(out):
         ("fedavg", {"lr": 0.0}, None, "tune_lr=0"),
         ("fedavg", {"device": "cuda:99"}, None, "device cuda:99 cannot be used"),
         ("local", {}, None, "shares nothing"),
-        ("fedlc", {}, None, "fedlc gives every site of the federation layers of its own"),
+        ("fedlc", {}, None, "fedlc has its own layers for every site of the federation"),
         ("fedavg", {}, lambda run, data, out: (run / "results.json").unlink(), "is not a finished run"),
         ("fedavg", {}, lambda run, data, out: (run / "shared.safetensors").unlink(), "has no shared.safetensors"),
         ("fedavg", {}, lambda run, data, out: _fill(out), "not empty"),

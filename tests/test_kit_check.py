@@ -211,7 +211,7 @@ def _filter(entry, chain="task_result_filters"):
             lambda r: r.update(app_validator={"path": POPEN}),
             "has the component app_validator, of subprocess.Popen",
         ),
-        ("resources.json", lambda r: r.update(JOBS_OWN), f"says {ConfigVarName.DECOMPOSER_MODULE}, which no kit has"),
+        ("resources.json", lambda r: r.update(JOBS_OWN), f"has {ConfigVarName.DECOMPOSER_MODULE}, which no kit has"),
         ("resources.json", lambda r: r["client"].update(compression="{$HOME}"), "'{$HOME}', which FLARE would expand"),
         ("resources.json", lambda r: r.update({"@x": {}}), "'@x', which FLARE would expand"),
         ("resources.json.default", _component(path=POPEN), "has the component x, of subprocess.Popen"),

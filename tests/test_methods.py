@@ -23,6 +23,7 @@ from feddp.stages.train import adopt, train
 from feddp.training.settings import setting
 from feddp.training.store import Store
 from support.driven import drive
+from support.server import Run
 from support.site import FlareSite
 
 SITES = ("site-1", "site-2")
@@ -199,6 +200,26 @@ def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, t
     for name, own in ends[0].items():
         assert own.keys() == ends[1][name].keys()
         assert all(own[key].equal(ends[1][name][key]) for key in own)
+
+
+@pytest.mark.parametrize("method", ["iop_fl", "virtual_class"])
+def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, tiny_root, tmp_path, method):
+    """Of the two shapes that test_environments.py does not run in FLARE's processes: a personal model that is accumulated from
+    what is sent, and a network of the method's own."""
+    plan = plan_for(method=method, start="last")
+    (tmp_path / "server").mkdir()
+    policy = {"consent": ["calibration"], "seed": "plan", "min_images": 1, "std_images": 1}
+    sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, **policy) for name in SITES}
+
+    def answer(site, task, tensors, scalars):
+        return sites[site].answer(task, tensors, **scalars)
+
+    run = Run(tmp_path / "server", plan, list(SITES), answer).run(*plan.stages, "evaluate")
+    assert run.panics == []
+    for name, site in drive(plan, tiny_root, tmp_path / "plain").items():
+        wanted, found = (made.store.read(made.latest())[0] for made in (site, sites[name].open()))
+        assert found.keys() == wanted.keys()
+        assert all(found[key].equal(wanted[key]) for key in wanted)
 
 
 # --- batch normalisation: what happens to buffers ---------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""Exported jobs in FLARE's simulator: the plain loop's bits."""
+"""A method of another package in FLARE's simulator."""
 
 import json
 import os
 import re
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -12,16 +11,7 @@ from feddp.methods import METHODS
 from feddp.run import session
 from feddp.run.simulator import simulator
 from support.docs_pages import blocks
-from support.in_flare import SITES, check_same_bits, request_for
-
-# one of each shape: stages at home, phases, exchanges, a personal model, a network of its own. feddp runs in test_simulator.py,
-# fedavg in test_jobs.py, and every method through its executors in test_methods.py.
-SHAPES = ("ditto", "fedbabu", "feddg", "fedlc", "iop_fl", "pflfe", "virtual_class")
-
-
-@pytest.mark.parametrize("method", SHAPES)
-def test_an_exported_job_runs_to_the_same_bits_as_the_plain_loop(tiny_root, plan_for, tmp_path, method):
-    check_same_bits(method, tiny_root, plan_for, tmp_path)
+from support.request import SITES, request_for
 
 
 def docs_package() -> tuple[str, str]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.adaptation.adapt import Settings, fit
+from feddp.adaptation.fitting import Settings, fit
 from feddp.adaptation.models import GLOBAL, Models
 from feddp.adaptation.routing import Routed
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities

@@ -377,7 +377,7 @@ def test_no_label_is_touched_before_the_masks_are_written(run, site, tmp_path, m
     """Even with --score: when the masks are first asked for, every prediction lies on disk."""
     written = []
     monkeypatch.setattr(unseen_site, "load", lambda *_: written.extend(masks(tmp_path / "out")) or [])
-    request = unseen_site.Request("average", unseen_site.Settings(), score=True)
+    request = unseen_site.AdaptationOptions("average", unseen_site.Settings(), score=True)
     with pytest.raises((FedDPError, RuntimeError)):
         unseen_site.adapt(read_models(run), "run", site, tmp_path / "out", request, torch.device("cpu"))
     assert len(written) == 2

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from feddp.adaptation import adapt
+from feddp.adaptation import fitting
 from feddp.errors import FedDPError
 from feddp.methods import METHODS
 from feddp.plan.resolve import build_network, exchanged, partition_of
@@ -34,7 +34,7 @@ GROUPS = (
     Tuning,
     Calibration,
     Heads,
-    adapt.Settings,
+    fitting.Settings,
     *dict.fromkeys(METHODS[name].Hyper for name in METHODS),
 )
 BOUNDED = [(group, f) for group in GROUPS for f in fields(group) if type(f.default) in (int, float)]

@@ -18,7 +18,7 @@ from feddp.jobs import adaptation as outside
 from feddp.jobs import folder as jobs
 from feddp.protocol import rounded
 from feddp.run.poc import SERVER, PocJob, connect, federation
-from feddp.run.session import Request, bring_home
+from feddp.run.session import Request, copy_results
 from feddp.stages.memory import start_file
 from support.captured import value_of
 from support.deployment import approved
@@ -117,7 +117,7 @@ def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does
     assert succeeded, job.log.read_text()[-3000:]
 
     for site in donors:
-        bring_home(earlier.store(site), home / "sites" / site)
+        copy_results(earlier.store(site), home / "sites" / site)
     shutil.copy(start_file(server, results["start_round"]), home / "shared.safetensors")
     (home / "results.json").write_text(json.dumps({"sites": dict.fromkeys(donors)}))
     words = ["--models", home, "--images", data, "--out", tmp_path / "masks", "--epochs", 1, "--seed", 3, "--score"]

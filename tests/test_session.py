@@ -4,11 +4,13 @@ import os
 
 import pytest
 
-from feddp.run.session import bring_home, fresh
+from feddp.run.session import copy_results, fresh
 from feddp.training.store import Store
 
 
-@pytest.mark.parametrize("make", [fresh, Store, lambda folder: bring_home(folder.parent, folder)], ids=["run", "store", "home"])
+@pytest.mark.parametrize(
+    "make", [fresh, Store, lambda folder: copy_results(folder.parent, folder)], ids=["run", "store", "home"]
+)
 def test_a_folder_with_a_sites_own_files_is_its_owners_alone(tmp_path, make):
     """Whatever the process's umask; a plain folder is the control."""
     before = os.umask(0o022)
@@ -33,10 +35,10 @@ def test_what_comes_home(tmp_path):
         "record.jsonl",
     ):
         (store / name).write_text(name)
-    bring_home(store, tmp_path / "home")
+    copy_results(store, tmp_path / "home")
     found = {file.name: file.read_text() for file in (tmp_path / "home").iterdir()}
     kept = {name: name for name in ("images.csv", "cases.csv", "record.jsonl")}
     assert found == kept | {"network.safetensors": "tuned.safetensors"}
     (store / "cases.csv").unlink()
-    bring_home(store, tmp_path / "again")
+    copy_results(store, tmp_path / "again")
     assert {file.name for file in (tmp_path / "again").iterdir()} == found.keys() - {"cases.csv"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,26 +11,29 @@ from safetensors.torch import load_file
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import batches, load
+from feddp.data.synthesize import synthesize
+from feddp.files import SHARED
 from feddp.jobs import folder as jobs
+from feddp.methods.aggregation import average
 from feddp.networks import build
+from feddp.networks.weights import fingerprint
 from feddp.partition import QUERY, resolve
 from feddp.run import session
 from feddp.run.follow import Follower
-from feddp.run.session import Request
+from feddp.run.local import local
 from feddp.run.simulator import simulator
+from feddp.stages.site import Site
+from feddp.stages.train import train
 from feddp.training.losses import auxiliary_loss, segmentation_loss
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seed_of
+from feddp.training.store import Store
 from support import CAPTURE
+from support.brought import brought_by
+from support.request import SITES, request_for
 
-SITES = ("site-1", "site-2")
 ROUNDS = 2
 SIZE = 64  # at 32 pixels PVTv2's attention has a single key: the queries would do nothing, and no site would differ
-
-
-def request_for(root: Path, out: Path, plan, threads: int | None = None) -> Request:
-    policies = {site: {"data": str(root / site), "consent": ["calibration"]} for site in SITES}
-    return Request(plan, policies, out, threads)
 
 
 @pytest.fixture(scope="module")
@@ -212,11 +216,79 @@ def test_no_file_the_server_holds_contains_private_values(run):
     assert any(windows(latest[control])[1] in content for content in contents), "the control: shared values are found"
 
 
-def test_a_new_process_for_every_task_gives_the_same_bits(run, tiny_root, plan_for, tmp_path):
-    """One thread for two sites: FLARE starts a new process for each task, so all memory is on disk."""
-    request = request_for(tiny_root, tmp_path / "run", plan_for(rounds=ROUNDS, size=SIZE), threads=1)
-    results = session.run(request, simulator, "tiny")
-    assert results["sites"] == run["results"]["sites"]
+def test_a_new_process_for_every_task_gives_the_same_bits(tiny_root, plan_for, tmp_path):
+    """One thread for two sites: FLARE starts a new process for each task, so all memory is on disk: the tensors that the job
+    brought, private ones too, the state after a round, and what the sites exchanged. In one process it stays in memory."""
+    state, plan = brought_by(plan_for(rounds=ROUNDS, size=SIZE))
+    results = {}
+    for name, environment in (("local", local), ("sim", simulator)):
+        request = replace(request_for(tiny_root, tmp_path / name, plan, threads=1), initial=state)
+        results[name] = session.run(request, environment, "tiny")
+    assert results["sim"]["weights"] == fingerprint(state)
+    assert results["sim"]["sites"] == results["local"]["sites"]
     for site in SITES:
-        ours = load_file(request.out / "sites" / site / "network.safetensors")
-        assert equal(ours, load_file(run["stores"][site] / "calibrated.safetensors"))
+        one, other = (load_file(tmp_path / name / "sites" / site / "network.safetensors") for name in results)
+        assert equal(one, other)
+
+
+def test_a_run_in_half_precision(tiny_root, plan_for, tmp_path):
+    """FLARE's simulator, one round, StripPrivate in the chain: the server's γ¹ is the mean of float16 contributions that were
+    trained from float16's γ⁰, to the bit, and not float32's. Every frame that a site's process sent is counted."""
+    capture = tmp_path / "capture"
+    capture.mkdir()
+    plan = plan_for(rounds=1, start="last", stages=("train",), precision="float16")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDDP_CAPTURE", str(capture))
+        patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
+        results = session.run(request_for(tiny_root, tmp_path / "run", plan), simulator, "half")
+    found = load_file(tmp_path / "run" / SHARED)
+
+    def mean_of(travel, folder):
+        """γ¹ and the contributions of a plain loop whose tensors travel as `travel` says."""
+        sites = [Site(n, SiteFolder.open(tiny_root / n), plan, Store(tmp_path / folder / n)) for n in SITES]
+        first = {name: travel(value) for name, value in sites[0].partition.split(sites[0].copy())[0].items()}
+        sent = {site.name: {n: travel(v) for n, v in train(site, first, 0)[0].items()} for site in sites}
+        return average(sent, dict.fromkeys(SITES, 1.0)), sent
+
+    half, sent = mean_of(lambda value: value.half().float(), "half")
+    full, _ = mean_of(lambda value: value, "full")
+    assert found.keys() == half.keys() == full.keys()
+    assert all(torch.equal(found[name], half[name]) for name in half)
+    assert any(not torch.equal(found[name], full[name]) for name in full)
+    # the wire: 2 bytes a number, and less than a twentieth of that beside them; float16's values are found and not float32's
+    numbers = sum(value.numel() for value in half.values())
+    assert results["bytes"]["shared"] == 2 * numbers
+    for site in SITES:
+        frames = (capture / f"{site}.bin").read_bytes()
+        assert 2 * numbers < len(frames) < 2.1 * numbers
+        largest = max(sent[site].values(), key=torch.Tensor.numel).flatten()[:32]
+        assert largest.half().numpy().tobytes() in frames
+        assert largest.numpy().tobytes() not in frames
+    events = [json.loads(line) for line in (tmp_path / "run/progress.jsonl").read_text().splitlines()]
+    answers = {event["site"]: event["bytes"] for event in events if event["event"] == "answer" and event["task"] == "train"}
+    assert answers == dict.fromkeys(SITES, 2 * numbers)
+    asked = {event["task"]: event["bytes"] for event in events if event["event"] == "ask"}
+    assert asked["train"] == asked["adopt"] == answers
+
+
+def test_a_failed_run_ends_with_the_first_real_error_and_the_log(feddp, tmp_path):
+    """A site whose image is broken refuses its first task; two sites are the minimum, so the job fails. What is said is the
+    site's own error, which stays on its machine: in the simulator that is this one."""
+    synthesize(tmp_path / "data", sites=2, images=10, size=32)
+    split = (tmp_path / "data/site-2/split.csv").read_text().splitlines()
+    broken = next(line.split(",")[0] for line in split if line.endswith("train"))
+    (tmp_path / f"data/site-2/images/{broken}.png").write_bytes(b"not an image")
+    code, _, said = feddp("run", "--data", tmp_path / "data", "--out", tmp_path / "out", "--rounds", 1, "--size", 32)
+    assert code == 2
+    last = said.strip().splitlines()[-1]
+    assert f"{broken}.png" in last
+    assert "not a readable image" in last
+    assert str(tmp_path / "out/simulator.log") in last
+    assert "Traceback" not in said
+    code, _, again = feddp("run", "--data", tmp_path / "data", "--out", tmp_path / "out")
+    assert code == 2
+    assert "not empty" in again
+    server = tmp_path / "out/workspace/server/simulate_job/progress.jsonl"
+    refusals = [json.loads(line) for line in server.read_text().splitlines() if "refused" in line]
+    assert refusals
+    assert not any(broken in event["reason"] for event in refusals), "a file's name does not leave the site"

@@ -1,4 +1,4 @@
-"""The studies of virtual classes (003) and pFLFE (002): each row is a plan, and says exactly which tensors are private."""
+"""Studies of virtual classes (Liu et al., 2024) and pFLFE (Xie et al., 2024): each row is a plan with its private tensors."""
 
 import pytest
 from PIL import Image
@@ -123,7 +123,7 @@ def test_the_levels_are_the_decoder_each_tensor_in_one(network, depth):
 
 
 def test_each_study_reports_its_paper_s_metrics():
-    """003 reports mean IoU and Hausdorff distance, the others Dice and ASSD. HD = 10 (1 − Dice) pixels here."""
+    """(Liu et al., 2024) reports mean IoU and Hausdorff distance, the others Dice and ASSD. HD = 10 (1 − Dice) pixels here."""
     shown = {name: study.metrics for name, study in STUDIES.items()}
     assert {name for name, metrics in shown.items() if metrics == ("iou", "hd")} == {n for n in shown if n.startswith("vc_")}
     assert {metrics for name, metrics in shown.items() if not name.startswith("vc_")} == {("dice", "assd")}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.adaptation.adapt import Settings
+from feddp.adaptation.fitting import Settings
 from feddp.adaptation.models import GLOBAL, Models, read_models
 from feddp.adaptation.strategies import STRATEGIES, predict
 from feddp.cli import main

@@ -1,4 +1,4 @@
-"""The KL divergence between foreground and background features, for pFLFE's Table 5 (002).
+"""The KL divergence between foreground and background features, for pFLFE's Table 5 (Xie et al., 2024).
 
 Deviations: the paper gives no formula and names no direction. Ours is the closed form between Gaussians with diagonal
 covariances, fitted to the two sets, as the mean of both directions. It is 0 where the sets are alike and grows with their

@@ -1,6 +1,7 @@
 """A network's features of pixels, and a seeded sample of them for every class.
 
-There are two layers. DECODER: the input of the segmentation head, which 003's Fig. 8 (a, b) and 002's Fig. 1 show.
+There are two layers. DECODER: the input of the segmentation head, which (Liu et al., 2024, Fig. 8 a, b) and
+(Xie et al., 2024, Fig. 1) show.
 ENCODER: the deepest of the decoder's inputs, which pFLFE's enhancement trains; Table 5's "global feature" may mean it.
 A pixel is a pixel of the layer's map; its class is the mask's at its centre.
 """

@@ -16,7 +16,7 @@ from feddp.sealing.kit import CLIENT, Kit, components
 DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
 LAUNCHERS = {f"nvflare.app_opt.job_launcher.{runtime}_launcher.": runtime for runtime in (DOCKER, KUBERNETES)}
 RESULTS = WorkspaceConstants.ENV_VAR_RESULT_ROOT
-SEE = "See provisioning/README.md, 'Site images'"
+SEE = "See the documentation, 'Run a site in Docker or Kubernetes'"
 # the options of a container that a site may set; others could replace the image's code or give it access to the machine
 PYTHON = (None, "/usr/local/bin/python", "/usr/local/bin/python3")
 ENVIRONMENT = {RESULTS, WorkspaceConstants.ENV_VAR_AUDIT_ROOT, WorkspaceConstants.ENV_VAR_LOG_ROOT}
@@ -49,16 +49,16 @@ class Containers:
         Raises:
             BadFile: FLARE would refuse its local/study_runtime.yaml.
         """
-        if (found := runtime(kit)) is None:
+        if (mode := runtime(kit)) is None:
             return None
         file = kit.folder / "local" / "study_runtime.yaml"
         try:
-            studies = load_study_runtime_file(str(file), launcher_mode=found)
+            studies = load_study_runtime_file(str(file), launcher_mode=mode)
         except ValueError as error:
             raise BadFile(Problem(file, f"is not accepted by FLARE ({error})", SEE)) from error
         resources = kit.effective("resources.json")
         (launcher, *_) = [c for c in components(resources) if str(c.get("path")).startswith(tuple(LAUNCHERS))]
-        return cls(found, file, studies, launcher.get("args") or {}, resources)
+        return cls(mode, file, studies, launcher.get("args") or {}, resources)
 
     @property
     def given(self) -> StudyRuntime:

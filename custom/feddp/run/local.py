@@ -105,7 +105,7 @@ class LocalRun:
         except FedDPError as error:
             self._failed = error
             append_event(self.progress, "error", message=str(error))
-        except BaseException as error:  # a bug: `outcome` raises it where somebody sees it
+        except BaseException as error:  # a bug: `outcome` raises it in the caller's thread
             self._failed = error
 
     def finished(self) -> bool:
