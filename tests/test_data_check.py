@@ -41,16 +41,16 @@ PROBLEMS = {
     "missing image": (lambda s: (s / "images/i2.png").unlink(), "images/i2.png", "is missing"),
     "extra image": (lambda s: png(s / "images/x.png", (6, 8, 3)), "images/x.png", "is not in split.csv"),
     "not a png": (lambda s: png(s / "images/i0.jpg", (6, 8, 3)), "images/i0.jpg", "is not a .png file"),
-    "size mismatch": (lambda s: png(s / "masks/i0.png", (6, 7)), "images/i0.png", "is 8 x 6 pixels, its mask 7 x 6"),
+    "size mismatch": (lambda s: png(s / "masks/i0.png", (6, 7)), "images/i0.png", "has 8 x 6 pixels, but its mask 7 x 6"),
     "unreadable image": (lambda s: (s / "images/i0.png").write_bytes(b"no"), "images/i0.png", "not a readable image"),
     "truncated mask": (
         lambda s: (s / "masks/i0.png").write_bytes((s / "masks/i0.png").read_bytes()[:45]),
         "masks/i0.png",
         "not a readable image",
     ),
-    "mask value": (lambda s: png(s / "masks/i3.png", (6, 8), 255), "masks/i3.png", "holds the value(s) 255"),
+    "mask value": (lambda s: png(s / "masks/i3.png", (6, 8), 255), "masks/i3.png", "has the value(s) 255"),
     "multi-channel mask": (lambda s: png(s / "masks/i3.png", (6, 8, 3)), "masks/i3.png", "has 3 channel(s)"),
-    "channel count": (lambda s: png(s / "images/i3.png", (6, 8)), "images/i3.png", "dataset.json says 3"),
+    "channel count": (lambda s: png(s / "images/i3.png", (6, 8)), "images/i3.png", "dataset.json has 3"),
     "patient in two splits": (
         lambda s: split(s, ["i0,p0,train", "i1,p0,val", *LINES[2:]]),
         "split.csv",
@@ -132,5 +132,5 @@ def test_the_command_prints_one_line_a_problem_and_exits_2(site):
     assert bad.exit_code == 2
     assert bad.stdout.splitlines() == [
         f"{site / 'masks/i1.png'}: is missing. Add it, or remove its line from split.csv.",
-        f"{site / 'masks/i3.png'}: holds the value(s) 7. Use 0 to 1 only.",
+        f"{site / 'masks/i3.png'}: has the value(s) 7. Use 0 to 1 only.",
     ]

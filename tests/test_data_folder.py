@@ -95,7 +95,7 @@ def test_wrong_pixels_are_not_written(tmp_path, image, mask, message):
         ("split.csv", "image,patient,split\na,p,trian\n", "split 'trian'"),
         ("split.csv", "image,patient,split\na,p,train\na,p,train\n", "listed more than once"),
         ("split.csv", "image,patient,split\n../a,p,train\n", "is a path"),
-        ("split.csv", "image,patient,split\na,p\n", "has not three fields"),
+        ("split.csv", "image,patient,split\na,p\n", "does not have three fields"),
     ],
 )
 def test_an_ill_formed_description_is_refused_by_name(tmp_path, file, text, message):

@@ -107,7 +107,7 @@ def test_grey_images_and_other_shapes(tmp_path):
         ("masks/i3.png", np.full((8, 8), 3, np.uint8), r"value\(s\) 3"),
         ("masks/i3.png", np.zeros((8, 8, 3), np.uint8), "3 channel"),
         ("masks/i3.png", np.zeros((8, 9), np.uint8), "its mask 9 x 8"),
-        ("images/i3.png", np.zeros((8, 8), np.uint8), "dataset.json says 3"),
+        ("images/i3.png", np.zeros((8, 8), np.uint8), "dataset.json has 3"),
         ("images/i3.png", None, "is missing"),
     ],
 )

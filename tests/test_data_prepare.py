@@ -147,7 +147,7 @@ def lgg_tree(root, sites=("CS", "DU", "FG", "HT"), patients=3):
 
 def test_lgg_leaves_out_other_hospitals_and_says_so(tmp_path):
     notes = PREPARE["lgg"](lgg_tree(tmp_path / "in", ("CS", "DU", "EZ", "FG", "HT")), tmp_path / "out", None, 0)
-    assert notes == ["Left out, not of this federation: EZ (3 images)"]
+    assert notes == ["Left out, of other sites: EZ (3 images)"]
     assert [site.name for site in find_sites(tmp_path / "out")] == ["CS", "DU", "FG", "HT"]
     assert all(SiteFolder.open(site).volumes for site in find_sites(tmp_path / "out"))
 

@@ -200,19 +200,19 @@ def test_all_missing_sources_are_named_at_once(source):
 def test_a_case_in_halves_is_named(source):
     (source / "UCL/Case01_segmentation.nii.gz").unlink()
     (source / "BIDMC/Case02.nii.gz").unlink()
-    refused(source, "in/BIDMC/Case02_segmentation.nii.gz, in/UCL/Case01.nii.gz stand alone")
+    refused(source, "missing beside in/BIDMC/Case02_segmentation.nii.gz, in/UCL/Case01.nii.gz")
     assert not (source.parent / "out").exists()
 
 
 @pytest.mark.parametrize("again", ["ISBI/Case01.nii", "RUNMC/Case01.nii.gz", "copy/ISBI/Case01.nii.gz"])
 def test_a_case_that_is_there_twice_is_named(source, again):
     save(source / again, volume())
-    refused(source, "both .*Case01.nii.* and .*Case01.nii.* are there. Keep one")
+    refused(source, "both .*Case01.nii.* and .*Case01.nii.*. Keep one")
 
 
 def test_a_mask_of_another_shape_is_named(source):
     save(source / "HK/Case01_segmentation.nii.gz", truth()[:-1])
-    refused(source, r"HK/Case01_segmentation.nii.gz is \(10, 8, 5\), its image \(10, 8, 6\)")
+    refused(source, r"HK/Case01_segmentation.nii.gz is \(10, 8, 5\), but its image \(10, 8, 6\)")
     assert not (source.parent / "out/HK").exists()
 
 
@@ -228,7 +228,7 @@ def test_a_mask_of_another_shape_is_named(source):
 def test_a_mask_that_lies_elsewhere_is_named(source, affine, apart):
     """Moved by 3 and 4 mm: 5. Slices 4 mm apart and not 3: 5·1 at the last. Mirrored: columns from 0 to 4.5 mm, not −4.5."""
     save(source / "HK/Case01_segmentation.nii.gz", truth(), affine)
-    refused(source, f"HK/Case01_segmentation.nii.gz lies {apart} mm from its image .* Give it the image's affine")
+    refused(source, f"HK/Case01_segmentation.nii.gz is {apart} mm away from its image .* give the mask the image's affine")
 
 
 def test_affines_that_differ_by_rounding_are_the_same(source):
@@ -275,9 +275,9 @@ def test_values_that_make_no_image_are_named(source):
     broken = volume()
     broken[0, 0, 0] = np.nan
     save(source / "BIDMC/Case01.nii.gz", broken)
-    refused(source, "BIDMC/Case01.nii.gz holds values that are not finite")
+    refused(source, "BIDMC/Case01.nii.gz has values that are not finite")
     save(source / "BIDMC/Case01.nii.gz", np.full_like(broken, 7))
-    refused(source, "BIDMC/Case01.nii.gz has no contrast: .* is 7")
+    refused(source, "BIDMC/Case01.nii.gz has no contrast: .* are 7")
     save(source / "BIDMC/Case01.nii.gz", volume())
     save(source / "BIDMC/Case01_segmentation.nii.gz", np.zeros_like(truth()))
     refused(source, "BIDMC/Case01_segmentation.nii.gz is empty")

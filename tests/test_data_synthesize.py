@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from feddp.cli.data import app
 from feddp.data.check import check
 from feddp.data.folder import SiteFolder
-from feddp.data.synthesize import EMPTY, KINDS, _annotate, _chance, draw, habits_of, synthesize, synthesize_site
+from feddp.data.synthesize import EMPTY, KINDS, _annotate, _rng, draw, habits_of, synthesize, synthesize_site
 from feddp.errors import FedDPError
 
 
@@ -49,7 +49,7 @@ def test_seed_site_and_image_each_matter(root, tmp_path):
 
 def test_a_sites_habits_and_its_first_image_draw_from_different_chance():
     """numpy seeds [0, 1] and [0, 1, 0] alike, which would tie the two."""
-    assert _chance(0, 1).random() != _chance(0, 1, 0).random()
+    assert _rng(0, 1).random() != _rng(0, 1, 0).random()
 
 
 def test_every_parameter_is_in_dataset_json(root):

@@ -247,7 +247,7 @@ def _broken(folder):
         (_of_local, "run", "its method shares nothing"),
         (_with_layers, "run", r"fedlc gives every site layers of its own \(calibrator.out.weight, "),
         (_broken, "run", "cannot be read as tensors"),
-        (_empty, "pngs", "holds no PNG"),
+        (_empty, "pngs", "has no PNG"),
         (_gray, "pngs", r"b.png: has 1 channel\(s\)"),
     ],
 )
@@ -271,7 +271,7 @@ def test_what_is_given_and_wrong_ends_in_one_line_and_exit_code_two(feddp, run, 
         (["--device", "cuda:99"], "--device cuda:99 cannot be used"),
         (["--score"], "--score needs masks"),
         (["--models", "nowhere"], "nowhere is not a finished run"),
-        (["--images", "nowhere"], "nowhere holds no PNG"),
+        (["--images", "nowhere"], "nowhere has no PNG"),
     ],
 )
 def test_what_is_asked_and_cannot_be_done_is_said(feddp, run, pngs, tmp_path, options, message):
