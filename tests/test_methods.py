@@ -302,7 +302,7 @@ def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method):
     [
         ([("mine", "no_such_package:Mine")], "'mine' of no_such_package:Mine cannot be loaded: No module named"),
         ([("mine", "feddp.methods.fedavg:Mine")], "'mine' of feddp.methods.fedavg:Mine cannot be loaded"),
-        ([("mine", "pathlib:Path")], "'mine' of pathlib:Path is no feddp.methods.base.Method"),
+        ([("mine", "pathlib:Path")], "'mine' of pathlib:Path is not a feddp.methods.base.Method"),
         ([("fedavg", "feddp.methods.fedper:FedPer")], "there are two methods 'fedavg'"),
         ([("mine", "feddp.methods.fedper:FedPer"), ("mine", "feddp.methods.fedavg:FedAvg")], "there are two methods 'mine'"),
     ],

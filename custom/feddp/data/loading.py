@@ -20,7 +20,7 @@ class _Image(TypedDict):
 
 
 class _Maps(TypedDict, total=False):
-    """What the calibration puts beside image and mask (`feddp.training.calibration.with_inconsistency`)."""
+    """The tensor that the calibration adds to image and mask (`feddp.training.calibration.with_inconsistency`)."""
 
     delta: torch.Tensor
     peers: torch.Tensor

@@ -100,7 +100,7 @@ def _divergence(pixels: Pixels | None) -> float | None:
 
 
 def _pixels(request: FeaturesRequest, file: Path, folder: SiteFolder) -> Pixels:
-    """InputError where the data of `folder` do not fit the network, or it has no test image."""
+    """Returns sampled pixels; raises InputError if the data of `folder` do not fit the network, or it has no test image."""
     metadata = described(file)
     if differing := misfit(folder, facts_of(metadata)):
         raise InputError(
