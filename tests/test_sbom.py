@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from support import ROOT
 from support.docs_pages import commands_for
-from test_supply import pinned
+from support.locks import pinned
 
 OFFLINE = "import socket\n\ndef refuse(*_):\n    raise OSError('offline')\n\nsocket.socket.connect = refuse\n"
 
