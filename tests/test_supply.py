@@ -16,6 +16,8 @@ from support import ROOT
 from support.docs_pages import commands_for
 from support.locks import entries, pinned, versions
 
+pytestmark = pytest.mark.tools
+
 DEPENDENCIES = "docs/how-to/dependencies.md"
 TESTS, SITE = ROOT / "requirements.lock", ROOT / "provisioning/requirements.lock"  # all; what a site needs
 PYTHONS = ("3.10", "3.11", "3.12")
