@@ -97,20 +97,21 @@ def test_what_the_job_will_do_is_said(folder, kit, plan):
     for words in (
         f"plan {plan.digest()}",
         "method feddp, network pvt_v2_b0-fpn, images of 3 channels at 32 x 32",
-        "sites: site-1, site-2, site-3; a round counts with 3",
-        f"in each of 2 rounds, to the server: {len(shared)} tensors, {nbytes:,} bytes",
+        "sites: site-1, site-2, site-3; a round needs the answers of 3",
+        f"sent to the server in each of 2 rounds: {len(shared)} tensors, {nbytes:,} bytes",
         "not sent to the server: 16 tensors of this network",
-        "each round: 1 epochs in steps of 4 images, 2 an epoch over the 8 training images here; learning rate 0.001",
+        "each round: 1 epochs in steps of 4 images, 2 steps per epoch for the 8 training images here; learning rate 0.001",
         "stages: train, calibrate",
-        "consent to calibration: asked for; this kit does not give",
-        f"to the other sites: once, 16 tensors, {4 * 193_536:,} bytes, with which",  # parameters by hand: test_partition
+        "consent to calibration: the job asks for it; this kit does not consent",
+        f"to the other sites: once, 16 tensors, {4 * 193_536:,} bytes, which complete",  # parameters by hand: test_partition
         "initial tensors: none",
-        "batch=4 (default 6): samples a step; privacy: the fewer images in a step, the more of each shows in what leaves",
+        "batch=4 (default 6): samples",
+        "; privacy: with fewer images per step, the tensors that leave reveal more about each image",
         "calibration_epochs=1 (default 20)",
     ):
         assert words in said
     edit(kit, consent=["calibration"], recipients=["site-2"])
-    assert "consent to calibration: asked for; this kit gives, to site-2" in approve(folder, kit, answer="n\n")[1]
+    assert "consent to calibration: the job asks for it; this kit consents, for site-2" in approve(folder, kit, answer="n\n")[1]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,8 @@ def test_what_an_exchange_gives_is_said(plan_for, tmp_path, kit, method, words):
 @pytest.mark.parametrize(
     ("role", "words"),
     [
-        ("query", "the job shares 16 query tensors, which `private` of privacy.json keeps: the guard stops them"),
-        ("projector", "names projector, of which this network has none: this site refuses the job"),
+        ("query", "the job shares 16 query tensors, which `private` of privacy.json keeps at this site: the guard stops them"),
+        ("projector", "names projector, which this network does not have: this site refuses the job"),
     ],
 )
 def test_a_job_that_the_hospitals_own_private_stands_against(plan_for, tmp_path, kit, role, words):
@@ -142,7 +143,7 @@ def test_a_job_for_other_images_is_not_approved(plan_for, tmp_path, kit):
     folder = export(plan_for(sites=SITES, min_sites=3, channels=1, classes=("disc", "cup")), tmp_path / "job")
     code, said = approve(folder, kit, "--yes")
     assert code == 2
-    assert "refused: the job is for 1 channels, disc, cup (nested), and " in said
+    assert "refused: the job is for 1 channels, disc, cup (nested), but " in said
     assert "has 3 channels, lesion (nested); ask its lead" in said
 
 
@@ -197,7 +198,7 @@ def test_a_folder_that_no_site_would_take_is_not_approved(folder, kit, tmp_path)
     with pytest.raises(FedDPError, match="holds 'app_other'"):
         approve(folder, kit, "--yes")
     (folder / "app_other").rmdir()
-    with pytest.raises(FedDPError, match="is no job's folder"):
+    with pytest.raises(FedDPError, match="is not a job's folder"):
         approve(tmp_path / "nowhere", kit, "--yes")
     assert properties(kit)["approve"] == []
     for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):  # as FLARE's console leaves it
@@ -214,7 +215,7 @@ def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
     assert code == 0
     assert "site-1, site-2 give their whole networks of job 0d2c1f2e-1111-4222-8333-444455556666 to N" in said
     assert "epochs=3" in said
-    assert "consent to outside: asked for; this kit does not give" in said
+    assert "consent to outside: the job asks for it; this kit does not consent" in said
     policy(kit).accept("site-1", plan, request.to_json())
     with pytest.raises(FedDPError, match="has not approved"):
         policy(kit).accept(

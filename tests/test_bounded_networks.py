@@ -68,12 +68,15 @@ BAD = {
     "channels below": ({"channels": "-1"}, f"channels='-1', not 1 to {CHANNELS}"),
     "channels above": ({"channels": "1000000000"}, f"not 1 to {CHANNELS}"),
     "channels as words": ({"channels": "٣"}, f"not 1 to {CHANNELS}"),
-    "a million classes": ({"classes": json.dumps([str(i) for i in range(10**6)])}, "its header has .* bytes, and 1 MiB"),
+    "a million classes": (
+        {"classes": json.dumps([str(i) for i in range(10**6)])},
+        "its header has .* bytes; the limit is 1 MiB",
+    ),
     "many classes": ({"classes": json.dumps([str(i) for i in range(10**4)])}, "10000 classes, not 1 to 255"),
     "no class": ({"classes": "[]"}, "0 classes"),
     "classes that are none": ({"classes": "[[1]]"}, "1 classes, not"),
     "classes that cannot be printed": ({"classes": '["\\ud800"]'}, "1 classes, not"),
-    "classes without end": ({"classes": "[" * 10**5}, "no network that feddp saved"),
+    "classes without end": ({"classes": "[" * 10**5}, "not a network that feddp saved"),
     "network": ({"network": "x" * 10**4}, "unknown network 'xxx"),
     "method": ({"method": "magic"}, "unknown method 'magic'"),
     "labels": ({"labels": "some"}, "unknown labels 'some'"),
@@ -182,7 +185,7 @@ def test_a_file_larger_than_any_network_is_not_read_and_what_a_site_keeps_of_its
     many = 384 * MIB
     header = safetensors({"a/x": {"dtype": "F32", "shape": [many], "data_offsets": [0, 4 * many]}})
     sparse(tmp_path / "peers.safetensors", len(header) + 4 * many, header)
-    with pytest.raises(FedDPError, match=r"peers.safetensors: has \d+ bytes, and 1024 MiB is the most that is read"):
+    with pytest.raises(FedDPError, match=r"peers.safetensors: has \d+ bytes; the limit is 1024 MiB"):
         read_network(tmp_path / "peers.safetensors")
     assert outline(tmp_path / "peers.safetensors", 64 * NETWORK_BYTES)[0] == {"a/x": (many,)}
     (tmp_path / "peers.safetensors").unlink()
@@ -194,7 +197,7 @@ def test_many_small_tensors_are_bounded_by_the_header(tmp_path):
     """20,000 tensors take 1.1 MiB to name."""
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     (tmp_path / "n.safetensors").write_bytes(safetensors({f"tensor{i}": entry for i in range(20_000)}))
-    with pytest.raises(FedDPError, match="cannot be read as tensors .its header has .* bytes, and 1 MiB is the most"):
+    with pytest.raises(FedDPError, match="cannot be read as tensors .its header has .* bytes; the limit is 1 MiB"):
         outline(tmp_path / "n.safetensors")
 
 
@@ -216,8 +219,8 @@ def test_a_checkpoint_that_unpacks_to_more_than_it_is_is_refused(tmp_path):
     assert (tmp_path / "c.pth").stat().st_size < MIB
     setup = "import torch; from feddp.networks.weights import load_checkpoint, _read"
     error, grown = cost(setup, f"_read(Path({str(tmp_path / 'c.pth')!r}))")
-    assert "c.pth holds " in error
-    assert "PyTorch writes no such file" in error
+    assert "c.pth has " in error
+    assert "PyTorch does not write" in error
     assert grown < 60
     assert cost(setup, f"torch.load({str(tmp_path / 'c.pth')!r}, weights_only=True)")[1] > 300
 
@@ -228,13 +231,13 @@ def test_a_checkpoint_of_names_without_end_is_refused_and_a_plain_one_is_not(toy
     load_checkpoint(build(toy, 3, 1, seed=1), tmp_path / "c.pth")
     names = pickle.dumps(dict.fromkeys(range(PICKLE_BYTES // 4)), protocol=2)
     repacked(tmp_path / "c.pth", zipfile.ZIP_STORED, lambda name, content: names if name.endswith(".pkl") else content)
-    with pytest.raises(FedDPError, match=r"c.pth holds .*data.pkl, \d+ bytes"):
+    with pytest.raises(FedDPError, match=r"c.pth has .*data.pkl with \d+ bytes"):
         load_checkpoint(network, tmp_path / "c.pth")
 
 
 def test_a_checkpoint_larger_than_any_network_is_not_read(toy, tmp_path):
     sparse(tmp_path / "c.pth", NETWORK_BYTES + 1)
-    with pytest.raises(FedDPError, match=r"c.pth: has \d+ bytes, and 1024 MiB is the most that is read"):
+    with pytest.raises(FedDPError, match=r"c.pth: has \d+ bytes; the limit is 1024 MiB"):
         load_checkpoint(build(toy, 3, 1, seed=0), tmp_path / "c.pth")
 
 
@@ -257,14 +260,14 @@ def test_adapt_refuses_a_run_one_of_whose_networks_is_out_of_bounds(feddp, run, 
 
 
 RESULTS = {
-    "nested": (lambda r: "[" * 100_000, "is no finished run"),
-    "a list": (lambda r: [1], "names no sites"),
-    "no site": (lambda r: r | {"sites": {}}, "names no sites"),
-    "sites as a list": (lambda r: r | {"sites": ["site-1"]}, "names no sites"),
-    "a site elsewhere": (lambda r: r | {"sites": {"../../sites/site-1": {}}}, "names no sites"),
-    "sites without end": (lambda r: r | {"sites": {str(i): {} for i in range(1001)}}, "names no sites"),
-    "missing": (lambda r: r | {"missing": 5}, "missing is no sites"),
-    "a round": (lambda r: r | {"start_round": "../x"}, "is no round"),
+    "nested": (lambda r: "[" * 100_000, "is not a finished run"),
+    "a list": (lambda r: [1], "has no sites with valid folder names"),
+    "no site": (lambda r: r | {"sites": {}}, "has no sites with valid folder names"),
+    "sites as a list": (lambda r: r | {"sites": ["site-1"]}, "has no sites with valid folder names"),
+    "a site elsewhere": (lambda r: r | {"sites": {"../../sites/site-1": {}}}, "has no sites with valid folder names"),
+    "sites without end": (lambda r: r | {"sites": {str(i): {} for i in range(1001)}}, "has no sites with valid folder names"),
+    "missing": (lambda r: r | {"missing": 5}, "missing must be"),
+    "a round": (lambda r: r | {"start_round": "../x"}, "is not a number"),
 }
 
 

@@ -118,7 +118,7 @@ def test_a_pipe_is_not_waited_for(site):
     file.unlink()
     os.mkfifo(file)
     started = time.monotonic()
-    with pytest.raises(BadFile, match=rf"{file.name}: is no plain file"):
+    with pytest.raises(BadFile, match=rf"{file.name}: is not a regular file"):
         read_image(file, 3, site)
     assert time.monotonic() - started < 5
 
@@ -186,7 +186,7 @@ def test_names_that_no_file_can_have_end_in_one_line(feddp, site):
     assert err == ""
     for command in (["data", "check"], ["features", "--data", "d", "--out", "o", "--models"]):
         one = one_line(*feddp(*command, "y" * 300)[::2])
-        assert "too long" in one or "no finished run" in one
+        assert "too long" in one or "not a finished run" in one
 
 
 def test_a_name_as_long_as_a_file_s_may_be_is_read(site):
@@ -225,7 +225,7 @@ def test_a_description_that_is_too_large_is_not_read(site):
     (site / "dataset.json").write_text(json.dumps(facts | {"more": "x" * (JSON_BYTES - 1000)}))
     assert check(site) == []
     (site / "dataset.json").write_text(json.dumps(facts | {"more": "x" * JSON_BYTES}))
-    with pytest.raises(FedDPError, match=r"dataset.json: has \d+ bytes, and 1 MiB is the most that is read. Make it smaller"):
+    with pytest.raises(FedDPError, match=r"dataset.json: has \d+ bytes; the limit is 1 MiB. Make it smaller"):
         SiteFolder.open(site)
 
 
@@ -284,9 +284,9 @@ def test_a_long_line_of_an_error_is_cut(site):
 def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path):
     (tmp_path / "f").write_bytes(b"12345")
     assert read(tmp_path / "f", 5) == b"12345"
-    with pytest.raises(BadFile, match="f: has 5 bytes, and 4 bytes is the most"):
+    with pytest.raises(BadFile, match="f: has 5 bytes; the limit is 4 bytes"):
         read(tmp_path / "f", 4)
-    with pytest.raises(BadFile, match="is no plain file"):
+    with pytest.raises(BadFile, match="is not a regular file"):
         read(tmp_path, 4)
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "g", 4)

@@ -207,12 +207,12 @@ def test_a_site_with_too_few_images_for_a_step_trains_on_none(plan_for, toy, tin
         ({"rounds": "3"}, "rounds='3' is not a whole number"),
         ({"augment": 1}, "augment=1 cannot be read as bool"),
         ({"loss": ["dice"]}, "cannot be read as str"),
-        ({"private": [{"path": "x"}]}, "is no name"),
+        ({"private": [{"path": "x"}]}, "must have at most 64 letters"),
         ({"private": "query," * 1001}, "cannot be read as"),
-        ({"labels": "both"}, "labels='both': there are nested, exclusive"),
-        ({"sites": ("a" * 65, "b")}, "is no name of at most 64"),
-        ({"sites": ("{$HOME}", "b")}, "sites '{\\$HOME}' is no name"),
-        ({"classes": ("a\nb",)}, "is no name"),
+        ({"labels": "both"}, "labels='both' is unknown; choose one of nested, exclusive"),
+        ({"sites": ("a" * 65, "b")}, "must have at most 64"),
+        ({"sites": ("{$HOME}", "b")}, "sites '{\\$HOME}' must have at most 64"),
+        ({"classes": ("a\nb",)}, "must have at most 64 letters"),
     ],
 )
 def test_an_absurd_plan_is_none(plan_for, changes, message):

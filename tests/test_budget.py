@@ -220,7 +220,7 @@ def test_the_command_shows_and_resets(kit, tiny_root, tmp_path):
     for job in ("one", "two", "one"):
         ledger.measured(data, job, Budget())
     ledger.measured(tmp_path, "one", Budget())
-    unnamed = f"{tmp_path.resolve()}: 1 jobs, 1 evaluations, and no scope of privacy.json names it now"
+    unnamed = f"{tmp_path.resolve()}: 1 jobs, 1 evaluations; no scope of privacy.json names it now"
     assert said(kit)[:2] == (0, sorted([f"{data}: 2 of 5 jobs, 3 of 10000 evaluations", unnamed]))
     assert said(kit, "--reset")[:2] == (0, [f"{data}: 0 of 5 jobs, 0 of 10000 evaluations"])
     assert ledger.used() == {}
@@ -238,4 +238,4 @@ def test_only_a_site_has_a_budget(kit, tmp_path):
     shutil.move(kit / "startup/fed_client.json", kit / "startup/fed_admin.json")
     admin = {"admin": {"username": "lead", "project_name": "feddp", "host": "localhost", "port": 8003}}
     (kit / "startup/fed_admin.json").write_text(json.dumps(admin))
-    assert "only a site has data" in str(said(kit)[2])
+    assert "only sites have a budget" in str(said(kit)[2])

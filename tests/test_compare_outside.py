@@ -12,7 +12,7 @@ from feddp.adaptation import unseen_site
 from feddp.adaptation.adapt import Settings
 from feddp.compare import leave_one_out
 from feddp.compare.leave_one_out import LeaveOneOut
-from feddp.compare.studies import OUTSIDE, TABLE_II, Adapted
+from feddp.compare.studies import OUTSIDE, TABLE_II, AdaptedModels
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
@@ -295,7 +295,7 @@ def test_the_sites_inside_are_the_first_others():
     entries = [e for e in OUTSIDE["inside_sites"](4).entries if e.labels[0] == "FedAvg"]
     found = [entry.source.sites("b", ["d", "b", "a", "c"]) for entry in entries]
     assert found == [("a",), ("a", "c"), ("a", "c", "d")]
-    assert Adapted(Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
+    assert AdaptedModels(Variant.parse("fedavg"), "global").sites("a", ["a", "b", "c"]) == ("b", "c")
 
 
 def test_it_needs_no_methods(compare, runs, adapted, tmp_path, monkeypatch):
@@ -335,7 +335,7 @@ def test_one_site_or_a_site_without_test_images_is_refused(compare, runs, tmp_pa
 
 def test_some_of_the_sites_are_named_and_found(root):
     assert federation_of(root, ["site-3", "site-1"])[0] == ["site-1", "site-3"]
-    with pytest.raises(FedDPError, match="site-9: no site below .*; there are site-1, site-2, site-3"):
+    with pytest.raises(FedDPError, match="site-9: not a site below .*; the sites are site-1, site-2, site-3"):
         federation_of(root, ["site-1", "site-9"])
 
 

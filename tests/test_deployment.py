@@ -536,7 +536,7 @@ def by_the_root(federation, kit: Path, days: tuple[int, int]):
 SAID = {
     "expired": "client.crt: expired on",
     "key": "client.key: is not the key of client.crt",
-    "certificate": "client.crt: is hospital-b's, and the kit is hospital-e's",
+    "certificate": "client.crt: belongs to hospital-b, but the kit to hospital-e",
     "root": "client.crt: was not issued by rootCA.pem",
     "project": "client.crt: was not issued by rootCA.pem",
 }

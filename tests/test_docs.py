@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from feddp.compare.outside_studies import OUTSIDE, TABLE_II
 
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.cli import app
-from feddp.compare.studies import STUDIES
+from feddp.compare.studies import OUTSIDE, STUDIES, TABLE_II
 from feddp.methods import OWN
 from feddp.networks import NETWORKS
 from feddp.plan.schema import Plan

@@ -75,7 +75,7 @@ SAMPLE: dict[str, tuple[type[FedDPError], Callable[[Path], Any]]] = {
     "no folder of a site": (InputError, lambda folder: SiteFolder.open(folder / "A")),
     "no site below a root": (InputError, find_sites),
     "a folder that is taken": (InputError, occupied),
-    "no finished run": (InputError, read_results),
+    "not a finished run": (InputError, read_results),
     "no file of weights": (InputError, lambda folder: outline(folder / "a.safetensors")),
     "a file too large": (BadFile, too_large),
     "no JSON": (BadFile, lambda folder: parse("{", folder)),

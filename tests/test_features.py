@@ -259,7 +259,7 @@ def test_one_site_and_the_encoder_s_features(feddp, run, data, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"--models": "{nothing}"}, "is no finished run"),
+        ({"--models": "{nothing}"}, "is not a finished run"),
         ({"--site": "site-9"}, "--site site-9: "),
         ({"--layer": "middle"}, "--layer middle: there are decoder, encoder"),
         ({"--device": "cuda:99"}, "--device cuda:99 cannot be used"),

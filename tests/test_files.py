@@ -124,10 +124,10 @@ def test_a_torn_last_line_is_not_read_until_it_is_whole(tmp_path):
 
 
 def test_the_results_of_a_run_name_its_sites(tmp_path):
-    with pytest.raises(FedDPError, match="is no finished run .*name the --out folder"):
+    with pytest.raises(FedDPError, match="is not a finished run .*name the --out folder"):
         read_results(tmp_path)
     write_json(tmp_path / files.RESULTS, {"sites": {}})
-    with pytest.raises(FedDPError, match="names no sites"):
+    with pytest.raises(FedDPError, match="has no sites with valid folder names"):
         read_results(tmp_path)
     write_json(tmp_path / files.RESULTS, {"sites": {"A": {}}})
     assert read_results(tmp_path) == {"sites": {"A": {}}}

@@ -255,7 +255,7 @@ def test_a_job_that_says_nothing_of_initial_tensors_gets_none_in(hospital, toy):
     made = hospital()
     state = made.component.expected.network.state_dict()
     assert made.executed(protocol.INITIAL, state).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert "and the job's plan says no initial tensors" in last_words(made)
+    assert "but the job's plan has no initial tensors" in last_words(made)
     assert not made.store.has("initial")
 
 

@@ -88,7 +88,7 @@ def test_a_committed_job_runs_a_round(name, tmp_path):
         (["--set", "speed=1"], "unknown setting 'speed'"),
         (["--set", "private=queries"], "queries"),
         (["--set", "min_sites=3"], "2 sites are fewer than min_sites=3"),
-        (["--network", "resnet18-fpn"], "'query' found no tensor"),
+        (["--network", "resnet18-fpn"], "'query' selects no tensor"),
         (["--method", "fedavg", "--calibration-epochs", "3"], "fedavg has no calibration"),
         (["--then", "igc", "--calibration-epochs", "0"], "drop one"),
         (["--then", "magic"], "--then magic"),
@@ -115,7 +115,7 @@ def test_a_job_edited_by_hand_is_refused_by_every_component(name, plan_for):
 @pytest.mark.parametrize("weights", ["../../feddp/other/start.safetensors", WEIGHTS, "5A" * 32, "5a" * 31, "5a" * 32 + "\n"])
 def test_a_job_names_no_path_at_a_participant(plan_for, weights):
     """A file of another job of the site, say: a plan says the SHA-256 of what its job starts from, and nothing else."""
-    with pytest.raises(FedDPError, match="is no SHA-256 in hex"):
+    with pytest.raises(FedDPError, match="is not a SHA-256 in hex"):
         plan_for(weights=weights)
     assert plan_for(weights="5a" * 32).weights == "5a" * 32, "the control"
 
@@ -123,7 +123,7 @@ def test_a_job_names_no_path_at_a_participant(plan_for, weights):
 def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
     (tmp_path / "job").mkdir()
     (tmp_path / "job/meta.json").write_text("{}")
-    with pytest.raises(FedDPError, match="something else than a job of ours"):
+    with pytest.raises(FedDPError, match="something else than an exported job"):
         export(plan_for(), tmp_path / "job")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FedDPError, match="something else"):
@@ -146,7 +146,7 @@ def test_no_job_is_exported_with_other_tensors_than_its_plan_says(plan_for, tmp_
     state = build_network(plan_for()).state_dict()
     plan = plan_for(weights=fingerprint(state))
     for wrong, initial in ((plan, None), (plan_for(), state), (plan, {name: value + 1 for name, value in state.items()})):
-        with pytest.raises(FedDPError, match="the job job was given: .* and the job's plan says .*; export the job anew"):
+        with pytest.raises(FedDPError, match="the job job was given: .* but the job's plan has .*; export the job anew"):
             export(wrong, tmp_path / "job", initial=initial)
         assert not (tmp_path / "job").exists()
     assert export(plan, tmp_path / "job", initial=state).exists(), "the control"

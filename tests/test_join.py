@@ -159,7 +159,7 @@ def test_what_is_private_starts_from_the_job_s_initial_tensors_where_it_had_some
         join(run, hospital, tmp_path / "out", epochs=1)
     carried = run / "job/pflfe_data/app_server/config" / WEIGHTS
     save_network(carried, initial | {"segmentation_head.0.bias": torch.zeros(1)}, {})
-    with pytest.raises(FedDPError, match="tensors of SHA-256 [0-9a-f]{64}, and the job's plan says tensors of SHA-256"):
+    with pytest.raises(FedDPError, match="tensors of SHA-256 [0-9a-f]{64}, but the job's plan has tensors of SHA-256"):
         join(run, hospital, tmp_path / "out", epochs=1)
     save_network(carried, initial, {})
     ious(0.1, 0.2)
@@ -189,13 +189,13 @@ def _fill(out):
     ("method", "changes", "spoil", "message"),
     [
         ("fedavg", {"train": ("decoders",)}, None, "unknown private role 'decoders'"),
-        ("fedavg", {"train": ("query",)}, None, "the role 'query' found no tensor"),
+        ("fedavg", {"train": ("query",)}, None, "the role 'query' selects no tensor"),
         ("fedavg", {"epochs": 0}, None, "tune_epochs=0"),
         ("fedavg", {"lr": 0.0}, None, "tune_lr=0"),
         ("fedavg", {"device": "cuda:99"}, None, "device cuda:99 cannot be used"),
         ("local", {}, None, "shares nothing"),
         ("fedlc", {}, None, "fedlc gives every site of the federation layers of its own"),
-        ("fedavg", {}, lambda run, data, out: (run / "results.json").unlink(), "is no finished run"),
+        ("fedavg", {}, lambda run, data, out: (run / "results.json").unlink(), "is not a finished run"),
         ("fedavg", {}, lambda run, data, out: (run / "shared.safetensors").unlink(), "has no shared.safetensors"),
         ("fedavg", {}, lambda run, data, out: _fill(out), "not empty"),
         ("fedavg", {}, lambda run, data, out: shutil.rmtree(data), "there is no such folder"),

@@ -213,7 +213,7 @@ def _filter(entry, chain="task_result_filters"):
             lambda r: r.update(app_validator={"path": POPEN}),
             "has the component app_validator, of subprocess.Popen",
         ),
-        ("resources.json", lambda r: r.update(JOBS_OWN), f"says {ConfigVarName.DECOMPOSER_MODULE}, which no kit has"),
+        ("resources.json", lambda r: r.update(JOBS_OWN), f"has {ConfigVarName.DECOMPOSER_MODULE}, which no kit has"),
         ("resources.json", lambda r: r["client"].update(compression="{$HOME}"), "'{$HOME}', which FLARE would expand"),
         ("resources.json", lambda r: r.update({"@x": {}}), "'@x', which FLARE would expand"),
         ("resources.json.default", _component(path=POPEN), "has the component x, of subprocess.Popen"),
@@ -262,7 +262,7 @@ def test_a_pipe_in_place_of_a_file_is_named(kit):
     """Reading one would wait for ever."""
     (kit / "local/log_config.json").unlink(missing_ok=True)
     os.mkfifo(kit / "local/log_config.json")
-    assert "is no plain file" in "\n".join(said(kit))
+    assert "is not a regular file" in "\n".join(said(kit))
 
 
 def test_what_came_with_a_kit_that_never_ran_is_shown(kit):

@@ -266,7 +266,7 @@ def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
 
     monkeypatch.setitem(NETWORKS, "plain", lambda channels, classes, pretrained: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1)))
     plan = plan_for(method="fedbn", network="plain")
-    with pytest.raises(FedDPError, match="the role 'norm' found no tensor in Sequential"):
+    with pytest.raises(FedDPError, match="the role 'norm' selects no tensor of Sequential"):
         partition_of(plan, build_network(plan))
     for rule, private in (("none", 0), ("all", 2)):
         plan = plan_for(method="fedbn", network="plain", private=rule)
@@ -330,5 +330,5 @@ def test_a_setting_that_takes_another_s_name_is_refused(monkeypatch):
 
     Mine.Hyper = Hyper
     monkeypatch.setitem(OWN, "mine", Mine)
-    with pytest.raises(FedDPError, match="the method mine's setting 'lr' is another's name"):
+    with pytest.raises(FedDPError, match="method mine: the setting 'lr' exists already"):
         Plan.known_settings("mine")

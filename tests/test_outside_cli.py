@@ -242,7 +242,7 @@ def _broken(folder):
 @pytest.mark.parametrize(
     ("spoil", "where", "message"),
     [
-        (_no_run, "run", "is no finished run"),
+        (_no_run, "run", "is not a finished run"),
         (_no_shared, "run", "has no shared.safetensors"),
         (_of_local, "run", "its method shares nothing"),
         (_with_layers, "run", r"fedlc gives every site layers of its own \(calibrator.out.weight, "),
@@ -270,7 +270,7 @@ def test_what_is_given_and_wrong_ends_in_one_line_and_exit_code_two(feddp, run, 
         (["--lr", "0"], "lr=0"),
         (["--device", "cuda:99"], "--device cuda:99 cannot be used"),
         (["--score"], "--score needs masks"),
-        (["--models", "nowhere"], "nowhere is no finished run"),
+        (["--models", "nowhere"], "nowhere is not a finished run"),
         (["--images", "nowhere"], "nowhere holds no PNG"),
     ],
 )

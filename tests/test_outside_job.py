@@ -136,12 +136,12 @@ def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--donors", "A,X"], "--donors X: no site of .*; there are A, B, C"),
-        (["--newcomer", "A", "--donors", "A"], "name a donor beside it"),
-        (["--donors", ","], "name a donor beside it"),
+        (["--donors", "A,X"], "--donors X: not a site of .*; its sites are A, B, C"),
+        (["--newcomer", "A", "--donors", "A"], "name other sites as donors"),
+        (["--donors", ","], "name other sites as donors"),
         (["--newcomer", "global"], "a site called 'global' cannot take part"),
-        (["--newcomer", " "], "newcomer ' ' is no name of at most 64 letters"),
-        (["--newcomer", "../N"], "newcomer '../N' is no name"),
+        (["--newcomer", " "], "newcomer ' ' must have at most 64 letters"),
+        (["--newcomer", "../N"], "newcomer '../N' must have at most 64"),
         (["--how", "magic"], "--how magic: unknown strategy; choose one of routing, global"),
         (["--how", "ttt"], "--how ttt: feddp trains no rotation head"),
         (["--set", "speed=1"], "unknown setting 'speed'; known: epochs, lr"),
@@ -159,9 +159,9 @@ def test_a_wrong_job_is_refused_before_it_is_written(run, tmp_path, words, messa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"job": None}, "does not say its job's id .* --job-id"),
-        ({"job": "simulate_job"}, "was the simulator's, whose sites are no hospitals; .* --job-id"),
-        ({"federated": False}, "no federation's run"),
+        ({"job": None}, "has no job's id .* --job-id"),
+        ({"job": "simulate_job"}, "ran in the simulator or in one process, not at hospitals; .* --job-id"),
+        ({"federated": False}, "is not a federated run"),
         ({"method": "fedlc", "settings": {}, "stages": ["train"]}, "fedlc gives every site layers of its own"),
         ({"method": "fedavg", "settings": {}, "stages": ["train"]}, "2 wrong tensor names: q.bias is missing"),
     ],
@@ -268,7 +268,7 @@ def _without(state, name):
         (lambda state: _without(state, "q.bias"), "q.bias is missing"),
         (lambda state: state | {"q.bias": torch.zeros(5)}, r"q.bias is \(5,\)"),
         (lambda state: state | {"q.bias": torch.full((4,), float("nan"))}, "not finite"),
-        (lambda state: state | {"q.bias": b"patient 17"}, "no tensor"),
+        (lambda state: state | {"q.bias": b"patient 17"}, "not a plain tensor"),
     ],
 )
 def test_the_guard_lets_exactly_a_network_out(hospital, plan, edit, message):

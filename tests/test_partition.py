@@ -77,11 +77,11 @@ def test_norm_selects_by_type_and_by_subclass(norm):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ((DECODER,), "'decoder' found no tensor in Network"),
-        ((QUERY, DECODER), "'decoder' found no tensor"),
+        ((DECODER,), "'decoder' selects no tensor of Network"),
+        ((QUERY, DECODER), "'decoder' selects no tensor"),
         (("querry",), "unknown private role 'querry'"),
-        ((NONE, HEAD), "'none' stands alone"),
-        ((HEAD, ALL), "'all' stands alone"),
+        ((NONE, HEAD), "'none' must be the only word"),
+        ((HEAD, ALL), "'all' must be the only word"),
         ((), "a tuple of role words"),
         ("head", "a tuple of role words"),
     ],
@@ -120,7 +120,7 @@ class Fused(nn.Module):
 @pytest.mark.parametrize("name", ["qkv", "kv"])
 def test_a_fused_attention_is_refused_by_name(word, name):
     """One declared attention is not enough: the fused one beside it would be shared with its query in it."""
-    with pytest.raises(FedDPError, match=f"'other.{name}' holds query, key or value fused"):
+    with pytest.raises(FedDPError, match=f"'other.{name}' fuses query, key or value"):
         resolve(Fused(name), (word,))
 
 

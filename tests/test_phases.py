@@ -83,8 +83,8 @@ class Phase(Method):
     [
         ({"train": ("hed",)}, "role 'hed'"),
         ({"freeze": ("hed",)}, "role 'hed'"),
-        ({"train": ("decoder",)}, "role 'decoder' found no tensor in Toy"),
-        ({"freeze": ("head", "decoder")}, "role 'decoder' found no tensor in Toy"),
+        ({"train": ("decoder",)}, "role 'decoder' selects no tensor of Toy"),
+        ({"freeze": ("head", "decoder")}, "role 'decoder' selects no tensor of Toy"),
     ],
 )
 def test_a_phase_of_a_role_that_is_not_there_is_refused(open_site, toy, options, message):

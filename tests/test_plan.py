@@ -158,7 +158,7 @@ def test_every_setting_is_reached_by_its_name(plan_for, method, name):
         ({"stages": ("tune",)}, "stages tune"),
         ({"stages": ("train", "prune")}, "stages train, prune"),
         ({"method": "feddg", "stages": ("train", "spectra")}, "stages train, spectra: expected"),
-        ({"method": "fedavg", "stages": ("spectra", "train")}, "fedavg has no use for spectra"),
+        ({"method": "fedavg", "stages": ("spectra", "train")}, "fedavg does not use spectra"),
         ({"method": "feddg", "spectra": 0}, "spectra=0"),
     ],
 )

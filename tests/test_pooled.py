@@ -65,7 +65,7 @@ def test_it_says_on_the_terminal_that_nothing_is_federated(tiny_root, tmp_path, 
 
 
 def test_no_job_carries_it(plan_for, tmp_path):
-    with pytest.raises(FedDPError, match="no job can carry it"):
+    with pytest.raises(FedDPError, match="cannot be a FLARE job"):
         export(plan_for(method="centralized"), tmp_path / "job")
     with pytest.raises(FedDPError, match="no stage can follow"):
         plan_for(method="centralized", stages=("train", "calibrate"))

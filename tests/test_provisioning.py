@@ -240,14 +240,14 @@ def test_a_certificate_out_of_its_time(made, kit, days, words):
 
 def test_anothers_key(made, kit):
     shutil.copy(made / "kits/feddp/prod_00/hospital-b/startup/client.key", kit / "startup/client.key")
-    assert said(kit) == [f"{kit}/startup/client.key: is not the key of client.crt. Put back the key it was issued for."]
+    assert said(kit) == [f"{kit}/startup/client.key: is not the key of client.crt. Restore the certificate's key."]
 
 
 def test_anothers_certificate_and_key(made, kit):
     for name in ("client.key", "client.crt"):
         shutil.copy(made / "kits/feddp/prod_00/hospital-b/startup" / name, kit / "startup" / name)
     (line,) = said(kit)
-    assert "is hospital-b's, and the kit is hospital-a's" in line
+    assert "belongs to hospital-b, but the kit to hospital-a" in line
 
 
 def test_another_root_of_the_same_name(kit):
@@ -271,8 +271,8 @@ def test_another_projects_certificate_key_and_root(made, kit):
     fingerprint = "SHA256:" + pem(kit / "startup/rootCA.pem").fingerprint(hashes.SHA256()).hex(":").upper()
     assert said(kit, "--fingerprint", fingerprint)[0].endswith("may start")
     for project, options, words in (
-        ("other", [], "is the root of project other, and the kit is of feddp"),
-        ("feddp", ["--fingerprint", fingerprint], "is another root than the consortium's"),
+        ("other", [], "is the root of project other, but the kit is of feddp"),
+        ("feddp", ["--fingerprint", fingerprint], "is not the consortium's root"),
     ):
         by, root = self_signed(project)
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -406,7 +406,7 @@ def test_a_filter_that_would_end_every_job(kit, entry, words):
 def test_a_spoilt_policy_is_to_be_corrected_and_no_new_kit_asked_for(kit):
     (kit / "local/privacy.json").write_text('{"scopes": [}')
     (line,) = said(kit)
-    assert line.endswith("Correct it, or put back the file as it was provisioned.")
+    assert line.endswith("Correct it, or restore the provisioned file.")
 
 
 def test_every_deviation_is_said_at_once(kit):

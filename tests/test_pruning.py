@@ -181,7 +181,7 @@ def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
     heads.calibrate(site, {}, 1)
     before = contents(site.store)
     for task in (lambda epoch: heads.head(site, epoch), lambda epoch: heads.calibrate(site, {}, epoch)):
-        with pytest.raises(FedDPError, match="asks for epoch .*where its plan has 1 to 3"):
+        with pytest.raises(FedDPError, match="asked for epoch .*where its plan has 1 to 3"):
             task(epoch)
     assert contents(site.store) == before
     heads.calibrate(site, {}, 2)
@@ -234,4 +234,4 @@ def test_a_task_that_was_pushed_is_audited_and_prunes_nothing(site_1, scalars):
 def test_an_epoch_of_another_type_is_refused_before_anything_is_opened(site_1, epoch):
     answer = site_1.executed(protocol.COLLECT, epoch=epoch)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert "asks for epoch" in site_1.audited()[-1]
+    assert "asked for epoch" in site_1.audited()[-1]

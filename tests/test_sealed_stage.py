@@ -155,7 +155,7 @@ def test_a_site_that_does_not_consent_gives_nothing_and_receives_nothing(hospita
     envelope = tensors_of(made["A"], protocol.COLLECT, shown)
     reply = made["C"].answer(protocol.CALIBRATE, together({"A": envelope}))
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert "has not introduced itself" in made["C"].last_error()
+    assert "has not sent a handshake" in made["C"].last_error()
 
 
 def test_a_policy_names_who_receives(hospitals, federated, plan):
@@ -188,8 +188,10 @@ def test_tensors_in_the_clear_are_refused_by_a_site(collected):
     made, _, given = collected
     site = made["B"].open()
     personal = {name: site.network.state_dict()[name].clone() for name in site.partition.private}
-    assert "of it, sealed bytes alone" in refuses(made["A"], protocol.CALIBRATE, together({"B": personal}))
-    assert "of it, sealed bytes alone" in refuses(made["A"], protocol.CALIBRATE, together({"B": personal, "C": given["C"]}))
+    assert "may send only the bytes sealed" in refuses(made["A"], protocol.CALIBRATE, together({"B": personal}))
+    assert "may send only the bytes sealed" in refuses(
+        made["A"], protocol.CALIBRATE, together({"B": personal, "C": given["C"]})
+    )
     assert made["A"].answer(protocol.CALIBRATE, together({"B": given["B"], "C": given["C"]})).get_return_code("") == "", (
         "control"
     )
@@ -199,8 +201,8 @@ def test_a_spoilt_swapped_or_repeated_envelope_costs_a_site_the_stage_and_not_it
     made, _, given = collected
     spoilt = given["B"][SEALED].clone()
     spoilt[-300] ^= 1
-    assert "is not as it was signed" in refuses(made["A"], protocol.CALIBRATE, together({"B": {SEALED: spoilt}}))
-    assert "certificate shown for site C is B's" in refuses(made["A"], protocol.CALIBRATE, together({"C": given["B"]}))
+    assert "was changed after it was signed" in refuses(made["A"], protocol.CALIBRATE, together({"B": {SEALED: spoilt}}))
+    assert "certificate for site C belongs to B" in refuses(made["A"], protocol.CALIBRATE, together({"C": given["B"]}))
     assert "is of task 'collect'" in refuses(made["A"], protocol.CALIBRATE_HEADS, together({"B": given["B"]}), epoch=1)
     made["A"].answer(protocol.CALIBRATE, together({"B": given["B"]}))
     assert "was opened before" in refuses(made["A"], protocol.CALIBRATE, together({"B": given["B"]}))
@@ -211,7 +213,7 @@ def test_a_false_handshake_ends_the_exchange_at_the_giver(hospitals, plan):
     made = hospitals(plan)
     shown = together({name: tensors_of(made[name], protocol.INTRODUCE) for name in NAMES})
     message = refuses(made["A"], protocol.COLLECT, shown | {f"B/{HANDSHAKE}": shown[f"C/{HANDSHAKE}"]})
-    assert message.startswith("the certificate shown for site B is C's")
+    assert message.startswith("the certificate for site B belongs to C")
     assert tensors_of(made["A"], protocol.COLLECT) == {}
     assert tensors_of(made["A"], protocol.COLLECT, shown).keys() == {SEALED}, "the control"
 
@@ -222,7 +224,7 @@ def test_the_guard_seals_even_where_the_executor_was_not_asked_well(collected):
     a = made["A"]
     site = a.open()
     personal = messages.pack({name: site.network.state_dict()[name].clone() for name in site.partition.private}, consent=True)
-    with pytest.raises(FedDPError, match="site A: nobody was introduced for collect; nothing was sent"):
+    with pytest.raises(FedDPError, match="site A: collect came without handshakes of peers; nothing was sent"):
         a.guarded(protocol.COLLECT, personal)
     a.component.context(a.fl_ctx).simulated = True
     assert a.sends(protocol.COLLECT, personal)[0].keys() == set(site.partition.private), "control"
@@ -261,11 +263,11 @@ def test_a_site_whose_own_kit_is_wrong_says_so_at_home(hospitals, plan, issued, 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda sent: {"q.weight": torch.zeros(4, 3, 1, 1), "q.bias": torch.zeros(4)}, "of it, sealed bytes alone"),
-        (lambda sent: sent | {"q.bias": torch.zeros(4)}, "of it, sealed bytes alone"),
-        (lambda sent: {SEALED: sent[SEALED].float()}, "of it, sealed bytes alone"),
-        (lambda sent: {SEALED: torch.zeros(99, dtype=torch.uint8)}, "is no sealed envelope"),
-        (lambda sent: {SEALED: torch.zeros(2**20 + 999, dtype=torch.uint8)}, "more than the"),
+        (lambda sent: {"q.weight": torch.zeros(4, 3, 1, 1), "q.bias": torch.zeros(4)}, "may send only the bytes sealed"),
+        (lambda sent: sent | {"q.bias": torch.zeros(4)}, "may send only the bytes sealed"),
+        (lambda sent: {SEALED: sent[SEALED].float()}, "may send only the bytes sealed"),
+        (lambda sent: {SEALED: torch.zeros(99, dtype=torch.uint8)}, "did not send a sealed envelope"),
+        (lambda sent: {SEALED: torch.zeros(2**20 + 999, dtype=torch.uint8)}, "the limit is"),
     ],
 )
 def test_the_server_takes_envelopes_alone(hospitals, federated, plan, change, reason):

@@ -12,14 +12,14 @@ import torch
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from feddp.errors import FedDPError
-from feddp.sealing.envelope import _LENGTHS, MAGIC, OVERHEAD, Facts, recipients_of, seal, unseal
+from feddp.sealing.envelope import _LENGTHS, MAGIC, OVERHEAD, Binding, recipients_of, seal, unseal
 from feddp.sealing.handshake import LIMIT, introduce, meet
 from feddp.sealing.identity import Identity
 from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
 from support.certificates import PROJECT, SERVER, Office
 
 JOB, WORD, TASK = "job-1", "calibration", "collect"
-FACTS = Facts(JOB, TASK)
+BINDING = Binding(JOB, TASK)
 TENSORS = {
     "half": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16),
     "single": torch.arange(12, dtype=torch.float32).reshape(3, 4).t(),  # strided
@@ -84,15 +84,15 @@ def same(one, other):
 def test_every_recipient_opens_the_same_bits_and_nobody_else_does(sites, office):
     """Several dtypes, a NaN and a negative zero among them. C, the server, and A itself once it is sent are not named."""
     (b, challenge_b), (c, challenge_c) = peer(sites, "B"), peer(sites, "C")
-    both = seal(sites["A"], FACTS, [b, c], TENSORS)
-    assert same(unseal(sites["B"], "A", both, FACTS, challenge_b), TENSORS)
-    assert same(unseal(sites["C"], "A", both, FACTS, challenge_c), TENSORS)
+    both = seal(sites["A"], BINDING, [b, c], TENSORS)
+    assert same(unseal(sites["B"], "A", both, BINDING, challenge_b), TENSORS)
+    assert same(unseal(sites["C"], "A", both, BINDING, challenge_c), TENSORS)
     assert recipients_of("A", both) == ["B", "C"]
-    one = seal(sites["A"], FACTS, [b], TENSORS)
+    one = seal(sites["A"], BINDING, [b], TENSORS)
     server = Identity("B", *office.issue(SERVER, host=SERVER), office.root, SERVER)
     for identity, challenge in ((sites["C"], challenge_c), (sites["A"], challenge_b), (server, challenge_b)):
         with pytest.raises(FedDPError, match="is not for this site|is for another certificate"):
-            unseal(identity, "A", one, FACTS, challenge)
+            unseal(identity, "A", one, BINDING, challenge)
     for holder in (sites["C"], sites["A"], server):
         with pytest.raises(ValueError, match=r"[Dd]ecryption"):
             holder.unwrap(bytes.fromhex(header_of(one)["recipients"]["B"]["key"]))
@@ -102,7 +102,7 @@ def test_every_recipient_opens_the_same_bits_and_nobody_else_does(sites, office)
 def test_no_value_is_in_the_envelope_and_no_two_are_alike(sites):
     values = {"weight": torch.rand(64, generator=torch.Generator().manual_seed(1))}
     b, _ = peer(sites, "B")
-    one, other = (seal(sites["A"], FACTS, [b], values) for _ in range(2))
+    one, other = (seal(sites["A"], BINDING, [b], values) for _ in range(2))
     raw = values["weight"].numpy().tobytes()
     assert not any(raw[i : i + 8] in one for i in range(0, len(raw), 4))
     assert b"weight" not in one
@@ -139,20 +139,22 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_flipped_bit_anywhere_is_found(sites, place):
     b, challenge = peer(sites, "B")
-    envelope = bytearray(seal(sites["A"], FACTS, [b], TENSORS))
-    assert same(unseal(sites["B"], "A", bytes(envelope), FACTS, challenge), TENSORS), "the control"
+    envelope = bytearray(seal(sites["A"], BINDING, [b], TENSORS))
+    assert same(unseal(sites["B"], "A", bytes(envelope), BINDING, challenge), TENSORS), "the control"
     envelope[PLACES[place](bytes(envelope))] ^= 1
-    with pytest.raises(FedDPError, match="is not as it was signed|is no sealed envelope|the certificate shown for site A"):
-        unseal(sites["B"], "A", bytes(envelope), FACTS, challenge)
+    with pytest.raises(
+        FedDPError, match="was changed after it was signed|did not send a sealed envelope|the certificate for site A"
+    ):
+        unseal(sites["B"], "A", bytes(envelope), BINDING, challenge)
 
 
 @pytest.mark.parametrize("cut", [slice(0, 0), slice(0, 10), slice(0, 400), slice(0, -1), slice(0, -256)])
 def test_a_part_of_an_envelope_is_none(sites, cut):
     b, challenge = peer(sites, "B")
-    envelope = seal(sites["A"], FACTS, [b], TENSORS)
+    envelope = seal(sites["A"], BINDING, [b], TENSORS)
     for broken in (envelope[cut], envelope + b"more"):
-        with pytest.raises(FedDPError, match="is not as it was signed|is no sealed envelope"):
-            unseal(sites["B"], "A", broken, FACTS, challenge)
+        with pytest.raises(FedDPError, match="was changed after it was signed|did not send a sealed envelope"):
+            unseal(sites["B"], "A", broken, BINDING, challenge)
 
 
 def reheaded(envelope, change):
@@ -166,9 +168,9 @@ def reheaded(envelope, change):
 
 def test_a_relay_cannot_add_a_recipient_or_change_what_it_says(sites):
     (b, challenge_b), (c, _) = peer(sites, "B"), peer(sites, "C")
-    envelope = seal(sites["A"], FACTS, [b], TENSORS)
+    envelope = seal(sites["A"], BINDING, [b], TENSORS)
     again = reheaded(envelope, lambda said: None)
-    assert same(unseal(sites["B"], "A", again, FACTS, challenge_b), TENSORS), "the control: the header alone was rewritten"
+    assert same(unseal(sites["B"], "A", again, BINDING, challenge_b), TENSORS), "the control: the header alone was rewritten"
     added = {"certificate": "0" * 64, "challenge": c.challenge, "key": "00"}
     for change in (
         lambda said: said["recipients"].update(C=added),
@@ -176,8 +178,8 @@ def test_a_relay_cannot_add_a_recipient_or_change_what_it_says(sites):
         lambda said: said.update(certificate=pem(sites["C"].certificate)),
         lambda said: said["recipients"]["B"].update(challenge=c.challenge),
     ):
-        with pytest.raises(FedDPError, match="is not as it was signed|the certificate shown for site A is C's"):
-            unseal(sites["B"], "A", reheaded(envelope, change), FACTS, challenge_b)
+        with pytest.raises(FedDPError, match="was changed after it was signed|the certificate for site A belongs to C"):
+            unseal(sites["B"], "A", reheaded(envelope, change), BINDING, challenge_b)
 
 
 @pytest.mark.parametrize(
@@ -186,34 +188,34 @@ def test_a_relay_cannot_add_a_recipient_or_change_what_it_says(sites):
 def test_what_no_site_of_ours_sealed_is_refused_in_one_line(sites, content):
     """As the relay reads it, and as the recipient does."""
     envelope = MAGIC + len(content).to_bytes(8, "big") + (0).to_bytes(8, "big") + content
-    with pytest.raises(FedDPError, match="site A: what it sent is no sealed envelope"):
+    with pytest.raises(FedDPError, match="site A: it did not send a sealed envelope"):
         recipients_of("A", envelope)
-    with pytest.raises(FedDPError, match="site A: what it sent is no sealed envelope"):
-        unseal(sites["B"], "A", envelope, FACTS, "")
+    with pytest.raises(FedDPError, match="site A: it did not send a sealed envelope"):
+        unseal(sites["B"], "A", envelope, BINDING, "")
 
 
 def test_an_envelope_under_anothers_name_is_refused(sites):
     b, challenge = peer(sites, "B")
-    envelope = seal(sites["A"], FACTS, [b], TENSORS)
-    with pytest.raises(FedDPError, match="the certificate shown for site C is A's"):
-        unseal(sites["B"], "C", envelope, FACTS, challenge)
-    with pytest.raises(FedDPError, match="says that it is another site's"):
+    envelope = seal(sites["A"], BINDING, [b], TENSORS)
+    with pytest.raises(FedDPError, match="the certificate for site C belongs to A"):
+        unseal(sites["B"], "C", envelope, BINDING, challenge)
+    with pytest.raises(FedDPError, match="names another sender"):
         recipients_of("C", envelope)
 
 
 @pytest.mark.parametrize(
-    ("facts", "words"),
+    ("binding", "words"),
     [
-        (replace(FACTS, job="job-2"), "is of job 'job-1', not 'job-2'"),
-        (replace(FACTS, task="collect_heads"), "is of task 'collect', not 'collect_heads'"),
-        (replace(FACTS, epoch=1), "is of epoch 0, not 1"),
+        (replace(BINDING, job="job-2"), "is of job 'job-1', not 'job-2'"),
+        (replace(BINDING, task="collect_heads"), "is of task 'collect', not 'collect_heads'"),
+        (replace(BINDING, epoch=1), "is of epoch 0, not 1"),
     ],
 )
-def test_an_envelope_of_something_else_is_refused(sites, facts, words):
+def test_an_envelope_of_something_else_is_refused(sites, binding, words):
     b, challenge = peer(sites, "B")
-    envelope = seal(sites["A"], FACTS, [b], TENSORS)
+    envelope = seal(sites["A"], BINDING, [b], TENSORS)
     with pytest.raises(FedDPError, match=words):
-        unseal(sites["B"], "A", envelope, facts, challenge)
+        unseal(sites["B"], "A", envelope, binding, challenge)
 
 
 # --- whom a site believes ------------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def shown(office, stranger, sites, kind):
         "a person's own": lambda: office.issue("admin@b.org", role="org_admin"),
         "expired": lambda: office.issue("B", since=-20, until=-1),
         "not yet valid": lambda: office.issue("B", since=1),
-        "the root's own": lambda: (office.root, office.key),
+        "the root's certificate": lambda: (office.root, office.key),
     }
     return made[kind]()
 
@@ -239,14 +241,14 @@ def shown(office, stranger, sites, kind):
     ("kind", "words"),
     [
         ("another root, the same names", "was not issued by this project's root"),
-        ("the same root, another site", "is C's"),
-        ("the server's", f"is {SERVER}'s"),
-        ("the server's, as nvflare cert approve makes it", "is no site's: its role is server"),
-        ("a person's", "is no site's: its role is lead"),
-        ("a person's own", "is admin@b.org's"),
+        ("the same root, another site", "belongs to C"),
+        ("the server's", f"belongs to {SERVER}"),
+        ("the server's, as nvflare cert approve makes it", "is not a site's certificate: its role is server"),
+        ("a person's", "is not a site's certificate: its role is lead"),
+        ("a person's own", "belongs to admin@b.org"),
         ("expired", "expired on"),
         ("not yet valid", "is not valid before"),
-        ("the root's own", f"is {PROJECT}'s"),
+        ("the root's certificate", f"belongs to {PROJECT}"),
     ],
 )
 def test_a_swapped_certificate_is_refused_as_recipient_and_as_sender(office, stranger, sites, sessions, kind, words):
@@ -255,13 +257,13 @@ def test_a_swapped_certificate_is_refused_as_recipient_and_as_sender(office, str
     false = replace(sites["B"], certificate=certificate, key=key or sites["C"].key)
     made, handshakes = sessions
     swapped = handshakes | {"B": Session(false, JOB).introduce(WORD)}
-    with pytest.raises(FedDPError, match=f"the certificate shown for site B {words}"):
+    with pytest.raises(FedDPError, match=f"the certificate for site B {words}"):
         made["A"].meet(WORD, TASK, 0, swapped, None)
-    with pytest.raises(FedDPError, match="nobody was introduced for collect; nothing was sent"):
+    with pytest.raises(FedDPError, match="collect came without handshakes of peers; nothing was sent"):
         made["A"].seal(TASK, TENSORS)
     a = meet(sites["B"], "A", as_bytes("A", HANDSHAKE, handshakes["A"]), JOB, WORD)
-    envelope = {SEALED: as_tensor(seal(false, FACTS, [a], TENSORS))}
-    with pytest.raises(FedDPError, match=f"the certificate shown for site B {words}"):
+    envelope = {SEALED: as_tensor(seal(false, BINDING, [a], TENSORS))}
+    with pytest.raises(FedDPError, match=f"the certificate for site B {words}"):
         made["A"].open(WORD, TASK, 0, {"B": envelope})
 
 
@@ -269,11 +271,11 @@ def test_the_server_is_no_site_under_its_own_name_either(office, sites, sessions
     """In central provisioning the server's certificate says no role: the kit says its name."""
     made, handshakes = sessions
     server = Identity(SERVER, *office.issue(SERVER, host=SERVER), office.root, SERVER)
-    with pytest.raises(FedDPError, match=f"the certificate shown for site {SERVER} is the server's"):
+    with pytest.raises(FedDPError, match=f"the certificate for site {SERVER} is the server's"):
         made["A"].meet(WORD, TASK, 0, handshakes | {SERVER: Session(server, JOB).introduce(WORD)}, None)
     # and the root is none under the project's
     root = Identity(PROJECT, office.root, office.key, office.root, SERVER)
-    with pytest.raises(FedDPError, match="is the root's own"):
+    with pytest.raises(FedDPError, match="is the root's certificate"):
         made["A"].meet(WORD, TASK, 0, handshakes | {PROJECT: Session(root, JOB).introduce(WORD)}, None)
 
 
@@ -301,10 +303,10 @@ def test_a_certificate_of_nvflare_cert_approve_is_a_sites(office, sites, session
         (lambda said, sites: said["statement"].update(site="C"), "did not sign"),
         (lambda said, sites: said["statement"].update(more=1), "did not sign"),
         (lambda said, sites: said.update(signature="00" * 256), "did not sign"),
-        (lambda said, sites: said.update(certificate=pem(sites["C"].certificate)), "is C's"),
+        (lambda said, sites: said.update(certificate=pem(sites["C"].certificate)), "belongs to C"),
         (lambda said, sites: said.update(certificate="none"), "cannot be read"),
-        (lambda said, sites: said.pop("signature"), "is not a handshake"),
-        (lambda said, sites: said.update(statement=[]), "is not a handshake"),
+        (lambda said, sites: said.pop("signature"), "relayed no valid handshake of site B"),
+        (lambda said, sites: said.update(statement=[]), "relayed no valid handshake of site B"),
     ],
 )
 def test_a_handshake_that_its_site_did_not_sign_is_refused(sites, sessions, change, words):
@@ -322,7 +324,7 @@ def test_a_handshake_that_its_site_did_not_sign_is_refused(sites, sessions, chan
 def test_a_handshake_to_something_else_is_none_to_this(sites, sessions, job, word):
     """Consent is given for a job and for an exchange of it."""
     made, handshakes = sessions
-    with pytest.raises(FedDPError, match="site B did not sign the handshake to this exchange"):
+    with pytest.raises(FedDPError, match="site B did not sign the handshake that the server relayed"):
         made["A"].meet(WORD, TASK, 0, handshakes | {"B": Session(sites["B"], job).introduce(word)}, None)
 
 
@@ -370,10 +372,10 @@ def test_a_replay_from_an_earlier_exchange_of_the_same_job_id_is_refused(sites, 
     made, handshakes = sessions
     old = exchanged(made, handshakes)["B"]
     again = Session(sites["A"], JOB)
-    with pytest.raises(FedDPError, match="it was sent an envelope of B and has not introduced itself"):
+    with pytest.raises(FedDPError, match="it received an envelope of B but has not sent a handshake"):
         again.open(WORD, TASK, 0, {"B": old})
     again.introduce(WORD)
-    with pytest.raises(FedDPError, match="answers another challenge: it is of an earlier exchange"):
+    with pytest.raises(FedDPError, match="has another challenge: it is of an earlier exchange"):
         again.open(WORD, TASK, 0, {"B": old})
     assert made["A"].open(WORD, TASK, 0, {"B": old}), "the control"
     other = Session(sites["A"], "job-2")
@@ -386,7 +388,7 @@ def test_an_envelope_for_the_certificate_of_before_a_renewal_is_refused(office, 
     made, handshakes = sessions
     old = exchanged(made, handshakes)["B"]
     made["A"].identity = Identity("A", *office.issue("A"), office.root, SERVER)
-    with pytest.raises(FedDPError, match="is for another certificate than this site's"):
+    with pytest.raises(FedDPError, match="is for another certificate of this site"):
         made["A"].open(WORD, TASK, 0, {"B": old})
 
 
@@ -400,7 +402,7 @@ def test_a_policy_that_names_recipients_seals_for_no_other(office, stranger, sit
     assert same(made["B"].open(WORD, TASK, 0, {"A": given})["A"], TENSORS)
     with pytest.raises(FedDPError, match="is not for this site"):
         made["C"].open(WORD, TASK, 0, {"A": given})
-    with pytest.raises(FedDPError, match="certificate shown for site C was not issued"):
+    with pytest.raises(FedDPError, match="certificate for site C was not issued"):
         made["A"].meet(WORD, TASK, 0, handshakes | false, ("B", "C"))
     assert made["A"].meet(WORD, TASK, 0, handshakes, ()) == []
     assert made["A"].seal(TASK, TENSORS) == {}, "nobody to seal for: nothing leaves"
@@ -422,7 +424,7 @@ def test_a_relay_cannot_have_a_site_read_json_without_end(sites, sessions):
     """It would take the site's memory. Blanks are the cheapest JSON there is; a header of them is signed by a site here."""
     made, handshakes = sessions
     long = handshakes["B"][HANDSHAKE].numpy().tobytes() + b" " * LIMIT
-    with pytest.raises(FedDPError, match=f"more than the {LIMIT} there can be"):
+    with pytest.raises(FedDPError, match=f"the limit is {LIMIT}"):
         made["A"].meet(WORD, TASK, 0, handshakes | {"B": {HANDSHAKE: as_tensor(long)}}, None)
     assert made["A"].meet(WORD, TASK, 0, handshakes, None) == ["B", "C"], "the control"
     given = exchanged(made, handshakes)["B"][SEALED].numpy().tobytes()
@@ -433,18 +435,18 @@ def test_a_relay_cannot_have_a_site_read_json_without_end(sites, sessions):
         if opens:
             assert recipients_of("B", padded) == ["A", "C"], "the control"
         else:
-            with pytest.raises(FedDPError, match="is no sealed envelope"):
+            with pytest.raises(FedDPError, match="did not send a sealed envelope"):
                 recipients_of("B", padded)
 
 
 def test_every_collection_needs_its_own_handshakes(sessions):
     made, handshakes = sessions
     made["A"].meet(WORD, TASK, 0, handshakes, None)
-    with pytest.raises(FedDPError, match="nobody was introduced for give_model"):
+    with pytest.raises(FedDPError, match="give_model came without handshakes of peers"):
         made["A"].seal("give_model", TENSORS)
     made["A"].meet(WORD, TASK, 0, handshakes, None)
     assert made["A"].seal(TASK, TENSORS).keys() == {SEALED}
-    with pytest.raises(FedDPError, match="nobody was introduced for collect"):
+    with pytest.raises(FedDPError, match="collect came without handshakes of peers"):
         made["A"].seal(TASK, TENSORS)
 
 
@@ -461,5 +463,5 @@ def test_every_collection_needs_its_own_handshakes(sessions):
 )
 def test_what_is_not_sealed_is_not_opened(sessions, tensors):
     made, _ = sessions
-    with pytest.raises(FedDPError, match="site B: of it, sealed bytes alone may travel here"):
+    with pytest.raises(FedDPError, match="site B: it may send only the bytes sealed here"):
         made["A"].open(WORD, TASK, 0, {"B": tensors})

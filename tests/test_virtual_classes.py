@@ -237,8 +237,8 @@ def test_as_many_virtual_classes_as_classes_times_sites(plan_for, changes, virtu
     [
         ({"sites": ()}, "export it with `feddp job --sites A,B`"),
         ({"network": "toy"}, "Toy has no segmentation head"),
-        ({"network": "resunet"}, "Unet's decoder has no level that PAA knows"),
-        ({"paa": False, "private": "affinity_query"}, "the role 'affinity_query' found no tensor"),
+        ({"network": "resunet"}, "PAA does not support the decoder of Unet"),
+        ({"paa": False, "private": "affinity_query"}, "the role 'affinity_query' selects no tensor"),
         ({"temperature": 0}, "temperature=0.0 must be a number above 0"),
         ({"virtual": -1}, "virtual=-1.0 must be a number of at least 0"),
         ({"mask": "zeros"}, "mask='zeros' is not one of excluded, literal"),

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from feddp.cli.options import Data, Device, Env, Place, Rounds, Size, Threads, Weights, words
+from feddp.cli.options import Data, Device, Env, Environment, Rounds, Settings, Size, Threads, Weights, words
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT
+from feddp.run.defaults import ROUNDS, SIZE
 
 
 def compare(
@@ -35,13 +36,13 @@ def compare(
     folds: Annotated[int, typer.Option(help="Deal every site's patients into so many parts, each once the test split.")] = 0,
     unseen: Annotated[Path | None, typer.Option(help="A site's folder outside DATA, to test --methods on.")] = None,
     seeds: Annotated[str, typer.Option(help="Every run is repeated under each, comma-separated.")] = "0",
-    rounds: Rounds = 20,
+    rounds: Rounds = ROUNDS,
     calibration_epochs: Annotated[int | None, typer.Option(help="Epochs of every stage at home (the paper: 20).")] = None,
     network: Annotated[str, typer.Option(help="A network's name; a variant's own is @network=NAME.")] = DEFAULT,
-    size: Size = 96,
-    settings: Annotated[list[str], typer.Option("--set", help="A hyper-parameter of all runs, key=value.")] = [],  # noqa: B006
+    size: Size = SIZE,
+    settings: Settings = [],  # noqa: B006
     weights: Weights = None,
-    env: Place = Env.sim,
+    env: Environment = Env.sim,
     device: Device = "cpu",
     threads: Threads = None,
 ) -> None:
@@ -50,7 +51,7 @@ def compare(
 
     from feddp.compare.comparison import compare as run
     from feddp.compare.request import ComparisonRequest
-    from feddp.compare.runs import Place as RunPlace
+    from feddp.compare.runs import Place
     from feddp.compare.studies import TABLE_II
     from feddp.compare.variants import Common
 
@@ -58,9 +59,10 @@ def compare(
     command = shlex.join(["feddp", *sys.argv[1:]])
     outside = tuple(dict.fromkeys([*([TABLE_II] if leave_one_out else []), *words(outside_studies)]))
     studied = tuple(dict.fromkeys(words(studies)))
-    place = RunPlace(env.value, device, threads)
-    asked = (words(methods), data, out, common, _whole(seeds), studied, unseen, place, command, outside, folds)
-    done = run(ComparisonRequest(*asked))
+    place = Place(env.value, device, threads)
+    done = run(
+        ComparisonRequest(words(methods), data, out, common, _whole(seeds), studied, unseen, place, command, outside, folds)
+    )
     Console().print(Markdown(done.summary))
     print(f"Tables and figures: {out}")
     if done.failed:

@@ -30,7 +30,7 @@ Then = Annotated[str | None, typer.Option(help="`igc` appends the calibration st
 Weights = Annotated[str | None, typer.Option(help="Start from a local checkpoint file, or from `timm`'s own weights.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")]
-Place = Annotated[
+Environment = Annotated[
     Env, typer.Option("--env", help="One process without FLARE, FLARE's simulator, or POC mode with real certificates.")
 ]
 Scope = Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")]

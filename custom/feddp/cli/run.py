@@ -11,10 +11,10 @@ from feddp.cli.options import (
     Data,
     Device,
     Env,
+    Environment,
     Epochs,
     Method,
     Network,
-    Place,
     Rounds,
     Scope,
     Seed,
@@ -27,21 +27,22 @@ from feddp.cli.options import (
 )
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT as NETWORK
+from feddp.run.defaults import METHOD, ROUNDS, SIZE
 
 
 def run(
     data: Data,
     out: Annotated[Path, typer.Option(help="A new folder for the results.")],
-    method: Method = "feddp",
-    rounds: Rounds = 20,
+    method: Method = METHOD,
+    rounds: Rounds = ROUNDS,
     calibration_epochs: Epochs = None,
     network: Network = NETWORK,
-    size: Size = 96,
+    size: Size = SIZE,
     seed: Seed = 0,
     settings: Settings = [],  # noqa: B006
     then: Then = None,
     weights: Weights = None,
-    env: Place = Env.sim,
+    env: Environment = Env.sim,
     device: Device = "cpu",
     threads: Threads = None,
     without_consent: Annotated[str, typer.Option(help="Sites that refuse every exchange among sites, comma-separated.")] = "",
@@ -62,11 +63,11 @@ def job(
     classes: Annotated[str, typer.Option(help="The foreground classes, comma-separated.")] = "lesion",
     labels: Annotated[str, typer.Option(help="nested or exclusive classes.")] = "nested",
     scope: Scope = "feddp",
-    method: Method = "feddp",
-    rounds: Rounds = 20,
+    method: Method = METHOD,
+    rounds: Rounds = ROUNDS,
     calibration_epochs: Epochs = None,
     network: Network = NETWORK,
-    size: Size = 96,
+    size: Size = SIZE,
     seed: Seed = 0,
     settings: Settings = [],  # noqa: B006
     then: Then = None,

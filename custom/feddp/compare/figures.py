@@ -9,7 +9,7 @@ import numpy as np
 from feddp import protocol
 from feddp.compare.leave_one_out import UnseenResult
 from feddp.compare.scores import Result, Scores, scores
-from feddp.compare.studies import STUDIES, Adapted, Entry, Study, Trained
+from feddp.compare.studies import STUDIES, AdaptedModels, Entry, Study, TrainedNetworks
 from feddp.compare.variants import Variant
 from feddp.files import PROGRESS, Event, read_events
 from feddp.methods.base import TRAIN
@@ -28,14 +28,14 @@ class _Drawing:
 
     name: str
     out: Path
-    entries: list[Entry[Trained]]
+    entries: list[Entry[TrainedNetworks]]
     results: Results
     sites: list[str]
 
-    def scores(self, entry: Entry[Trained]) -> Scores:
+    def scores(self, entry: Entry[TrainedNetworks]) -> Scores:
         return scores(self.results[entry.source.variant], self.sites, entry.source.when)
 
-    def averages(self, entries: Iterable[Entry[Trained]], metric: str) -> dict[str, tuple[float, float]]:
+    def averages(self, entries: Iterable[Entry[TrainedNetworks]], metric: str) -> dict[str, tuple[float, float]]:
         """{first label: (mean, std over the sites)}, in the unit it is shown in."""
         found = {entry.labels[0]: self.scores(entry).average for entry in entries}
         return {label: _bar(shown_value(average, metric)) for label, average in found.items() if average}
@@ -57,7 +57,7 @@ def draw_study(name: str, out: Path, results: Results, sites: list[str]) -> None
 
 
 def draw_outside(
-    name: str, study: Study[Adapted], out: Path, results: Mapping[Adapted, UnseenResult], sites: list[str]
+    name: str, study: Study[AdaptedModels], out: Path, results: Mapping[AdaptedModels, UnseenResult], sites: list[str]
 ) -> None:
     """Figs. 6 to 8 of IOP-FL, each of its study; an entry that did not finish for every unseen site is left out."""
     finished = [(entry.labels, results[entry.source]) for entry in study.entries if results[entry.source].folders]

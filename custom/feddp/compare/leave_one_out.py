@@ -22,7 +22,7 @@ from feddp.adaptation.adapt import Settings
 from feddp.adaptation.models import read_models
 from feddp.compare.runs import Campaign, Place, attempt_all
 from feddp.compare.scores import Result, Rows, Unit
-from feddp.compare.studies import Adapted, Study
+from feddp.compare.studies import AdaptedModels, Study
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.data.images import SPLIT
@@ -129,7 +129,9 @@ class LeaveOneOut:
         InputError: there are fewer than two sites, one has no test images, or a run cannot be planned.
     """
 
-    def __init__(self, studies: Mapping[str, Study[Adapted]], common: Common, seeds: Sequence[int], data: Path, out: Path):
+    def __init__(
+        self, studies: Mapping[str, Study[AdaptedModels]], common: Common, seeds: Sequence[int], data: Path, out: Path
+    ):
         self.seeds, self.data = seeds, data
         self.sites = federation_of(data)[0]
         if len(self.sites) < 2:
@@ -149,7 +151,7 @@ class LeaveOneOut:
         }
         self.failed: dict[str, str] = {}
 
-    def execute(self, place: Place = Place()) -> dict[Adapted, UnseenResult]:
+    def execute(self, place: Place = Place()) -> dict[AdaptedModels, UnseenResult]:
         """Runs and adapts what is not finished, as `attempt_all`."""
         runs = {inside: campaign.execute(place) for inside, campaign in self.campaigns.items()}
         wanted = {source: self._adaptations(source, runs) for source in self.sources}
@@ -163,7 +165,7 @@ class LeaveOneOut:
         return f"without-{missing[0]}" if len(missing) == 1 else f"only-{'+'.join(inside)}"
 
     def _adaptations(
-        self, source: Adapted, runs: Mapping[Inside, Mapping[Variant, Result]]
+        self, source: AdaptedModels, runs: Mapping[Inside, Mapping[Variant, Result]]
     ) -> tuple[Adaptations, dict[int, str]]:
         """The adaptations of finished runs; and why a seed lacks some, where a run failed."""
         found: Adaptations = {seed: {} for seed in self.seeds}

@@ -19,7 +19,7 @@ TABLE_II = "leave_one_out"
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedNetworks:
     """The networks that the runs of a variant leave at their sites, before or after the last stage there."""
 
     variant: Variant
@@ -27,7 +27,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdaptedModels:
     """The models of a variant's runs, adapted to an unseen site by a strategy of STRATEGIES."""
 
     variant: Variant
@@ -40,7 +40,7 @@ class Adapted:
         return tuple(site for site in sorted(sites) if site != unseen)[: self.inside]
 
 
-Source = TypeVar("Source", Trained, Adapted)
+Source = TypeVar("Source", TrainedNetworks, AdaptedModels)
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Study(Generic[Source]):
     metrics: tuple[str, ...] = ("dice", "assd")  # those that its paper reports
 
 
-def _entry(labels: tuple[str, ...], variant: str, when: str = FINAL) -> Entry[Trained]:
-    return Entry(labels, Trained(Variant.parse(variant), when))
+def _entry(labels: tuple[str, ...], variant: str, when: str = FINAL) -> Entry[TrainedNetworks]:
+    return Entry(labels, TrainedNetworks(Variant.parse(variant), when))
 
 
-def _unseen(label: str, variant: str, strategy: str, settings: Settings = Settings()) -> Entry[Adapted]:
-    return Entry((label,), Adapted(Variant.parse(variant), strategy, settings))
+def _unseen(label: str, variant: str, strategy: str, settings: Settings = Settings()) -> Entry[AdaptedModels]:
+    return Entry((label,), AdaptedModels(Variant.parse(variant), strategy, settings))
 
 
 _YES = "✓"
@@ -81,7 +81,7 @@ _DECODERS = {
 }
 _VIRTUAL = ("iou", "hd")  # what 003 reports
 
-STUDIES: dict[str, Study[Trained]] = {
+STUDIES: dict[str, Study[TrainedNetworks]] = {
     "ablation": Study(
         "Table III: self-attention (SA), local query (LQ) and calibration (IGC)",
         ("SA", "LQ", "IGC"),
@@ -209,38 +209,38 @@ _LOSSES = {
 }
 
 
-def _table(sites: int) -> Study[Adapted]:
+def _table(sites: int) -> Study[AdaptedModels]:
     return Study("IOP-FL's Table II: each site in turn outside the federation", ("Method",), _STRATEGIES)
 
 
-def _inside_sites(sites: int) -> Study[Adapted]:
+def _inside_sites(sites: int) -> Study[AdaptedModels]:
     entries = [
-        Entry((label, str(n)), Adapted(Variant.parse(variant), strategy, inside=n))
+        Entry((label, str(n)), AdaptedModels(Variant.parse(variant), strategy, inside=n))
         for label, variant, strategy in (("FedAvg", _PLAIN, "global"), ("IOP-FL", _PERSONAL, "routing"))
         for n in range(1, sites)
     ]
     return Study("IOP-FL's Fig. 7a: sites inside", ("Method", "Inside"), tuple(entries))
 
 
-def _losses(sites: int) -> Study[Adapted]:
+def _losses(sites: int) -> Study[AdaptedModels]:
     entries = tuple(_unseen(label, _PERSONAL, "routing", settings) for label, settings in _LOSSES.items())
     return Study("IOP-FL's Fig. 8: the losses of test-time routing", ("Losses",), entries)
 
 
-def _tau(sites: int) -> Study[Adapted]:
+def _tau(sites: int) -> Study[AdaptedModels]:
     rates = ("0.1", "0.3", "0.5", "0.7", "0.9", "1")
     entries = tuple(_unseen(tau, f"{_PERSONAL}@tau={tau}", "routing") for tau in rates)
     return Study("IOP-FL's Fig. 6: the accumulation rate τ, outside", ("τ",), entries)
 
 
-def _time(sites: int) -> Study[Adapted]:
+def _time(sites: int) -> Study[AdaptedModels]:
     routed = tuple(_unseen(f"routing, {n} epochs", _PERSONAL, "routing", Settings(epochs=n)) for n in (0, 1, 2, 5, 10))
     others = tuple(entry for entry in _STRATEGIES if entry.source.strategy != "routing")
     return Study("IOP-FL's Fig. 7b: Dice against seconds a sample", ("Method",), others + routed)
 
 
 # name -> the study of a federation with this number of sites
-OUTSIDE: dict[str, Callable[[int], Study[Adapted]]] = {
+OUTSIDE: dict[str, Callable[[int], Study[AdaptedModels]]] = {
     TABLE_II: _table,
     "inside_sites": _inside_sites,
     "losses": _losses,

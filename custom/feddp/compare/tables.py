@@ -7,7 +7,7 @@ from dataclasses import replace
 from feddp.compare.leave_one_out import UnseenResult
 from feddp.compare.scores import CASE, FINAL, IMAGE, Measured, Result, Unit, has_cases, scores
 from feddp.compare.statistics import sentence
-from feddp.compare.studies import TABLE_II, Adapted, Study, Trained
+from feddp.compare.studies import TABLE_II, AdaptedModels, Study, TrainedNetworks
 from feddp.compare.variants import Variant
 from feddp.reporting.tables import BLANK, SHOWN, Better, Cell, ResultTable, Value, shown_value
 from feddp.training.volumes import VOLUME_METRICS
@@ -42,7 +42,7 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) ->
 
 
 def study_table(
-    name: str, study: Study[Trained], results: Mapping[Variant, Result], sites: list[str], seeds: int
+    name: str, study: Study[TrainedNetworks], results: Mapping[Variant, Result], sites: list[str], seeds: int
 ) -> ResultTable:
     """One of STUDIES, with the averages of its paper's metrics."""
     rows = [(entry.labels, results[entry.source.variant], entry.source.when) for entry in study.entries]
@@ -50,7 +50,7 @@ def study_table(
 
 
 def outside_tables(
-    name: str, study: Study[Adapted], results: Mapping[Adapted, UnseenResult], sites: list[str], seeds: int
+    name: str, study: Study[AdaptedModels], results: Mapping[AdaptedModels, UnseenResult], sites: list[str], seeds: int
 ) -> list[ResultTable]:
     """Table II as two tables, Dice and ASSD, with one column per unseen site; any other study as one, of the averages."""
     found = [results[entry.source] for entry in study.entries]

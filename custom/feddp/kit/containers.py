@@ -16,7 +16,7 @@ from feddp.sealing.kit import CLIENT, Kit, components
 DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
 LAUNCHERS = {f"nvflare.app_opt.job_launcher.{runtime}_launcher.": runtime for runtime in (DOCKER, KUBERNETES)}
 RESULTS = WorkspaceConstants.ENV_VAR_RESULT_ROOT
-SEE = "See provisioning/README.md, 'Site images'"
+SEE = "See the documentation, 'Run a site in Docker or Kubernetes'"
 # the options of a container that a site may set; others could replace the image's code or give it access to the machine
 PYTHON = (None, "/usr/local/bin/python", "/usr/local/bin/python3")
 ENVIRONMENT = {RESULTS, WorkspaceConstants.ENV_VAR_AUDIT_ROOT, WorkspaceConstants.ENV_VAR_LOG_ROOT}

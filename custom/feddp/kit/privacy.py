@@ -29,7 +29,7 @@ MECHANISMS: dict[str, type[FLComponent]] = {
 # the filters that FLARE may build; the check builds no others
 FILTERS: dict[str, type[FLComponent]] = {GUARD: PrivateTensorGuard, UPDATE: UpdatePrivacy, **MECHANISMS}
 CHAINS = ("task_result_filters", "task_data_filters")
-SEE = "See the README, 'A hospital's policy'"
+SEE = "See the documentation, 'A site's policy'"
 
 
 def privacy_file(kit: Kit) -> Path:
@@ -87,7 +87,7 @@ def _guard(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
     for entry in outgoing:
         if entry in MECHANISMS:
             what = f"scope {name} applies {entry} to results directly; it would treat weights as differences"
-            yield Problem(path, what, f"Put it into {UPDATE} (the README, 'Noise on what training changed')")
+            yield Problem(path, what, f"Put it into {UPDATE}; see the documentation, 'Add noise to what training changed'")
 
 
 def _leaves(entry: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""pFLFE's projector P: from the encoder's deepest features to a vector (pFLFE, Fig. 2)."""
+"""The projector P of pFLFE (Xie et al., 2024, Fig. 2): from the encoder's deepest features to a vector."""
 
 from torch import Tensor, nn
 
@@ -9,10 +9,10 @@ HIDDEN, WIDTH = 256, 128
 
 
 def with_projector(network: nn.Module, classes: int) -> nn.Module:
-    """`network`, in place, with a `projector` beside its encoder; its predictions do not change.
+    """Adds a `projector` to `network`, in place, and returns the network; its predictions do not change.
 
-    The size is ours (the paper does not state it): global average pooling, then a two-layer perceptron 256-128.
-    InputError where the network has no encoder.
+    The projector is global average pooling and a two-layer perceptron 256-128; the paper does not state its size. Raises
+    InputError if the network has no encoder.
     """
     width = width_of(network, "pFLFE")
     network.projector = pooled(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
@@ -21,6 +21,6 @@ def with_projector(network: nn.Module, classes: int) -> nn.Module:
 
 
 def project(network: nn.Module, images: Tensor) -> Tensor:
-    """images (B, channels, H, W) -> P(E(images)), (B, WIDTH)."""
+    """Returns P(E(images)): (B, channels, H, W) -> (B, WIDTH)."""
     projected: Tensor = part(network, "projector", "pFLFE")(deepest(network, images, "pFLFE"))
     return projected

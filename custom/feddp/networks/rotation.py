@@ -1,4 +1,4 @@
-"""TTT's second head: it predicts by which of four quarter turns an image was rotated, from the encoder's deepest features."""
+"""The second head of TTT: predicts from the encoder's deepest features by which of four quarter turns an image was rotated."""
 
 from torch import Tensor, nn
 
@@ -8,15 +8,15 @@ TURNS = 4
 
 
 def with_rotation_head(network: nn.Module, classes: int) -> nn.Module:
-    """`network`, in place, with a `rotation_head` beside its decoder; its predictions do not change.
+    """Adds a `rotation_head` to `network`, in place, and returns the network; its predictions do not change.
 
-    Global average pooling, then one linear layer. InputError where the network has no encoder.
+    The head is global average pooling and one linear layer. Raises InputError if the network has no encoder.
     """
     network.rotation_head = pooled(nn.Linear(width_of(network, "TTT"), TURNS))
     return network
 
 
 def rotation_logits(network: nn.Module, images: Tensor) -> Tensor:
-    """images (B, channels, H, W) -> (B, TURNS)."""
+    """Returns the rotation head's logits: (B, channels, H, W) -> (B, TURNS)."""
     logits: Tensor = part(network, "rotation_head", "TTT")(deepest(network, images, "TTT"))
     return logits

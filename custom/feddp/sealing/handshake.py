@@ -1,4 +1,4 @@
-"""A site's introduction to those who may seal for it: a signed statement that it takes part, and its certificate."""
+"""A site's handshake with its peers: a signed statement that it takes part in an exchange, and its certificate."""
 
 import json
 import secrets
@@ -9,13 +9,13 @@ from cryptography import x509
 from feddp.errors import SealingError
 from feddp.sealing.identity import Identity, signed
 
-CHALLENGE = 32  # bytes, drawn anew for every introduction: an envelope that answers it was made after it
-LIMIT = 16 * 1024  # bytes: a certificate of ours takes 1.5 KiB
+CHALLENGE = 32  # bytes, drawn for every handshake: an envelope with this challenge is newer than the handshake
+LIMIT = 16 * 1024  # bytes; a certificate takes 1.5 KiB
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A site that said it takes part, and whose certificate is its own."""
+    """A site that signed its handshake, and its accepted certificate."""
 
     name: str
     certificate: x509.Certificate
@@ -23,9 +23,9 @@ class Peer:
 
 
 def introduce(identity: Identity, job: str, exchange: str) -> tuple[bytes, str]:
-    """The introduction, and the challenge in it.
+    """Returns this site's handshake and the challenge in it.
 
-    The statement is signed: the server knows every site's certificate, and could else introduce one that does not consent.
+    The statement is signed. The server has every site's certificate, so it could otherwise add a site that does not consent.
     """
     challenge = secrets.token_hex(CHALLENGE)
     statement = {"site": identity.name, "job": job, "exchange": exchange, "challenge": challenge}
@@ -34,21 +34,21 @@ def introduce(identity: Identity, job: str, exchange: str) -> tuple[bytes, str]:
 
 
 def meet(identity: Identity, name: str, handshake: bytes, job: str, exchange: str) -> Peer:
-    """The peer that an introduction is of.
+    """Returns the peer of a handshake.
 
     Raises:
-        SealingError: it is not the introduction of `name` to this exchange of this job, or its certificate is no good.
+        SealingError: `name` did not sign it for this exchange of this job, or its certificate is not accepted.
     """
     try:
-        said = json.loads(handshake)
-        statement, pem, signature = said["statement"], str(said["certificate"]), bytes.fromhex(said["signature"])
+        content = json.loads(handshake)
+        statement, pem, signature = content["statement"], str(content["certificate"]), bytes.fromhex(content["signature"])
         challenge = str(statement["challenge"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SealingError(f"what was shown for site {name} is not a handshake; nothing is sealed for it") from None
+        raise SealingError(f"the server relayed no valid handshake of site {name}; nothing is sealed for it") from None
     certificate = identity.accept(name, pem)
     wanted = {"site": name, "job": job, "exchange": exchange, "challenge": challenge}
     if statement != wanted or not signed(certificate, signature, _signed_part(statement)):
-        raise SealingError(f"site {name} did not sign the handshake to this exchange that was shown for it")
+        raise SealingError(f"site {name} did not sign the handshake that the server relayed for this exchange")
     return Peer(name, certificate, challenge)
 
 

@@ -1,4 +1,4 @@
-"""Whether a kit's certificate is this participant's, of this project, in date, and the key its own."""
+"""Checks a kit's certificate: participant, project, dates and key."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +18,11 @@ RENEW = "Have it renewed (provisioning/README.md, 'Renewal')"
 
 
 def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Problem]:
-    """Everything wrong with certificate, key and root; nothing where all is well.
+    """Returns all problems of certificate, key and root.
 
     Args:
-        fingerprint: of the consortium's root certificate, SHA-256 as FLARE and OpenSSL print it, learnt by another way than
-            the kit came. Without it a kit whose every file is another consortium's of the same name passes.
+        fingerprint: SHA-256 of the consortium's root certificate, as FLARE and OpenSSL print it, received over another channel
+            than the kit. Without it, a kit of another consortium with the same name passes.
     """
     problems: list[Problem] = []
     certificate = _read(kit.certificate, x509.load_pem_x509_certificate, problems)
@@ -32,33 +32,33 @@ def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Probl
         problems += _of_the_root(kit, root, fingerprint)
     if certificate is not None:
         if (name := name_of(certificate)) != kit.name:
-            problems.append(Problem(kit.certificate, f"is {name}'s, and the kit is {kit.name}'s", AGAIN))
+            problems.append(Problem(kit.certificate, f"belongs to {name}, but the kit to {kit.name}", AGAIN))
         problems += _dates(kit.certificate, certificate)
         if root is not None and not issued_by(certificate, root):
             problems.append(Problem(kit.certificate, f"was not issued by {kit.root.name}", AGAIN))
         if key is not None and key.public_key() != certificate.public_key():
-            problems.append(Problem(kit.key, f"is not the key of {kit.certificate.name}", "Put back the key it was issued for"))
+            problems.append(Problem(kit.key, f"is not the key of {kit.certificate.name}", "Restore the certificate's key"))
     return problems
 
 
 def _of_the_root(kit: Kit, root: x509.Certificate, fingerprint: str | None) -> list[Problem]:
     problems = _dates(kit.root, root)
     if (name := name_of(root)) != kit.project:
-        problems.append(Problem(kit.root, f"is the root of project {name}, and the kit is of {kit.project}", AGAIN))
+        problems.append(Problem(kit.root, f"is the root of project {name}, but the kit is of {kit.project}", AGAIN))
     own = root.fingerprint(SHA256()).hex()
     if fingerprint is not None and _plain(fingerprint) != own:
         shown = ":".join(own[i : i + 2] for i in range(0, len(own), 2)).upper()
-        problems.append(Problem(kit.root, f"is another root than the consortium's: its fingerprint is SHA256:{shown}", AGAIN))
+        problems.append(Problem(kit.root, f"is not the consortium's root: its fingerprint is SHA256:{shown}", AGAIN))
     return problems
 
 
 def _read(path: Path, parse: Callable[[bytes], T], problems: list[Problem]) -> T | None:
-    """The file, parsed; None and a problem more where that fails."""
+    """Returns the parsed file; on failure returns None and appends a problem."""
     try:
         return parse(path.read_bytes())
     except FileNotFoundError:
         problems.append(Problem(path, "is missing", AGAIN))
-    except (OSError, ValueError, TypeError) as error:  # TypeError: a key behind a password, which FLARE could not open either
+    except (OSError, ValueError, TypeError) as error:  # TypeError: a key with a password, which FLARE cannot open either
         problems.append(Problem(path, f"cannot be read ({error})", AGAIN))
     return None
 
@@ -72,5 +72,5 @@ def _dates(path: Path, certificate: x509.Certificate) -> list[Problem]:
 
 
 def _plain(fingerprint: str) -> str:
-    """Hexadecimal digits alone, from `SHA256:AA:BB...` or OpenSSL's `sha256 Fingerprint=AA:BB...`."""
+    """Returns only the hexadecimal digits of `SHA256:AA:BB...` or OpenSSL's `sha256 Fingerprint=AA:BB...`."""
     return fingerprint.rsplit("=", 1)[-1].strip().lower().removeprefix("sha256").replace(":", "")

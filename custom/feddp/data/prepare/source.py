@@ -35,7 +35,7 @@ class Source:
             top = self.path.resolve()
             files = list(islice((file for file in top.rglob("*") if file.is_file()), ARCHIVE_FILES + 1))
             if len(files) > ARCHIVE_FILES:
-                raise InputError(f"{self.path}: it holds more than {ARCHIVE_FILES} files. Give the data set's own folder.")
+                raise InputError(f"{self.path} has more than {ARCHIVE_FILES} files. Give the folder of the data set alone.")
             found = (f"{top.name}/{file.relative_to(top).as_posix()}" for file in files)
         elif _is_zip(self.path):
             self._zip = Archive(self.path)
