@@ -7,7 +7,7 @@ are separate lists, because they are reviewed by hand.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 from feddp.methods.base import CALIBRATE as CALIBRATE_STAGE
 from feddp.methods.base import HEADS as HEADS_STAGE
@@ -61,6 +61,16 @@ class Sent(Enum):
     MODEL = "a whole network"
 
 
+class Over(Enum):
+    """The images over which a number is measured."""
+
+    TEST = "the test images"
+    CASES = "the cases of the test images"
+    SELECTION = "the images by which rounds and epochs are selected"
+    TRAIN = "the training images of an epoch"
+    UNSEEN = "the images to which an unseen site adapts"
+
+
 @dataclass(frozen=True)
 class Number:
     """A scalar that may leave a site.
@@ -68,12 +78,12 @@ class Number:
     Args:
         decimals: the decimals to which it is rounded; None: it is a count and not rounded.
         digits: the significant digits to which it is rounded, instead of decimals.
-        measured: whether it is measured on images; a site withholds it if these are too few.
+        over: the images over which it is measured, if any; a site withholds it if these are too few.
     """
 
     decimals: int | None = None
     digits: int | None = None
-    measured: bool = False
+    over: Over | None = None
 
     def rounded(self, value: float) -> float:
         """Returns the number as it leaves. Rounding is idempotent."""
@@ -86,32 +96,33 @@ class Number:
 class Table:
     """Summaries (`CELL`) per metric; with `by`, one such table for each name in it; `by` None: for each of the plan's sites.
 
-    Every number of a table is measured.
+    Every number of a table is measured over the images `over`.
     """
 
     metrics: tuple[str, ...]
+    over: Over
     by: tuple[str, ...] | None = ()
-    measured: ClassVar[bool] = True
 
 
 COUNT, FLAG = Number(), Number()
-METRIC, LOSS = Number(decimals=3, measured=True), Number(digits=3, measured=True)
-CELL = {"mean": METRIC, "std": METRIC, "n": COUNT}
+METRIC, LOSS = Number(decimals=3, over=Over.SELECTION), Number(digits=3, over=Over.TRAIN)
+CELL = {"mean": Number(decimals=3), "std": Number(decimals=3), "n": COUNT}  # measured over the images of its table
 SCALARS: Mapping[str, Number | Table] = {
     "consent": FLAG,
     **dict.fromkeys(("round", "phase", "epoch", "samples", "images"), COUNT),
     "seconds": Number(decimals=1),
     **dict.fromkeys(("dice", "iou", "iou_before"), METRIC),
     **dict.fromkeys(("loss", "loss_before"), LOSS),
-    "empty_masks": Number(measured=True),
-    "scores": Table(METRICS),
-    **dict.fromkeys(WHEN, Table(METRICS)),
-    VOLUMES: Table(VOLUME_METRICS, by=WHEN),
-    "peers": Table(METRICS, by=None),
+    "empty_masks": Number(over=Over.UNSEEN),
+    "scores": Table(METRICS, Over.UNSEEN),
+    **dict.fromkeys(WHEN, Table(METRICS, Over.TEST)),
+    VOLUMES: Table(VOLUME_METRICS, Over.CASES, by=WHEN),
+    "peers": Table(METRICS, Over.TEST, by=None),
 }
 NUMBERS: Mapping[str, Number | Table] = {**CELL, **SCALARS}  # with the numbers inside tables
-MEASURED = frozenset(name for name, scalar in SCALARS.items() if scalar.measured)
+MEASURED = frozenset(name for name, scalar in SCALARS.items() if scalar.over)
 _SCORED, _TUNED = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch")
+_ADAPTED = ("images", "empty_masks", "seconds", "loss_before", "loss", "epoch", "scores")
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,7 @@ class TaskSpec:
         tensors: the tensors that an answer may hold.
         scalars: the names in SCALARS that an answer may hold.
         delivers: for a delivery, the collection whose tensors it brings.
+        over: the images over which all measured numbers of this task are measured, if not those of SCALARS.
     """
 
     name: str
@@ -133,6 +145,12 @@ class TaskSpec:
     tensors: Sent = Sent.NONE
     scalars: tuple[str, ...] = ()
     delivers: str = ""
+    over: Over | None = None
+
+    def measured_over(self, scalar: str) -> Over | None:
+        """Returns the images over which a scalar of this task is measured, if any."""
+        over = SCALARS[scalar].over
+        return over and (self.over or over)
 
 
 def _table(*specs: TaskSpec) -> dict[str, TaskSpec]:
@@ -157,11 +175,7 @@ TASKS: Mapping[str, TaskSpec] = _table(
     TaskSpec(EVALUATE, EVALUATE_STAGE, Kind.LOCAL, scalars=(*WHEN, VOLUMES, "peers")),
     TaskSpec(JOIN, ADAPT_STAGE, Kind.HANDSHAKE, OUTSIDE, scalars=_CONSENT),
     TaskSpec(GIVE_MODEL, ADAPT_STAGE, Kind.COLLECTION, OUTSIDE, Sent.MODEL, _CONSENT),
-    TaskSpec(
-        *(ADAPT, ADAPT_STAGE, Kind.DELIVERY, OUTSIDE),
-        scalars=("images", "empty_masks", "seconds", "loss_before", "loss", "epoch", "scores"),
-        delivers=GIVE_MODEL,
-    ),
+    TaskSpec(ADAPT, ADAPT_STAGE, Kind.DELIVERY, OUTSIDE, Sent.NONE, _ADAPTED, GIVE_MODEL, Over.UNSEEN),
 )
 
 

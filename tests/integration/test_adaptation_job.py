@@ -361,7 +361,7 @@ def test_the_newcomer_is_sent_the_donors_models_and_the_shared_tensors_and_answe
 def test_without_the_newcomers_consent_no_donor_is_asked_and_nothing_is_sent(server, plan):
     done = server(good(plan, N_join=no))
     assert [task for task, _, _ in done.sent] == ["join"]
-    assert "the newcomer N does not consent: it was sent nothing" in done.panics[0]
+    assert "the unseen site N does not consent: it was sent nothing" in done.panics[0]
     assert not (done.folder / "results.json").exists()
 
 
@@ -398,7 +398,7 @@ def test_without_a_donor_the_job_ends_with_one_error(server, plan):
     done = server(good(plan), sites=["N"])
     assert "A: not among the job's sites; B: not among the job's sites" in done.panics[0]
     assert [task for task, _, _ in done.sent] == ["join"]
-    assert "the newcomer N is not among the job's sites" in server(good(plan), sites=DONORS).panics[0]
+    assert "the unseen site N is not among the job's sites" in server(good(plan), sites=DONORS).panics[0]
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
         assert run.panics == []
         left = json.loads((folder / "results.json").read_text())
         assert (left["sealed"], left["donors"]) == (secure, ["A", "B"])
-        assert left["without"] == ({"C": "its policy does not name the newcomer among its recipients"} if secure else {})
+        assert left["without"] == ({"C": "its policy does not name the unseen site among its recipients"} if secure else {})
         contents = [value.numpy().tobytes() for value in passed]
         for name in donors:
             for value in own[name].values():

@@ -4,8 +4,9 @@ import pytest
 
 from feddp import protocol
 from feddp.methods.base import STAGES
-from feddp.protocol import MEASURED, SCALARS, TASKS, Kind, Number, Sent
+from feddp.protocol import MEASURED, SCALARS, TASKS, Kind, Number, Over, Sent
 from feddp.stages import stage_of
+from feddp.stages.tensors import Expected
 
 EXCHANGES = (Kind.HANDSHAKE, Kind.COLLECTION, Kind.DELIVERY)
 ROWS = pytest.mark.parametrize("row", TASKS.values(), ids=TASKS)
@@ -41,9 +42,8 @@ def test_every_scalar_is_known_and_coarse_where_it_tells_of_images(row):
     assert set(row.scalars) <= SCALARS.keys()
     for name in row.scalars:
         scalar = SCALARS[name]
-        if isinstance(scalar, Number) and scalar.measured and name != "empty_masks":
+        if isinstance(scalar, Number) and scalar.over and name != "empty_masks":
             assert (scalar.decimals is None) != (scalar.digits is None), name
-        assert (name in MEASURED) == scalar.measured
 
 
 @ROWS
@@ -53,6 +53,20 @@ def test_the_file_of_its_stage_has_both_halves(row):
     assert callable(stage.serve)
     assert callable(stage.answer)
     assert row.name in protocol.tasks_of([row.stage])
+
+
+@ROWS
+def test_the_tensors_of_every_row_are_known_to_the_guard(row, plan_for):
+    """The rule of the guard and of the server (`Expected`) has names for whatever a row says may leave."""
+    assert bool(Expected(plan_for(method="fedlc")).names(row.tensors)) == (row.tensors is not Sent.NONE)
+
+
+@ROWS
+def test_every_measured_number_says_over_which_images(row):
+    """So that the guard can count them; a flag or a count of samples is measured over none."""
+    over = {name: row.measured_over(name) for name in row.scalars}
+    assert {name for name, images in over.items() if images} == MEASURED & set(row.scalars)
+    assert (set(over.values()) <= {None, Over.UNSEEN}) == (row.stage == protocol.ADAPT_STAGE or not MEASURED & set(row.scalars))
 
 
 def test_no_scalar_is_of_no_task():

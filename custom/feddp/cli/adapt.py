@@ -65,7 +65,7 @@ def job_outside(
     job_id: Annotated[str | None, typer.Option(help="The finished run's job id; default: the one in its results.json.")] = None,
     how: Strategy = "routing",
     settings: Annotated[list[str], typer.Option("--set", help="key=value: an option of `feddp adapt`.")] = [],  # noqa: B006
-    score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the newcomer's masks.")] = False,
+    score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the unseen site's masks.")] = False,
     scope: Scope = "feddp",
 ) -> None:
     """Export `feddp adapt` as a job: consenting sites of a finished run give their models to a site that has joined since."""

@@ -20,6 +20,7 @@ from feddp.flare.sealing import leaving
 from feddp.flare.site import site_component
 from feddp.partition import select
 from feddp.protocol import STD_WITHHELD, WITHHELD, Kind
+from feddp.stages import stages_of
 
 CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 
@@ -103,8 +104,9 @@ def _tensors(task: str, tensors: Mapping[str, Any], context: SiteContext) -> dic
     if spec.kind is Kind.COLLECTION and not context.consents(spec.consent):
         raise PolicyError(f"site {site}: its policy does not consent to the {spec.consent} exchange; nothing was sent")
     expected = context.expected
-    # a job without the task's stage sends no tensors
-    names = expected.names(spec.tensors) if spec.stage in (*context.plan.stages, protocol.ADAPT_STAGE) else ()
+    # a task of another job's stage sends no tensors
+    stages = stages_of(context.plan, context.request is not None)
+    names = expected.names(spec.tensors) if spec.stage in stages else ()
     never = set().union(*(select(expected.network, role) for role in context.policy.private))
     if wrong := sorted(tensors.keys() - (set(names) - never), key=str):
         raise PolicyError(

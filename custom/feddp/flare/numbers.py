@@ -10,12 +10,11 @@ from feddp.data.images import Images
 from feddp.data.loading import in_an_epoch
 from feddp.errors import PolicyError
 from feddp.plan.schema import Plan
-from feddp.protocol import ADAPT, CELL, MEASURED, SCALARS, VOLUMES, WHEN, Number, Table, spec_of
+from feddp.protocol import CELL, MEASURED, SCALARS, Number, Over, Table, spec_of
 
 LARGEST = 2**53  # Python's integers are unbounded: one could hold a whole image
-_TABLES = (*WHEN, "peers")  # over the test images; they leave together or not at all
-_SCORES = ("dice", "iou", "iou_before")  # over the images that select rounds and epochs
-_ADAPTED = ("loss", "loss_before", "empty_masks", "scores")  # over the images to which an unseen site adapts
+# the tables over the test images leave together or not at all
+_TOGETHER = frozenset(name for name, scalar in SCALARS.items() if isinstance(scalar, Table) and scalar.over is Over.TEST)
 
 
 def checked(site: str, task: str, scalars: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def too_few(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least
         return set()
     counts = _counts(task, plan, data)
     few = {name for name in MEASURED & scalars.keys() if min([counts[name], *_sizes(scalars[name])]) < least}
-    return few | (set(_TABLES) & scalars.keys() if few & set(_TABLES) else set())
+    return few | (_TOGETHER & scalars.keys() if few & _TOGETHER else set())
 
 
 def without_std(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least: int) -> dict[str, Any]:
@@ -84,16 +83,23 @@ def _means(value: Any) -> Any:
 
 
 def _counts(task: str, plan: Plan, data: Path) -> dict[str, int]:
-    """Returns {name: the number of the site's images over which it is measured}; for volumes, of cases."""
-    if task == ADAPT:
-        return dict.fromkeys(_ADAPTED, len(Images.of(data).files))
+    """Returns {name: the number of the site's images or cases over which it is measured} of a task's measured numbers."""
+    spec = spec_of(task)
+    over = {name: images for name in spec.scalars if (images := spec.measured_over(name))}
+    sizes = {images: _size(images, plan, data) for images in set(over.values())}
+    return {name: sizes[images] for name, images in over.items()}
+
+
+def _size(over: Over, plan: Plan, data: Path) -> int:
+    if over is Over.UNSEEN:
+        return len(Images.of(data).files)
     folder = SiteFolder.open(data)
+    if over is Over.TRAIN:
+        return in_an_epoch(len(folder.rows_of("train")), plan.training.batch)
+    if over is Over.SELECTION:
+        return len(folder.rows_of(plan.training.selection))
     test = folder.rows_of("test")
-    return (
-        dict.fromkeys(_TABLES, len(test))
-        | dict.fromkeys(_SCORES, len(folder.rows_of(plan.training.selection)))
-        | {"loss": in_an_epoch(len(folder.rows_of("train")), plan.training.batch), VOLUMES: len({row.patient for row in test})}
-    )
+    return len({row.patient for row in test}) if over is Over.CASES else len(test)
 
 
 def _sizes(value: Any) -> list[float]:

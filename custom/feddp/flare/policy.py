@@ -27,7 +27,8 @@ _SHA = r"[0-9a-f]{64}"
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits for all jobs together on one data folder: the number of jobs and of results with measured numbers."""
+    """Limits for all jobs together on one data folder: the number of jobs, and of results with measured numbers or
+    a round's shared tensors."""
 
     jobs: int = 20
     evaluations: int = 10_000
@@ -43,7 +44,7 @@ class SitePolicy:
             for the centres of the amplitude spectra of some training images (FedDG); "outside": the site gives its finished
             network to an unseen site, and receives other sites' networks if it is the unseen site itself. The job may then
             also ask it for the mean metrics of its masks (`job-outside --score`).
-        recipients: the sites that may read the tensors given by this site; None: all with a certificate of the project's root.
+        recipients: the sites that may read the tensors given by this site; None: all the job's sites.
         private: roles (feddp.partition) that this site never shares, in addition to the method's private tensors.
         methods: the accepted methods; None: any. `networks` is the same for networks.
         spectra: the largest number of training images whose amplitudes a job may ask for.

@@ -66,7 +66,9 @@ class FedLC(Method):
         network = _layers(site)
         loss = site.segmentation_loss(logits, batch["mask"]) + self.hyper.contrast * network.contrast()
         # the logits come from the calibrator, whose gradient does not reach the site's head
-        if network.calibrator.active and network.plain is not None:
+        if network.calibrator.active:
+            if network.plain is None:
+                raise RuntimeError("FedLC's loss needs the logits of a pass before it")
             loss = loss + site.segmentation_loss(network.plain.float(), batch["mask"])
         return loss
 

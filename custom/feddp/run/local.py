@@ -1,13 +1,15 @@
 """A federation in one process without FLARE (`feddp run --env local`): the same stages and the same bits."""
 
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from feddp import protocol
-from feddp.errors import FedDPError, Stopped
+from feddp.errors import ContributionError, FedDPError, Stopped
 from feddp.files import PROGRESS, append_event
 from feddp.flare.configuration import APPS, FILES, SERVER
 from feddp.flare.context import SiteContext, kept_below
@@ -36,33 +38,46 @@ class LocalServer(Server):
     def __init__(self, memory: ServerMemory, sites: Mapping[str, SiteContext], stopped: threading.Event, log: Path):
         super().__init__(memory, sealed=False)
         self._sites, self._stopped, self._log = sites, stopped, log
+        log.touch()
 
     def joined(self) -> Collection[str]:
         return self._sites.keys()
 
     def warn(self, message: str) -> None:
+        self._write(f"WARNING - {message}")
+
+    def _write(self, line: str) -> None:
         with open(self._log, "a", encoding="utf-8") as log:
-            log.write(f"WARNING - {message}\n")
+            log.write(f"{line}\n")
 
     def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
         for site in sites:
             if self._stopped.is_set():
                 raise Stopped("the run was stopped")
-            received(site, partial(self._answer, task, self._sites[site], data if isinstance(data, Message) else data[site]))
+            received(site, partial(self._reply, task, site, data if isinstance(data, Message) else data[site]))
         return set()
+
+    def _reply(self, task: str, site: str, message: Message) -> Message:
+        """Returns a site's answer. A site that fails, for whatever reason, is refused, and the others go on."""
+        context = self._sites[site]  # a policy that refuses the job raises here
+        try:
+            return self._answer(task, context, message)
+        except FedDPError as error:
+            context.store.record("error", task=task, message=str(error))
+            raise
+        except Exception as error:  # as in FLARE: of any type; the log has its traceback
+            context.store.record("error", task=task, message=f"{type(error).__name__}: {error}")
+            self._write(traceback.format_exc())
+            raise ContributionError(f"site {site}: {task} ended with {type(error).__name__}; {self._log} says why") from error
 
     def _answer(self, task: str, context: SiteContext, message: Message) -> Message:
         kind, half = protocol.spec_of(task).kind, self.plan.federation.half
         context.stopped = self._stopped.is_set
-        try:
-            if kind is not Kind.START:
-                context.enter()
-            brought = _carried(message.tensors, half and task in protocol.with_shared())
-            answer = answered(task, Message(brought, message.scalars), context)
-            return Message(_carried(answer.tensors, half and kind is Kind.ROUND), answer.scalars)
-        except FedDPError as error:
-            context.store.record("error", task=task, message=str(error))
-            raise
+        if kind is not Kind.START:
+            context.enter()
+        brought = _carried(message.tensors, half and task in protocol.with_shared())
+        answer = answered(task, Message(brought, message.scalars), context)
+        return Message(_carried(answer.tensors, half and kind is Kind.ROUND), answer.scalars)
 
 
 def _carried(tensors: Tensors, half: bool) -> Tensors:
@@ -71,14 +86,29 @@ def _carried(tensors: Tensors, half: bool) -> Tensors:
     return {name: widen(narrow(name, value)) for name, value in copies.items()} if half else copies
 
 
-def site_contexts(plan: Plan, policies: Mapping[str, Mapping[str, object]], root: Path) -> dict[str, SiteContext]:
-    """Returns the sites of a run with their folders below `root`, laid out as in the simulator."""
-    return {
-        site: SiteContext(
-            site, LOCAL, Expected(plan), None, SitePolicy.of(site, own, simulated=True), kept_below(root / site), True
-        )
-        for site, own in policies.items()
-    }
+class LocalSites(Mapping[str, SiteContext]):
+    """The sites of a run, each made when it is first asked; their folders lie below `root`, as in the simulator.
+
+    Args:
+        policies: {site: the properties of its policy}.
+    """
+
+    def __init__(self, plan: Plan, policies: Mapping[str, Mapping[str, object]], root: Path):
+        self._plan, self._policies, self._root = plan, policies, root
+        self._made: dict[str, SiteContext] = {}
+
+    def __getitem__(self, site: str) -> SiteContext:
+        if site not in self._made:
+            policy = SitePolicy.of(site, self._policies[site], simulated=True)
+            kept = kept_below(self._root / site)
+            self._made[site] = SiteContext(site, LOCAL, Expected(self._plan), None, policy, kept, simulated=True)
+        return self._made[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies)
+
+    def __len__(self) -> int:
+        return len(self._policies)
 
 
 class LocalRun:
@@ -123,6 +153,8 @@ class LocalRun:
     def stop(self) -> None:
         """Ends the run before its next step."""
         self._stopped.set()
+        if not self.finished():
+            print("stopping after the present step ...", file=sys.stderr)
         self._thread.join()
 
 
@@ -143,7 +175,7 @@ def local(request: Request, job: Path) -> Iterator[LocalRun]:
 
     def serve(server: Path, log: Path, stopped: threading.Event) -> None:
         memory = ServerMemory(plan, LOCAL, server, (job / APPS[SERVER] / FILES[SERVER]).parent)
-        asked = LocalServer(memory, site_contexts(plan, request.policies, root), stopped, log)
+        asked = LocalServer(memory, LocalSites(plan, request.policies, root), stopped, log)
         for stage in stages_of(plan, adapts=False):
             stage_of(stage).serve(asked)
 

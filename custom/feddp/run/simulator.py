@@ -12,6 +12,7 @@ import psutil
 
 from feddp.files import PROGRESS, write_text
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.context import kept_below
 from feddp.flare.policy import SIMULATED
 from feddp.jobs.folder import SIMULATED as SIMULATED_JOB
 from feddp.provision import restrict
@@ -36,7 +37,7 @@ class Simulation:
         return self.process.returncode == 0, self._server
 
     def store(self, site: str) -> Path:
-        return self.workspace / site / "feddp" / SIMULATED_JOB
+        return kept_below(self.workspace / site) / SIMULATED_JOB
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from feddp.sealing.kit import AGAIN, Kit
 
 T = TypeVar("T")
 
-RENEW = "Have it renewed (provisioning/README.md, 'Renewal')"
+RENEW = "Have it renewed (docs/how-to/provision.md, 'Renewal')"
 
 
 def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Problem]:

@@ -48,8 +48,10 @@ def answered(task: str, message: Message, host: Host) -> Message:
     if task not in protocol.TASKS:
         raise InputError(f"there is no task {task!r}; export the job with `feddp job`")
     spec = protocol.spec_of(task)
+    if task not in protocol.tasks_of(stages_of(host.plan, host.request is not None)):
+        raise PolicyError(f"site {host.name}: task {task} belongs to no stage of this job; it was not answered")
     consents = not spec.consent or host.consents(spec.consent)
-    if spec.kind is Kind.HANDSHAKE and spec.stage in STAGES:
+    if spec.kind in (Kind.HANDSHAKE, Kind.COLLECTION) and spec.stage in STAGES:
         host.open()  # a site that cannot open its images fails here, before it consents
     if spec.kind is Kind.HANDSHAKE or (spec.kind is Kind.COLLECTION and not consents):
         return Message(scalars={"consent": consents})

@@ -14,7 +14,6 @@ from feddp.adaptation.models import FACTS, GLOBAL, Models, completed
 from feddp.adaptation.request import AdaptationRequest
 from feddp.adaptation.unseen_site import AdaptationOptions, adapt
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
-from feddp.methods.aggregation import Spec
 from feddp.networks.weights import read_network
 from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
@@ -32,7 +31,7 @@ from feddp.training.store import by_site, together
 
 MASKS = "masks"
 NUMBERS = ("images", "empty_masks", "seconds")
-NO_RECIPIENT = "its policy does not name the newcomer among its recipients"
+NO_RECIPIENT = "its policy does not name the unseen site among its recipients"
 FIT = ("loss_before", "loss", "epoch")  # of the strategies that train
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -66,11 +65,12 @@ def _request(request: AdaptationRequest | None) -> AdaptationRequest:
 def _join(server: Server, newcomer: str) -> None:
     """Asks the unseen site for its consent; donors are asked only after that."""
     if newcomer not in server.sites():
-        raise InputError(f"the newcomer {newcomer} is not among the job's sites; start its client, and submit again")
+        raise InputError(f"the unseen site {newcomer} is not among the job's sites; start its client, and submit again")
     answers = exchange.introduce(server, protocol.JOIN, [newcomer])
     if not answers[newcomer].scalars["consent"]:
         raise PolicyError(
-            f"the newcomer {newcomer} does not consent: it was sent nothing; its privacy.json must have 'outside' in `consent`"
+            f"the unseen site {newcomer} does not consent: it was sent nothing;"
+            " its privacy.json must have 'outside' in `consent`"
         )
 
 
@@ -128,9 +128,8 @@ def _adapt(host: Host, request: AdaptationRequest, tensors: Tensors) -> Mapping[
     personal = by_site(tensors)
     shared = personal.pop(GLOBAL, {})
     require_initial(host.plan, f"site {host.name} was sent as the global model", shared)
-    state = host.expected.network.state_dict()
     for donor, given in personal.items():  # the server cannot check sealed models, so the site checks them
-        Spec.of(state, tuple(state)).check(donor, given)
+        host.expected.check(Sent.MODEL, donor, given)
     models = Models.of(personal, completed(shared, personal), host.plan.facts)
     own = _seeded(request.request, host.secret)
 

@@ -2,7 +2,6 @@
 
 from feddp import protocol
 from feddp.errors import FedDPError
-from feddp.methods.aggregation import Spec
 from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
 from feddp.protocol import Sent
@@ -34,8 +33,7 @@ def keep(host: Host, tensors: Tensors) -> None:
     Raises:
         FedDPError: the tensors are not exactly the plan's.
     """
-    state = host.expected.network.state_dict()
-    Spec.of(state, tuple(state)).check(f"{host.name} was sent initial tensors", tensors)
+    host.expected.check(Sent.MODEL, f"{host.name} was sent initial tensors", tensors)
     require_initial(host.plan, f"site {host.name} was sent", tensors)
     host.store.claim(host.plan.to_json())
     host.store.write(INITIAL, tensors)

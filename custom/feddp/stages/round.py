@@ -21,7 +21,7 @@ class LocalRound:
     Args:
         site: its network holds the tensors with which the round begins.
         before: the state that the round begins with.
-        step: the number of phases before this one, over all rounds; seeds come from it.
+        step: a number that no other step of the site has; seeds come from it.
         lr: the optimiser's learning rate.
         phase: which of the round's phases it is.
     """

@@ -1,4 +1,4 @@
-"""The tensors of each answer: one rule, used by a site's guard and by the server."""
+"""The tensors of each answer: one rule for a site's guard and for the server."""
 
 from collections.abc import Mapping
 from functools import cached_property

@@ -25,8 +25,7 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
 def settle(device: str, threads: int) -> None:
     """Sets the CPU threads of this process and, on the CPU, deterministic algorithms; called once, before computing."""
     torch.set_num_threads(threads)
-    if device == "cpu":
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(device == "cpu")
 
 
 def asked_for(name: str) -> torch.device:

@@ -1,0 +1,54 @@
+"""`--env local` when something goes wrong at a site: it is refused as FLARE refuses it, and the others go on."""
+
+import json
+
+import pytest
+
+from feddp.files import PROGRESS
+from feddp.run import session
+from feddp.run.local import local
+from feddp.run.session import Request
+from feddp.stages import train as stage
+
+SITES = ("site-1", "site-2")
+
+
+@pytest.fixture
+def run(toy, plan_for, tiny_root, tmp_path):
+    def run(**policies):
+        plan = plan_for(method="fedavg", network=toy, rounds=1, min_sites=1, start="last")
+        given = {site: {"data": str(tiny_root / site), "seed": "plan"} | policies.get(site[-1:], {}) for site in SITES}
+        out = tmp_path / "run"
+        return session.run(Request(plan, given, out), local, "fedavg"), out
+
+    return run
+
+
+def refused(out):
+    events = map(json.loads, (out / PROGRESS).read_text().splitlines())
+    return {(event["site"], event["task"]): event["reason"] for event in events if event["event"] == "refused"}
+
+
+def test_a_failure_of_any_kind_at_one_site_is_that_sites(run, monkeypatch):
+    """A GPU that is out of memory, for example. The traceback is in the log."""
+    trained = stage.train
+
+    def train(site, *arguments, **options):
+        if site.name == "site-1":
+            raise RuntimeError("out of memory")
+        return trained(site, *arguments, **options)
+
+    monkeypatch.setattr(stage, "train", train)
+    results, out = run()
+    assert "site site-1: train ended with RuntimeError" in refused(out)["site-1", "train"]
+    log = (out / "local.log").read_text()
+    assert "Traceback" in log
+    assert "RuntimeError: out of memory" in log
+    assert "site-2" in results["sites"]
+
+
+def test_a_policy_that_takes_no_such_job_is_that_sites_refusal(run):
+    results, out = run(**{"2": {"methods": ["feddp"]}})
+    assert "site-2" in refused(out)["site-2", "train"]
+    assert list(results["sites"]) == ["site-1"]
+    assert "site-2" in results["missing"]
