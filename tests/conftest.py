@@ -4,12 +4,11 @@ import os
 import shutil
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
-from captured import Capture
 from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.fuel.sec.audit import AuditService
 from torch import nn
 
 from feddp.cli import main
@@ -20,6 +19,9 @@ from feddp.partition import HEAD, QUERY
 from feddp.plan.schema import Plan
 from feddp.stages.site import Site
 from feddp.training.store import Store
+from support import CAPTURE
+from support.captured import Capture
+from support.site import FlareSite
 
 PLAN = {
     "method": "feddp",
@@ -70,7 +72,8 @@ def plan_for():
 
     def make(**changes) -> Plan:
         given = {name: changes.pop(name) for name in own & changes.keys()}
-        settings = SETTINGS | changes | given.pop("settings", {})
+        heads = {"heads_epochs": 1} if given.get("method") == "fedlc" else {}
+        settings = SETTINGS | heads | changes | given.pop("settings", {})
         return Plan(**(PLAN | given), settings=settings)
 
     return make
@@ -93,7 +96,7 @@ def capture(tmp_path_factory):
     made = Capture(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(made.folder))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "capture"), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         yield made
     shutil.rmtree(root)
 
@@ -133,3 +136,17 @@ def feddp(monkeypatch, capsys):
         return exit.value.code or 0, said.out, said.err
 
     return call
+
+
+@pytest.fixture
+def hospital(toy, tmp_path, tiny_root, plan_for):
+    """Makes a hospital in a job of a toy network, with FLARE's auditor on a file of the hospital's."""
+    AuditService.close()
+    AuditService.initialize(str(tmp_path / "audit.txt"))
+
+    def make(method="feddp", plan=None, data=None, **policy) -> FlareSite:
+        policy = {"consent": ["calibration"], "min_images": 2, "std_images": 1} | policy
+        return FlareSite(plan or plan_for(network=toy, method=method), tmp_path, data=data or tiny_root / "site-1", **policy)
+
+    yield make
+    AuditService.close()

@@ -1,11 +1,11 @@
-"""The exceptions that a user is meant to read, and the one that nobody is.
+"""The exceptions whose messages a user reads, and `Stopped`, whose message nobody needs.
 
-FedDPError             a run failed; its children say of what kind the cause is
-  InputError           a file, a folder, an option or a setting that somebody gave
-    BadFile            the same, of one file
-  PolicyError          a site refuses: its policy, its budget or the plan it approved does not allow what is asked
-  ContributionError    the server refuses a site's answer, or has too few of them
-  SealingError         a certificate, an introduction or an envelope of the exchange among sites
+FedDPError             a run failed; the subclass gives the kind of cause
+  InputError           a given file, folder, option or setting is wrong
+    BadFile            one given file is wrong
+  PolicyError          a site refuses: its policy, its budget or the plan it approved does not allow the request
+  ContributionError    the server refuses a site's answer, or has too few answers
+  SealingError         a certificate, a handshake or an envelope of an exchange between sites is wrong
 Stopped                the job was aborted
 """
 
@@ -19,36 +19,35 @@ from pathlib import Path
 
 
 class FedDPError(Exception):
-    """What a user can mend.
+    """An error that a user can correct.
 
-    The message names the file or the site and the remedy; the command line prints it without a traceback and
-    exits with 2.
+    The message names the file or the site and the remedy. The command line prints it without a traceback and exits with 2.
     """
 
 
 class InputError(FedDPError):
-    """A file, a folder, an option or a setting is not what it must be."""
+    """A file, a folder, an option or a setting is wrong."""
 
 
 class PolicyError(FedDPError):
-    """A site's policy, its budget or the plan that it approved does not allow what is asked, or cannot be read."""
+    """A site's policy, its budget or the plan that it approved does not allow the request, or cannot be read."""
 
 
 class ContributionError(FedDPError):
-    """A site's answer must not count, or too few do."""
+    """A site's answer is not acceptable, or too few answers are."""
 
 
 class SealingError(FedDPError):
-    """Something sealed, or the certificate or the introduction it is sealed for, cannot be trusted."""
+    """A sealed envelope, or the certificate or handshake behind it, cannot be trusted."""
 
 
 class Stopped(Exception):
-    """The job was aborted while this was at work: nobody's mistake, so nothing to report, and no FedDPError."""
+    """The job was aborted during the work. It is not an error, so it is not reported and not a FedDPError."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with one file, and what to do about it; `str` gives the line a user reads."""
+    """A fault of one file and its remedy; `str` returns the line that a user reads."""
 
     file: Path
     what: str
@@ -59,7 +58,7 @@ class Problem:
 
 
 class BadFile(InputError):
-    """A `Problem` met where there is no list to put it in."""
+    """A `Problem` raised as an error."""
 
     def __init__(self, problem: Problem):
         super().__init__(str(problem))
@@ -67,9 +66,9 @@ class BadFile(InputError):
 
 
 def is_of_user(error: OSError, words: Iterable[str]) -> bool:
-    """Whether the cause of `error` is a path that the words of a command give, or a full disk; anything else is a bug of ours.
+    """Returns whether a path among the words of a command, or a full disk, caused `error`; any other cause is a bug of ours.
 
-    The system names the file that it refuses: the path itself, a file below it, or a folder on the way to it.
+    The system names the file that it refuses: the given path, a file below it, or one of its parent folders.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
@@ -79,7 +78,7 @@ def is_of_user(error: OSError, words: Iterable[str]) -> bool:
 
 
 def written_down(error: BaseException) -> Path:
-    """Writes the traceback of `error` to a new file in the folder for temporary files, for its user alone; returns its path."""
+    """Writes the traceback of `error` to a new temporary file that only its user can read; returns the path."""
     handle, name = tempfile.mkstemp(prefix="feddp-", suffix=".log")
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.writelines(traceback.format_exception(error))

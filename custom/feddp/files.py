@@ -1,11 +1,11 @@
-"""A run's files: their names, their readers, and the one way in which the package writes JSON and event lines.
+"""A run's files: their names, their readers, and the functions with which the package writes JSON and event lines.
 
-<run>/results.json                   what the run measured; written last, so where it is, the run is whole
-<run>/results.md                     the same as a table
-<run>/shared.safetensors             γ of the round that stage 1 handed on
+<run>/results.json                   the results; written last, so a run that has this file is complete
+<run>/results.md                     the results as a table
+<run>/shared.safetensors             γ of the round that stage 1 selected
 <run>/progress.jsonl                 the server's events
 <run>/sites/<site>/network.safetensors, images.csv, cases.csv, record.jsonl
-                                     the site's own network, its metrics by image and by case, its events
+                                     the site's final network, its metrics per image and per case, its events
 """
 
 import json
@@ -29,21 +29,21 @@ NETWORK = "network.safetensors"
 IMAGES = "images.csv"
 CASES = "cases.csv"
 RECORD = "record.jsonl"
-ADAPTED = "adapt.json"  # beside the masks of an adaptation: what was done
-SCORES = "scores.json"  # and the metrics of each image
+ADAPTED = "adapt.json"  # beside the masks of an adaptation: its description
+SCORES = "scores.json"  # beside the masks of an adaptation: the metrics per image
 
 Event = dict[str, Any]
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The name of a new file, in the folder of `path`, for the block to write; afterwards it takes the place of `path`.
+    """Yields the path of a new file in the folder of `path`; the new file replaces `path` after the block.
 
-    `path` holds its old content or the new one, whole, also where the process is killed or the machine loses its power. Where
-    the block raises, `path` is left alone and the new file is removed. A killed process leaves a hidden file behind.
+    `path` always holds either its whole old content or its whole new content, even if the process is killed or the power
+    fails. If the block raises, `path` is unchanged and the new file is removed. A killed process leaves a hidden file behind.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    part.unlink(missing_ok=True)  # of a killed process with the same numbers
+    part.unlink(missing_ok=True)  # left behind by a killed process with the same ids
     try:
         yield part
         with open(part, "rb") as written:
@@ -54,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Writes a file in UTF-8, whole or not at all, with the permissions `mode` less the process's umask."""
+    """Writes a UTF-8 file, whole or not at all, with the permissions `mode` minus the process's umask."""
     with (
         replacing(path) as part,
         open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as handle,
@@ -63,7 +63,7 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any], mode: int = 0o666) -> None:
-    """Writes indented JSON, as `write_text`."""
+    """Writes indented JSON with `write_text`."""
     write_text(path, json.dumps(content, indent=2) + "\n", mode)
 
 
@@ -74,14 +74,14 @@ def append_event(path: Path, event: str, **facts: Any) -> None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events of a file of JSON lines, in their order; none where there is no file. As `events_after`."""
+    """Returns all events of a file of JSON lines, in order; none if there is no file (see `events_after`)."""
     return events_after(path, 0)[0]
 
 
 def events_after(path: Path, start: int) -> tuple[list[Event], int]:
-    """The events that a file of JSON lines holds from byte `start` on, and the byte from which to read the next ones.
+    """Returns the events of a file of JSON lines from byte `start` on, and the byte where the next read starts.
 
-    A last line without its end is not read: it is being written, or its writer was killed.
+    An incomplete last line is not read: it is being written, or its writer was killed.
     """
     if not path.exists():
         return [], start
@@ -93,31 +93,36 @@ def events_after(path: Path, start: int) -> tuple[list[Event], int]:
 
 
 def read_results(run: Path) -> dict[str, Any]:
-    """results.json of a finished run.
+    """Returns results.json of a finished run.
 
     Raises:
-        InputError: there is none, or it names no sites.
+        InputError: the file is missing or unreadable, or one of its entries is not valid.
     """
     try:
         results = read_json(run / RESULTS, RESULTS_BYTES)
     except (FileNotFoundError, BadFile) as error:
         why = short(str(error), 300)
-        raise InputError(f"{run} is no finished run ({why}); name the --out folder of a `feddp run`") from None
+        raise InputError(f"{run} is not a finished run ({why}); name the --out folder of a `feddp run`") from None
     sites = results.get("sites") if isinstance(results, dict) else None
-    if not isinstance(sites, dict) or not 0 < len(sites) <= SITES or not all(map(_is_site, sites)):
-        raise InputError(f"{run / RESULTS} names no sites, or not as folders are named; name the --out folder of a `feddp run`")
+    if (
+        not isinstance(results, dict)
+        or not isinstance(sites, dict)
+        or not 0 < len(sites) <= SITES
+        or not all(map(_is_site, sites))
+    ):
+        raise InputError(f"{run / RESULTS} has no sites with valid folder names; name the --out folder of a `feddp run`")
     if not isinstance(results.get("missing", {}), dict):
-        raise InputError(f"{run / RESULTS}: missing is no sites with reasons; name the --out folder of a `feddp run`")
+        raise InputError(f"{run / RESULTS}: missing must be {{site: reason}}; name the --out folder of a `feddp run`")
     if not all(round is None or type(round) is int for round in map(results.get, ("start_round", "best_round"))):
-        raise InputError(f"{run / RESULTS}: start_round or best_round is no round; name the --out folder of a `feddp run`")
+        raise InputError(f"{run / RESULTS}: start_round or best_round is not a number; name the --out folder of a `feddp run`")
     return results
 
 
 def site_folder(run: Path, site: str) -> Path:
-    """Where a run keeps what it brought home from a site."""
+    """Returns the folder of a site's files in a run's folder."""
     return run / "sites" / site
 
 
 def _is_site(name: str) -> bool:
-    """A site's name is also its folder's, below the run's."""
+    """Returns whether `name` can be a site's name, which is also the name of its folder in the run's folder."""
     return is_name(name) and "/" not in name and name not in (".", "..")

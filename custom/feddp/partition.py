@@ -1,11 +1,11 @@
-"""Which tensors are private: one rule over names, consulted by everything.
+"""The private rule: it defines which tensors of a network are private, for all other packages.
 
-A rule is a tuple of role words, such as `(QUERY, HEAD)`. A module says which of its direct children play a role, in an
-attribute `roles` (of the class or of the instance): `{"query": ("q",)}` on an attention layer, `{"head":
-("segmentation_head",)}` on a network. `resolve` turns the rule into exact state_dict keys, once; nobody matches names.
+A rule is a tuple of role words, such as `(QUERY, HEAD)`. A module declares the roles of its direct children in an attribute
+`roles` (of the class or the instance): `{"query": ("q",)}` on an attention layer, `{"head": ("segmentation_head",)}` on a
+network. `resolve` turns the rule into exact state_dict keys, once; no other code matches names.
 
-Buffers belong to the layer that holds them, integer counters too: a private batch normalisation keeps its weight, bias,
-running_mean, running_var and num_batches_tracked. A shared one exchanges all five.
+Buffers, integer counters included, belong to their layer: a private batch normalisation keeps its weight, bias, running_mean,
+running_var and num_batches_tracked; a shared one exchanges all five.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
 
-# the words are read without torch: the command line lists them (`feddp methods`)
+# the role words are read without importing torch: the command line lists them (`feddp methods`)
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -27,12 +27,12 @@ HEAD = "head"
 NORM = "norm"
 ENCODER = "encoder"
 DECODER = "decoder"
-CALIBRATOR = "calibrator"  # layers that a method adds for one site's own sake
-PROJECTOR = "projector"  # pFLFE's, beside the encoder
-AFFINITY_QUERY = "affinity_query"  # of virtual classes' personalized affinity aggregation, in every level of the decoder
+CALIBRATOR = "calibrator"  # layers that a method adds for the site itself
+PROJECTOR = "projector"  # of pFLFE, beside the encoder
+AFFINITY_QUERY = "affinity_query"  # virtual classes: personalized affinity aggregation in every level of the decoder
 AFFINITY_KEY = "affinity_key"
 AFFINITY_MATRIX = "affinity_matrix"
-LEVELS = tuple(f"{DECODER}.{level}" for level in range(1, 6))  # of the decoder, 1 nearest the output (feddp.networks.levels)
+LEVELS = tuple(f"{DECODER}.{level}" for level in range(1, 6))  # level 1 is next to the output (feddp.networks.levels)
 NONE = "none"
 ALL = "all"
 _AFFINITY = (AFFINITY_QUERY, AFFINITY_KEY, AFFINITY_MATRIX)
@@ -40,39 +40,42 @@ ROLES = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER, CALIBRATOR, PROJECTOR,
 WORDS = (*ROLES, NONE, ALL)
 
 Rule = tuple[str, ...]
-State = dict[str, "Tensor"]
+Tensors = dict[str, "Tensor"]  # by name
 
-_FUSED = ("qkv", "kv", "in_proj_weight")  # the last is torch.nn.MultiheadAttention's
+_FUSED = ("qkv", "kv", "in_proj_weight")  # in_proj_weight: torch.nn.MultiheadAttention
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The keys of one network's state_dict, divided: `shared` travels, `private` never leaves the site.
+    """The keys of one network's state_dict: `shared` tensors travel, `private` tensors never leave the site.
 
-    Both are in state_dict order; together they are every key, once.
+    Both are in state_dict order; together they hold every key once.
     """
 
     shared: tuple[str, ...]
     private: tuple[str, ...]
 
-    def split(self, state: Mapping[str, Tensor]) -> tuple[State, State]:
-        """A whole state -> (shared, private): detached clones on the CPU. InputError for a missing or extra key."""
+    def split(self, state: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+        """Splits a whole state into (shared, private): detached clones on the CPU. InputError for a missing or extra key."""
         check_keys(state, self.shared + self.private, "the network's state")
         return _clone(state, self.shared), _clone(state, self.private)
 
-    def join(self, shared: Mapping[str, Tensor], private: Mapping[str, Tensor]) -> State:
-        """(shared, private) -> a whole state of detached clones on the CPU, for a strict `load_state_dict`."""
+    def join(self, shared: Mapping[str, Tensor], private: Mapping[str, Tensor]) -> Tensors:
+        """Joins (shared, private) to a whole state of detached clones on the CPU, for a strict `load_state_dict`."""
         check_keys(shared, self.shared, "the shared part")
         check_keys(private, self.private, "the private part")
         return _clone(shared, self.shared) | _clone(private, self.private)
 
 
 def resolve(network: nn.Module, rule: Rule) -> Partition:
-    """The partition of `network` under `rule`.
+    """Returns the partition of `network` under `rule`.
 
-    `(NONE,)` and `(ALL,)` stand alone. InputError for an unknown word, a word that finds no tensor in this network, any
-    other rule that selects everything, a declared child that does not exist, a fused attention under
-    query/key/value, and a tensor that has both a shared and a private name (tied weights would leak).
+    `(NONE,)` and `(ALL,)` cannot be combined with other words.
+
+    Raises:
+        InputError: a word is unknown or selects no tensor, a rule other than ALL selects everything, a declared child does not
+            exist, a fused attention layer is under query/key/value, or a tensor has both a shared and a private name (tied
+            weights would leak).
     """
     _check_words(rule)
     rule, keys = tuple(rule), tuple(network.state_dict())
@@ -90,20 +93,20 @@ def resolve(network: nn.Module, rule: Rule) -> Partition:
 
 
 def chosen(network: nn.Module, roles: Rule) -> set[str]:
-    """The state_dict keys of several roles. InputError for an unknown role, and for one that finds no tensor."""
+    """Returns the state_dict keys of several roles; raises InputError for an unknown role or one without a tensor."""
     _check_words(roles)
     keys: set[str] = set()
     for word in roles:
-        found = select(network, word)
-        if not found:
+        selected = select(network, word)
+        if not selected:
             name = type(network).__name__
-            raise InputError(f"the role '{word}' found no tensor in {name}; choose a role that this network has")
-        keys |= found
+            raise InputError(f"the role '{word}' selects no tensor of {name}; choose a role that this network has")
+        keys |= selected
     return keys
 
 
 def check_keys(state: Iterable[str], expected: Iterable[str], what: str) -> None:
-    """InputError naming up to three missing and three extra keys, unless `state` has exactly the `expected` ones."""
+    """Raises InputError with up to three missing and three extra keys if `state` does not have exactly the `expected` keys."""
     names, wanted = dict.fromkeys(state), dict.fromkeys(expected)
     missing = [name for name in wanted if name not in names]
     extra = [name for name in names if name not in wanted]
@@ -115,7 +118,7 @@ def check_keys(state: Iterable[str], expected: Iterable[str], what: str) -> None
 
 
 def some(names: list[str], limit: int = 3) -> str:
-    """The first `limit` names and how many more there are, for an error message."""
+    """Returns the first `limit` names and the number of the others, for an error message."""
     shown = ", ".join(names[:limit]) or "none"
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
@@ -127,19 +130,19 @@ def _check_words(rule: Rule) -> None:
         if word not in WORDS:
             raise InputError(f"unknown private role {word!r}; the roles are {', '.join(WORDS)}")
         if word in (NONE, ALL) and len(rule) > 1:
-            raise InputError(f"'{word}' stands alone in a private rule, not beside others, as in {tuple(rule)}")
+            raise InputError(f"'{word}' must be the only word of a private rule, not one of {tuple(rule)}; remove the others")
 
 
 def select(network: nn.Module, word: str) -> set[str]:
-    """The state_dict keys of one role (NONE and ALL are rules, not roles); empty where the network has none of it."""
+    """Returns the state_dict keys of one role, empty if the network has no such layer (NONE and ALL are not roles)."""
     from torch import nn
 
-    found: set[str] = set()
-    # a module registered twice has two names in state_dict: both count
+    keys: set[str] = set()
+    # a module registered twice has two names in state_dict; both count
     for path, module in network.named_modules(remove_duplicate=False):
         if word == NORM:
             if is_normalisation(module):
-                found |= _keys_of(module, path)
+                keys |= _keys_of(module, path)
             continue
         if word in (QUERY, KEY, VALUE):
             _refuse_fused(module, path)
@@ -147,13 +150,15 @@ def select(network: nn.Module, word: str) -> set[str]:
             child = getattr(module, child_name, None)
             where = f"{path}.{child_name}" if path else child_name
             if not isinstance(child, nn.Module):
-                raise InputError(f"{type(module).__name__} declares '{where}' as its {word}, but has no such layer")
-            found |= _keys_of(child, where)
-    return found
+                raise InputError(
+                    f"{type(module).__name__} declares '{where}' as its {word}, but has no such layer; correct its `roles`"
+                )
+            keys |= _keys_of(child, where)
+    return keys
 
 
 def is_normalisation(layer: nn.Module) -> bool:
-    """Batch, instance, group or layer normalisation."""
+    """Returns whether `layer` is a batch, instance, group or layer normalisation."""
     from torch.nn import GroupNorm, LayerNorm
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm
@@ -171,7 +176,7 @@ def _refuse_fused(module: nn.Module, path: str) -> None:
     for name in _FUSED:
         if isinstance(getattr(module, name, None), (nn.Module, nn.Parameter)):
             raise InputError(
-                f"'{f'{path}.{name}'.lstrip('.')}' holds query, key or value fused in one tensor, which is not sliced; "
+                f"'{f'{path}.{name}'.lstrip('.')}' fuses query, key or value in one tensor, which cannot be divided; "
                 "build the network with separate layers (see feddp.networks.attention.split_kv)"
             )
 
@@ -181,8 +186,10 @@ def _refuse_ties(network: nn.Module, partition: Partition) -> None:
     private = {id(tensors[key]): key for key in partition.private}
     for key in partition.shared:
         if id(tensors[key]) in private:
-            raise InputError(f"'{key}' is shared but is the same tensor as the private '{private[id(tensors[key])]}'")
+            raise InputError(
+                f"'{key}' is shared but is the same tensor as the private '{private[id(tensors[key])]}'; make both private"
+            )
 
 
-def _clone(state: Mapping[str, Tensor], keys: tuple[str, ...]) -> State:
+def _clone(state: Mapping[str, Tensor], keys: tuple[str, ...]) -> Tensors:
     return {key: state[key].detach().to("cpu", copy=True) for key in keys}

@@ -1,7 +1,7 @@
-"""Every task of a run, in one table: its stage, whose consent it needs, and what may travel with its answer.
+"""Every task of a run, in one table: its stage, its kind, the consent it needs, and what its answer may hold.
 
-Whoever has to know something about a task asks this table; no other module lists tasks. The class allow-lists of the site and
-the server stay lists of their own: they are reviewed.
+No other module lists tasks; everything about tasks is derived from this table. Only the class allow-lists of sites and server
+are separate lists, because they are reviewed by hand.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,15 +18,15 @@ from feddp.training.metrics import METRICS
 from feddp.training.volumes import VOLUME_METRICS
 
 EVALUATE_STAGE, ADAPT_STAGE = "evaluate", "adapt"
-# what a site may consent to, by the word in its policy
+# the consent words of a site's policy
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 
-# names in answers and results, beside the names of metrics
+# names in answers and results, in addition to the names of metrics
 WHEN = ("before_calibration", "final")
-VOLUMES = "volumes"  # beside WHEN, where images are slices: the same by case
-WITHHELD = "withheld"  # in place of what a site's policy does not let out: over how many images or cases it would
-STD_WITHHELD = "std_withheld"  # the same, where of a summary the standard deviation alone stays
-ROUNDED = "rounded"  # in results: whether the sites' guards rounded what they measured (`rounded`)
+VOLUMES = "volumes"  # the same tables per case, if images are slices
+WITHHELD = "withheld"  # replaces numbers withheld by the site's policy; its value is the required number of images or cases
+STD_WITHHELD = "std_withheld"  # the same, if only standard deviations are withheld
+ROUNDED = "rounded"  # in results: whether the sites' guards rounded the numbers (`rounded`)
 
 INITIAL = "initial"
 INTRODUCE_SPECTRA, COLLECT_SPECTRA, TAKE_SPECTRA = "introduce_spectra", "collect_spectra", "take_spectra"
@@ -39,36 +39,36 @@ JOIN, GIVE_MODEL, ADAPT = "join", "give_model", "adapt"
 
 
 class Kind(Enum):
-    """What a task is for. An exchange between sites is an introduction, a collection and a delivery."""
+    """The purpose of a task. An exchange between sites consists of a handshake, a collection and a delivery."""
 
-    START = "the network that all sites start from"
-    ROUND = "shared tensors to the site, and its own back"
-    SCORE = "shared tensors to the site, and scores back"
-    INTRODUCTION = "sites say whether they consent, and show their certificates"
-    COLLECTION = "a site gives tensors to its peers"
-    DELIVERY = "a site receives what its peers gave"
-    LOCAL = "the site's own work"
+    START = "sends the initial network to the sites"
+    ROUND = "sends shared tensors to the site; it returns its own"
+    SCORE = "sends shared tensors to the site; it returns scores"
+    HANDSHAKE = "asks the sites for consent and certificates"
+    COLLECTION = "collects a site's tensors for its peers"
+    DELIVERY = "delivers the peers' tensors to a site"
+    LOCAL = "starts local work at the site"
 
 
 class Sent(Enum):
-    """Which tensors an answer may hold."""
+    """The tensors that an answer may hold."""
 
     NONE = "none"
     SHARED = "the plan's shared tensors"
-    PERSONAL = "those that the calibration exchanges"
-    HEADS = "the segmentation head's"
+    PERSONAL = "the tensors that the calibration exchanges"
+    HEADS = "the tensors of the segmentation head"
     AMPLITUDES = "centres of amplitude spectra"
     MODEL = "a whole network"
 
 
 @dataclass(frozen=True)
 class Number:
-    """A scalar that may leave.
+    """A scalar that may leave a site.
 
     Args:
-        decimals: to how many it is rounded; None: not at all, as a count.
-        digits: to how many significant digits it is rounded, in place of decimals.
-        measured: whether it tells something about images, so that a site withholds it where these are too few.
+        decimals: the decimals to which it is rounded; None: it is a count and not rounded.
+        digits: the significant digits to which it is rounded, instead of decimals.
+        measured: whether it is measured on images; a site withholds it if these are too few.
     """
 
     decimals: int | None = None
@@ -76,7 +76,7 @@ class Number:
     measured: bool = False
 
     def rounded(self, value: float) -> float:
-        """The number as it leaves. Rounding twice is rounding once."""
+        """Returns the number as it leaves. Rounding is idempotent."""
         if self.digits is not None:
             return float(f"{value:.{self.digits}g}")
         return value if self.decimals is None else round(value, self.decimals)
@@ -84,7 +84,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Table:
-    """Summaries by metric (`CELL`); `by` says above them: a name for each table, or None for the plan's sites.
+    """Summaries (`CELL`) per metric; with `by`, one such table for each name in it; `by` None: for each of the plan's sites.
 
     Every number of a table is measured.
     """
@@ -109,7 +109,7 @@ SCALARS: Mapping[str, Number | Table] = {
     VOLUMES: Table(VOLUME_METRICS, by=WHEN),
     "peers": Table(METRICS, by=None),
 }
-NUMBERS = CELL | SCALARS  # and what stands within a table
+NUMBERS: Mapping[str, Number | Table] = {**CELL, **SCALARS}  # with the numbers inside tables
 MEASURED = frozenset(name for name, scalar in SCALARS.items() if scalar.measured)
 _SCORED, _TUNED = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch")
 
@@ -119,11 +119,11 @@ class TaskSpec:
     """One task.
 
     Args:
-        stage: the stage of a plan, or EVALUATE_STAGE or ADAPT_STAGE, that it belongs to; its module in `feddp.stages`.
-        consent: the word without which no tensor of this site's leaves, and none of a peer's arrives.
-        tensors: what an answer may hold.
-        scalars: names in SCALARS that an answer may hold.
-        delivers: of a delivery, the collection whose tensors it brings.
+        stage: its stage, a stage of a plan, EVALUATE_STAGE or ADAPT_STAGE: a module in `feddp.stages`.
+        consent: the consent word without which no tensors of the site leave and no peers' tensors arrive.
+        tensors: the tensors that an answer may hold.
+        scalars: the names in SCALARS that an answer may hold.
+        delivers: for a delivery, the collection whose tensors it brings.
     """
 
     name: str
@@ -139,24 +139,24 @@ def _table(*specs: TaskSpec) -> dict[str, TaskSpec]:
     return {spec.name: spec for spec in specs}
 
 
-_SAYS = ("consent",)
+_CONSENT = ("consent",)
 TASKS: Mapping[str, TaskSpec] = _table(
-    TaskSpec(INTRODUCE_SPECTRA, SPECTRA_STAGE, Kind.INTRODUCTION, SPECTRA, scalars=_SAYS),
-    TaskSpec(COLLECT_SPECTRA, SPECTRA_STAGE, Kind.COLLECTION, SPECTRA, Sent.AMPLITUDES, _SAYS),
-    TaskSpec(TAKE_SPECTRA, SPECTRA_STAGE, Kind.DELIVERY, SPECTRA, scalars=_SAYS, delivers=COLLECT_SPECTRA),
+    TaskSpec(INTRODUCE_SPECTRA, SPECTRA_STAGE, Kind.HANDSHAKE, SPECTRA, scalars=_CONSENT),
+    TaskSpec(COLLECT_SPECTRA, SPECTRA_STAGE, Kind.COLLECTION, SPECTRA, Sent.AMPLITUDES, _CONSENT),
+    TaskSpec(TAKE_SPECTRA, SPECTRA_STAGE, Kind.DELIVERY, SPECTRA, scalars=_CONSENT, delivers=COLLECT_SPECTRA),
     TaskSpec(INITIAL, TRAIN_STAGE, Kind.START),
     TaskSpec(TRAIN, TRAIN_STAGE, Kind.ROUND, tensors=Sent.SHARED, scalars=(*_SCORED, "phase", "loss", "samples", "seconds")),
     TaskSpec(SCORE, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),
     TaskSpec(ADOPT, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),
     TaskSpec(TUNE, TUNE_STAGE, Kind.LOCAL, scalars=_TUNED),
-    TaskSpec(INTRODUCE, CALIBRATE_STAGE, Kind.INTRODUCTION, CALIBRATION, scalars=_SAYS),
-    TaskSpec(COLLECT, CALIBRATE_STAGE, Kind.COLLECTION, CALIBRATION, Sent.PERSONAL, _SAYS),
+    TaskSpec(INTRODUCE, CALIBRATE_STAGE, Kind.HANDSHAKE, CALIBRATION, scalars=_CONSENT),
+    TaskSpec(COLLECT, CALIBRATE_STAGE, Kind.COLLECTION, CALIBRATION, Sent.PERSONAL, _CONSENT),
     TaskSpec(CALIBRATE, CALIBRATE_STAGE, Kind.DELIVERY, CALIBRATION, scalars=_TUNED, delivers=COLLECT),
-    TaskSpec(COLLECT_HEADS, HEADS_STAGE, Kind.COLLECTION, CALIBRATION, Sent.HEADS, _SAYS),
+    TaskSpec(COLLECT_HEADS, HEADS_STAGE, Kind.COLLECTION, CALIBRATION, Sent.HEADS, _CONSENT),
     TaskSpec(CALIBRATE_HEADS, HEADS_STAGE, Kind.DELIVERY, CALIBRATION, scalars=_TUNED, delivers=COLLECT_HEADS),
     TaskSpec(EVALUATE, EVALUATE_STAGE, Kind.LOCAL, scalars=(*WHEN, VOLUMES, "peers")),
-    TaskSpec(JOIN, ADAPT_STAGE, Kind.INTRODUCTION, OUTSIDE, scalars=_SAYS),
-    TaskSpec(GIVE_MODEL, ADAPT_STAGE, Kind.COLLECTION, OUTSIDE, Sent.MODEL, _SAYS),
+    TaskSpec(JOIN, ADAPT_STAGE, Kind.HANDSHAKE, OUTSIDE, scalars=_CONSENT),
+    TaskSpec(GIVE_MODEL, ADAPT_STAGE, Kind.COLLECTION, OUTSIDE, Sent.MODEL, _CONSENT),
     TaskSpec(
         *(ADAPT, ADAPT_STAGE, Kind.DELIVERY, OUTSIDE),
         scalars=("images", "empty_masks", "seconds", "loss_before", "loss", "epoch", "scores"),
@@ -166,17 +166,17 @@ TASKS: Mapping[str, TaskSpec] = _table(
 
 
 def spec_of(task: str) -> TaskSpec:
-    """The row of a task. A name that is in no row has nothing: no consent, no tensors, no scalars."""
+    """Returns the row of a task; an unknown task has an empty row: no consent, no tensors, no scalars."""
     return TASKS.get(task, TaskSpec(task))
 
 
 def with_shared() -> list[str]:
-    """The names of the tasks that bring the shared tensors, which a plan may have travel in half precision."""
+    """Returns the names of the tasks that bring shared tensors; a plan may send these in half precision."""
     return [spec.name for spec in TASKS.values() if spec.kind in (Kind.ROUND, Kind.SCORE)]
 
 
 def rounded(name: str, value: Any) -> Any:
-    """A number as it leaves, or every number of a table."""
+    """Returns a number, or every number of a table, as it leaves."""
     if isinstance(value, Mapping):
         return {below: rounded(below, each) for below, each in value.items()}
     number = NUMBERS.get(name)
@@ -184,13 +184,13 @@ def rounded(name: str, value: Any) -> Any:
 
 
 def consents_of(stages: Iterable[str]) -> list[str]:
-    """What these stages ask a site to consent to, each word once."""
+    """Returns the consent words for which these stages ask, each once."""
     wanted = set(stages)
     return list(dict.fromkeys(spec.consent for spec in TASKS.values() if spec.stage in wanted and spec.consent))
 
 
 def tasks_of(stages: Collection[str]) -> list[str]:
-    """The names of these stages' tasks, in the table's order; an introduction is of every stage with its consent."""
+    """Returns the names of these stages' tasks in the table's order, with the handshakes for their consent words."""
     asked = consents_of(stages)
-    introduces = [name for name, spec in TASKS.items() if spec.kind is Kind.INTRODUCTION and spec.consent in asked]
-    return [name for name, spec in TASKS.items() if spec.stage in stages or name in introduces]
+    handshakes = [name for name, spec in TASKS.items() if spec.kind is Kind.HANDSHAKE and spec.consent in asked]
+    return [name for name, spec in TASKS.items() if spec.stage in stages or name in handshakes]

@@ -1,7 +1,6 @@
-"""What every participant's kit needs from us: the allow-list, who may do what, and each site's own policy.
+"""FedDP's part of every participant's kit: the allow-list, the authorization and each site's policy.
 
-The consortium's minimum is written down here once: `SitePolicyBuilder` puts it into new kits, `feddp.kit` holds a kit in use
-against it.
+The consortium's minimum is defined here once: `SitePolicyBuilder` writes it into new kits, `feddp.kit` checks kits against it.
 """
 
 import json
@@ -20,17 +19,17 @@ from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
 from feddp.jobs.folder import SCOPE
+from feddp.sealing.kit import CLIENT, SERVER
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"
 RESOURCES = "resources.json.default"
 DEPLOYER = "feddp.flare.admission.AdmittingDeployer"
 AT_SERVER = "feddp.flare.admission.AdmittedApp"
-LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log, past every filter
+LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and receive a job's log; no filter sees it
 PRIVATE_FILES = "feddp.flare.private_files.PrivateFiles"
-SERVER, CLIENT = "server", "client"
-# the component that refuses whatever reaches a participant's cells and is not needed, by the participant's kind
+# by kind of participant: the component that refuses messages to its cells that a federation does not need
 GATE = {SERVER: "feddp.flare.gate.ServerGate", CLIENT: "feddp.flare.gate.SiteGate"}
-# the components that a kit of ours has beside FLARE's, by its kind; `feddp kit check` demands each of them as it stands here
+# by kind of kit: our components, in addition to FLARE's; `feddp kit check` requires each of them exactly as written here
 COMPONENTS = {
     kind: [
         {"id": "private_files", "path": PRIVATE_FILES, "args": {}},
@@ -39,14 +38,13 @@ COMPONENTS = {
     ]
     for kind, gate in GATE.items()
 }
-# what else of the kind a kit's resources.json says at its top, and `feddp kit check` demands to the letter: what FLARE's server
-# asks about its own app of a job, which no deployer of ours sees there
+# by kind of kit: further top-level keys of resources.json, which `feddp kit check` requires exactly. FLARE's server validates
+# its own app of a job with `app_validator`; our deployer does not see that app
 SETTINGS: dict[str, dict[str, Any]] = {SERVER: {"app_validator": {"path": AT_SERVER, "args": {}}}, CLIENT: {}}
-# below which a site's policy shows single images, or one site's contribution: nobody's is provisioned so, and `feddp kit check`
-# refuses it
+# a policy below these values reveals single images or one site's contribution; `feddp kit check` refuses it
 MINIMUM = {"min_images": 5, "std_images": 5, "bounds.batch": 2, "bounds.min_sites": 2}
-# the rights that nobody has, and what they would let a person do. A log's configuration names classes and functions that Python
-# builds and calls, with any arguments
+# the rights that no role has, and what they would allow. A log's configuration names classes and functions that Python builds
+# and calls, with any arguments
 _CODE = "bring code of their own"
 NOBODY = {
     "byoc": _CODE,
@@ -57,12 +55,12 @@ NOBODY = {
     AdminCommandNames.SHOW_ERRORS: "read a site's errors",
 }
 POLICY = "policy"  # the key of a hospital's properties in the project file
-CERTIFICATES = "cert.json"  # FLARE's, in its state folder, with every private key that it has made
-STORAGE = "storage"  # the key of the folder in which the server keeps jobs and their results
+CERTIFICATES = "cert.json"  # FLARE's file in its state folder, with all private keys that it created
+STORAGE = "storage"  # the key of the server's folder for jobs and their results
 
-# FLARE's rights: a category or a command, and who has it. `o:site`: whoever's organisation is the site's own, `n:submitter`:
-# whose job it is. What is not named is denied. A hospital's files and processes are its own org_admin's, nobody else's.
-# A command that is named goes before its category.
+# FLARE's rights: a category or a command, and who has it. `o:site`: persons of the site's organisation; `n:submitter`: the
+# person who submitted the job. A right that is not named is denied; a command's rule has priority over its category's. Only
+# a hospital's own org_admin may access its files and processes.
 _DENIED = dict.fromkeys(NOBODY, "none")
 _OWN_SITE = {"operate": "o:site", "shell_commands": "o:site"}
 _ANY_JOB = dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job"), "any")
@@ -79,7 +77,7 @@ AUTHORIZATION = {
 
 
 def privacy(properties: dict[str, Any]) -> dict[str, Any]:
-    """A site's privacy.json: one scope, with the site's properties (`flare.policy.SitePolicy`) and the guard on all results."""
+    """Returns a site's privacy.json: one scope with the site's properties (`flare.policy.SitePolicy`) and the guard."""
     return {
         "scopes": [
             {
@@ -92,9 +90,9 @@ def privacy(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any]) -> dict[str, Any]:
-    """A participant's resources.json: `classes` are the whole allow-list, no log is streamed, `more` components are added.
+    """Returns a participant's resources.json with `classes` as the allow-list, without log streaming, with `more` components.
 
-    FLARE builds in the order of the file, and its storages make their folders when they are built: ours come first of all.
+    Our components come first: FLARE builds in the order of the file, and its storages create their folders when they are built.
     """
     flares = [c for c in resources.get("components", []) if not c["path"].startswith(LOGGING)]
     ours = {
@@ -107,16 +105,16 @@ def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any
 
 
 class SitePolicyBuilder(Builder):
-    """A FLARE provisioning builder, named after FLARE's own StaticFileBuilder in a project file: our allow-list, our gate, our
-    admission of jobs and our authorization in the server's and every site's kit, a privacy.json in every site's.
+    """A FLARE provisioning builder. It adds our allow-list, gate, admission of jobs and authorization to the kits of the server
+    and the sites, and a privacy.json to each site's kit. A project file names it after FLARE's StaticFileBuilder.
 
-    A client of the project file says under `policy` what `flare.policy.SitePolicy` holds: where its data lie on its own
-    machine, its device, its consent; the server under `storage` where it keeps jobs. Resources and authorization are written as
-    FLARE's `.default` files, which are in force until the hospital puts files of its own beside them.
+    In the project file, a client's `policy` holds the properties of `flare.policy.SitePolicy` (the data folder on its machine,
+    its device, its consent), the server's `storage` its folder for jobs. Resources and authorization are written as FLARE's
+    `.default` files, which apply until the hospital adds its own files.
     """
 
     def initialize(self, project: Project, ctx: ProvisionContext) -> None:
-        os.umask(OTHERS)  # keys are written before `finalize` closes what FLARE leaves open
+        os.umask(OTHERS)  # FLARE writes keys before `finalize` corrects the modes
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
@@ -126,15 +124,15 @@ class SitePolicyBuilder(Builder):
         for client in project.get_clients():
             properties = client.get_prop(POLICY)
             if not properties:
-                raise PolicyError(f"site {client.name} has no `{POLICY}` in the project file; say there where its data lie")
-            properties = {"approve": [], **properties}  # each plan is approved at the hospital, by `feddp kit approve`
-            SitePolicy.of(client.name, properties, simulated=False)  # a wrong word is refused here, not at the hospital
+                raise PolicyError(f"site {client.name} has no `{POLICY}` in the project file; write its data folder there")
+            properties = {"approve": [], **properties}  # each plan is approved at the hospital, with `feddp kit approve`
+            SitePolicy.of(client.name, properties, simulated=False)  # refuses a wrong value here, not at the hospital
             self._restrict(client, CLIENT, SITE_CLASSES, ctx)
             write_json(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 
     def finalize(self, project: Project, ctx: ProvisionContext) -> None:
-        """Kits and state are their owner's alone. FLARE finalizes in the reverse order of the builders: the kits lie where
-        they were built, and CertBuilder, which comes later, keeps the mode of the file into which it writes the root's key."""
+        """Removes other users' access to kits and state. FLARE finalizes the builders in reverse order: the kits are still in
+        the folder where they were built, and CertBuilder later writes the root's key into the file and keeps its mode."""
         state = Path(ctx.get_state_dir())
         if ctx.get(CtxKey.ROOT_PRI_KEY):  # `nvflare package` has none
             (state / CERTIFICATES).touch(mode=0o600)
@@ -146,20 +144,20 @@ class SitePolicyBuilder(Builder):
     def _restrict(participant: Participant, kind: str, classes: dict[str, str], ctx: ProvisionContext) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources, allowed = local / RESOURCES, sorted(classes.values())
-        said = json.loads(resources.read_text(encoding="utf-8"))
-        write_json(resources, restrict(said, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
+        content = json.loads(resources.read_text(encoding="utf-8"))
+        write_json(resources, restrict(content, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
         write_json(local / "authorization.json.default", AUTHORIZATION)
 
 
 def _close(folder: Path) -> None:
-    """Takes from a folder, its folders and its files what others than their owner may do with them."""
+    """Removes other users' access to a folder, its folders and its files."""
     for where, _, files in os.walk(folder):
         for path in (Path(where), *(Path(where) / name for name in files)):
             path.chmod(path.stat().st_mode & ~OTHERS)
 
 
 def _keep(resources: Path, folder: Path) -> None:
-    """Jobs and results below `folder`. FLARE's own place is in the temporary folder, one for every server of the machine."""
+    """Stores jobs and results below `folder`. By default all servers of a machine share one temporary folder."""
     content = json.loads(resources.read_text(encoding="utf-8"))
     manager = next(component for component in content["components"] if component["id"] == "job_manager")
     manager["args"]["uri_root"] = str(folder / "jobs")

@@ -1,11 +1,12 @@
-"""Files that somebody else made: opened only where they are plain, of a bearable size, and inside the folder they belong to."""
+"""Reads files of unknown origin: only regular files, within a size limit, inside the folder to which they belong."""
 
 import errno
+import io
 import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from feddp.errors import BadFile, Problem
 from feddp.limits import JSON_BYTES, JSON_DEPTH, MIB, NAME
@@ -14,42 +15,42 @@ _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long
 
 
 def real(file: Path, within: Path | None = None) -> Path:
-    """Where `file` lies once every link is followed; `within` is the folder that it must not leave, itself a link or not.
+    """Returns the path of `file` with all links resolved; it must lie inside the folder `within`, which may be a link too.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadFile: it is outside `within`, its links are a loop, or its name is too long.
+        FileNotFoundError: the file does not exist.
+        BadFile: it is outside `within`, its links form a loop, or its name is too long.
     """
     try:
-        found = os.path.realpath(file, strict=True)
-        inside = within is None or Path(found).is_relative_to(os.path.realpath(within, strict=True))
+        path = os.path.realpath(file, strict=True)
+        inside = within is None or Path(path).is_relative_to(os.path.realpath(within, strict=True))
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         raise BadFile(Problem(_shown(file), _reason(error), "Correct or remove it")) from None
     if not inside:
         raise BadFile(Problem(file, f"is a link that leads out of {within}", "Put the file itself there"))
-    return Path(found)
+    return Path(path)
 
 
-def opened(file: Path, most: int, within: Path | None = None) -> BinaryIO:
-    """The plain file `file`, of at most `most` bytes, open for reading.
+def opened(file: Path, most: int, within: Path | None = None) -> io.BufferedReader:
+    """Opens the regular file `file`, of at most `most` bytes, for reading.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadFile: as `real`; or it is larger, is no plain file, or may not be read.
+        FileNotFoundError: the file does not exist.
+        BadFile: as `real`, or the file is larger, is not a regular file, or cannot be read.
     """
-    found = real(file, within)
+    path = real(file, within)
     try:
-        # without O_NONBLOCK, opening a pipe waits for somebody to write into it
-        handle = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # without O_NONBLOCK, opening a pipe waits for a writer
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise BadFile(Problem(file, _reason(error), "Correct or remove it")) from None
     status, wrong = os.fstat(handle), None
     if not stat.S_ISREG(status.st_mode):
-        wrong = Problem(file, "is no plain file", "Put the file itself there")
+        wrong = Problem(file, "is not a regular file", "Put the file itself there")
     elif status.st_size > most:
-        wrong = Problem(file, f"has {status.st_size} bytes, and {amount(most)} is the most that is read", "Make it smaller")
+        wrong = Problem(file, f"has {status.st_size} bytes; the limit is {amount(most)}", "Make it smaller")
     if wrong:
         os.close(handle)
         raise BadFile(wrong)
@@ -57,24 +58,24 @@ def opened(file: Path, most: int, within: Path | None = None) -> BinaryIO:
 
 
 def read(file: Path, most: int, within: Path | None = None) -> bytes:
-    """The bytes of `file`, at most `most`. Raises as `opened`."""
+    """Returns the bytes of `file`, at most `most`. Raises as `opened`."""
     with opened(file, most, within) as stream:
         content = stream.read(most + 1)
-    if len(content) > most:  # it has grown since
-        raise BadFile(Problem(file, f"has more than {amount(most)}, the most that is read", "Make it smaller"))
+    if len(content) > most:  # the file has grown since it was opened
+        raise BadFile(Problem(file, f"has more than {amount(most)}, which is the limit", "Make it smaller"))
     return content
 
 
 def read_json(file: Path, most: int = JSON_BYTES, within: Path | None = None) -> Any:
-    """What a JSON file holds. Raises as `opened` and `parse`."""
+    """Returns the content of a JSON file. Raises as `opened` and `parse`."""
     return parse(read(file, most, within), file)
 
 
 def parse(content: bytes | str, file: Path, what: str = "") -> Any:
-    """The value of a JSON text; `what` names the part of `file` that it is.
+    """Returns the value of a JSON text from `file`; `what` names the part of the file in errors.
 
     Raises:
-        BadFile: it is no JSON, or nested too deep: what walks through it later would fail.
+        BadFile: the text is not JSON, or nested so deep that later recursion would fail.
     """
     name = f"{what} is" if what else "is"
     try:
@@ -91,26 +92,26 @@ def parse(content: bytes | str, file: Path, what: str = "") -> Any:
 
 
 def short(text: str, most: int = 100) -> str:
-    """`text`, or its beginning where it is long."""
+    """Returns `text`, cut after `most` characters."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def is_name(value: Any, most: int = NAME) -> bool:
-    """Whether it is a text of 1 to `most` characters that can be printed and written to a file on one line."""
+    """Returns whether `value` is a text of 1 to `most` characters that can be printed and written to a file on one line."""
     if not isinstance(value, str) or not 0 < len(value) <= most:
         return False
-    # half of a pair of surrogates, which JSON may hold, cannot be encoded
+    # JSON may hold a single surrogate, which cannot be encoded
     return not any(letter < " " or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def amount(count: int) -> str:
-    """Bytes in words."""
+    """Returns a number of bytes as text."""
     return f"{count // MIB} MiB" if count >= MIB else f"{count} bytes"
 
 
 def _reason(error: Exception) -> str:
-    number = getattr(error, "errno", None)
-    return _REASONS.get(number, f"cannot be read ({getattr(error, 'strerror', None) or error})")
+    number: int | None = getattr(error, "errno", None)
+    return _REASONS.get(number or 0, f"cannot be read ({getattr(error, 'strerror', None) or error})")
 
 
 def _shown(file: Path) -> Path:

@@ -1,1 +1,1 @@
-"""An unseen site: a finished run's models, the site's images, and no labels (IOP-FL; Jiang et al., section III-C)."""
+"""Adaptation of a finished run's models to an unseen site's images, without labels (IOP-FL; Jiang et al., TMI 2023, III-C)."""

@@ -1,12 +1,13 @@
-"""What test-time routing is trained on (004, section III-C): no label is in any of it. Maps are (B, C, H, W).
+"""Losses of test-time routing (Jiang et al., TMI 2023, section III-C); none uses labels. Maps are (B, C, H, W).
 
     L_t = L_cons + β L_shape
     L_cons = mean (ŷ(x) − ŷ(x + ε))², ε ~ N(0, 0.5²)
     L_shape = mean entropy of ŷ + mean over pixels of (max ŷ − min ŷ) within (2k+1)² pixels
 
-Deviations: ŷ is a sigmoid a class (the paper: a softmax over classes and background), so the entropy is a Bernoulli's,
-in nats. The distance's equation is lost in our copy of the paper; max-pool of ŷ plus max-pool of −ŷ is the released code's,
-which weighs its terms otherwise (10, 0.1, 1e-6 on a norm) and turns and flips the noisy image; ours is the paper's text.
+Deviations: ŷ is one sigmoid per class (the paper: a softmax over classes and background), so the entropy is the entropy of a
+Bernoulli variable, in nats. The equation of the distance is illegible in our copy of the paper; max-pool of ŷ plus max-pool
+of −ŷ comes from the released code. That code uses other weights (10, 0.1, 1e-6 on a norm) and rotates and flips the noisy
+image; here weights and noise follow the text of the paper.
 """
 
 import torch
@@ -15,26 +16,26 @@ from torch import Tensor
 
 
 def consistency(logits: Tensor, noisy: Tensor) -> Tensor:
-    """L_cons of the logits for an image and for the image with noise; a scalar in [0, 1]. Both get gradients."""
+    """Returns L_cons of the logits of an image and of the image with noise: a scalar in [0, 1]. Gradients flow to both."""
     return (torch.sigmoid(logits) - torch.sigmoid(noisy)).square().mean()
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """−ŷ log ŷ − (1−ŷ) log(1−ŷ), mean over (B, C, H, W), in nats, in [0, log 2]; finite however sure the network is."""
+    """Returns the mean of −ŷ log ŷ − (1−ŷ) log(1−ŷ) over (B, C, H, W), in nats, in [0, log 2]; finite for any finite logits."""
     return F.binary_cross_entropy_with_logits(logits, torch.sigmoid(logits))
 
 
 def spread(probabilities: Tensor, neighbourhood: int) -> Tensor:
-    """max − min within `neighbourhood` pixels on either side and both axes, clipped at the border; mean, in [0, 1]."""
+    """Returns the mean, in [0, 1], of max − min within `neighbourhood` pixels on each side of both axes, cut at the border."""
     return (_pool(probabilities, neighbourhood) + _pool(-probabilities, neighbourhood)).mean()
 
 
 def shape(logits: Tensor, neighbourhood: int) -> Tensor:
-    """L_shape; a scalar."""
+    """Returns L_shape, a scalar."""
     return entropy(logits) + spread(torch.sigmoid(logits), neighbourhood)
 
 
 def _pool(maps: Tensor, k: int) -> Tensor:
-    """The maximum within (2k+1)², as two passes of 2k+1: the same maxima in a tenth of the time at k = 10."""
+    """Returns the maximum within (2k+1)², in two passes of 2k+1: the same maxima in a tenth of the time at k = 10."""
     columns = F.max_pool2d(maps, (2 * k + 1, 1), stride=1, padding=(k, 0))
     return F.max_pool2d(columns, (1, 2 * k + 1), stride=1, padding=(0, k))

@@ -1,4 +1,4 @@
-"""What a finished run leaves to a hospital outside: K personal models and the global one, each weight held once."""
+"""The models of a finished run for an unseen site: K personal models and the global one, each weight in memory once."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from feddp.errors import InputError
 from feddp.files import NETWORK, RESULTS, SHARED, read_results, site_folder
 from feddp.methods import METHODS
-from feddp.methods.aggregation import Spec, Tensors, average
+from feddp.methods.aggregation import Spec, average
 from feddp.networks.header import outline
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import read_network
+from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.reading import short
 
@@ -24,12 +25,12 @@ FACTS = ("network", "channels", "classes", "labels", "size")
 
 @dataclass(frozen=True)
 class Models:
-    """M = K+1 models of one network: the sites' by name, then GLOBAL.
+    """M = K+1 models of one network: the sites' models in the order of their names, then GLOBAL.
 
     Attributes:
         names: the M names, in the order of the stacks' first dimension.
-        stacks: every tensor of the network by name, (M, ...): the only copy of the weights. Nobody writes to them.
-        facts: of the networks' files: network, channels, classes (JSON), labels, size; and layers (JSON), if there are any.
+        stacks: every tensor of the network by name, (M, ...): the only copy of the weights, read-only.
+        facts: metadata of the networks' files: network, channels, classes (JSON), labels, size, and layers (JSON) if any.
     """
 
     names: tuple[str, ...]
@@ -38,10 +39,10 @@ class Models:
 
     @classmethod
     def of(cls, personal: Mapping[str, Tensors], common: Tensors, facts: Mapping[str, str]) -> "Models":
-        """K personal states by site, and the global one.
+        """Returns the models from K personal states by site and the global state `common`.
 
         Raises:
-            InputError: a state is not exactly the network's, or holds a value that is not finite; names it.
+            InputError: a state does not have exactly the network's tensors, or has a value that is not finite; names it.
         """
         states = {**{site: personal[site] for site in sorted(personal)}, GLOBAL: common}
         network = _metadata(facts).outline()
@@ -67,39 +68,39 @@ class Models:
 
     @property
     def size(self) -> int:
-        """Pixels: what the images are resized to, on both sides."""
+        """Width and height of the network's input, in pixels."""
         return _metadata(self.facts).size
 
     def state(self, name: str) -> Tensors:
-        """The tensors of one model, as views into the stacks."""
+        """Returns the tensors of one model, as views into the stacks."""
         return {key: stack[self.names.index(name)] for key, stack in self.stacks.items()}
 
     def mean(self) -> Tensors:
-        """The uniform mean over all M models, every tensor of it; counters rounded."""
+        """Returns the uniform mean of every tensor over all M models; counters are rounded."""
         return average({name: self.state(name) for name in self.names}, dict.fromkeys(self.names, 1.0))
 
     def network(self, state: Mapping[str, Tensor]) -> nn.Module:
-        """A network of its own with the values of `state`, in eval mode, on the CPU."""
+        """Returns a new network with the values of `state`, in eval mode, on the CPU."""
         network = _metadata(self.facts).build()
         network.load_state_dict(state)
         return network.eval()
 
 
 def network_files(run: Path) -> dict[str, Path]:
-    """The file of each site's own network in a finished run's `--out` folder. InputError where the folder holds no such run."""
+    """Returns {site: file of its final network} of a finished run's folder; raises InputError if the run is not finished."""
     return {site: site_folder(run, site) / NETWORK for site in sorted(read_results(run)["sites"])}
 
 
 def read_models(run: Path) -> Models:
-    """The models of a finished run, from its `--out` folder. Layers that its method adds for all alike are part of them.
+    """Returns the models of a finished run from its `--out` folder, with layers that the method adds at all sites.
 
-    The personal models are the sites' final networks; the global one, `completed`.
+    The personal models are the sites' final networks; the global model is `completed`.
 
     Raises:
-        InputError: the folder holds no finished run of a federation, or one whose method gives each site layers of its own.
+        InputError: the folder holds no finished federated run, or its method gives each site layers of its own.
     """
     files = network_files(run)
-    for file in files.values():  # before any of them is read
+    for file in files.values():  # checks all metadata before it reads tensors
         described(file)
     shared = read_shared(run)
     read = {site: read_network(file) for site, file in files.items()}
@@ -110,23 +111,23 @@ def read_models(run: Path) -> Models:
 
 
 def read_shared(run: Path) -> Tensors:
-    """γ of the round that stage 1 of a finished run handed on. InputError where the run has none, or none that is shared."""
+    """Returns γ of the round that stage 1 of a finished run selected; raises InputError if there is no γ or it is empty."""
     if not (run / SHARED).exists():
         raise InputError(
-            f"{run} has no {SHARED}: it is no federation's run, or an older one; run `feddp run` again with a federated method"
+            f"{run} has no {SHARED}: it is not a federated run, or an older one; run `feddp run` again with a federated method"
         )
     return some(read_network(run / SHARED)[0], run)
 
 
 def some(shared: Tensors, run: Path) -> Tensors:
-    """`shared` itself. InputError where it is empty: what the sites have in common would be a network that nobody trained."""
+    """Returns `shared`; raises InputError if it is empty, because the global model would then be an untrained network."""
     if not shared:
         raise InputError(f"{run}: its method shares nothing, so there is no global model to start from; name another run")
     return shared
 
 
 def plan_of(run: Path, results: Mapping[str, Any]) -> Plan:
-    """The plan of a finished run, from its results.json. InputError where it says none, or one of a network out of bounds."""
+    """Returns the plan of a finished run from its results.json; raises InputError if it is missing or out of bounds."""
     names = {field.name for field in fields(Plan)} & results.keys()
     sites = sorted({*results["sites"], *results.get("missing", ())})
     plan = Plan.from_json({name: results[name] for name in names} | {"sites": sites})
@@ -135,35 +136,35 @@ def plan_of(run: Path, results: Mapping[str, Any]) -> Plan:
 
 
 def described(file: Path) -> Metadata:
-    """What a network's file says of it; none of its tensors is read.
+    """Returns the metadata of a network's file without reading its tensors.
 
     Raises:
-        InputError: it does not say all of FACTS, or one is unknown or out of range.
+        InputError: an entry of FACTS is missing, unknown or out of range.
     """
-    said = outline(file)[1]
-    if lacking := [name for name in FACTS if name not in said]:
-        raise InputError(f"{file} does not say its {', '.join(lacking)}; it is no network that feddp run left")
-    if said.get("method", "fedavg") not in METHODS:
-        raise InputError(f"{file}: unknown method {short(said['method'])!r}; the methods are {', '.join(METHODS)}")
-    return Metadata.of(file, said)
+    metadata = outline(file)[1]
+    if lacking := [name for name in FACTS if name not in metadata]:
+        raise InputError(f"{file}: its metadata lacks {', '.join(lacking)}; name a network that `feddp run` wrote")
+    if metadata.get("method", "fedavg") not in METHODS:
+        raise InputError(f"{file}: unknown method {short(metadata['method'])!r}; the methods are {', '.join(METHODS)}")
+    return Metadata.of(file, metadata)
 
 
 def refuse_layers(facts: Mapping[str, str], state: Collection[str], shared: Collection[str], run: Path) -> None:
-    """InputError where a network of `facts` with the tensors `state` has added layers that are not `shared`."""
+    """Raises InputError if the tensors `state` of a network with the metadata `facts` have added layers outside `shared`."""
     plain = _metadata({name: facts[name] for name in FACTS}).outline()
     if own := [name for name in state if name not in plain and name not in shared]:
         raise InputError(
-            f"{run}: {facts.get('method')} gives every site layers of its own ({own[0]}, ...), which nobody outside has;"
-            " adapt a run whose added layers, if any, are shared"
+            f"{run}: {facts.get('method')} gives every site layers of its own ({own[0]}, ...), which an unseen site does not"
+            " have; adapt a run without added layers, or with shared ones"
         )
 
 
 def completed(shared: Tensors, personal: Mapping[str, Tensors]) -> Tensors:
-    """The global model: γ of the round that stage 1 handed on, and for tensors that the method keeps private (FedDP's
-    queries), which the server never had, the mean of the personal models'.
+    """Returns the global model: `shared`, γ of the round that stage 1 selected, and the mean of the personal models' private
+    tensors (FedDP's queries), which the server never receives.
 
     Raises:
-        InputError: there is no personal model, or the names of two differ.
+        InputError: there is no personal model, or the tensor names of two models differ.
     """
     own = {site: {key: value for key, value in state.items() if key not in shared} for site, state in personal.items()}
     return shared | average(own, dict.fromkeys(own, 1.0))

@@ -1,25 +1,25 @@
-"""Test-time routing (004, section III-C): every layer's weight is a mix of the M models', chosen from the layer's input.
+"""Test-time routing (Jiang et al., TMI 2023, III-C): every layer mixes the weights of the M models, depending on its input.
 
-W_mix = Σ_m r_m W_m, the bias likewise; r = (r_1, ..., r_M), for each sample and each layer, comes from a small network of the
-layer's globally average-pooled input. Convolutions, transposed convolutions and linear layers route. Everything else that
-has tensors (normalisation: affine parameters and running statistics) is the mean of the M models'.
+W_mix = Σ_m r_m W_m, and the same for the bias. A small network computes r = (r_1, ..., r_M) for each sample and each layer from
+the layer's globally average-pooled input. Convolutions, transposed convolutions and linear layers are routed. All other tensors
+(affine parameters and running statistics of normalisations) are the mean of the M models.
 
-A sample's weights are mixed first and applied once: no layer is evaluated M times. Training holds, beside the M weights, one
-mixed weight a sample of the batch.
+The weights are mixed per sample first and applied once: no layer is evaluated M times. Training holds one mixed weight per
+sample of the batch in addition to the M weights.
 
-Deviations: the two linear layers have at most HIDDEN units between them (the released code: twice the layer's channels, which
-on a PVT are more tensors than the network's own) and no dropout; like the released code's they have no non-linearity between
-them (the paper: "multi-layer linear network"). They start so that every r_m = 1/M, the mean model; the released code starts at
-random, about ½ each, which only a network whose every layer is followed by a batch's normalisation forgives.
+Deviations: at most HIDDEN units lie between the two linear layers (the released code: twice the layer's channels, which on a
+PVT are more parameters than the network has), and there is no dropout. As in the released code, no non-linearity lies between
+them (the paper: "multi-layer linear network"). They start with every r_m = 1/M, the mean model. The released code starts at
+random with about ½ each, which works only in a network with a batch normalisation after every layer.
 
-A sigmoid leaves the sum of the r_m free. Where no batch normalisation undoes it, training can shrink every weight until all
-images get the same, empty prediction, which the unsupervised loss likes best: so it went on `pvt_v2_b0-fpn` with MRI at 64 px
-(10 epochs: Dice 0.68 at the start, empty masks at the end; with the softmax 0.66). The default is therefore the softmax, ours;
-`feddp adapt` says when all masks are empty.
+With a sigmoid, the sum of the r_m is free. Without a batch normalisation that compensates for it, training can shrink all
+weights until every image gets the same, empty prediction, where the unsupervised loss is lowest. This happened on
+`pvt_v2_b0-fpn` with MRI at 64 px (10 epochs: Dice 0.68 at the start, empty masks at the end; with the softmax 0.66).
+Our default is therefore the softmax, and `feddp adapt` warns if all masks are empty.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -30,7 +30,7 @@ from torch.nn.modules.conv import _ConvNd
 from feddp.errors import InputError
 
 HIDDEN = 64
-MIXES = {"sigmoid": torch.sigmoid, "softmax": partial(torch.softmax, dim=-1)}
+MIXES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "softmax": partial(torch.softmax, dim=-1)}
 
 
 class Router(nn.Module):
@@ -39,7 +39,7 @@ class Router(nn.Module):
     Args:
         channels: C.
         models: M, at least 2.
-        mix: "sigmoid", each r_m in (0, 1) (the released code's), or "softmax", which sums to 1.
+        mix: "sigmoid", each r_m in (0, 1) (as in the released code), or "softmax", whose r_m sum to 1.
     """
 
     def __init__(self, channels: int, models: int, mix: str = "softmax"):
@@ -51,32 +51,32 @@ class Router(nn.Module):
         self.mix = MIXES[mix]
 
     def forward(self, pooled: Tensor) -> Tensor:
-        return self.mix(self.choose(self.squeeze(pooled)))
+        mixed: Tensor = self.mix(self.choose(self.squeeze(pooled)))
+        return mixed
 
 
 class Routed(nn.Module):
-    """A layer with M weights, mixed for every sample.
+    """A layer with M weights, mixed per sample.
 
     Args:
-        layer: whose geometry this takes over; its own tensors are not used.
+        channels: C, of the layer's input.
         weights: (M, *the layer's weight), not copied.
         biases: (M, outputs), or None.
         mix: as `Router`.
     """
 
-    def __init__(self, layer: nn.Module, weights: Tensor, biases: Tensor | None, mix: str):
+    weights: Tensor
+    biases: Tensor | None
+
+    def __init__(self, channels: int, weights: Tensor, biases: Tensor | None, mix: str):
         super().__init__()
-        # not persistent: they are the given models, not this network's state
+        # not persistent: they belong to the given models, not to this network's state
         self.register_buffer("weights", weights, persistent=False)
         self.register_buffer("biases", biases, persistent=False)
-        self.router = Router(self.inputs(layer), len(weights), mix)
-
-    @staticmethod
-    def inputs(layer: nn.Module) -> int:
-        return layer.in_channels
+        self.router = Router(channels, len(weights), mix)
 
     def pool(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) -> (B, C)."""
+        """Returns the mean over the pixels: x (B, C, H, W) -> (B, C)."""
         return x.mean(dim=(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,21 +85,20 @@ class Routed(nn.Module):
         return self.apply_each(x, weights, None if self.biases is None else r @ self.biases)
 
     def apply_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-        """Sample b of x under weights[b] and biases[b]."""
+        """Applies weights[b] and biases[b] to sample b of x."""
         raise NotImplementedError
 
 
 class RoutedLinear(Routed):
-    """x (B, ..., C) -> (B, ..., outputs); pooled over what lies between."""
+    """x (B, ..., C) -> (B, ..., outputs); pooled over the dimensions in between."""
 
-    @staticmethod
-    def inputs(layer: nn.Linear) -> int:
-        return layer.in_features
+    def __init__(self, layer: nn.Linear, weights: Tensor, biases: Tensor | None, mix: str):
+        super().__init__(layer.in_features, weights, biases, mix)
 
     def pool(self, x: Tensor) -> Tensor:
         return x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x
 
-    def apply_each(self, x, weights, biases):
+    def apply_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         tokens = x.flatten(1, -2) if x.ndim > 2 else x[:, None]
         mixed = weights.transpose(1, 2)
         result = tokens @ mixed if biases is None else torch.baddbmm(biases[:, None], tokens, mixed)
@@ -107,46 +106,53 @@ class RoutedLinear(Routed):
 
 
 class RoutedConv(Routed):
-    """x (B, C, H, W) -> (B, outputs, H', W'): one convolution with B times the groups, a sample's channels in its own."""
+    """x (B, C, H, W) -> (B, outputs, H', W'): one convolution with B times the groups; each sample has its own groups."""
 
     def __init__(self, layer: nn.Conv2d, weights: Tensor, biases: Tensor | None, mix: str):
-        super().__init__(layer, weights, biases, mix)
+        super().__init__(layer.in_channels, weights, biases, mix)
         self.mode, self.around = layer.padding_mode, layer._reversed_padding_repeated_twice
         padding = layer.padding if self.mode == "zeros" else 0
-        self.geometry = {"stride": layer.stride, "dilation": layer.dilation, "padding": padding}
+        self.convolve = partial(F.conv2d, stride=layer.stride, dilation=layer.dilation, padding=padding)
         self.groups = layer.groups
 
-    def apply_each(self, x, weights, biases):
+    def apply_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         if self.mode != "zeros":
             x = F.pad(x, self.around, mode=self.mode)
-        return _side_by_side(F.conv2d, x, weights, biases, self.groups, self.geometry)
+        return _side_by_side(self.convolve, x, weights, biases, self.groups)
 
 
 class RoutedTransposed(Routed):
-    """The same for a transposed convolution, whose weight is (C, outputs / groups, h, w)."""
+    """`RoutedConv` for a transposed convolution, whose weight is (C, outputs / groups, h, w)."""
 
     def __init__(self, layer: nn.ConvTranspose2d, weights: Tensor, biases: Tensor | None, mix: str):
-        super().__init__(layer, weights, biases, mix)
-        self.geometry = {name: getattr(layer, name) for name in ("stride", "padding", "output_padding", "dilation")}
+        super().__init__(layer.in_channels, weights, biases, mix)
+        self.convolve = partial(
+            F.conv_transpose2d,
+            stride=layer.stride,
+            padding=_pixels(layer),
+            output_padding=layer.output_padding,
+            dilation=layer.dilation,
+        )
         self.groups = layer.groups
 
-    def apply_each(self, x, weights, biases):
-        return _side_by_side(F.conv_transpose2d, x, weights, biases, self.groups, self.geometry)
+    def apply_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        return _side_by_side(self.convolve, x, weights, biases, self.groups)
 
 
 ROUTED = {nn.Linear: RoutedLinear, nn.Conv2d: RoutedConv, nn.ConvTranspose2d: RoutedTransposed}
 
 
 def route(network: nn.Module, stacks: Mapping[str, Tensor], mix: str = "softmax") -> nn.Module:
-    """Replaces, in place, every layer of a type in ROUTED by a routed one; returns `network`, its only parameters that
-    require gradients those of the routers.
+    """Replaces every layer of a type in ROUTED by a routed layer, in place, and returns `network`.
+
+    Only the parameters of the routers require gradients afterwards.
 
     Args:
-        network: with the mean of the models in the layers that do not route.
-        stacks: every tensor of the network by name, (M, ...), M at least 2; kept, not copied, never written to.
+        network: has the mean of the models in the layers that are not routed.
+        stacks: every tensor of the network by name, (M, ...), M at least 2; used without a copy, never written to.
 
     Raises:
-        InputError: a layer with a weight to multiply by is of none of these types, or its weight is used by another layer too.
+        InputError: a linear or convolutional layer has another type, or two layers share a weight.
     """
     network.requires_grad_(False)
     layers = {path: module for path, module in network.named_modules() if type(module) in ROUTED}
@@ -162,9 +168,16 @@ def route(network: nn.Module, stacks: Mapping[str, Tensor], mix: str = "softmax"
     return network
 
 
-def _side_by_side(convolve, x: Tensor, weights: Tensor, biases: Tensor | None, groups: int, geometry: dict) -> Tensor:
+def _pixels(layer: nn.ConvTranspose2d) -> tuple[int, ...]:
+    """Its padding, which in torch is a word for convolutions alone."""
+    if isinstance(layer.padding, str):
+        raise TypeError(f"a transposed convolution has no padding {layer.padding!r}")
+    return layer.padding
+
+
+def _side_by_side(convolve: Callable[..., Tensor], x: Tensor, weights: Tensor, biases: Tensor | None, groups: int) -> Tensor:
     samples = len(x)
     merged = x.reshape(1, -1, *x.shape[2:])
     flat = None if biases is None else biases.flatten()
-    result = convolve(merged, weights.flatten(0, 1), flat, groups=samples * groups, **geometry)
+    result = convolve(merged, weights.flatten(0, 1), flat, groups=samples * groups)
     return result.view(samples, -1, *result.shape[2:])

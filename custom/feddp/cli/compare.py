@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from feddp.cli.options import Data, Device, Rounds, Size, Threads, Weights, words
+from feddp.cli.options import Data, Device, Env, Environment, Rounds, Settings, Size, Threads, Weights, words
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT
+from feddp.run.defaults import ROUNDS, SIZE
 
 
 def compare(
     data: Data,
-    out: Annotated[Path, typer.Option(help="The comparison's folder; the same command goes on where it stopped.")],
+    out: Annotated[Path, typer.Option(help="The comparison's folder; the same command continues where it stopped.")],
     methods: Annotated[
         str, typer.Option(help="Variants, comma-separated: feddp, fedbabu+igc, feddp@lambda=0, feddp@private=query|head.")
     ] = "",
@@ -32,15 +33,16 @@ def compare(
     outside_studies: Annotated[
         str, typer.Option(help="The same for inside_sites, losses, tau, time (IOP-FL's Figs. 6 to 8); comma-separated.")
     ] = "",
-    folds: Annotated[int, typer.Option(help="Deal every site's patients into so many parts, each once the test split.")] = 0,
-    unseen: Annotated[Path | None, typer.Option(help="A site's folder outside DATA, to test --methods on.")] = None,
-    seeds: Annotated[str, typer.Option(help="Every run is repeated under each, comma-separated.")] = "0",
-    rounds: Rounds = 20,
-    calibration_epochs: Annotated[int | None, typer.Option(help="Epochs of every stage at home (the paper: 20).")] = None,
+    folds: Annotated[int, typer.Option(help="Cross-validation in this many parts of each site's patients.")] = 0,
+    unseen: Annotated[Path | None, typer.Option(help="An unseen site's folder, not below DATA, to test --methods on.")] = None,
+    seeds: Annotated[str, typer.Option(help="Every run is repeated with each of these seeds, comma-separated.")] = "0",
+    rounds: Rounds = ROUNDS,
+    calibration_epochs: Annotated[int | None, typer.Option(help="Epochs of each stage after training (paper: 20).")] = None,
     network: Annotated[str, typer.Option(help="A network's name; a variant's own is @network=NAME.")] = DEFAULT,
-    size: Size = 96,
-    settings: Annotated[list[str], typer.Option("--set", help="A hyper-parameter of all runs, key=value.")] = [],  # noqa: B006
+    size: Size = SIZE,
+    settings: Settings = [],  # noqa: B006
     weights: Weights = None,
+    env: Environment = Env.sim,
     device: Device = "cpu",
     threads: Threads = None,
 ) -> None:
@@ -48,16 +50,19 @@ def compare(
     from rich.markdown import Markdown
 
     from feddp.compare.comparison import compare as run
-    from feddp.compare.outside_studies import TABLE_II
-    from feddp.compare.request import Request
+    from feddp.compare.request import ComparisonRequest
+    from feddp.compare.runs import Place
+    from feddp.compare.studies import TABLE_II
     from feddp.compare.variants import Common
 
     common = Common(rounds, calibration_epochs, network, size, tuple(settings), weights)
     command = shlex.join(["feddp", *sys.argv[1:]])
     outside = tuple(dict.fromkeys([*([TABLE_II] if leave_one_out else []), *words(outside_studies)]))
     studied = tuple(dict.fromkeys(words(studies)))
-    asked = (words(methods), data, out, common, _whole(seeds), studied, unseen, device, threads, command, outside, folds)
-    done = run(Request(*asked))
+    place = Place(env.value, device, threads)
+    done = run(
+        ComparisonRequest(words(methods), data, out, common, _whole(seeds), studied, unseen, place, command, outside, folds)
+    )
     Console().print(Markdown(done.summary))
     print(f"Tables and figures: {out}")
     if done.failed:

@@ -22,8 +22,9 @@ def features(
     """Show the features that runs have of test pixels: a t-SNE, and how far foreground lies from background (KL)."""
     from rich.markdown import Markdown
 
-    from feddp.features.report import Request
-    from feddp.features.report import features as look
+    from feddp.features.report import FeaturesRequest
+    from feddp.features.report import features as compare_features
 
-    Console().print(Markdown(look(Request(models, data, out, site, layer, pixels, seed, device)).markdown()))
+    request = FeaturesRequest(models, data, out, site, layer, pixels, seed, device)
+    Console().print(Markdown(compare_features(request).markdown()))
     print(f"table_kl.csv, table_kl.tex and tsne.png: {out}")

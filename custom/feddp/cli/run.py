@@ -1,7 +1,6 @@
 """`feddp run`, `feddp job`, which exports the same as a FLARE job, `feddp predict` and `feddp methods`."""
 
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,8 @@ from rich.console import Console
 from feddp.cli.options import (
     Data,
     Device,
+    Env,
+    Environment,
     Epochs,
     Method,
     Network,
@@ -26,37 +27,28 @@ from feddp.cli.options import (
 )
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT as NETWORK
-
-
-class Env(str, Enum):
-    """Where a run runs."""
-
-    local = "local"
-    sim = "sim"
-    poc = "poc"
+from feddp.run.defaults import METHOD, ROUNDS, SIZE
 
 
 def run(
     data: Data,
     out: Annotated[Path, typer.Option(help="A new folder for the results.")],
-    method: Method = "feddp",
-    rounds: Rounds = 20,
+    method: Method = METHOD,
+    rounds: Rounds = ROUNDS,
     calibration_epochs: Epochs = None,
     network: Network = NETWORK,
-    size: Size = 96,
+    size: Size = SIZE,
     seed: Seed = 0,
     settings: Settings = [],  # noqa: B006
     then: Then = None,
     weights: Weights = None,
-    env: Annotated[
-        Env, typer.Option(help="One process without FLARE, FLARE's simulator, or POC mode with real certificates.")
-    ] = Env.sim,
+    env: Environment = Env.sim,
     device: Device = "cpu",
     threads: Threads = None,
-    without_consent: Annotated[str, typer.Option(help="Sites that refuse every exchange among sites, comma-separated.")] = "",
+    without_consent: Annotated[str, typer.Option(help="Sites that refuse all exchanges between sites, comma-separated.")] = "",
 ) -> None:
-    """Run a method over all sites below DATA on this machine, and leave tables and every site's own network in OUT."""
-    from feddp.report import table
+    """Run a method over all sites below DATA on this machine; OUT gets tables and each site's own network."""
+    from feddp.reporting.page import table
     from feddp.run.options import Options, run_here
 
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
@@ -71,11 +63,11 @@ def job(
     classes: Annotated[str, typer.Option(help="The foreground classes, comma-separated.")] = "lesion",
     labels: Annotated[str, typer.Option(help="nested or exclusive classes.")] = "nested",
     scope: Scope = "feddp",
-    method: Method = "feddp",
-    rounds: Rounds = 20,
+    method: Method = METHOD,
+    rounds: Rounds = ROUNDS,
     calibration_epochs: Epochs = None,
     network: Network = NETWORK,
-    size: Size = 96,
+    size: Size = SIZE,
     seed: Seed = 0,
     settings: Settings = [],  # noqa: B006
     then: Then = None,
@@ -90,7 +82,7 @@ def job(
     if data is not None:
         names, facts = federation_of(data)
     if not names:
-        raise InputError("which sites? name them with --sites A,B,... or take them from --data ROOT")
+        raise InputError("the job has no sites: name them with --sites A,B,... or take them from --data ROOT")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
     plan = options.plan(facts, names)
     print(export(plan, out, scope, options.initial(plan)))
@@ -103,13 +95,13 @@ def predict(
     device: Device = "cpu",
 ) -> None:
     """Write a mask for every image, with a network that a run has left."""
-    from feddp.predict import predict as write_masks
+    from feddp.run.predict import predict as write_masks
 
     print(f"{write_masks(network, images, out, device)} masks in {out}")
 
 
 def methods() -> None:
-    """List the methods and every hyper-parameter that --set reaches, with its default."""
+    """List the methods, and every hyper-parameter that --set can change with its default."""
     from feddp.methods import METHODS
     from feddp.plan.schema import Plan
 

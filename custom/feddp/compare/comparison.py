@@ -1,32 +1,36 @@
-"""`feddp compare`, from what is asked to what is written."""
+"""`feddp compare`, from the request to the files: tables, figures, and tables.md with the command, all tables and failures."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from feddp.compare.drawings import draw_methods, draw_study
 from feddp.compare.efficiency import efficiency_table
-from feddp.compare.folds import compare_folds
+from feddp.compare.figures import draw_methods, draw_outside, draw_study
+from feddp.compare.folds import fold_campaigns, fold_tables
 from feddp.compare.leave_one_out import LeaveOneOut
-from feddp.compare.outside_studies import OUTSIDE
-from feddp.compare.outside_tables import draw_outside, outside_tables
-from feddp.compare.report import Comparison, write_report
-from feddp.compare.request import Request
-from feddp.compare.results import CASE, FINAL, Result, has_cases
+from feddp.compare.request import ComparisonRequest
 from feddp.compare.runs import Campaign
-from feddp.compare.scores import scores
-from feddp.compare.statistics import sentence
-from feddp.compare.studies import STUDIES
-from feddp.compare.tables import Table, scores_table, spread_table
+from feddp.compare.studies import OUTSIDE, STUDIES
+from feddp.compare.tables import methods_tables, outside_tables, study_table
 from feddp.compare.unseen import open_unseen, unseen_table
 from feddp.compare.variants import Variant
-from feddp.training.volumes import VOLUME_METRICS
+from feddp.files import read_results
+from feddp.reporting.tables import ResultTable
 
-BY_CASE = (
-    "All test slices of a patient are one volume; ± is over a site's test cases. Sites whose images are no slices have none."
+SPREAD = (
+    "; ± is the population standard deviation over a site's test images, over the sites' means in Average, and over the"
+    " seeds' Averages in ± seeds."
 )
 
 
-def compare(request: Request) -> Comparison:
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome: the first table (Table I, where there are methods), and why runs failed, by name."""
+
+    summary: str
+    failed: dict[str, str]
+
+
+def compare(request: ComparisonRequest) -> Comparison:
     """Runs what is not finished yet, and writes tables.md, table_*.csv, table_*.tex and the figures to `request.out`.
 
     Raises:
@@ -34,50 +38,86 @@ def compare(request: Request) -> Comparison:
     """
     methods = [Variant.parse(text) for text in request.methods]
     studies = {name: STUDIES[name] for name in request.studies}
-    variants = [*methods, *(entry.variant for study in studies.values() for entry in study.entries)]
+    variants = [*methods, *(entry.source.variant for study in studies.values() for entry in study.entries)]
     campaign = Campaign(variants, request.common, request.seeds, request.data, request.out)
     campaign.refuse_equal(methods)
     if request.folds:
-        return compare_folds(request, methods)
+        campaigns = fold_campaigns(methods, request.common, request.seeds, request.data, request.out, request.folds)
+        return _write(request, fold_tables(campaigns, methods, request.seeds, request.place), campaigns)
     unseen = open_unseen(request.unseen, request.data, campaign.facts) if request.unseen else None
     around = {name: OUTSIDE[name](len(campaign.sites)) for name in request.outside}
     outside = LeaveOneOut(around, request.common, request.seeds, request.data, request.out) if around else None
 
-    results, seeds = campaign.execute(request.device, request.threads), len(request.seeds)
+    results, sites, seeds = campaign.execute(request.place), campaign.sites, len(request.seeds)
     named = {str(variant): results[variant] for variant in methods}
-    tables = _methods_tables(named, campaign.sites, seeds) if methods else []
-    for name, study in studies.items():
-        rows = [(entry.labels, results[entry.variant], entry.when) for entry in study.entries]
-        tables.append(scores_table(name, study.title, study.heads, rows, study.metrics, campaign.sites, seeds))
+    tables = methods_tables(named, sites, seeds) if methods else []
+    tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:
-        tables.append(unseen_table(named, unseen, campaign.sites, request.common.size, request.device))
+        tables.append(unseen_table(named, unseen, sites, request.common.size, request.place.device))
     if methods:
-        tables.append(efficiency_table(named, request.data, request.device))
+        tables.append(efficiency_table(named, request.data, request.place.device))
     if any(result.folders for result in named.values()):
-        draw_methods(request.out, named, campaign.sites)
+        draw_methods(request.out, named, sites)
     for name in studies:
-        draw_study(name, request.out, results, campaign.sites)
+        draw_study(name, request.out, results, sites)
     if not outside:
-        return write_report(request, tables, [campaign])
-    adapted = outside.execute(request.device, request.threads)
-    for name, study in around.items():
-        tables += outside_tables(name, study, adapted, campaign.sites, seeds)
-        draw_outside(name, study, request.out, adapted, campaign.sites)
-    return write_report(request, tables, [campaign, *outside.campaigns.values()], outside.failed)
+        return _write(request, tables, [campaign])
+    adapted = outside.execute(request.place)
+    for name, around_study in around.items():
+        tables += outside_tables(name, around_study, adapted, sites, seeds)
+        draw_outside(name, around_study, request.out, adapted, sites)
+    return _write(request, tables, [campaign, *outside.campaigns.values()], outside.failed)
 
 
-def _methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[Table]:
-    """Table I or II with the test of its best two, and the same for the other metrics."""
-    rows = [((label,), result, FINAL) for label, result in named.items()]
-    title = "Table I / II: the methods"
-    first = scores_table("methods", title, ("Method",), rows, ("dice", "assd"), sites, seeds, per_site=True)
-    title = "The methods by IoU, HD95 and HD"
-    more = scores_table("methods_more", title, ("Method",), rows, ("iou", "hd95", "hd"), sites, seeds, per_site=True)
-    test = sentence({label: scores(result, sites) for label, result in named.items() if result.folders and result.competes})
-    start = "Methods without a stage at home hand on the best round on the selection split, the others the last (Algorithm 1)."
-    tables = [replace(first, notes=(test, start, *first.notes)), more, spread_table(named, sites)]
-    if any(has_cases(result) for result in named.values()):
-        title = "The methods by case"
-        cases = scores_table("volumes", title, ("Method",), rows, VOLUME_METRICS, sites, seeds, per_site=True, kind=CASE)
-        tables.append(replace(cases, notes=(BY_CASE, *cases.notes)))
-    return tables
+def _write(
+    request: ComparisonRequest,
+    tables: Sequence[ResultTable],
+    campaigns: Sequence[Campaign],
+    more: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Writes tables.md and every table's CSV and LaTeX to `request.out`.
+
+    Args:
+        campaigns: all runs.
+        more: the reasons of other failures, by name.
+    """
+    failed = {name: reason for campaign in campaigns for name, reason in campaign.failed.items()} | dict(more or {})
+    for table in tables:
+        table.write(request.out)
+    parts = [_header(request, campaigns), *(table.markdown() for table in tables), _remarks(campaigns, failed)]
+    (request.out / "tables.md").write_text("\n".join(parts), encoding="utf-8")
+    return Comparison(tables[0].markdown(), failed)
+
+
+def _header(request: ComparisonRequest, campaigns: Sequence[Campaign]) -> str:
+    """What was compared, on which machines, and how to read its numbers."""
+    common, sites = request.common, sorted({site for campaign in campaigns for site in campaign.sites})
+    machines = sorted({run.machine for campaign in campaigns for run in campaign.runs if run.record.exists()})
+    epochs = "each method's own" if common.calibration_epochs is None else common.calibration_epochs
+    return "\n".join(
+        [
+            f"# Comparison on {request.data.resolve().name}: {', '.join(sites)}",
+            "",
+            f"    {request.command}",
+            "",
+            *(f"{machine}." for machine in machines),
+            f"Seeds {', '.join(map(str, request.seeds))}; {common.rounds} rounds; epochs at home: {epochs};"
+            f" {common.size} px; {common.network}{'; ' + ' '.join(common.settings) if common.settings else ''}.",
+            "Values are means over the seeds, image by image"
+            + (", then over the folds; ± is the population standard deviation over the folds." if request.folds else SPREAD),
+            "",
+        ]
+    )
+
+
+def _remarks(campaigns: Sequence[Campaign], failed: Mapping[str, str]) -> str:
+    """Runs that failed; and in finished runs, the sites that are missing or whose calibration failed."""
+    reasons = [f"- {name}: {reason}" for name, reason in failed.items()] or ["None."]
+    sites = []
+    for run in (run for campaign in campaigns for run in campaign.runs):
+        if run.name not in failed:
+            results = read_results(run.folder)
+            sites += [f"- {run.name}: {site} is missing: {reason}" for site, reason in results["missing"].items()]
+            untuned = [site for site, r in results["sites"].items() if not r.get("calibration", {"tuned": True})["tuned"]]
+            sites += [f"- {run.name}: {site}: its calibration failed; it keeps the stage before" for site in untuned]
+    return "\n".join(["## Runs that failed", "", *reasons, "", "## Sites to look at", "", *(sites or ["None."])]) + "\n"

@@ -1,4 +1,4 @@
-"""Table V: what a method costs in time and in bytes."""
+"""Table V: what a method costs in time and in bytes, as the server's progress.jsonl and this machine's clock say."""
 
 import time
 from collections.abc import Mapping
@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from feddp.compare.progress import home_seconds, traffic, train_seconds
-from feddp.compare.results import Result
-from feddp.compare.tables import BLANK, Cell, Table, Value, failed
+from feddp import protocol
+from feddp.compare.scores import Result
+from feddp.compare.tables import failed
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
-from feddp.files import NETWORK, PROGRESS, read_events, read_results, site_folder
+from feddp.files import NETWORK, PROGRESS, Event, read_events, read_results, site_folder
+from feddp.methods.base import SPECTRA, TRAIN
 from feddp.networks.weights import load_personal
+from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
 _HEADS = ("Train time (s)", "Time at home (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
 _WARM_UP, _TIMED = 3, 20
@@ -26,26 +28,65 @@ _NOTES = (
 )
 
 
-def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> Table:
-    """A row a method, averaged over its seeds; `data` is the root of the sites' folders."""
-    rows = tuple(
+def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> ResultTable:
+    """One row per method, averaged over its seeds; `data` is the root of the sites' folders."""
+    rows: list[tuple[Cell, ...]] = [
         (label, *(_row(result, data, device) if result.folders else failed(result, len(_HEADS))))
         for label, result in methods.items()
-    )
-    return Table("efficiency", "Table V: efficiency", ("Method", *_HEADS), (None,) * (1 + len(_HEADS)), rows, _NOTES)
+    ]
+    heads = ("Method", *_HEADS)
+    return ResultTable("efficiency", "Table V: efficiency", heads, (None,) * len(heads), tuple(rows), _NOTES)
+
+
+def train_seconds(events: list[Event]) -> float:
+    """The rounds' wall-clock seconds."""
+    return float(sum(event["seconds"] for event in events if event["event"] == "round"))
+
+
+def home_seconds(events: list[Event]) -> float:
+    """Wall-clock seconds from the first request of the local stages after training to their last response; 0 without them."""
+    asked = [event["time"] for event in events if event["event"] == "ask" and _is_local(event)]
+    answered = [event["time"] for event in events if event["event"] == "answer" and _is_local(event)]
+    return float(max(answered) - min(asked)) if asked and answered else 0.0
+
+
+def traffic(events: list[Event]) -> tuple[int, int] | None:
+    """Bytes of tensors that the server sent and received (up to the end of training, after it); None without a federation."""
+    counted = [event for event in events if event["event"] in ("ask", "answer") and "bytes" in event]
+    if not counted:
+        return None
+    joint = sum(_bytes(event) for event in counted if _is_joint(event))
+    return joint, sum(_bytes(event) for event in counted if _is_local(event))
+
+
+def _is_joint(event: Event) -> bool:
+    """Of the training rounds, or of an exchange before them."""
+    return protocol.spec_of(event["task"]).stage in (SPECTRA, TRAIN)
+
+
+def _is_local(event: Event) -> bool:
+    """Of a stage between training and evaluation."""
+    return not _is_joint(event) and event["task"] != protocol.EVALUATE
+
+
+def _bytes(event: Event) -> int:
+    """A response has its own bytes, a request those to each site."""
+    return int(event["bytes"] if event["event"] == "answer" else sum(event["bytes"].values()))
 
 
 def _row(result: Result, data: Path, device: str) -> tuple[Cell, ...]:
     runs = [read_events(folder / PROGRESS) for folder in result.folders.values()]
     times = [Value(float(np.mean([seconds(run) for run in runs])), digits=1) for seconds in (train_seconds, home_seconds)]
     exchanged = [pair for run in runs if (pair := traffic(run))]
-    joint, local = np.mean(exchanged, axis=0) if exchanged else (None, None)
-    sizes = [Value(joint / 1e6), Value(local / 1e3)] if exchanged else [BLANK, BLANK]
+    sizes: list[Cell] = [BLANK, BLANK]
+    if exchanged:
+        joint, local = np.mean(exchanged, axis=0)
+        sizes = [Value(joint / 1e6), Value(local / 1e3)]
     return (*times, _inference(next(iter(result.folders.values())), data, device), *sizes)
 
 
 def _inference(folder: Path, data: Path, device: str) -> Cell:
-    """Of the first site that keeps a network."""
+    """Of the first site that has kept a network."""
     results = read_results(folder)
     for site in sorted(results["sites"]):
         path = site_folder(folder, site) / NETWORK
@@ -57,7 +98,7 @@ def _inference(folder: Path, data: Path, device: str) -> Cell:
 
 @torch.no_grad()
 def inference_ms(network: torch.nn.Module, images: list[torch.Tensor], device: str = "cpu") -> float:
-    """The median milliseconds from an image (C,H,W) to its map, one at a time on one CPU thread, without reading it."""
+    """The median milliseconds from an image (C,H,W) to its map, one at a time on one CPU thread, without reading the image."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as a site's default; two threads on a busy machine wait for each other
     network.to(device).eval()

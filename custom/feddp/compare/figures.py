@@ -1,78 +1,161 @@
-"""The paper's figures, drawn from prepared numbers. Matplotlib without pyplot: no window, no global state, Agg for PNG."""
+"""The figures of a comparison: which numbers each of the papers' figures shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-Curve = Mapping[int, float]  # {round: IoU}
+from feddp import protocol
+from feddp.compare.leave_one_out import UnseenResult
+from feddp.compare.scores import Result, Scores, scores
+from feddp.compare.studies import STUDIES, AdaptedModels, Entry, Study, TrainedNetworks
+from feddp.compare.variants import Variant
+from feddp.files import PROGRESS, Event, read_events
+from feddp.methods.base import TRAIN
+from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_points, draw_spread
+from feddp.reporting.tables import SHOWN, Value, shown_value
 
+AVERAGE = "Average"
+_DICE = SHOWN["dice"].head
 
-def draw_curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], ylabel: str) -> None:
-    """Figs. 6 and 7: a panel for each of {title: {label: curve by seed}}; the mean over seeds, a band from min to max."""
-    figure = Figure(figsize=(3.6 * len(panels) + 1.2, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
-    handles = {}
-    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        for label, seeds in lines.items():
-            rounds = sorted(set.intersection(*(set(curve) for curve in seeds)))
-            values = np.array([[curve[round] for round in rounds] for curve in seeds])
-            colour = f"C{labels.index(label) % 10}"
-            dashes = ("-", "--", ":")[labels.index(label) // 10 % 3]
-            (handles[label],) = axis.plot(rounds, values.mean(axis=0), dashes, color=colour, marker=".", markersize=3)
-            if len(seeds) > 1:
-                axis.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
-        axis.set(title=title, xlabel="round")
-        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel(ylabel)
-    if handles:
-        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=150)
+Results = Mapping[Variant, Result]
 
 
-def draw_bars(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]) -> None:
-    """Figs. 8 and 10: a panel for each of {ylabel: {series: {group: (mean, std)}}}, bars side by side with their std."""
-    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
-    for axis, (ylabel, series) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        groups = list(dict.fromkeys(group for values in series.values() for group in values))
-        width = 0.8 / max(len(series), 1)
-        for i, (label, values) in enumerate(series.items()):
-            places = [groups.index(group) + (i - (len(series) - 1) / 2) * width for group in values]
-            means, stds = zip(*values.values(), strict=True) if values else ((), ())
-            axis.bar(places, means, width * 0.92, yerr=stds, capsize=2, label=label, error_kw={"linewidth": 0.8})
-        axis.set_xticks(range(len(groups)), groups)
-        axis.set_ylabel(ylabel)
-    if len(series) > 1:
-        figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=150)
+@dataclass(frozen=True)
+class _Drawing:
+    """What a figure of a study is drawn from: the entries that finished under some seed, and the comparison's sites."""
+
+    name: str
+    out: Path
+    entries: list[Entry[TrainedNetworks]]
+    results: Results
+    sites: list[str]
+
+    def scores(self, entry: Entry[TrainedNetworks]) -> Scores:
+        return scores(self.results[entry.source.variant], self.sites, entry.source.when)
+
+    def averages(self, entries: Iterable[Entry[TrainedNetworks]], metric: str) -> dict[str, tuple[float, float]]:
+        """{first label: (mean, std over the sites)}, in the unit it is shown in."""
+        found = {entry.labels[0]: self.scores(entry).average for entry in entries}
+        return {label: _bar(shown_value(average, metric)) for label, average in found.items() if average}
 
 
-def draw_spread(path: Path, groups: Mapping[str, Sequence[float]], xlabel: str, ylabel: str) -> None:
-    """Fig. 9: for each of {group: a value a site} a box and the sites' dots; the average is a white circle."""
-    figure = Figure(figsize=(1.3 * len(groups) + 2, 3.6), layout="constrained")
-    axis = figure.subplots()
-    for place, values in enumerate(groups.values()):
-        axis.boxplot([values], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "C0"})
-        axis.scatter([place] * len(values), values, s=14, color="C0", alpha=0.7, zorder=3)
-        axis.scatter([place], [np.mean(values)], s=60, facecolor="white", edgecolor="black", zorder=4)
-    axis.set_xticks(range(len(groups)), list(groups))
-    axis.set(xlabel=xlabel, ylabel=ylabel)
-    axis.grid(axis="y", alpha=0.3)
-    figure.savefig(path, dpi=150)
+def draw_methods(out: Path, methods: Mapping[str, Result], sites: list[str]) -> None:
+    """Fig. 7: the validation IoU over rounds, on average and at each site."""
+    panels = {
+        title: {label: seeds for label, r in methods.items() if (seeds := _seeds(r, title))} for title in (AVERAGE, *sites)
+    }
+    draw_curves(out / "curves_methods.png", panels, _selected(methods.values()))
 
 
-def draw_points(path: Path, points: Mapping[str, tuple[float, float, float]], xlabel: str, ylabel: str) -> None:
-    """IOP-FL's Fig. 7b: a point for each of {label: (x, y, std of y)}."""
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axis = figure.subplots()
-    for i, (label, (x, y, std)) in enumerate(points.items()):
-        axis.errorbar([x], [y], [std], fmt="os^Dv"[i // 10 % 5], color=f"C{i % 10}", capsize=2, linewidth=0.8, label=label)
-    axis.set(xlabel=xlabel, ylabel=ylabel)
-    axis.grid(alpha=0.3)
-    if points:
-        figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=150)
+def draw_study(name: str, out: Path, results: Results, sites: list[str]) -> None:
+    """The figure of one of STUDIES, where it has one; an entry that did not finish at every site is left out."""
+    if name in _FIGURES:
+        entries = [entry for entry in STUDIES[name].entries if results[entry.source.variant].folders]
+        _FIGURES[name](_Drawing(name, out, entries, results, sites))
+
+
+def draw_outside(
+    name: str, study: Study[AdaptedModels], out: Path, results: Mapping[AdaptedModels, UnseenResult], sites: list[str]
+) -> None:
+    """Figs. 6 to 8 of IOP-FL, each of its study; an entry that did not finish for every unseen site is left out."""
+    finished = [(entry.labels, results[entry.source]) for entry in study.entries if results[entry.source].folders]
+    found = [(labels, result, scores(result, sites)) for labels, result in finished]
+    means = [
+        (labels, result, by_site, shown_value(by_site.average, "dice")) for labels, result, by_site in found if by_site.average
+    ]
+    path = out / f"outside_{name}.png"
+    if name == "inside_sites":
+        series: dict[str, dict[str, tuple[float, float]]] = {}
+        for (method, inside), _, _, mean in means:
+            series.setdefault(method, {})[inside] = _bar(mean)
+        draw_bars(path, {_DICE: series})
+    elif name == "losses":
+        draw_bars(path, {_DICE: {"routing": {labels[0]: _bar(mean) for labels, _, _, mean in means}}})
+    elif name == "tau":
+        spread = {labels[0]: _dice(by_site, sites) for labels, _, by_site, _ in means}
+        draw_spread(path, spread, "τ", f"{_DICE}, a dot a site outside")
+    elif name == "time":
+        points = {labels[0]: (result.seconds(), *_bar(mean)) for labels, result, _, mean in means}
+        draw_points(path, points, "seconds a sample", _DICE)
+
+
+def curves(events: list[Event]) -> dict[str, dict[int, float]]:
+    """{site: {round: IoU}} on the split that selects; a run without a federation has one site, the pool."""
+    found: dict[str, dict[int, float]] = {}
+    for event in events:
+        if event["event"] == "answer" and "iou" in event.get("scalars", {}) and protocol.spec_of(event["task"]).stage == TRAIN:
+            # a round's network is scored when it comes back as the mean, at the start of the next
+            scored = event["round"] - (event["task"] == protocol.TRAIN)
+            found.setdefault(event["site"], {})[scored] = event["scalars"]["iou"]
+    return found
+
+
+def mean_curve(sites: dict[str, dict[int, float]]) -> dict[int, float]:
+    """{round: mean IoU over the sites}, of the rounds that every site has."""
+    common = set.intersection(*(set(curve) for curve in sites.values())) if sites else set()
+    return {round: float(np.mean([curve[round] for curve in sites.values()])) for round in sorted(common)}
+
+
+def _backbones(drawing: _Drawing) -> None:
+    panels: dict[str, dict[str, list[Curve]]] = {}
+    for entry in drawing.entries:
+        method, network = entry.labels
+        if seeds := _seeds(drawing.results[entry.source.variant], AVERAGE):
+            panels.setdefault(method, {})[network] = seeds
+    if panels:
+        selected = _selected(drawing.results[entry.source.variant] for entry in drawing.entries)
+        draw_curves(drawing.out / "curves_backbones.png", panels, selected)
+
+
+def _by_metric(drawing: _Drawing) -> None:
+    metrics = STUDIES[drawing.name].metrics
+    panels = {SHOWN[metric].head: {metric: drawing.averages(drawing.entries, metric)} for metric in metrics}
+    draw_bars(drawing.out / f"{drawing.name}.png", panels)
+
+
+def _lambda(drawing: _Drawing) -> None:
+    found = {entry.labels[0]: drawing.scores(entry) for entry in drawing.entries}
+    dice = {label: _dice(by_site, drawing.sites) for label, by_site in found.items() if by_site.average}
+    draw_spread(drawing.out / "lambda.png", dice, "λ", f"test {_DICE}, a dot a site")
+
+
+def _igc(drawing: _Drawing) -> None:
+    series = {
+        label: drawing.averages([entry for entry in drawing.entries if entry.labels[1] == label], "dice")
+        for label in dict.fromkeys(entry.labels[1] for entry in drawing.entries)
+    }
+    draw_bars(drawing.out / "igc.png", {_DICE: series})
+
+
+_FIGURES: dict[str, Callable[[_Drawing], None]] = {
+    "backbones": _backbones,
+    **dict.fromkeys(("private", "vc_private", "vc_number", "vc_lambda"), _by_metric),
+    "lambda": _lambda,
+    "igc": _igc,
+}
+
+
+def _dice(found: Scores, sites: list[str]) -> list[float]:
+    """The mean Dice of each site, in per cent."""
+    return [100 * found.sites[site]["dice"]["mean"] for site in sites]
+
+
+def _bar(value: Value) -> tuple[float, float]:
+    return value.mean, value.std or 0.0
+
+
+def _seeds(result: Result, title: str) -> list[Curve]:
+    """One curve per seed, of a site or on average; none where the runs kept none."""
+    found = [curves(read_events(folder / PROGRESS)) for folder in result.folders.values()]
+    seeds = [mean_curve(sites) if title == AVERAGE else sites.get(title, {}) for sites in found]
+    return [*seeds] if all(seeds) else []
+
+
+def _selected(results: Iterable[Result]) -> str:
+    """The paper shows test IoU; a run's progress holds the IoU of the split that selects."""
+    splits = {split for result in results for split in result.selections}
+    if splits == {"val"}:
+        return "validation IoU"
+    return "test IoU (selection=test)" if splits == {"test"} else "IoU on the selection split"

@@ -1,39 +1,103 @@
-"""Every site in turn is a hospital outside: the others train, and their models are adapted to its images without labels.
+"""Every site in turn is unseen: the others train, and their models are adapted to its images without labels.
 
-OUT/without-<site>/runs/    the runs of all the others, as `compare.runs` keeps them, with their adaptations inside
-OUT/only-<a>+<b>/runs/      of fewer; one folder whichever site is outside
+OUT/without-<site>/runs/    the runs of all the others, as `compare.runs` keeps them
+OUT/only-<a>+<b>/runs/      the runs of fewer sites; one folder whichever site is unseen
+<run>/outside/<site>/<strategy and changed settings>/
+                            what `feddp adapt --score` leaves; it is inside the run's folder, so that a run that is run
+                            again loses it too
 """
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from feddp.adaptation.hospital import SPLIT
-from feddp.compare.adaptation import Adaptation
-from feddp.compare.outside_studies import Entry, Study
-from feddp.compare.results import Images, Kind, Result
-from feddp.compare.runs import Campaign
+from feddp.adaptation import unseen_site
+from feddp.adaptation.fitting import Settings
+from feddp.adaptation.models import read_models
+from feddp.compare.runs import Campaign, Place, attempt_all
+from feddp.compare.scores import Result, Rows, Unit
+from feddp.compare.studies import AdaptedModels, Study
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
-from feddp.errors import FedDPError, InputError
+from feddp.data.images import SPLIT
+from feddp.errors import InputError
+from feddp.files import ADAPTED, SCORES
 from feddp.jobs.folder import federation_of
+from feddp.training.device import asked_for
+from feddp.training.metrics import METRICS
 
 Inside = tuple[str, ...]  # the sites that train
-Results = Mapping[Variant, Result]
-Found = dict[int, dict[str, Adaptation]]  # by seed and by the site outside
+Adaptations = dict[int, dict[str, "Adaptation"]]  # by seed and by unseen site
 
 
 @dataclass(frozen=True)
-class Outside:
-    """An entry's adaptations by seed and by the site outside; the reasons of the seeds that some site has none of.
+class Adaptation:
+    """An adaptation of the finished run `run` to the test images of the site's folder `site`, by a strategy of STRATEGIES."""
 
-    Read as a `compare.results.Result` is.
-    """
+    run: Path
+    site: Path
+    strategy: str
+    settings: Settings
 
-    folders: Found
+    @property
+    def name(self) -> str:
+        variant, _, campaign = list(self.run.parents)[:3]
+        return f"{campaign.name}: {variant.name}, seed {self.settings.seed}, {self.folder.name} to {self.site.name}"
+
+    @property
+    def folder(self) -> Path:
+        """Its name is the strategy with the settings that differ from the defaults; the seed is the run's."""
+        default = asdict(Settings(seed=self.settings.seed))
+        changed = {key: value for key, value in asdict(self.settings).items() if value != default[key]}
+        name = "".join([self.strategy, *(f"@{key}={value}" for key, value in changed.items())])
+        return self.run / "outside" / self.site.name / name
+
+    def is_finished(self) -> bool:
+        """Whether it was made with the same strategy and settings, on the images that the site's split names."""
+        try:
+            done, images = self._read(ADAPTED), self._read(SCORES)["images"]
+            made = done["how"], done["settings"], images.keys()
+        except (OSError, ValueError, KeyError):  # not there, half written, or of another version
+            return False
+        stems = {row.image for row in SiteFolder.open(self.site).rows_of(SPLIT)}
+        return made == (self.strategy, asdict(self.settings), stems)
+
+    def execute(self, device: str) -> None:
+        """InputError where the models or the images do not allow it."""
+        shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
+        request = unseen_site.AdaptationOptions(self.strategy, self.settings, score=True)
+        unseen_site.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, asked_for(device))
+
+    @cached_property
+    def images(self) -> Rows:
+        """The metrics of every image."""
+        try:
+            images = self._read(SCORES)["images"]
+            return {stem: {metric: float(row[metric]) for metric in METRICS} for stem, row in images.items()}
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{self.folder} holds no scores ({error!r}); remove it, it will be made again") from None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per image: adaptation, prediction and writing."""
+        return float(self._read(ADAPTED)["seconds_per_image"])
+
+    def _read(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        return content
+
+
+@dataclass(frozen=True)
+class UnseenResult:
+    """The adaptations of one entry; the reasons of the seeds that lack some unseen site. It is read as a `Result` is."""
+
+    folders: Adaptations
     failed: dict[int, str]
 
     @property
@@ -42,15 +106,15 @@ class Outside:
 
     @property
     def selections(self) -> set[str]:
-        """None: whatever split chose the rounds inside, no image outside has chosen anything."""
+        """None: whichever split chose the rounds inside, no image of an unseen site has chosen anything."""
         return set()
 
-    def rows(self, when: str, kind: Kind) -> list[dict[str, Images]]:
-        """{site outside: {image: METRICS}} under every seed; there is one network, whatever `when` says, and only images."""
+    def rows(self, when: str, unit: Unit) -> list[dict[str, Rows]]:
+        """{unseen site: {image: METRICS}} of every seed; there is one network, whatever `when` is, and only images."""
         return [{site: made.images for site, made in sites.items()} for sites in self.folders.values()]
 
     def seconds(self) -> float:
-        """A sample's, the mean over sites and seeds."""
+        """Seconds per image, the mean over sites and seeds."""
         return float(np.mean([made.seconds for sites in self.folders.values() for made in sites.values()]))
 
 
@@ -58,26 +122,28 @@ class LeaveOneOut:
     """All runs and adaptations of some studies. Nothing is written before `execute`.
 
     Attributes:
-        campaigns: the runs, by the sites inside.
+        campaigns: the runs, by the sites that train.
         failed: the adaptations that failed in `execute`, by name, with the reason.
 
     Raises:
         InputError: there are fewer than two sites, one has no test images, or a run cannot be planned.
     """
 
-    def __init__(self, studies: Mapping[str, Study], common: Common, seeds: Sequence[int], data: Path, out: Path):
-        self.studies, self.seeds, self.data = studies, seeds, data
+    def __init__(
+        self, studies: Mapping[str, Study[AdaptedModels]], common: Common, seeds: Sequence[int], data: Path, out: Path
+    ):
+        self.seeds, self.data = seeds, data
         self.sites = federation_of(data)[0]
         if len(self.sites) < 2:
             raise InputError(f"{data} has one site; one outside and one inside are needed")
         for site in self.sites:
             if not SiteFolder.open(data / site).rows_of(SPLIT):
                 raise InputError(f"{data / site} has no image in split {SPLIT}, which is what is measured outside")
+        self.sources = list(dict.fromkeys(entry.source for study in studies.values() for entry in study.entries))
         needed: dict[Inside, list[Variant]] = {}
-        for study in studies.values():
-            for entry in study.entries:
-                for outside in self.sites:
-                    needed.setdefault(entry.sites(outside, self.sites), []).append(entry.variant)
+        for source in self.sources:
+            for unseen in self.sites:
+                needed.setdefault(source.sites(unseen, self.sites), []).append(source.variant)
         self.campaigns = {
             inside: Campaign(list(dict.fromkeys(variants)), common, seeds, data, out / name, inside, name)
             for inside, variants in needed.items()
@@ -85,54 +151,41 @@ class LeaveOneOut:
         }
         self.failed: dict[str, str] = {}
 
+    def execute(self, place: Place = Place()) -> dict[AdaptedModels, UnseenResult]:
+        """Runs and adapts what is not finished, as `attempt_all`."""
+        runs = {inside: campaign.execute(place) for inside, campaign in self.campaigns.items()}
+        wanted = {source: self._adaptations(source, runs) for source in self.sources}
+        each = {made.folder: made for found, _ in wanted.values() for sites in found.values() for made in sites.values()}
+        reasons = attempt_all("adaptation", list(each.values()), lambda made: made.execute(place.device))
+        self.failed = {each[folder].name: reason for folder, reason in reasons.items()}
+        return {source: _finished(found, missing, reasons) for source, (found, missing) in wanted.items()}
+
     def _name(self, inside: Inside) -> str:
         missing = sorted(set(self.sites) - set(inside))
         return f"without-{missing[0]}" if len(missing) == 1 else f"only-{'+'.join(inside)}"
 
-    def execute(self, device: str = "cpu", threads: int | None = None) -> dict[Entry, Outside]:
-        """Runs and adapts what is not finished, and says on stderr what is under way; what fails stops nothing else."""
-        runs = {inside: campaign.execute(device, threads) for inside, campaign in self.campaigns.items()}
-        entries = list(dict.fromkeys(entry for study in self.studies.values() for entry in study.entries))
-        wanted = {entry: self._adaptations(entry, runs) for entry in entries}
-        each = {made.folder: made for found, _ in wanted.values() for sites in found.values() for made in sites.values()}
-        reasons = self._adapt(list(each.values()), device)
-        return {entry: self._outside(found, missing, reasons) for entry, (found, missing) in wanted.items()}
-
-    def _adaptations(self, entry: Entry, runs: Mapping[Inside, Results]) -> tuple[Found, dict[int, str]]:
-        """By seed and site outside; and why a seed lacks some, where a run failed."""
-        found: Found = {seed: {} for seed in self.seeds}
+    def _adaptations(
+        self, source: AdaptedModels, runs: Mapping[Inside, Mapping[Variant, Result]]
+    ) -> tuple[Adaptations, dict[int, str]]:
+        """The adaptations of finished runs; and why a seed lacks some, where a run failed."""
+        found: Adaptations = {seed: {} for seed in self.seeds}
         missing: dict[int, str] = {}
-        for outside in self.sites:
-            result = runs[entry.sites(outside, self.sites)][entry.variant]
-            missing |= {seed: f"{outside} outside: {reason}" for seed, reason in result.failed.items()}
+        for unseen in self.sites:
+            result = runs[source.sites(unseen, self.sites)][source.variant]
+            missing |= {seed: f"{unseen} outside: {reason}" for seed, reason in result.failed.items()}
             for seed, run in result.folders.items():
-                found[seed][outside] = Adaptation(run, self.data / outside, entry.how, replace(entry.settings, seed=seed))
+                settings = replace(source.settings, seed=seed)
+                found[seed][unseen] = Adaptation(run, self.data / unseen, source.strategy, settings)
         return found, missing
 
-    def _adapt(self, adaptations: Sequence[Adaptation], device: str) -> dict[Path, str]:
-        """Does what is not finished; the reasons of those that failed, by folder."""
-        console = Console(stderr=True, soft_wrap=True)
-        reasons: dict[Path, str] = {}
-        for number, made in enumerate(adaptations, 1):
-            done = made.is_finished()
-            said = f"adaptation {number} of {len(adaptations)}: {made}{' (finished before)' * done}"
-            console.print(said, highlight=False, markup=False)
-            if not done:
-                try:
-                    made.execute(device)
-                except Exception as error:  # as in a campaign: whatever happened to one, the others go on
-                    reason = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
-                    reasons[made.folder] = self.failed[str(made)] = reason
-                    console.print(f"failed: {made}: {reason}", highlight=False, markup=False, style="red")
-        return reasons
 
-    def _outside(self, found: Found, missing: dict[int, str], reasons: Mapping[Path, str]) -> Outside:
-        """What was found without the failed ones, which a seed then lacks."""
-        lacking = {
-            seed: f"{site} outside: {reasons[made.folder]}"
-            for seed, sites in found.items()
-            for site, made in sites.items()
-            if made.folder in reasons
-        }
-        whole = {seed: {s: made for s, made in sites.items() if made.folder not in reasons} for seed, sites in found.items()}
-        return Outside({seed: sites for seed, sites in whole.items() if sites}, missing | lacking)
+def _finished(found: Adaptations, missing: dict[int, str], reasons: Mapping[Path, str]) -> UnseenResult:
+    """`found` without the adaptations that failed; their seeds have a reason."""
+    lacking = {
+        seed: f"{site} outside: {reasons[made.folder]}"
+        for seed, sites in found.items()
+        for site, made in sites.items()
+        if made.folder in reasons
+    }
+    whole = {seed: {s: made for s, made in sites.items() if made.folder not in reasons} for seed, sites in found.items()}
+    return UnseenResult({seed: sites for seed, sites in whole.items() if sites}, missing | lacking)

@@ -4,27 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddp.compare.outside_studies import OUTSIDE
-from feddp.compare.studies import STUDIES
+from feddp.compare.runs import Place
+from feddp.compare.studies import OUTSIDE, STUDIES
 from feddp.compare.variants import Common
 from feddp.errors import InputError
 from feddp.training.device import asked_for
 
+ENVIRONMENTS = ("local", "sim")  # a POC is one deployment, not a place for many runs
+
 
 @dataclass(frozen=True)
-class Request:
+class ComparisonRequest:
     """What to compare.
 
     Args:
         methods: variants, as `Variant.parse` reads them.
         studies: names in STUDIES.
-        unseen: a site's folder outside the federation, for `methods`.
+        unseen: the folder of an unseen site, on which the networks of `methods` are measured.
+        place: where the runs run; its device also measures.
         command: the command line, for the record.
-        outside: names in OUTSIDE, with every site in turn outside the federation.
+        outside: names in OUTSIDE, with every site in turn unseen.
         folds: into how many parts each site's patients are dealt, each part the test split once; 0: the sites' own split.
 
     Raises:
-        InputError: nothing is asked for, something unknown, what does not go together, or a device that is not there.
+        InputError: nothing is asked for, something is unknown or does not fit the rest, or the device is not available.
     """
 
     methods: Sequence[str]
@@ -34,20 +37,22 @@ class Request:
     seeds: Sequence[int] = (0,)
     studies: Sequence[str] = ()
     unseen: Path | None = None
-    device: str = "cpu"
-    threads: int | None = None
+    place: Place = Place()
     command: str = ""
     outside: Sequence[str] = ()
     folds: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (self.methods or self.studies or self.outside):
             raise InputError(
                 "nothing to compare: name methods with --methods a,b,..., studies with --studies, or say --leave-one-out"
             )
         if self.unseen and not self.methods:
             raise InputError("--unseen measures the networks of --methods; name some")
-        for option, names, known in (("studies", self.studies, STUDIES), ("outside-studies", self.outside, OUTSIDE)):
+        for option, names, known in (
+            ("studies", self.studies, list(STUDIES)),
+            ("outside-studies", self.outside, list(OUTSIDE)),
+        ):
             if unknown := [name for name in names if name not in known]:
                 raise InputError(f"--{option} {','.join(unknown)}: unknown; there are {', '.join(known)}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -58,5 +63,9 @@ class Request:
             raise InputError(f"--folds {self.folds}: at least 2 are needed; the paper's are 5")
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file; name a folder")
-        # every run would fail on it, one after the other
-        asked_for(self.device)
+        if self.place.env not in ENVIRONMENTS:
+            raise InputError(f"--env {self.place.env}: a comparison runs in {' or '.join(ENVIRONMENTS)}")
+        # every run would fail on these, one after the other
+        if self.place.threads is not None and self.place.env != "sim":
+            raise InputError(f"--threads is the simulator's, and not for --env {self.place.env}")
+        asked_for(self.place.device)

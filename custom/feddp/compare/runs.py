@@ -1,7 +1,7 @@
-"""The runs of a comparison: planned before the first starts, each run once, what is finished not again.
+"""The runs of a comparison: all are planned before the first starts, equal runs are run once, finished runs not again.
 
-OUT/runs/<slug>/seed-<s>/       what `feddp run` leaves, but for FLARE's workspace once it is finished
-OUT/runs/<slug>/seed-<s>.json   what was asked of it, and whether it finished
+OUT/runs/<slug>/seed-<s>/       what `feddp run` leaves, without the workspace of a finished run
+OUT/runs/<slug>/seed-<s>.json   the run's plan, its data, its machine, and whether it finished
 """
 
 import hashlib
@@ -9,17 +9,17 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import torch
 from rich.console import Console
 
-from feddp.compare.results import Result
+from feddp.compare.scores import Result
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError, InputError
 from feddp.files import RESULTS, write_json
@@ -32,14 +32,59 @@ from feddp.run import options as run_options
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where runs run: `env` as in `run_here`, the sites' device, and how many sites the simulator runs at once."""
+
+    env: str = "sim"
+    device: str = "cpu"
+    threads: int | None = None
+
+
+class Attempt(Protocol):
+    """Something that may be finished, and fails alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    def is_finished(self) -> bool: ...
+
+
+SomeAttempt = TypeVar("SomeAttempt", bound=Attempt)
+
+
+def attempt_all(what: str, attempts: Sequence[SomeAttempt], execute: Callable[[SomeAttempt], None]) -> dict[Path, str]:
+    """Executes what is not finished, and reports on stderr which is under way; the reasons of the failed ones, by folder.
+
+    One failure stops no other attempt.
+    """
+    console = Console(stderr=True, soft_wrap=True)
+    reasons: dict[Path, str] = {}
+    for number, attempt in enumerate(attempts, 1):
+        done = attempt.is_finished()
+        line = f"{what} {number} of {len(attempts)}: {attempt.name}{' (finished before)' * done}"
+        console.print(line, highlight=False, markup=False)
+        if not done:
+            try:
+                execute(attempt)
+            except Exception as error:  # whatever happened to this one, the others go on
+                reason = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
+                reasons[attempt.folder] = reason
+                console.print(f"failed: {attempt.name}: {reason}", highlight=False, markup=False, style="red")
+    return reasons
+
+
+@dataclass(frozen=True)
 class Run:
-    """One variant under one seed, and where it lies."""
+    """One variant under one seed, and its folder."""
 
     variant: Variant
     options: run_options.Options
     wanted: dict[str, Any]  # the plan and the sites' data: what must be equal for a finished run to count
     folder: Path
-    label: str = ""  # of its campaign, where a comparison has several
+    label: str = ""  # its campaign's, where a comparison has several
 
     @property
     def name(self) -> str:
@@ -50,15 +95,15 @@ class Run:
         return self.folder.with_name(f"{self.folder.name}.json")
 
     def is_finished(self) -> bool:
-        """InputError where it finished as something else than wanted, or where the folder is not ours."""
+        """InputError where the run finished with another plan or other data, or where the folder is no comparison's."""
         if not self.record.exists():
             if self.folder.exists():
                 raise InputError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
             return False
         stored = json.loads(self.record.read_text(encoding="utf-8"))
-        stored.pop("machine")  # whatever it was made on counts
+        stored.pop("machine")  # a run made on another machine counts
         # not by results.json alone: it does not say which data were read
-        finished = stored.pop("finished") and (self.folder / RESULTS).exists()
+        finished = bool(stored.pop("finished")) and (self.folder / RESULTS).exists()
         if finished and stored != self.wanted:
             raise InputError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
         return finished
@@ -69,21 +114,21 @@ class Run:
 
     @property
     def machine(self) -> str:
-        """What it was run on."""
-        return json.loads(self.record.read_text(encoding="utf-8"))["machine"]
+        """The machine that it was run on."""
+        return str(json.loads(self.record.read_text(encoding="utf-8"))["machine"])
 
 
 class Campaign:
     """All runs that a comparison needs. Nothing is written before `execute`.
 
     Args:
-        variants: those that are needed; equal runs among them are run once.
+        variants: the variants that are compared; equal runs among them are run once.
         common: what all runs share.
         seeds: each variant runs under each of them.
         data: the root of the sites' folders.
         out: the comparison's folder.
-        sites: those below `data` that take part; all of them if None.
-        label: goes before the runs' names.
+        sites: the sites below `data` that take part; all of them if None.
+        label: begins the runs' names.
 
     Attributes:
         failed: the runs that failed in `execute`, by name, with the reason.
@@ -108,7 +153,7 @@ class Campaign:
         self.failed: dict[str, str] = {}
         self._slugs: dict[Variant, str] = {}
         self._runs: dict[str, list[Run]] = {}
-        self._rules: set[tuple] = set()
+        self._rules: set[tuple[object, ...]] = set()
         for variant in variants:
             try:
                 self._add(variant, seeds)
@@ -132,25 +177,15 @@ class Campaign:
                 if self.same(one, other):
                     raise InputError(f"--methods: {other} and {one} are the same run; name one of them")
 
-    def execute(self, device: str = "cpu", threads: int | None = None) -> dict[Variant, Result]:
-        """Runs what is not finished, and says on stderr which run is under way; a run that fails stops no other."""
-        console = Console(stderr=True)
-        reasons: dict[Path, str] = {}
-        for number, run in enumerate(self.runs, 1):
-            done = run.is_finished()
-            console.print(f"run {number} of {len(self.runs)}: {run.name}{' (finished before)' * done}", highlight=False)
-            if not done:
-                try:
-                    self._execute(run, device, threads)
-                except Exception as error:  # one run must not take the others with it, whatever happened to it
-                    reason = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
-                    reasons[run.folder] = self.failed[run.name] = reason
-                    console.print(f"failed: {run.name}: {reason}", highlight=False, markup=False, style="red")
+    def execute(self, place: Place = Place()) -> dict[Variant, Result]:
+        """Runs what is not finished, as `attempt_all`."""
+        reasons = attempt_all("run", self.runs, lambda run: self._execute(run, place))
+        self.failed = {run.name: reasons[run.folder] for run in self.runs if run.folder in reasons}
         return {variant: _result(self._runs[slug], reasons) for variant, slug in self._slugs.items()}
 
     @cached_property
     def _data(self) -> dict[str, str]:
-        """A digest of each site's descriptions: data prepared anew at the same place are other data."""
+        """A digest of each site's dataset.json and split.csv: data prepared again in the same folder are other data."""
         digests = {}
         for site in self.sites:
             content = b"".join((self.data / site / name).read_bytes() for name in ("dataset.json", "split.csv"))
@@ -159,10 +194,10 @@ class Campaign:
 
     def _add(self, variant: Variant, seeds: Sequence[int]) -> None:
         plan = self._plan(variant, seeds[0])
-        layers = json.dumps(plan.layers, sort_keys=True)  # what a setting adds to the network, a rule may select
+        layers = json.dumps(plan.layers, sort_keys=True)  # a rule may select what a setting adds to the network
         rule = (plan.network, plan.federation.private or METHODS[plan.method].rule(plan), layers)
         if rule not in self._rules:
-            partition_of(plan, build_network(plan))  # a rule that finds nothing would else fail in the middle of the night
+            partition_of(plan, build_network(plan))  # fail before the campaign starts, not hours into it
             self._rules.add(rule)
         slug = self._slugs[variant] = self._slug(variant, plan)
         if slug not in self._runs:
@@ -172,7 +207,7 @@ class Campaign:
         return variant.options(self.common, seed).plan(self.facts, self.sites)
 
     def _slug(self, variant: Variant, plan: Plan) -> str:
-        """A folder's name that equal runs share: the variant without what changes nothing, its changes sorted."""
+        """The folder's name, equal for equal runs: the variant with sorted changes, without those that change nothing."""
         if CALIBRATE in METHODS[variant.method].stages:
             variant = replace(variant, then=None)
         variant = replace(variant, changes=tuple(sorted(dict(variant.changes).items())))
@@ -193,13 +228,15 @@ class Campaign:
         folder = self.out / "runs" / slug / f"seed-{seed}"
         return Run(variant, variant.options(self.common, seed), wanted, folder, self.label)
 
-    def _execute(self, run: Run, device: str, threads: int | None) -> None:
+    def _execute(self, run: Run, place: Place) -> None:
         shutil.rmtree(run.folder, ignore_errors=True)  # of an interrupted or failed attempt
-        machine = f"{platform.platform()}, {os.cpu_count()} CPUs, device {device}, torch {torch.__version__}"
+        machine = f"{platform.platform()}, {os.cpu_count()} CPUs, device {place.device}, torch {torch.__version__}"
         run.note(False, machine)
-        threads = threads if METHODS[run.options.method].federated else None
-        run_options.run_here(self.data, run.folder, run.options, device=device, threads=threads, sites=self.sites)
-        # hundreds of MB a run: every site's states and FLARE's copies of the job
+        threads = place.threads if METHODS[run.options.method].federated else None
+        run_options.run_here(
+            self.data, run.folder, run.options, env=place.env, device=place.device, threads=threads, sites=self.sites
+        )
+        # hundreds of MB per run: every site's states and copies of the job
         shutil.rmtree(run.folder / "workspace", ignore_errors=True)
         run.note(True, machine)
 

@@ -1,61 +1,154 @@
-"""From the sites' images.csv to means: over seeds image by image, then over a site's images, then over sites.
+"""What the finished runs of a variant measured, and its means: over seeds image by image, then over images, then over sites.
 
-Likewise from cases.csv, where images are the slices of volumes: a case takes an image's place.
+The same for cases, where images are the slices of volumes: there, one case takes the place of one image.
 """
 
+import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from feddp.compare.results import FINAL, IMAGE, Images, Kind, Result
 from feddp.errors import InputError
-from feddp.training.metrics import summarize
+from feddp.files import read_results, site_folder
+from feddp.methods.base import STAGES
+from feddp.protocol import VOLUMES
+from feddp.training.metrics import METRICS, Row, summarize
+from feddp.training.volumes import VOLUME_METRICS
 
+BEFORE, FINAL = "before", "final"  # a site's network before its last stage there, and the one it ends with
+Rows = dict[str, Row]  # {name of an image, or of a case: its metrics}
 Summary = dict[str, dict[str, float]]  # as `metrics.summarize`
 
 
 @dataclass(frozen=True)
+class Unit:
+    """What is measured: one row of a site's table `<name>s.csv`, which holds its name in the column `name`."""
+
+    name: str
+    metrics: tuple[str, ...]
+
+
+IMAGE, CASE = Unit("image", METRICS), Unit("case", VOLUME_METRICS)
+
+
+class Measured(Protocol):
+    """What a table has one row of: by seed what finished, and the reasons of the seeds that did not finish everywhere."""
+
+    @property
+    def folders(self) -> Mapping[int, Any]: ...
+
+    @property
+    def failed(self) -> Mapping[int, str]: ...
+
+    @property
+    def competes(self) -> bool:
+        """Whether it takes part in the choice of the best value and in the test."""
+        ...
+
+    @property
+    def selections(self) -> set[str]:
+        """The splits whose IoU chose rounds and epochs: val or test."""
+        ...
+
+    def rows(self, when: str, unit: Unit) -> list[dict[str, Rows]]:
+        """{site: {image, or case: metrics}} of every seed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of a variant by seed: the folders of those that finished, the reasons of those that failed."""
+
+    folders: dict[int, Path]
+    failed: dict[int, str]
+
+    @property
+    def competes(self) -> bool:
+        """A federation that finished under every seed."""
+        return not self.failed and all(read_results(folder)["federated"] for folder in self.folders.values())
+
+    @cached_property
+    def selections(self) -> set[str]:
+        return {read_results(folder)["selection"] for folder in self.folders.values()}
+
+    def rows(self, when: str, unit: Unit) -> list[dict[str, Rows]]:
+        return [read_rows(folder, when, unit) for folder in self.folders.values()]
+
+
+@dataclass(frozen=True)
 class Scores:
-    """A variant's test metrics.
+    """The test metrics of a variant.
 
     Attributes:
-        images: {site: {image, or case: metrics}}, means over the seeds; a site that is missing under a seed, or has no volumes
-            where cases are asked for, is left out.
+        rows: {site: {image, or case: metrics}}, means over the seeds; without a site that is missing under a seed, or that has
+            no volumes where cases are asked for.
         sites: {site: summary over its images}.
-        average: the summary over the sites' means; None where a site is missing, as it would be no such average.
+        average: the summary over the sites' means; None where a site is missing.
         seeds: {metric: population standard deviation, over the seeds, of each seed's average}; None for one seed.
     """
 
-    images: dict[str, Images]
+    rows: dict[str, Rows]
     sites: dict[str, Summary]
     average: Summary | None
     seeds: dict[str, float] | None
 
 
-def scores(result: Result, sites: list[str], when: str = FINAL, kind: Kind = IMAGE) -> Scores:
-    """The metrics of a variant with a finished run, at `sites`, before or after the last stage at home.
+def scores(result: Measured, sites: list[str], when: str = FINAL, unit: Unit = IMAGE) -> Scores:
+    """The metrics of what finished under at least one seed, at `sites`, before or after the last stage there.
 
     Raises:
         InputError: a finished run lacks a file, or the seeds differ in their test images.
     """
-    runs = result.rows(when, kind)
-    images = {site: over_seeds(site, [run[site] for run in runs]) for site in sites if all(site in run for run in runs)}
-    by_site = {site: summarize(list(rows.values())) for site, rows in images.items()}
+    runs = result.rows(when, unit)
+    rows = {site: over_seeds(site, [run[site] for run in runs]) for site in sites if all(site in run for run in runs)}
+    by_site = {site: summarize(list(found.values())) for site, found in rows.items()}
     whole = by_site.keys() == set(sites)
     seeds = None
     if whole and len(runs) > 1:
         averages = [average({site: summarize(list(run[site].values())) for site in sites}) for run in runs]
-        seeds = {m: float(np.std([a[m]["mean"] for a in averages])) for m in kind.metrics}
-    return Scores(images, by_site, average(by_site) if whole else None, seeds)
+        seeds = {m: float(np.std([a[m]["mean"] for a in averages])) for m in unit.metrics}
+    return Scores(rows, by_site, average(by_site) if whole else None, seeds)
 
 
-def average(sites: dict[str, Summary]) -> Summary:
+def average(sites: Mapping[str, Summary]) -> Summary:
     """The summary over the sites' means, as the papers' Average: its std is the population's over the sites."""
     return summarize([{metric: cell["mean"] for metric, cell in summary.items()} for summary in sites.values()])
 
 
-def over_seeds(what: str, runs: list[Images]) -> Images:
-    """Image by image the mean over runs. InputError where the runs hold different images; `what` is named."""
+def over_seeds(what: str, runs: list[Rows]) -> Rows:
+    """The mean over runs, image by image. InputError, which names `what`, where the runs hold different images."""
     if any(run.keys() != runs[0].keys() for run in runs):
         raise InputError(f"{what}: the seeds were tested on different images; remove the runs made on other data")
     return {image: {m: float(np.mean([run[image][m] for run in runs])) for m in row} for image, row in runs[0].items()}
+
+
+def has_cases(result: Result) -> bool:
+    """Whether a site of one of its runs has volumes; results written before volumes were measured have none."""
+    return any(VOLUMES in site for folder in result.folders.values() for site in read_results(folder)["sites"].values())
+
+
+def read_rows(folder: Path, when: str, unit: Unit) -> dict[str, Rows]:
+    """{site: {image, or case: metrics}} of a finished run. InputError where a site's table is not there or cannot be read."""
+    results = read_results(folder)
+    last = STAGES[results["stages"][-1]]
+    sites = [site for site, found in results["sites"].items() if unit is IMAGE or VOLUMES in found]
+    return {site: _read(site_folder(folder, site) / f"{unit.name}s.csv", unit, when, last) for site in sites}
+
+
+def _read(path: Path, unit: Unit, when: str, last: str) -> Rows:
+    """`last` is the network of the run's last stage; a site where that stage failed does not have it."""
+    slots: dict[str, Rows] = {}  # in the order of the stages, as a site writes them
+    try:
+        with open(path, newline="", encoding="utf-8") as handle:
+            for row in csv.DictReader(handle):
+                slots.setdefault(row["network"], {})[row[unit.name]] = {m: float(row[m]) for m in unit.metrics}
+    except (OSError, KeyError, ValueError, csv.Error) as error:
+        raise InputError(f"{path} is no table of {unit.name}s ({error!r}); remove its run, it will be run again") from None
+    if not slots:
+        raise InputError(f"{path} has no {unit.name}; remove its run, it will be run again")
+    earlier = [slot for slot in slots if slot != last]
+    return slots[earlier[-1] if when == BEFORE and earlier else list(slots)[-1]]

@@ -1,4 +1,4 @@
-"""Are the best two methods different? Wilcoxon's signed-rank test over the test images."""
+"""Whether the best two methods differ: Wilcoxon's signed-rank test over the test images."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ METRIC = "dice"
 
 
 def best_two(methods: Mapping[str, Scores]) -> list[str]:
-    """The two highest averages of Dice, the best first; fewer where fewer methods have an average."""
-    ranked = [name for name, scores in methods.items() if scores.average]
-    return sorted(ranked, key=lambda name: -methods[name].average[METRIC]["mean"])[:2]
+    """The methods with the two highest averages of Dice, the best first; fewer where fewer methods have an average."""
+    means = {name: scores.average[METRIC]["mean"] for name, scores in methods.items() if scores.average}
+    return sorted(means, key=lambda name: -means[name])[:2]
 
 
 def compare_images(best: Scores, second: Scores) -> str:
@@ -21,9 +21,7 @@ def compare_images(best: Scores, second: Scores) -> str:
 
     Images with equal values are dropped, as Wilcoxon does. Dice is in points of per cent.
     """
-    pairs = [
-        (row[METRIC], second.images[site][image][METRIC]) for site, rows in best.images.items() for image, row in rows.items()
-    ]
+    pairs = [(row[METRIC], second.rows[site][image][METRIC]) for site, rows in best.rows.items() for image, row in rows.items()]
     differences = 100 * np.array([one - other for one, other in pairs])
     differing = int(np.count_nonzero(differences))
     if not differing:
@@ -34,7 +32,7 @@ def compare_images(best: Scores, second: Scores) -> str:
 
 
 def sentence(methods: Mapping[str, Scores]) -> str:
-    """What is said below Table I."""
+    """The note below Table I."""
     names = best_two(methods)
     if len(names) < 2:
         return "Wilcoxon signed-rank test: needs two methods that finished at every site."

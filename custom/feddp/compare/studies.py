@@ -1,37 +1,77 @@
-"""The paper's studies: what each compares, in the order it is shown."""
+"""What each study of the papers compares, in the order it is shown.
 
+STUDIES are of sites inside the federation. OUTSIDE are of unseen sites: the strategies that they can use, and what IOP-FL
+(Jiang et al., TMI 2023) varies of them in its Table II and its Figs. 6 to 8.
+
+Deviations: Fig. 7a is of one unseen site and does not say which clients train: here every site in turn is unseen, and the n
+sites inside are the first n of the others in alphabetical order. Fig. 8 removes one loss at a time; "none" is ours.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from feddp.compare.results import BEFORE, FINAL
+from feddp.adaptation.fitting import Settings
+from feddp.compare.scores import BEFORE, FINAL
 from feddp.compare.variants import Variant
+
+TABLE_II = "leave_one_out"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What stands below the study's heads, the variant, and which of its networks counts."""
+class TrainedNetworks:
+    """The networks that the runs of a variant leave at their sites, before or after the last stage there."""
 
-    labels: tuple[str, ...]
     variant: Variant
     when: str = FINAL
 
 
 @dataclass(frozen=True)
-class Study:
+class AdaptedModels:
+    """The models of a variant's runs, adapted to an unseen site by a strategy of STRATEGIES."""
+
+    variant: Variant
+    strategy: str
+    settings: Settings = Settings()
+    inside: int | None = None  # how many of the other sites train; None: all
+
+    def sites(self, unseen: str, sites: Sequence[str]) -> tuple[str, ...]:
+        """The sites that train while `unseen` does not."""
+        return tuple(site for site in sorted(sites) if site != unseen)[: self.inside]
+
+
+Source = TypeVar("Source", TrainedNetworks, AdaptedModels)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[Source]):
+    """One row: its labels below the study's heads, and what is measured."""
+
+    labels: tuple[str, ...]
+    source: Source
+
+
+@dataclass(frozen=True)
+class Study(Generic[Source]):
     title: str
     heads: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry[Source], ...]
     metrics: tuple[str, ...] = ("dice", "assd")  # those that its paper reports
 
 
-def _entry(labels: tuple[str, ...], variant: str, when: str = FINAL) -> Entry:
-    return Entry(labels, Variant.parse(variant), when)
+def _entry(labels: tuple[str, ...], variant: str, when: str = FINAL) -> Entry[TrainedNetworks]:
+    return Entry(labels, TrainedNetworks(Variant.parse(variant), when))
+
+
+def _unseen(label: str, variant: str, strategy: str, settings: Settings = Settings()) -> Entry[AdaptedModels]:
+    return Entry((label,), AdaptedModels(Variant.parse(variant), strategy, settings))
 
 
 _YES = "✓"
 _PRIVATE = ("query", "key", "value", "query|key", "query|head")
 _NETWORKS = ("resnet18-fpn", "resnet34-fpn", "resnet50-fpn", "pvt_v2_b0-fpn", "pvt_v2_b1-fpn", "pvt_v2_b2-fpn")
 _LAMBDAS = ("0", "0.1", "1", "10")
-# 002 says neither which rows its table has nor in which order levels become private: ours from the output, as on U-Net and FPN
+# (Xie et al., 2024) names neither the rows of its table nor the order in which levels become private: ours begins at the output
 _DECODERS = {
     "head": "",
     "1 level": "decoder.1|",
@@ -39,14 +79,14 @@ _DECODERS = {
     "3 levels": "decoder.1|decoder.2|decoder.3|",
     "whole decoder": "decoder|",
 }
-_VIRTUAL = ("iou", "hd")  # what 003 reports
+_VIRTUAL = ("iou", "hd")  # what (Liu et al., 2024) reports
 
-STUDIES = {
+STUDIES: dict[str, Study[TrainedNetworks]] = {
     "ablation": Study(
         "Table III: self-attention (SA), local query (LQ) and calibration (IGC)",
         ("SA", "LQ", "IGC"),
         (
-            # the last round, as LQ hands on: the best of all rounds would be ahead by the choice
+            # the last round, as with LQ: the best of all rounds would have an advantage by the choice
             _entry(("", "", ""), "fedavg@start=last@network=resnet18-fpn"),
             _entry((_YES, "", ""), "fedavg@start=last"),
             _entry((_YES, _YES, ""), "feddp", BEFORE),
@@ -94,7 +134,7 @@ STUDIES = {
         "Virtual classes' Table II: virtual classes (VC) and personalized affinity aggregation (PAA)",
         ("VC", "PAA"),
         (
-            _entry(("", ""), "fedavg"),  # the same numbers as FedAvg's in 003's Table I
+            _entry(("", ""), "fedavg"),  # the same numbers as FedAvg's in its Table I
             _entry((_YES, ""), "virtual_class@paa=false"),
             _entry(("", _YES), "virtual_class@virtual=0"),
             _entry((_YES, _YES), "virtual_class"),
@@ -134,7 +174,7 @@ STUDIES = {
     "vc_lambda": Study(
         "Virtual classes' Fig. 8 g, h: the weight λ_v of the virtual classes' loss",
         ("λ_v",),
-        # 003's text does not give the figure's values, only that less than 1 is worse
+        # (Liu et al., 2024) does not give the figure's values, only that less than 1 is worse
         tuple(_entry((weight,), f"virtual_class@lambda_v={weight}") for weight in ("0.1", "0.5", "1", "2")),
         _VIRTUAL,
     ),
@@ -147,4 +187,63 @@ STUDIES = {
             for label, weight, when in (("none", "1", BEFORE), ("λ = 0", "0", FINAL), ("λ = 1", "1", FINAL))
         ),
     ),
+}
+
+
+# Table II, one row per line: the label, the variant that gives the models, the strategy
+_PERSONAL, _PLAIN = "iop_fl", "fedavg"
+_STRATEGIES = (
+    _unseen("FedAvg", _PLAIN, "global"),
+    _unseen("Average of the models", _PERSONAL, "average"),
+    _unseen("Ensemble of the models", _PERSONAL, "ensemble"),
+    _unseen("Tent", _PLAIN, "tent"),
+    _unseen("TTT", "ttt", "ttt"),
+    _unseen("FedDG", "feddg", "global"),
+    _unseen("IOP-FL, routing", _PERSONAL, "routing"),
+)
+_LOSSES = {
+    "both": Settings(),
+    "shape alone": Settings(noise=0.0),
+    "consistency alone": Settings(beta=0.0),
+    "none": Settings(epochs=0),
+}
+
+
+def _table(sites: int) -> Study[AdaptedModels]:
+    return Study("IOP-FL's Table II: each site in turn outside the federation", ("Method",), _STRATEGIES)
+
+
+def _inside_sites(sites: int) -> Study[AdaptedModels]:
+    entries = [
+        Entry((label, str(n)), AdaptedModels(Variant.parse(variant), strategy, inside=n))
+        for label, variant, strategy in (("FedAvg", _PLAIN, "global"), ("IOP-FL", _PERSONAL, "routing"))
+        for n in range(1, sites)
+    ]
+    return Study("IOP-FL's Fig. 7a: sites inside", ("Method", "Inside"), tuple(entries))
+
+
+def _losses(sites: int) -> Study[AdaptedModels]:
+    entries = tuple(_unseen(label, _PERSONAL, "routing", settings) for label, settings in _LOSSES.items())
+    return Study("IOP-FL's Fig. 8: the losses of test-time routing", ("Losses",), entries)
+
+
+def _tau(sites: int) -> Study[AdaptedModels]:
+    rates = ("0.1", "0.3", "0.5", "0.7", "0.9", "1")
+    entries = tuple(_unseen(tau, f"{_PERSONAL}@tau={tau}", "routing") for tau in rates)
+    return Study("IOP-FL's Fig. 6: the accumulation rate τ, outside", ("τ",), entries)
+
+
+def _time(sites: int) -> Study[AdaptedModels]:
+    routed = tuple(_unseen(f"routing, {n} epochs", _PERSONAL, "routing", Settings(epochs=n)) for n in (0, 1, 2, 5, 10))
+    others = tuple(entry for entry in _STRATEGIES if entry.source.strategy != "routing")
+    return Study("IOP-FL's Fig. 7b: Dice against seconds a sample", ("Method",), others + routed)
+
+
+# name -> the study of a federation with this number of sites
+OUTSIDE: dict[str, Callable[[int], Study[AdaptedModels]]] = {
+    TABLE_II: _table,
+    "inside_sites": _inside_sites,
+    "losses": _losses,
+    "tau": _tau,
+    "time": _time,
 }

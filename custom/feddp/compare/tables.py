@@ -1,211 +1,152 @@
-"""A table of means, and how it is written: Markdown for reading, LaTeX for a paper, CSV for further work."""
+"""The tables of a comparison: test metrics of methods, of studies and at unseen sites."""
 
-import csv
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 
-from feddp.compare.results import FINAL, IMAGE, Kind, Result
-from feddp.compare.scores import scores
+from feddp.compare.leave_one_out import UnseenResult
+from feddp.compare.scores import CASE, FINAL, IMAGE, Measured, Result, Unit, has_cases, scores
+from feddp.compare.statistics import sentence
+from feddp.compare.studies import TABLE_II, AdaptedModels, Study, TrainedNetworks
+from feddp.compare.variants import Variant
+from feddp.reporting.tables import BLANK, SHOWN, Better, Cell, ResultTable, Value, shown_value
+from feddp.training.volumes import VOLUME_METRICS
 
-# a metric's head, the factor to its unit, and what is better
-SHOWN = {
-    "dice": ("Dice (%)", 100, max),
-    "iou": ("IoU (%)", 100, max),
-    "assd": ("ASSD (pix.)", 1, min),
-    "hd95": ("HD95 (pix.)", 1, min),
-    "hd": ("HD (pix.)", 1, min),
-}
-BLANK = "—"
 OPTIMISTIC = "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
 APART = "Rows without a federation, or without some of the seeds, compete neither for the best value nor in the test."
+BY_CASE = (
+    "All test slices of a patient are one volume; ± is over a site's test cases. Sites whose images are no slices have none."
+)
+START = "Methods without a stage at home hand on the best round on the selection split, the others the last (Algorithm 1)."
+INSIDE = "Inside n: the first n of the other sites in alphabetical order."
+SECONDS = "Seconds a sample: adaptation, prediction and writing, on the machine that did it; means over sites and seeds."
+SEEDS = "± seeds"
 
-_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "λ": r"$\lambda$",
-    "δ": r"$\delta$",
-    "✓": r"$\surd$",
-    BLANK: "---",
-}
+Line = tuple[Sequence[str], Measured, str]  # a row's labels, what it is of, before or after the last stage
 
 
-@dataclass(frozen=True)
-class Value:
-    """A mean in its unit, and its ± where it has one."""
-
-    mean: float
-    std: float | None = None
-    digits: int = 2
-
-    def __str__(self) -> str:
-        mean = f"{self.mean:.{self.digits}f}"
-        return mean if self.std is None else f"{mean} ± {self.std:.{self.digits}f}"
-
-
-Cell = Value | str
-
-
-@dataclass(frozen=True)
-class Table:
-    """Heads and rows of equal length.
-
-    Attributes:
-        name: of its files, `table_<name>.csv` and `.tex`.
-        better: a column's `max` or `min`, or None where no value is best.
-        apart: rows that are shown and do not compete for the best value.
-        notes: sentences below it.
-    """
-
-    name: str
-    title: str
-    heads: tuple[str, ...]
-    better: tuple
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
-    apart: frozenset[int] = frozenset()
-
-    def best(self) -> set[tuple[int, int]]:
-        """(row, column) of the best values; all that read alike to the last digit shown are best."""
-        found = set()
-        for j, better in enumerate(self.better):
-            competing = {i: row[j] for i, row in enumerate(self.rows) if i not in self.apart and _is_value(row[j])}
-            shown = {i: float(f"{cell.mean:.{cell.digits}f}") for i, cell in competing.items()}
-            if better and shown:
-                found |= {(i, j) for i, value in shown.items() if value == better(shown.values())}
-        return found
-
-    def markdown(self) -> str:
-        lines = [f"## {self.title}", "", *(_line(_pipe(h) for h in self.heads), "|---" * len(self.heads) + "|")]
-        lines += [_line(self._cells(row, i, "**{}**", _pipe)) for i, row in enumerate(self.rows)]
-        return "\n".join([*lines, *(part for note in self.notes for part in ("", note))]) + "\n"
-
-    def latex(self) -> str:
-        """A tabular that needs no package."""
-        lines = [f"% {self.title}", r"\begin{tabular}{" + "l" * len(self.heads) + "}", r"\hline"]
-        lines += [" & ".join(map(escape, self.heads)) + r" \\", r"\hline"]
-        lines += [" & ".join(self._cells(row, i, r"\textbf{{{}}}", escape)) + r" \\" for i, row in enumerate(self.rows)]
-        return "\n".join([*lines, r"\hline", r"\end{tabular}", *(f"% {note}" for note in self.notes)]) + "\n"
-
-    def write(self, folder: Path) -> None:
-        """Writes table_<name>.tex, and table_<name>.csv with all digits, a value's ± in a column of its own."""
-        (folder / f"table_{self.name}.tex").write_text(self.latex(), encoding="utf-8")
-        spread = [any(_is_value(row[j]) and row[j].std is not None for row in self.rows) for j in range(len(self.heads))]
-        with open(folder / f"table_{self.name}.csv", "w", newline="", encoding="utf-8") as handle:
-            writer = csv.writer(handle)
-            writer.writerow(
-                [part for h, two in zip(self.heads, spread, strict=True) for part in ([h, f"{h} ±"] if two else [h])]
-            )
-            for row in self.rows:
-                writer.writerow([p for cell, two in zip(row, spread, strict=True) for p in _fields(cell)[: 1 + two]])
-
-    def _cells(self, row: Sequence[Cell], i: int, bold: str, escaped) -> list[str]:
-        best = self.best()
-        return [bold.format(escaped(str(cell))) if (i, j) in best else escaped(str(cell)) for j, cell in enumerate(row)]
+def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[ResultTable]:
+    """Table I or II with the test of its best two, the other metrics, the spread, and the cases where there are any."""
+    rows = [((label,), result, FINAL) for label, result in named.items()]
+    title = "Table I / II: the methods"
+    first = scores_table("methods", title, ("Method",), rows, ("dice", "assd"), sites, seeds, per_site=True)
+    title = "The methods by IoU, HD95 and HD"
+    more = scores_table("methods_more", title, ("Method",), rows, ("iou", "hd95", "hd"), sites, seeds, per_site=True)
+    test = sentence({label: scores(result, sites) for label, result in named.items() if result.folders and result.competes})
+    tables = [replace(first, notes=(test, START, *first.notes)), more, spread_table(named, sites)]
+    if any(has_cases(result) for result in named.values()):
+        title = "The methods by case"
+        cases = scores_table("volumes", title, ("Method",), rows, VOLUME_METRICS, sites, seeds, per_site=True, unit=CASE)
+        tables.append(replace(cases, notes=(BY_CASE, *cases.notes)))
+    return tables
 
 
-def escape(text: str) -> str:
-    """Plain text for LaTeX."""
-    return "".join(_LATEX.get(character, character) for character in text)
+def study_table(
+    name: str, study: Study[TrainedNetworks], results: Mapping[Variant, Result], sites: list[str], seeds: int
+) -> ResultTable:
+    """One of STUDIES, with the averages of its paper's metrics."""
+    rows = [(entry.labels, results[entry.source.variant], entry.source.when) for entry in study.entries]
+    return scores_table(name, study.title, study.heads, rows, study.metrics, sites, seeds)
+
+
+def outside_tables(
+    name: str, study: Study[AdaptedModels], results: Mapping[AdaptedModels, UnseenResult], sites: list[str], seeds: int
+) -> list[ResultTable]:
+    """Table II as two tables, Dice and ASSD, with one column per unseen site; any other study as one, of the averages."""
+    found = [results[entry.source] for entry in study.entries]
+    rows = [(entry.labels, result, FINAL) for entry, result in zip(study.entries, found, strict=True)]
+    if name == TABLE_II:
+        return [
+            scores_table(f"{name}{end}", f"{study.title}{by}", study.heads, rows, (metric,), sites, seeds, per_site=True)
+            for metric, end, by in (("dice", "", ""), ("assd", "_assd", ", by ASSD"))
+        ]
+    table = scores_table(f"outside_{name}", study.title, study.heads, rows, study.metrics, sites, seeds)
+    if name == "inside_sites":
+        table = replace(table, notes=(*table.notes, INSIDE))
+    return [_timed(table, found) if name == "time" else table]
 
 
 def scores_table(
     name: str,
     title: str,
     heads: Sequence[str],
-    entries: Sequence[tuple[Sequence[str], Result, str]],
+    lines: Sequence[Line],
     metrics: Sequence[str],
     sites: list[str],
     seeds: int,
     per_site: bool = False,
-    kind: Kind = IMAGE,
-) -> Table:
-    """Mean ± std of test metrics, a row for each of `entries`: (what stands below `heads`, its runs, before or final).
+    unit: Unit = IMAGE,
+) -> ResultTable:
+    """Mean ± std of test metrics, one row for each of `lines`.
 
     Args:
         sites: the federation's; the Average is over them.
         seeds: how many were asked for; with several, a column says how the average differs between them.
-        per_site: a column for every site, not the Average alone.
-        kind: of images, or of cases.
+        per_site: one column per site, not the Average alone.
+        unit: images or cases.
     """
-    shown = [*(sites if per_site else []), "Average", *(["± seeds"] if seeds > 1 else [])]
+    shown = [*(sites if per_site else []), "Average", *([SEEDS] if seeds > 1 else [])]
     columns = [(metric, column) for metric in metrics for column in shown]
     rows = []
-    for labels, result, when in entries:
+    for labels, result, when in lines:
         some = f" ({seeds - len(result.failed)} of {seeds} seeds)" if result.folders and result.failed else ""
-        cells = _values(result, when, columns, sites, kind) if result.folders else failed(result, len(columns))
+        cells = _values(result, when, columns, sites, unit) if result.folders else failed(result, len(columns))
         rows.append((*labels[:-1], labels[-1] + some, *cells))
-    optimistic = any("test" in result.selections for _, result, _ in entries)
-    apart = frozenset(i for i, (_, result, _) in enumerate(entries) if not result.competes)
-    return Table(
+    optimistic = any("test" in result.selections for _, result, _ in lines)
+    apart = frozenset(i for i, (_, result, _) in enumerate(lines) if not result.competes)
+    better: list[Better | None] = [None if column == SEEDS else SHOWN[metric].better for metric, column in columns]
+    return ResultTable(
         name,
         title,
-        (*heads, *(f"{SHOWN[m][0]} {c}" for m, c in columns)),
-        (*[None] * len(heads), *(None if c == "± seeds" else SHOWN[m][2] for m, c in columns)),
+        (*heads, *(f"{SHOWN[metric].head} {column}" for metric, column in columns)),
+        (*[None] * len(heads), *better),
         tuple(rows),
         (*([OPTIMISTIC] if optimistic else []), *([APART] if apart else [])),
         apart,
     )
 
 
-def spread_table(entries: Mapping[str, Result], sites: list[str]) -> Table:
-    """Dice as 002 reports it: the mean over clients, the mean over all test images, and the variance over clients (points²)."""
-    rows = []
-    for label, result in entries.items():
+def spread_table(named: Mapping[str, Result], sites: list[str]) -> ResultTable:
+    """Dice as in (Xie et al., 2024): means over clients and over all test images, variance over clients (points²)."""
+    rows: list[tuple[Cell, ...]] = []
+    for label, result in named.items():
         if not result.folders:
             rows.append((label, *failed(result, 3)))
             continue
-        found = scores(result, sites, FINAL)
+        found = scores(result, sites)
         if found.average is None:
             rows.append((label, BLANK, BLANK, BLANK))
             continue
         clients = found.average["dice"]
-        images = [row["dice"] for rows_here in found.images.values() for row in rows_here.values()]
+        images = [row["dice"] for rows_here in found.rows.values() for row in rows_here.values()]
         values = 100 * clients["mean"], 100 * sum(images) / len(images), (100 * clients["std"]) ** 2
         rows.append((label, *map(Value, values)))
     heads = ("Method", "Dice (%) per client", "Dice (%) over images", "Variance over clients")
-    apart = frozenset(i for i, result in enumerate(entries.values()) if not result.competes)
-    return Table("spread", "Dice and its spread, as pFLFE's Tables 1-3", heads, (None, max, max, min), tuple(rows), (), apart)
+    apart = frozenset(i for i, result in enumerate(named.values()) if not result.competes)
+    title, better = "Dice and its spread, as pFLFE's Tables 1-3", (None, max, max, min)
+    return ResultTable("spread", title, heads, better, tuple(rows), apart=apart)
 
 
-def failed(result: Result, width: int) -> tuple[str, ...]:
-    """A row of a variant without a finished run: the first reason, and nothing."""
+def failed(result: Measured, width: int) -> tuple[str, ...]:
+    """The row of a variant without a finished run: the first reason, then empty cells."""
     return (f"failed: {textwrap.shorten(next(iter(result.failed.values())), 120)}", *[""] * (width - 1))
 
 
-def value(summary: dict[str, dict[str, float]], metric: str) -> Value:
-    """A metric's mean ± std of a `metrics.summarize`, in the unit it is shown in."""
-    factor = SHOWN[metric][1]
-    return Value(factor * summary[metric]["mean"], factor * summary[metric]["std"])
-
-
-def _values(result: Result, when: str, columns: Sequence[tuple[str, str]], sites: list[str], kind: Kind) -> tuple[Cell, ...]:
-    found = scores(result, sites, when, kind)
+def _values(result: Measured, when: str, columns: Sequence[tuple[str, str]], sites: list[str], unit: Unit) -> tuple[Cell, ...]:
+    found = scores(result, sites, when, unit)
     cells: list[Cell] = []
     for metric, column in columns:
-        if column == "± seeds":
-            cells.append(Value(SHOWN[metric][1] * found.seeds[metric]) if found.seeds else BLANK)
+        if column == SEEDS:
+            cells.append(Value(SHOWN[metric].factor * found.seeds[metric]) if found.seeds else BLANK)
         else:
             summary = found.average if column == "Average" else found.sites.get(column)
-            cells.append(value(summary, metric) if summary else BLANK)
+            cells.append(shown_value(summary, metric) if summary else BLANK)
     return tuple(cells)
 
 
-def _is_value(cell: Cell) -> bool:
-    return isinstance(cell, Value)
-
-
-def _fields(cell: Cell) -> list:
-    return [cell.mean, "" if cell.std is None else cell.std] if isinstance(cell, Value) else [cell, ""]
-
-
-def _line(cells) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _pipe(text: str) -> str:
-    return text.replace("|", "\\|")
+def _timed(table: ResultTable, results: Sequence[UnseenResult]) -> ResultTable:
+    """The same table with the seconds per sample as its last column."""
+    cells: list[Cell] = [Value(result.seconds(), digits=3) if result.folders else BLANK for result in results]
+    rows = tuple((*row, cell) for row, cell in zip(table.rows, cells, strict=True))
+    heads, better = (*table.heads, "Seconds a sample"), (*table.better, min)
+    return replace(table, heads=heads, better=better, rows=rows, notes=(*table.notes, SECONDS))

@@ -1,4 +1,4 @@
-"""Table IV: a site outside the federation, seen by every site's network alone and by all of them together."""
+"""Table IV: every site's network, and the ensemble of all of them, measured on an unseen site."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddp.compare.results import Result
-from feddp.compare.scores import over_seeds
-from feddp.compare.tables import BLANK, OPTIMISTIC, SHOWN, Cell, Table, failed, value
+from feddp.compare.scores import Result, over_seeds
+from feddp.compare.tables import OPTIMISTIC, failed
 from feddp.data.folder import SiteFolder, facts_of, misfit
-from feddp.data.loading import load
+from feddp.data.loading import Sample, load
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import NETWORK, site_folder
 from feddp.networks.weights import load_personal
+from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, shown_value
 from feddp.training.loop import predict
 from feddp.training.metrics import Row, measure, summarize
 
@@ -24,10 +24,10 @@ _METRICS = ("dice", "assd")
 
 
 def open_unseen(path: Path, data: Path, facts: Mapping[str, Any]) -> SiteFolder:
-    """The folder of a site outside the federation below `data`, whose channels, classes and labels are `facts`.
+    """The folder of an unseen site, for the federation below `data`, whose channels, classes and labels are `facts`.
 
     Raises:
-        InputError: it is one of the federation's, differs in these facts, or has no image in split test.
+        InputError: it is a site of the federation, differs in channels, classes or labels, or has no image in split test.
     """
     folder = SiteFolder.open(path)
     if path.resolve().parent == data.resolve():
@@ -40,7 +40,7 @@ def open_unseen(path: Path, data: Path, facts: Mapping[str, Any]) -> SiteFolder:
     return folder
 
 
-def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[str], size: int, device: str) -> Table:
+def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[str], size: int, device: str) -> ResultTable:
     """Dice and ASSD (mean ± std over the images of `folder` in split test, seeds averaged image by image)."""
     samples = load(folder, "test", size)
     columns = [(metric, column) for metric in _METRICS for column in (*sites, ENSEMBLE)]
@@ -48,22 +48,24 @@ def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[
     for label, result in track(methods.items(), f"Measuring on {folder.site}", len(methods)):
         cells = _row(result, samples, columns, sites, device) if result.folders else failed(result, len(columns))
         rows.append((label, *cells))
-    heads = ("Method", *(f"{SHOWN[m][0]} {c}" for m, c in columns))
+    heads = ("Method", *(f"{SHOWN[m].head} {c}" for m, c in columns))
     notes = [f"{len(samples)} images of {folder.site} in split test. Ensemble: the mean of the sites' probability maps."]
     if any("test" in result.selections for result in methods.values()):
         notes.append(OPTIMISTIC)
-    better = (None, *(SHOWN[m][2] for m, _ in columns))
-    return Table("unseen", f"Table IV: the unseen site {folder.site}", heads, better, tuple(rows), tuple(notes))
+    better = (None, *(SHOWN[m].better for m, _ in columns))
+    return ResultTable("unseen", f"Table IV: the unseen site {folder.site}", heads, better, tuple(rows), tuple(notes))
 
 
-def _row(result: Result, samples: list[dict], columns, sites: list[str], device: str) -> tuple[Cell, ...]:
+def _row(
+    result: Result, samples: list[Sample], columns: list[tuple[str, str]], sites: list[str], device: str
+) -> tuple[Cell, ...]:
     seeds = []
     for run in result.folders.values():
         files = {site: site_folder(run, site) / NETWORK for site in sites}
         networks = {site: load_personal(file).to(device) for site, file in files.items() if file.exists()}
         measured = measure_networks(networks, samples)
         if networks.keys() != set(sites):
-            measured.pop(ENSEMBLE, None)  # of fewer sites it would be another ensemble
+            measured.pop(ENSEMBLE, None)  # the ensemble of fewer sites is another one
         seeds.append(measured)
     stems = [sample["stem"] for sample in samples]
     summaries = {}
@@ -71,18 +73,18 @@ def _row(result: Result, samples: list[dict], columns, sites: list[str], device:
         if all(column in seed for seed in seeds):
             images = over_seeds(column, [dict(zip(stems, seed[column], strict=True)) for seed in seeds])
             summaries[column] = summarize(list(images.values()))
-    return tuple(value(summaries[column], metric) if column in summaries else BLANK for metric, column in columns)
+    return tuple(shown_value(summaries[column], metric) if column in summaries else BLANK for metric, column in columns)
 
 
-def measure_networks(networks: Mapping[str, nn.Module], samples: list[dict]) -> dict[str, list[Row]]:
-    """The metrics of every sample under each network, and under ENSEMBLE, the mean of their probabilities (C,H,W)."""
+def measure_networks(networks: Mapping[str, nn.Module], samples: list[Sample]) -> dict[str, list[Row]]:
+    """The metrics of every sample under each network, and under ENSEMBLE, the mean of the networks' probabilities (C,H,W)."""
     masks = torch.stack([sample["mask"] for sample in samples])
     rows: dict[str, list[Row]] = {}
-    total: Tensor | float = 0.0
+    total: Tensor | None = None
     for name, network in networks.items():
         maps = torch.cat([part for part, _ in predict(network, samples)])
         rows[name] = measure(maps, masks)
-        total = total + maps
-    if networks:
+        total = maps if total is None else total + maps
+    if total is not None:
         rows[ENSEMBLE] = measure(total / len(networks), masks)
     return rows

@@ -1,4 +1,4 @@
-"""What is compared: a method, perhaps with the calibration appended, and what it changes, as in `fedbabu+igc@lambda=0`."""
+"""The variants that are compared: a method, perhaps with the calibration appended, and its changes: `fedbabu+igc@lambda=0`."""
 
 from dataclasses import dataclass, replace
 
@@ -35,7 +35,7 @@ class Variant:
         """`method`, `method+igc`, each with any number of `@key=value`; a `|` in a value is read as a comma.
 
         Raises:
-            InputError: there is no method, or a change is no `key=value`.
+            InputError: it has no method, or a change is no `key=value`.
         """
         head, *changes = text.strip().split("@")
         method, _, then = head.partition("+")
@@ -51,12 +51,12 @@ class Variant:
     def options(self, common: Common, seed: int) -> Options:
         """The options of one run: the variant's own changes, then `common`'s settings, then its epochs where they fit.
 
-        `common.calibration_epochs` goes to the stages at home that a method has; the others would refuse it.
+        `common.calibration_epochs` goes to the stages after training that a method has; a method without one would refuse it.
 
         Raises:
             InputError: a setting of `common` is no `key=value`, or the variant's calibration_epochs no whole number.
         """
-        settings = {}
+        settings: dict[str, str] = {}
         for text in common.settings:
             key, equals, value = text.partition("=")
             if not equals:
@@ -65,16 +65,19 @@ class Variant:
         own = dict(self.changes)
         network, epochs = own.pop("network", common.network), own.pop("calibration_epochs", None)
         stages = {*(METHODS[self.method].stages if self.method in METHODS else ()), *([CALIBRATE] if self.then else [])}
+        calibration_epochs = None
         if epochs is not None:
-            epochs = self._whole("calibration_epochs", epochs)
+            calibration_epochs = self._whole("calibration_epochs", epochs)
             settings.pop("calibration_epochs", None)
         elif stages & _WITH_EPOCHS and "calibration_epochs" not in settings:
-            epochs = common.calibration_epochs
+            calibration_epochs = common.calibration_epochs
         settings |= own
         if TUNE in stages and common.calibration_epochs is not None:
             settings.setdefault("tune_epochs", str(common.calibration_epochs))
         pairs = tuple(f"{key}={value}" for key, value in settings.items())
-        return Options(self.method, common.rounds, epochs, network, common.size, seed, pairs, self.then, common.weights)
+        return Options(
+            self.method, common.rounds, calibration_epochs, network, common.size, seed, pairs, self.then, common.weights
+        )
 
     def without(self, key: str) -> "Variant":
         return replace(self, changes=tuple(change for change in self.changes if change[0] != key))

@@ -1,12 +1,13 @@
-"""The features that a network has of pixels, and a seeded sample of them for every class.
+"""A network's features of pixels, and a seeded sample of them for every class.
 
-Two layers are known. DECODER: the map that the segmentation head is given, which 003's Fig. 8 (a, b) and 002's Fig. 1 show.
-ENCODER: the deepest map that the decoder is given, which pFLFE's enhancement trains; Table 5's "global feature" may mean it.
-A "pixel" is one of the map's, of the class that the mask has at its centre.
+There are two layers. DECODER: the input of the segmentation head, which (Liu et al., 2024, Fig. 8 a, b) and
+(Xie et al., 2024, Fig. 1) show.
+ENCODER: the deepest of the decoder's inputs, which pFLFE's enhancement trains; Table 5's "global feature" may mean it.
+A pixel is a pixel of the layer's map; its class is the mask's at its centre.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddp.data.loading import class_index
+from feddp.data.loading import Sample, class_index
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.training.loop import predict
@@ -22,6 +23,8 @@ from feddp.training.loop import predict
 DECODER, ENCODER = "decoder", "encoder"
 LAYERS = (DECODER, ENCODER)
 _BATCH = 8
+
+Drawn = tuple[np.ndarray, np.ndarray]  # of n pixels, the draws (n,) and the features (n, width)
 
 
 @dataclass(frozen=True)
@@ -33,26 +36,26 @@ class Pixels:
 
 
 def sample_pixels(
-    network: nn.Module, samples: list[dict], labels: str, layer: str, per_class: int, seed: int, what: str
+    network: nn.Module, samples: Sequence[Sample], labels: str, layer: str, per_class: int, seed: int, what: str
 ) -> Pixels:
-    """Up to `per_class` pixels of every class, drawn uniformly from all images of `samples` without replacement.
+    """Draws up to `per_class` pixels of every class uniformly from all images of `samples`, without replacement.
 
-    Every pixel draws a number, and the smallest of a class are taken, so that no more than a batch's maps are ever held. The
-    draws are the seed's alone: two networks with maps of one size are asked about the same pixels.
+    Every pixel draws a number, and the pixels of a class with the smallest numbers are kept, so that the maps of one batch at
+    most are in memory. The draws depend on the seed only: for two networks with maps of one size, the same pixels are drawn.
 
     Args:
         samples: as `feddp.data.loading.load` gives them.
         labels: "nested" or "exclusive".
-        what: named by the progress.
+        what: the progress bar's text.
     """
-    chance = np.random.default_rng(seed)
-    kept: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    rng = np.random.default_rng(seed)
+    kept: dict[int, Drawn] = {}
     with tapped(network, layer) as taken:
         passes = predict(network, samples, _BATCH)
         for _, batch in track(passes, what, math.ceil(len(samples) / _BATCH)):
             maps = taken.pop()
-            classes = at_size(class_index(batch["mask"], labels), maps.shape[-2:]).flatten().numpy()
-            vectors, draws = maps.permute(0, 2, 3, 1).flatten(0, 2), chance.random(len(classes))
+            classes = at_size(class_index(batch["mask"], labels), (maps.shape[-2], maps.shape[-1])).flatten().numpy()
+            vectors, draws = maps.permute(0, 2, 3, 1).flatten(0, 2), rng.random(len(classes))
             for label in np.unique(classes).tolist():
                 own = np.flatnonzero(classes == label)
                 own = own[np.argsort(draws[own])[:per_class]]
@@ -65,10 +68,10 @@ def sample_pixels(
 
 @contextmanager
 def tapped(network: nn.Module, layer: str) -> Iterator[list[Tensor]]:
-    """Inside, every pass of `network` appends the layer's map (B, width, h, w) to the list.
+    """Yields a list to which every forward pass of `network` appends the layer's map (B, width, h, w).
 
     Raises:
-        InputError: the network has no such layer, or there is none of this name.
+        InputError: there is no layer of this name, or the network does not have it.
     """
     if layer not in LAYERS:
         raise InputError(f"--layer {layer}: there are {', '.join(LAYERS)}")
@@ -77,7 +80,7 @@ def tapped(network: nn.Module, layer: str) -> Iterator[list[Tensor]]:
     if not isinstance(module, nn.Module):
         raise InputError(f"{type(network).__name__} has no {name}, before which features are taken; choose another run")
     taken: list[Tensor] = []
-    # the decoder is given the encoder's maps as one list, from high to low resolution
+    # the decoder's input is one list of the encoder's maps, from high to low resolution
     hook = module.register_forward_pre_hook(
         lambda _, inputs: taken.append((inputs[0] if layer == DECODER else inputs[0][-1]).detach())
     )
@@ -92,8 +95,8 @@ def at_size(classes: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(classes[:, None].float(), size, mode="nearest-exact")[:, 0].long()
 
 
-def _smallest(before: tuple[np.ndarray, np.ndarray] | None, found: tuple[np.ndarray, np.ndarray], count: int):
-    """Of (draws, features), those with the `count` smallest draws, in their order."""
+def _smallest(before: Drawn | None, found: Drawn, count: int) -> Drawn:
+    """The `count` pixels with the smallest draws, in the draws' order."""
     draws, features = found if before is None else (np.concatenate(pair) for pair in zip(before, found, strict=True))
     first = np.argsort(draws)[:count]
     return draws[first], features[first]

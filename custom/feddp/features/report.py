@@ -1,4 +1,4 @@
-"""`feddp features`, from finished runs to a table of divergences and a picture."""
+"""`feddp features`: from finished runs to a table of divergences and a t-SNE plot."""
 
 import os
 from collections.abc import Sequence
@@ -8,35 +8,36 @@ from pathlib import Path
 import numpy as np
 
 from feddp.adaptation.models import described, network_files
-from feddp.compare.tables import BLANK, Table, Value
 from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
+from feddp.data.images import SPLIT
 from feddp.data.loading import load
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.features.divergence import divergence
 from feddp.features.extract import LAYERS, Pixels, sample_pixels
-from feddp.features.tsne import Panel, draw, embed
+from feddp.features.tsne import embed
 from feddp.networks.weights import load_personal
+from feddp.reporting.plots import Panel, draw_panels
+from feddp.reporting.tables import BLANK, ResultTable, Value
 from feddp.training.device import asked_for
 from feddp.training.seeds import seed_of
 
-SPLIT = "test"
 NOTE = (
     "½ KL(F‖B) + ½ KL(B‖F), in nats, of Gaussians with diagonal covariances fitted to the {layer} features of sampled pixels"
     " of the test images, foreground F (up to {count} of each class) and background B (up to {count}). 0 where they are alike,"
-    " more where they are further apart. 002 gives no formula, and calls a smaller one better."
+    " more where they are further apart. (Xie et al., 2024) gives no formula, and calls a smaller value better."
 )
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to look at.
+class FeaturesRequest:
+    """Which features to compare.
 
     Args:
         models: `--out` folders of finished runs.
         data: the root of the sites' folders.
-        sites: those to look at; all of the runs' if empty.
-        per_class: pixels of each class at each site, at most.
+        sites: the sites to use; all sites of the runs if empty.
+        per_class: the most pixels of each class at each site.
     """
 
     models: Sequence[Path]
@@ -49,11 +50,12 @@ class Request:
     device: str = "cpu"
 
 
-def features(request: Request) -> Table:
-    """Writes table_kl.csv, table_kl.tex and tsne.png to `request.out`; returns the table, a row a run.
+def features(request: FeaturesRequest) -> ResultTable:
+    """Writes table_kl.csv, table_kl.tex and tsne.png to `request.out`; returns the table, one row per run.
 
     Raises:
-        InputError: no finished run, no such site, layer or device, data that do not fit the networks, or `out` is not empty.
+        InputError: there is no finished run, no such site, layer or device, the data do not fit the networks, or `out` is not
+            empty.
     """
     if request.layer not in LAYERS:
         raise InputError(f"--layer {request.layer}: there are {', '.join(LAYERS)}")
@@ -74,20 +76,21 @@ def features(request: Request) -> Table:
     table = kl_table(found, sites, NOTE.format(layer=request.layer, count=request.per_class))
     request.out.mkdir(parents=True, exist_ok=True)
     table.write(request.out)
-    draw(request.out / "tsne.png", panels, ("background", *folders[sites[0]].classes), sites)
+    draw_panels(request.out / "tsne.png", panels, ("background", *folders[sites[0]].classes), sites)
     return table
 
 
-def kl_table(found: dict[str, dict[str, Pixels]], sites: list[str], note: str) -> Table:
-    """pFLFE's Table 5: a row for each of {run: {site: Pixels}}, the divergence at each site and its mean over all of them."""
+def kl_table(found: dict[str, dict[str, Pixels]], sites: list[str], note: str) -> ResultTable:
+    """pFLFE's Table 5: one row for each of {run: {site: Pixels}}, the divergence at each site and its mean over all of them."""
     rows = []
     for title, of_run in found.items():
         values = [_divergence(of_run.get(site)) for site in sites]
-        average = None if None in values else float(np.mean(values))
+        known = [value for value in values if value is not None]
+        average = float(np.mean(known)) if len(known) == len(sites) else None
         rows.append((title, *(BLANK if value is None else Value(value) for value in (*values, average))))
     heads = ("Run", *sites, "Average")
     title = "pFLFE's Table 5: KL divergence between foreground and background features"
-    return Table("kl", title, heads, (None,) * len(heads), tuple(rows), (note,))
+    return ResultTable("kl", title, heads, (None,) * len(heads), tuple(rows), (note,))
 
 
 def _divergence(pixels: Pixels | None) -> float | None:
@@ -96,14 +99,14 @@ def _divergence(pixels: Pixels | None) -> float | None:
     return divergence(pixels.features[pixels.classes > 0], pixels.features[pixels.classes == 0])
 
 
-def _pixels(request: Request, file: Path, folder: SiteFolder) -> Pixels:
-    """InputError where `folder` is of other data than the network's, or has no test image."""
-    said = described(file)
-    if differing := misfit(folder, facts_of(said)):
+def _pixels(request: FeaturesRequest, file: Path, folder: SiteFolder) -> Pixels:
+    """Returns sampled pixels; raises InputError if the data of `folder` do not fit the network, or it has no test image."""
+    metadata = described(file)
+    if differing := misfit(folder, facts_of(metadata)):
         raise InputError(
             f"{folder.path} is not of (channels, classes, labels) = {differing[1]}, as {file}; name the data it was run on"
         )
-    network, samples = load_personal(file), load(folder, SPLIT, said.size)
+    network, samples = load_personal(file), load(folder, SPLIT, metadata.size)
     if not samples:
         raise InputError(f"{folder.path} has no image in split {SPLIT}; leave the site out with --site")
     seed = seed_of(request.seed, folder.site, "pixels")
@@ -112,8 +115,8 @@ def _pixels(request: Request, file: Path, folder: SiteFolder) -> Pixels:
 
 
 def _titles(runs: Sequence[Path]) -> dict[str, Path]:
-    """A run's folder under its name, or under its path where two have the same name."""
-    names = [os.path.basename(os.path.realpath(run)) for run in runs]  # which a loop of links does not fail
+    """{title: folder}: the title is the folder's name, or its path where two have the same name."""
+    names = [os.path.basename(os.path.realpath(run)) for run in runs]  # unlike Path.resolve, no error for a loop of links
     return {name if names.count(name) == 1 else str(run): run for name, run in zip(names, runs, strict=True)}
 
 

@@ -1,7 +1,7 @@
-"""Which jobs are taken at all, before anything of one is unpacked, parsed by FLARE or built.
+"""Accepts or refuses jobs before FLARE unpacks, parses or builds any part of them.
 
-A job's folder is a function of its plan (`feddp.flare.configuration`): whatever else is in it is refused by name, whoever
-submitted it and whatever role he is said to have. A site asks its policy then, as it stands in privacy.json at that moment.
+A job's folder is a function of its plan (`feddp.flare.configuration`). Anything else in it is refused by name, independent of
+the submitter and his role. Then a site checks the job against its policy, which it reads from privacy.json at that moment.
 """
 
 import json
@@ -36,29 +36,31 @@ JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class AdmittingDeployer(FLComponent, AppDeployerSpec):
-    """For resources.json, under the id at which FLARE looks for a deployer of apps.
+    """For resources.json, under the id at which FLARE looks for an app deployer.
 
-    At a site it deploys what is admitted and what the site's policy takes; the refusal of anything else is the lead's to read
-    (`get_job_meta`), and a line in the site's audit file. FLARE's server has a deployer of its own: there this one refuses
-    what meta.json says of a job that is submitted, and `AdmittedApp` the rest of it.
+    At a site it deploys valid jobs that the policy accepts; it reports each refusal to the lead (`get_job_meta`) and writes
+    a line to the site's audit file. FLARE's server has its own deployer: there, this class checks the meta.json of submitted
+    jobs, and `AdmittedApp` checks the rest.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         only_json()
         self._one_at_a_time = threading.Lock()
 
     def deploy(
-        self, workspace: Workspace, job_id: str, job_meta: dict, app_name: str, app_data: bytes, fl_ctx: FLContext
+        self, workspace: Workspace, job_id: str, job_meta: dict[str, Any], app_name: str, app_data: bytes, fl_ctx: FLContext
     ) -> str | None:
         with self._one_at_a_time:
             try:
                 self._admit(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
-                if not (refused := AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)):
+                refused: str | None = AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
+                if not refused:
                     require_signers(workspace, job_id)
                 return refused
             except FedDPError as error:
-                self.log_warning(fl_ctx, line := audit(fl_ctx, f"job {job_id} refused: {error}"), fire_event=False)
+                line = audit(fl_ctx, f"job {job_id} refused: {error}")
+                self.log_warning(fl_ctx, line, fire_event=False)
                 return line
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -69,20 +71,20 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
                 fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, audit(fl_ctx, str(error)), private=True, sticky=False)
 
     def _admit(
-        self, workspace: Workspace, job_id: str, job_meta: dict, app_name: str, app_data: bytes, fl_ctx: FLContext
+        self, workspace: Workspace, job_id: str, job_meta: dict[str, Any], app_name: str, app_data: bytes, fl_ctx: FLContext
     ) -> None:
         site = workspace.site_name
         if not isinstance(job_id, str) or not JOB_ID.fullmatch(job_id):
-            raise PolicyError("its id is none that FLARE gives to a job")
+            raise PolicyError("its id does not have the form of FLARE's job ids")
         kept = os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT) or workspace.get_root_dir()
         for folder in (Path(workspace.get_run_dir(job_id)), Path(kept) / "feddp" / job_id):
             if os.path.lexists(folder):
-                raise PolicyError(f"site {site}: a job of this id was here before, and a job is deployed once; submit it anew")
+                raise PolicyError(f"site {site}: a job of this id was deployed before; submit the job again for a new id")
         require_equal("the app", APPS[CLIENT], app_name, "its name")
         job = admitted(CLIENT, read_app(app_data, FILES[CLIENT]))
         meta = require_object(META, "all of it", job_meta)
         require_meta(meta, job)
-        require_equal(META, job_id, meta.get("job_id"), "job_id")  # FLARE starts a job's process in the folder of that name
+        require_equal(META, job_id, meta.get("job_id"), "job_id")  # FLARE starts the job's process in the folder of that name
         if site not in meta["deploy_map"][APPS[CLIENT]]:
             raise PolicyError(f"{META}: deploy_map does not name site {site}")
         policy = self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx)
@@ -90,24 +92,24 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
 
     @staticmethod
     def _policy(privacy: Path, site: str, scope: str, fl_ctx: FLContext) -> SitePolicy:
-        """The site's policy as it is now: FLARE reads the file when it starts, and a plan may have been approved since."""
+        """Reads the site's current policy. FLARE reads it only at its start, and the site may approve plans after that."""
         try:
             properties = scope_properties(privacy, scope)
             policy = SitePolicy.of(site, properties, simulated=False) if properties is not None else None
-        except FedDPError as error:  # what it says of the file is the site's own
+        except FedDPError as error:  # the details of the file stay at the site
             audit(fl_ctx, str(error))
-            what = "its privacy.json is not in order; its administrator runs `feddp kit check`"
+            what = "its privacy.json is not valid; its administrator runs `feddp kit check`"
             raise PolicyError(f"site {site}: {what}") from error
         if policy is None:
-            raise PolicyError(f"site {site}: privacy scope '{scope}' is not allowed; its privacy.json has none of that name")
+            raise PolicyError(f"site {site}: privacy scope '{scope}' is not allowed; its privacy.json has no such scope")
         return policy
 
 
 def require_signers(workspace: Workspace, job_id: str) -> None:
-    """A deployed app is removed, with PolicyError, where who signed it may not submit jobs here.
+    """Removes a deployed app and raises PolicyError if its signer has no right to submit jobs here.
 
-    FLARE takes the signature of any certificate of the project, a member's or a hospital's. The role stands in the certificate,
-    so no server can give it. An app without a signature gets here only where `require_signed_jobs` is off.
+    FLARE accepts the signature of any certificate of the project, also a member's or a hospital's. The certificate contains the
+    role, so the server cannot change it. An app without a signature gets here only if `require_signed_jobs` is off.
     """
     app = workspace.get_app_dir(job_id)
     if not os.path.exists(os.path.join(app, NVFLARE_SIG_FILE)):
@@ -115,15 +117,15 @@ def require_signers(workspace: Workspace, job_id: str) -> None:
     _, signers = verify_folder_signature_and_get_signers(app, workspace.get_file_path_in_startup("rootCA.pem"))
     for signer in (Person(*signer) for signer in signers):
         allowed, _ = AuthorizationService.authorize(AuthzContext(AdminCommandNames.SUBMIT_JOB, signer, signer))
-        if not allowed or signer.role == "super":  # FLARE lets that role do anything, for its own tests
+        if not allowed or signer.role == "super":  # for its own tests, FLARE allows that role everything
             shutil.rmtree(workspace.get_run_dir(job_id))
-            raise PolicyError(f"{signer.name} signed it and has no right to {AdminCommandNames.SUBMIT_JOB} here")
+            raise PolicyError(f"its signer {signer.name} has no right to {AdminCommandNames.SUBMIT_JOB} here")
 
 
 class AdmittedApp(AppValidator):
-    """For the server's resources.json, as its `app_validator`: what FLARE asks when it has unpacked the server's own app."""
+    """For the server's resources.json, as its `app_validator`: FLARE calls it after unpacking the server's app."""
 
-    def validate(self, app_folder: str) -> tuple[str, dict]:
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         try:
             read_folder(SERVER, Path(app_folder))
         except FedDPError as error:
@@ -132,19 +134,19 @@ class AdmittedApp(AppValidator):
 
 
 def scope_properties(privacy: Path, scope: str) -> dict[str, Any] | None:
-    """The properties of a scope of a site's privacy.json as it is now; None where it has no such scope.
+    """Returns the current properties of a scope in a site's privacy.json; None if it has no such scope.
 
     Raises:
-        PolicyError: it cannot be read.
+        PolicyError: the file cannot be read.
     """
     try:
         scopes = json.loads(privacy.read_text(encoding="utf-8"))["scopes"]
-        found = [entry for entry in scopes if entry["name"] == scope]
+        matches = [entry for entry in scopes if entry["name"] == scope]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PolicyError(f"{privacy} cannot be read ({type(error).__name__}: {error}); correct it") from error
-    if len(found) > 1:
+    if len(matches) > 1:
         raise PolicyError(f"{privacy} has the scope {scope} twice; remove one")
-    properties = (found[0].get("properties") or {}) if found else None
+    properties = (matches[0].get("properties") or {}) if matches else None
     if not isinstance(properties, dict | None):
-        raise PolicyError(f"{privacy}: the properties of scope {scope} are {properties!r}; write names with values")
+        raise PolicyError(f"{privacy}: the properties of scope {scope} are {properties!r}; write an object of names and values")
     return properties

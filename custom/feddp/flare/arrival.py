@@ -1,4 +1,4 @@
-"""A message as it arrives at a cell of FLARE: the headers by which a gate judges it, before anything of it is decoded."""
+"""A message as it arrives at a cell of FLARE: the headers that a gate checks before FLARE decodes the message."""
 
 import re
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 
 from feddp.errors import PolicyError
 
-# headers that have a cell do something at once, and that nothing in a federation of ours needs
+# headers on which a cell acts at once, and which our federations do not need
 NEVER = {
-    MessageHeaderKey.CONN_URL: "it has the cell connect to an address of the sender's choice, without TLS",
-    MessageHeaderKey.ENCRYPTED: "it has the cell ask for a certificate",
+    MessageHeaderKey.CONN_URL: "it makes the cell connect to an address that the sender chooses, without TLS",
+    MessageHeaderKey.ENCRYPTED: "it makes the cell request a certificate",
 }
 
 
 class Refused(PolicyError):
-    """A message that does not pass; says why."""
+    """The message does not pass; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """What the headers say, and what the connection proves.
+    """The claims of a message's headers and the identity that its connection proves.
 
-    `channel` and `topic` are the stream's where it is a piece of one (`stream`). `origin` and `destination` are the sender's
-    words. `endpoint` is the neighbouring cell, `person` the common name of its certificate: FLARE's mTLS has held one against
-    the other.
+    `channel` and `topic` are the stream's if the message is a frame of a stream (`stream`). `origin` and `destination` are
+    claims of the sender. `endpoint` is the neighbouring cell, `person` the common name of its certificate; FLARE's mTLS has
+    compared the two.
     """
 
     kind: str
@@ -45,22 +45,22 @@ class Arrival:
 
     @classmethod
     def of(cls, message: Message) -> "Arrival":
-        """Raises Refused for headers that no cell of FLARE writes."""
+        """Reads the headers; raises Refused if no cell of FLARE writes such headers."""
         headers = message.headers or {}
         kind, origin, destination = (
             _text(headers, key) for key in (MessageHeaderKey.MSG_TYPE, MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION)
         )
         channel, topic = _text(headers, MessageHeaderKey.CHANNEL), _text(headers, MessageHeaderKey.TOPIC)
         if kind not in (MessageType.REQ, MessageType.REPLY, MessageType.RETURN):
-            raise Refused("it is neither request nor reply")
+            raise Refused("it is neither a request nor a reply")
         if FQCN.validate(origin) or FQCN.validate(destination):
-            raise Refused("its origin or destination is no cell's name")
+            raise Refused("its origin or destination is not a cell's name")
         for key, why in NEVER.items():
             if headers.get(key):
                 raise Refused(why)
         stream = kind == MessageType.REQ and channel == STREAM_CHANNEL and topic == STREAM_DATA_TOPIC
         if channel == STREAM_CHANNEL and headers.get(MessageHeaderKey.PAYLOAD_ENCODING) not in (Encoding.BYTES, Encoding.NONE):
-            raise Refused("a piece of a stream is bytes, and this one asks to be decoded by itself")
+            raise Refused("a frame of a stream must hold plain bytes, and this one asks to be decoded")
         if stream:
             channel, topic = _text(headers, StreamHeaderKey.CHANNEL), _text(headers, StreamHeaderKey.TOPIC)
         endpoint = message.get_prop(MessagePropKey.ENDPOINT)
@@ -71,28 +71,28 @@ class Arrival:
 def _text(headers: dict[str, Any], key: str) -> str:
     value = headers.get(key, "")
     if not isinstance(value, str):
-        raise Refused(f"its header {key} is no text")
+        raise Refused(f"its header {key} is not text")
     return value
 
 
 def require_awaited(cell: CoreCell, message: Message, arrival: Arrival) -> None:
-    """A reply passes to whoever asked for it and waits, and only from whom was asked; a streamed one likewise.
+    """Checks that this cell waits for the reply, streamed or not, and that it comes from the cell that was asked.
 
     Raises:
-        Refused: nobody waits for it.
+        Refused: it does not.
     """
     if arrival.channel == CellChannel.RETURN_ONLY and arrival.stream:
         if not _stream_is_awaited(cell, message, arrival.origin):
-            raise Refused("nobody here waits for this answer")
+            raise Refused("this cell does not wait for such an answer")
     elif arrival.kind != MessageType.REQ and not _reply_is_awaited(cell, message, arrival):
-        raise Refused("nobody here waits for this reply")
+        raise Refused("this cell does not wait for such a reply")
 
 
 def _reply_is_awaited(cell: CoreCell, message: Message, arrival: Arrival) -> bool:
     asked = message.get_header(MessageHeaderKey.REQ_ID)
     ids = [asked] if isinstance(asked, str) else asked
-    of = arrival.origin
-    if arrival.kind == MessageType.RETURN:  # on its way it was turned back: of a cell that it did not reach
+    of: str | None = arrival.origin
+    if arrival.kind == MessageType.RETURN:  # returned on its way; the expected sender is the cell that it did not reach
         headers = message.get_header(MessageHeaderKey.ORIGINAL_HEADERS)
         of = headers.get(MessageHeaderKey.DESTINATION) if isinstance(headers, dict) else None
     if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
@@ -102,7 +102,7 @@ def _reply_is_awaited(cell: CoreCell, message: Message, arrival: Arrival) -> boo
 
 
 def _stream_is_awaited(cell: CoreCell, message: Message, origin: str) -> bool:
-    """A stream that has begun to arrive may end: its last pieces, sent again, come when nobody waits any more."""
+    """Whether the cell waits for the stream or has begun to receive it: repeated last frames come after the waiting ended."""
     stream = message.get_header(StreamHeaderKey.STREAM_ID)
     if isinstance(stream, int) and (origin, stream) in RxTask.rx_task_map:
         return True
@@ -113,5 +113,5 @@ def _stream_is_awaited(cell: CoreCell, message: Message, origin: str) -> bool:
 
 
 def shown(word: object, limit: int = 80) -> str:
-    """A sender's word for a line of the audit file: it makes no second line, no field, and none without end."""
+    """Returns a sender's text for a line of the audit file: bounded, without line breaks or brackets."""
     return re.sub(r"[^A-Za-z0-9_.:@/*-]", "?", "" if word is None else str(word)[:limit]) or "-"

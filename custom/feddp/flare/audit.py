@@ -1,4 +1,4 @@
-"""What a site stops goes to its own audit file: FLARE's, which its administrator reads."""
+"""Writes what a site stops to its audit file. It is FLARE's, and the site's administrator reads it."""
 
 import functools
 import inspect
@@ -11,15 +11,15 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from nvflare.fuel.sec.audit import EXCLUDED_ACTIONS, Auditor, AuditService
 
-LIMIT = 500  # characters of what we say in a line
-LONGEST, FIELD = 700, 100  # of what anybody says in one, and of each field before it
-_NO_BRACKETS = str.maketrans("[]", "()")  # they end a field
+LIMIT = 500  # characters of our text in a line
+LONGEST, FIELD = 700, 100  # characters of any text in a line, and of each field before it
+_NO_BRACKETS = str.maketrans("[]", "()")  # a bracket ends a field
 
 
 def audit(fl_ctx: FLContext, what: str) -> str:
-    """Adds one line, to which FLARE adds scope, job and task; returns it. The simulator has no auditor, and writes nothing.
+    """Writes one line and returns it; FLARE adds scope, job and task. The simulator has no auditor and writes nothing.
 
-    Names of tensors and settings are the job's words: they make no line of their own, and none without end.
+    The line may hold names of tensors and settings that the job chose; it is one line of bounded length.
     """
     line = one_line(what)
     add_job_audit_event(fl_ctx, msg=f"[{line}]")
@@ -27,19 +27,19 @@ def audit(fl_ctx: FLContext, what: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """At most LIMIT characters of a text, in one line."""
+    """Returns at most LIMIT characters of a text, in one line."""
     return " ".join(text.split())[:LIMIT]
 
 
 class Minute:
-    """Room for `most` lines in a minute: whoever causes them decides how many there would be."""
+    """Limits lines to `most` per minute, because a sender controls how many events it causes."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic):
         self._most, self._clock, self._lock = most, clock, threading.Lock()
         self._begun, self._written, self._left_out = clock(), 0, 0
 
     def left_out(self) -> int | None:
-        """How many were left out before this line, for which there is room; None where there is none."""
+        """Returns how many lines were left out before this one; None if this one must be left out too."""
         with self._lock:
             if self._clock() - self._begun >= 60:
                 self._begun, self._written = self._clock(), 0
@@ -52,13 +52,13 @@ class Minute:
 
 
 class Refusals:
-    """Lines about messages that the gate refused: `most` in a minute; the first after them says how many were left out."""
+    """Writes lines about refused messages, at most `most` per minute; the next line says how many were left out."""
 
     def __init__(self, most: int = 30, clock: Callable[[], float] = time.monotonic):
         self._minute = Minute(most, clock)
 
     def add(self, job: str, sender: str, what: str) -> None:
-        """A line in the audit file of a job's process, or in that of the parent process where there is no job."""
+        """Writes a line to the audit file of the job's process or, without a job, of the parent process."""
         if (before := self._minute.left_out()) is None:
             return
         more = f" ({before} refusals before this one are not shown)" if before else ""
@@ -70,8 +70,8 @@ class Refusals:
 
 
 def plain_lines(most: int = 1200, clock: Callable[[], float] = time.monotonic) -> None:
-    """From now on FLARE's audit file has one line of printable ASCII for each event, with fields of bounded length that hold no
-    bracket, and at most `most` lines a minute. FLARE alone writes who asks, and what an event refers to, in the server's words.
+    """Makes FLARE's audit file safe: one line of printable ASCII per event, fields of bounded length without brackets, at most
+    `most` lines per minute. FLARE alone would copy the requester's name and the event's reference as the server wrote them.
     """
     minute = Minute(most, clock)
     for name in ("add_event", "add_job_event"):

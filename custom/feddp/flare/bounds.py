@@ -1,4 +1,4 @@
-"""Within what a hospital takes jobs, approved or not: what makes a single image count is kept out of every step."""
+"""A site's bounds for jobs, approved or not. They limit the influence of a single image on each training step."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -9,30 +9,31 @@ from feddp.plan.schema import Plan
 from feddp.training.losses import LOSSES
 
 LEAST_SITES = 3
-# of the plan's settings, those that are learning rates, and those that are passes over a batch or over the images
+# the plan's settings that are learning rates, and those that count passes over a batch or over the images
 RATES = ("lr", "tune_lr", "calibration_lr", "heads_lr")
 LOCAL = ("local_epochs", "head_epochs", "inner_steps")
-PASSES = ("tune_epochs", "calibration_epochs")  # after the rounds: each is as long as a round
-MIN_SITES = "at two sites each can compute the other's contribution"
+PASSES = ("tune_epochs", "heads_epochs", "calibration_epochs")  # after the rounds: an epoch is as long as a round
+MIN_SITES = "with two sites, each can compute the other's contribution"
+SMALL_BATCH = "the change made by a step over few images reveals them"
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Every value is a bound of a plan's setting of that name; `losses` are those that a job may train with."""
+    """Bounds of the plan's settings of the same names; `losses` are the accepted loss functions."""
 
-    min_sites: int = LEAST_SITES  # at least: sites of the job, and answers without which no round counts
-    batch: int = 4  # at least: images in a step, and training images at the site
+    min_sites: int = LEAST_SITES  # at least: sites of the job, and answers required per round
+    batch: int = 4  # at least: images per step, and training images at the site
     lr: float = 0.01  # at most: any learning rate
     clip: float = 1.0  # at most
-    weight_decay: float = 0.1  # at most: more would silence weights as a high rate does
-    local_epochs: int = 5  # at most: epochs a round, a head's epochs, steps on a batch
-    rounds: int = 1000  # at most: rounds, and the epochs of each stage after them
+    weight_decay: float = 0.1  # at most: a larger one drives weights to zero, as a high learning rate does
+    local_epochs: int = 5  # at most: epochs per round, epochs of the head, steps per batch
+    rounds: int = 1000  # at most: rounds, and epochs of each later stage
     losses: tuple[str, ...] = tuple(LOSSES)
     augment: bool = True  # whether augmentation must be on
 
     @classmethod
     def of(cls, site: str, given: Any) -> "Bounds":
-        """The bounds of a site's privacy.json; what it leaves out is as above.
+        """Reads the bounds of a site's privacy.json; missing ones have the defaults above.
 
         Raises:
             PolicyError: a wrong key or value.
@@ -45,7 +46,7 @@ class Bounds:
 
     @classmethod
     def admitting(cls, plan: Plan) -> dict[str, Any]:
-        """Those that admit a plan, as properties: the defaults but for what the plan goes beyond."""
+        """Returns bounds that accept the plan, as properties: only those that must differ from the defaults."""
         training, own = plan.training, cls()
         values = {
             "min_sites": min(own.min_sites, plan.federation.min_sites, len(plan.sites)),
@@ -61,12 +62,12 @@ class Bounds:
         return {name: value for name, value in values.items() if value != defaults[name]}
 
     def problems(self, plan: Plan) -> list[str]:
-        """Every value of a plan that is beyond a bound, each with the bound and the remedy."""
+        """Returns a message for every value of the plan beyond a bound, with the bound and the remedy."""
         training = plan.training
-        found = [
+        problems = [
             self._least("min_sites", plan.federation.min_sites, "min_sites", MIN_SITES),
             self._least("the number of sites", len(plan.sites), "min_sites", MIN_SITES),
-            self._least("batch", training.batch, "batch", "few images in a step show in what it changes"),
+            self._least("batch", training.batch, "batch", SMALL_BATCH),
             *(self._most(name, value, "lr") for name, value in _settings(plan, RATES).items()),
             self._most("clip", training.clip, "clip"),
             self._most("weight_decay", training.weight_decay, "weight_decay"),
@@ -75,42 +76,43 @@ class Bounds:
             *(self._most(name, value, "rounds") for name, value in _settings(plan, PASSES).items()),
         ]
         if training.loss not in self.losses:
-            found.append(f"loss={training.loss}, and its bounds take {', '.join(self.losses) or 'none'}; {_change('losses')}")
+            accepted = ", ".join(self.losses) or "none"
+            problems.append(f"loss={training.loss} is not among the losses of its bounds, {accepted}; {_change('losses')}")
         if self.augment and not training.augment:
-            found.append(f"augment=false, and its bounds want augmentation; {_change('augment')}")
-        return [problem for problem in found if problem]
+            problems.append(f"augment=false, but its bounds require augmentation; {_change('augment')}")
+        return [problem for problem in problems if problem]
 
     def adaptation(self, settings: Mapping[str, Any]) -> list[str]:
-        """The same of a newcomer's adaptation, whose `settings` are all that it has (`adaptation.adapt.Settings`)."""
-        found = [
+        """Returns the same for the settings of an adaptation at an unseen site (`adaptation.fitting.Settings`)."""
+        problems = [
             self._most("epochs", settings["epochs"], "rounds"),
             self._most("lr", settings["lr"], "lr"),
-            self._least("batch", settings["batch"], "batch", "few images in a step show in what it changes"),
+            self._least("batch", settings["batch"], "batch", SMALL_BATCH),
         ]
-        return [problem for problem in found if problem]
+        return [problem for problem in problems if problem]
 
     def too_few(self, images: int) -> list[str]:
-        """What is wrong where a site has too few training images for a step of `batch`."""
+        """Returns a message if the site has too few training images for a step of `batch`."""
         if images >= self.batch:
             return []
-        what = f"it has {images} training images, and its bounds want a step over {self.batch} at least"
-        return [f"{what}; add images, leave this site out, or lower `batch` among the bounds of privacy.json"]
+        what = f"it has {images} training images, but its bounds require at least {self.batch} per step"
+        return [f"{what}; add images, leave this site out, or lower `batch` in the bounds of its privacy.json"]
 
     def _least(self, name: str, value: float, bound: str, why: str) -> str:
         least = getattr(self, bound)
-        return f"{name}={value} is below the least of its bounds, {least} ({why}); {_change(bound)}" if value < least else ""
+        return f"{name}={value} is below its lower bound {least} ({why}); {_change(bound)}" if value < least else ""
 
     def _most(self, name: str, value: float, bound: str) -> str:
         most = getattr(self, bound)
-        return f"{name}={value} is above the largest of its bounds, {most}; {_change(bound)}" if value > most else ""
+        return f"{name}={value} is above its upper bound {most}; {_change(bound)}" if value > most else ""
 
 
 def _change(bound: str) -> str:
-    return f"export the job within them, or change `{bound}` among the bounds of privacy.json"
+    return f"export the job within the bounds, or change `{bound}` in the bounds of privacy.json"
 
 
 def _settings(plan: Plan, names: tuple[str, ...]) -> dict[str, float]:
-    """Those of the settings that the plan's method has, with their values."""
+    """Returns the values of those settings that the plan's method has."""
     known = Plan.known_settings(plan.method)
     return {name: plan.settings.get(name, known[name]) for name in names if name in known}
 

@@ -1,8 +1,8 @@
-"""How much jobs have asked of a site's data so far, and where its policy ends that.
+"""Counts the jobs and evaluations on a site's data and enforces the policy's budget.
 
-Very many means over the same images tell of single images what one does not. So a site counts, for each data folder, its jobs,
-and its evaluations: results that carry measured numbers (`flare.numbers.MEASURED`) or a round's shared tensors. The count
-survives every process.
+Very many means over the same images reveal more about single images than one mean. Therefore a site counts the jobs and the
+evaluations of each data folder, on disk. An evaluation is a result with measured numbers (`protocol.MEASURED`) or with a
+round's shared tensors.
 """
 
 import json
@@ -15,28 +15,28 @@ from feddp.flare.kept import alone
 from feddp.flare.policy import Budget
 
 FILE = "budget.json"
-REMEDY = "its administrator looks at it with `feddp kit budget KIT`, and begins anew with `feddp kit budget KIT --reset`"
+REMEDY = "its administrator reads the count with `feddp kit budget KIT` and resets it with `feddp kit budget KIT --reset`"
 
 
 @dataclass
 class Used:
-    """Of one data folder: the ids of the jobs that have opened it, and how often measured numbers left."""
+    """The use of one data folder: the ids of the jobs that opened it, and the number of evaluations."""
 
     jobs: list[str] = field(default_factory=list)
     evaluations: int = 0
 
 
 class Ledger:
-    """A site's budget.json, in `folder`: what is used, by data folder."""
+    """A site's budget.json in `folder`: the use of each data folder."""
 
     def __init__(self, site: str, folder: Path):
         self.site, self.folder, self.path = site, folder, folder / FILE
 
     def enter(self, data: Path, job: str, allowed: Budget) -> None:
-        """Counts a job, once however often it comes.
+        """Counts a job once, even if it enters several times.
 
         Raises:
-            PolicyError: it would be one more than the policy allows; or the file cannot be read.
+            PolicyError: the policy allows no further job, or the file cannot be read.
         """
         with alone(self.folder):
             used = self.used()
@@ -44,10 +44,10 @@ class Ledger:
                 self._write(used)
 
     def measured(self, data: Path, job: str, allowed: Budget) -> None:
-        """Counts one evaluation of a job, before it leaves.
+        """Counts one evaluation of a job, before its result leaves.
 
         Raises:
-            PolicyError: it would be one more than the policy allows; or as for `enter`.
+            PolicyError: the policy allows no further evaluation; or as for `enter`.
         """
         with alone(self.folder):
             used = self.used()
@@ -59,29 +59,29 @@ class Ledger:
             self._write(used)
 
     def used(self) -> dict[str, Used]:
-        """What is used, by the resolved path of the data folder.
+        """Returns {resolved path of the data folder: its use}.
 
         Raises:
-            PolicyError: the file cannot be read: nobody knows then what is left.
+            PolicyError: the file cannot be read, so the remaining budget is unknown.
         """
         if not self.path.exists():
             return {}
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            found = {data: Used(list(map(str, each["jobs"])), each["evaluations"]) for data, each in content.items()}
-            if not all(type(each.evaluations) is int and each.evaluations >= 0 for each in found.values()):
-                raise ValueError("evaluations that are no number")
+            used = {data: Used(list(map(str, each["jobs"])), each["evaluations"]) for data, each in content.items()}
+            if not all(type(each.evaluations) is int and each.evaluations >= 0 for each in used.values()):
+                raise ValueError("evaluations is not a number")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PolicyError(f"site {self.site}: {self.path} cannot be read ({error}), so nothing leaves; {REMEDY}") from error
-        return found
+        return used
 
     def reset(self) -> None:
-        """Nothing is used."""
+        """Sets all counts to zero."""
         with alone(self.folder):
             self._write({})
 
     def _entered(self, used: dict[str, Used], data: Path, job: str, allowed: Budget) -> bool:
-        """Whether the job is a new one; it is among `used` then."""
+        """Returns whether the job is new; if so, adds it to `used`."""
         mine = used.setdefault(str(data.resolve()), Used())
         if job in mine.jobs:
             return False
@@ -91,7 +91,7 @@ class Ledger:
         return True
 
     def _refuse(self, data: Path, what: str) -> None:
-        raise PolicyError(f"site {self.site}: its policy's budget for {data} is used up, {what}; nothing was sent; {REMEDY}")
+        raise PolicyError(f"site {self.site}: its policy's budget for {data} is used up ({what}); nothing was sent; {REMEDY}")
 
     def _write(self, used: dict[str, Used]) -> None:
         write_json(self.path, {data: vars(each) for data, each in used.items()}, mode=0o600)

@@ -1,4 +1,4 @@
-"""A gate before every cell of a process: there before the cell starts, asked before all other filters. It notes refusals."""
+"""A gate before every cell of a process, set before the cell starts and called before all other filters. It logs refusals."""
 
 import functools
 from typing import Any
@@ -20,8 +20,8 @@ from feddp.flare.wire import holds_no_files, no_files
 
 
 class First(Registry):
-    """A cell's filters with the gate before them. FLARE's registry finds the most specific entry alone, and would pass by one
-    for everything wherever there is one for a channel."""
+    """A cell's filters with the gate before them. FLARE's own registry calls only the most specific filter: it would skip the
+    gate on any channel with a filter."""
 
     def __init__(self, gate: Callback, others: Registry):
         super().__init__()
@@ -32,10 +32,10 @@ class First(Registry):
 
 
 class Gate(FLComponent):
-    """For a kit's resources.json, whose components FLARE builds in the parent process and in each job's before their cells.
+    """For a kit's resources.json, whose components FLARE builds before the cells, in the parent process and in each job's.
 
-    No event of FLARE's lies between a cell's making and its start. So a gate puts itself on the cells that are there (a
-    container's job has fetched its workspace by one), and has every later one made with it.
+    FLARE fires no event between the creation of a cell and its start. Therefore the gate adds itself to the existing cells (a
+    job in a container has one, to download its workspace) and to the constructor of all later cells.
     """
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class Gate(FLComponent):
         CoreCell.__init__ = guarded
 
     def covers(self, name: str) -> bool:
-        """Whether a cell is of those that this gate stands before."""
+        """Whether this gate checks the messages to the cell `name`."""
         raise NotImplementedError
 
     def judge(self, cell: CoreCell, message: Message, arrival: Arrival) -> None:
-        """Raises Refused for a message that does not pass."""
+        """Raises Refused if the message does not pass."""
         raise NotImplementedError
 
     def _guard(self, cell: CoreCell) -> None:
@@ -69,16 +69,16 @@ class Gate(FLComponent):
             cell.in_req_filter_reg = First(Callback(self._decoded, (cell,), {}), cell.in_req_filter_reg)
 
     def _arrived(self, message: Message, cell: CoreCell) -> Message | None:
-        """FLARE's incoming filter: what it returns stops the message. An exception would as well."""
+        """FLARE's filter for incoming messages: a returned message stops the incoming one. An exception would do the same."""
         try:
             self.judge(cell, message, Arrival.of(message))
         except Refused as refused:
             self._note(cell, message, str(refused))
-            return make_reply(ReturnCode.INVALID_REQUEST)  # sent to nobody: an answer would carry the site's own token
+            return make_reply(ReturnCode.INVALID_REQUEST)  # FLARE does not send it; a reply would contain the site's token
         return None
 
     def _note(self, cell: CoreCell, message: Message, why: str, inside: str = "") -> None:
-        """A line in the audit file: who sends, as claimed and as proved, where to, why it does not pass; no value."""
+        """Writes an audit line: the claimed sender, the authenticated sender, channel and topic, and the reason; no values."""
         headers = message.headers or {}
         names = [MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC, StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC]
         where = "/".join(shown(headers[name]) for name in names if headers.get(name))
@@ -88,16 +88,16 @@ class Gate(FLComponent):
         self.refusals.add(cells.split(cell.get_fqcn())[1], origin, f"{where} {inside}from {origin} over {via}: {why}")
 
     def _decoded(self, message: Message, cell: CoreCell) -> Message | None:
-        """FLARE's filter of decoded requests; only sites look into one."""
+        """FLARE's filter for decoded requests; only the sites' gate checks them."""
         return None
 
 
 def require_gate(site: str) -> None:
-    """PolicyError where a cell of this site's in this process stands without the gate, or takes messages that hold files."""
+    """Raises PolicyError if a cell of this site in this process has no gate or accepts messages with files."""
     cells = {name: cell for name, cell in CoreCell.ALL_CELLS.items() if site in FQCN.split(name)}
     if bare := sorted(name for name, cell in cells.items() if not (_is_guarded(cell) and holds_no_files())):
         raise PolicyError(
-            f"site {site}: no gate stands before {', '.join(bare)}, so the server can reach past the policy; add"
+            f"site {site}: no gate protects {', '.join(bare)}, so the server can bypass the policy; add"
             f' {{"id": "cell_gate", "path": "feddp.flare.gate.SiteGate", "args": {{}}}} to `components` of local/resources.json'
         )
 

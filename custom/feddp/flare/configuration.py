@@ -1,5 +1,5 @@
-"""What a job's folder says: a function of its plan and, for a newcomer, of the request. The export writes it, and server and
-sites admit nothing else (`feddp.flare.admission`)."""
+"""The contents of a job's folder, a function of its plan and, for an unseen site, of the request. The export writes them; the
+server and the sites accept nothing else (`feddp.flare.admission`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ SIDES = SERVER, CLIENT = "server", "client"
 APPS = {SERVER: "app_server", CLIENT: "app_client"}
 FILES = {side: f"config/config_fed_{side}.json" for side in SIDES}  # within an app
 
-# every class a job of ours names, one by one: a participant allows these and nothing broader
+# all classes that our jobs name, one by one; participants allow only these
 SERVER_CLASSES = {
     "persistor": "feddp.flare.persistor.SharedTensorPersistor",
     "stage": "feddp.flare.controller.StageController",
@@ -25,18 +25,18 @@ SITE_CLASSES = {
     "strip": "feddp.flare.filters.StripPrivate",
     "half": "feddp.flare.precision.HalfPrecision",
 }
-# a network in one piece: FLARE's pieces of 2 MiB, each asked for in turn, cost four sites on two cores 0.4 s a round
+# larger than a network: FLARE's chunks of 2 MiB, requested one after another, cost four sites on two cores 0.4 s per round
 CHUNK, CHUNK_SIZE = "tensor_download_chunk_size", 32 * 1024 * 1024
 
 
 def app_configuration(side: str, plan: Plan, request: AdaptationRequest | None = None) -> dict[str, Any]:
-    """config_fed_server.json or config_fed_client.json, as the JSON that is read back from it."""
+    """Returns the content of config_fed_server.json or config_fed_client.json."""
     return (_server if side == SERVER else _client)(plan, request)
 
 
 def job_meta(name: str, scope: str, plan: Plan, request: AdaptationRequest | None = None) -> dict[str, Any]:
-    """meta.json. To its empty `resource_spec` the lead may add GPUs by site."""
-    # a newcomer and one donor are enough
+    """Returns the content of meta.json. The lead may add GPUs per site to its empty `resource_spec`."""
+    # an adaptation needs the unseen site and one donor
     least = {"min_clients": plan.federation.min_sites}
     needed = {"min_clients": 2, "mandatory_clients": [request.newcomer]} if request else least
     deploy_map = {APPS[SERVER]: ["server"], APPS[CLIENT]: sorted(request.sites if request else plan.sites)}
@@ -51,9 +51,9 @@ def _server(plan: Plan, request: AdaptationRequest | None) -> dict[str, Any]:
         "server": {"task_request_interval": 0.05},
         CHUNK: CHUNK_SIZE,
         "workflows": [{"id": stage, "path": controller, "args": {"stage": stage}} for stage in stages],
-        # both ends convert what they receive before anything reads it, and what they send last of all
+        # both ends convert received tensors first and sent tensors last
         **_filters(data=half, result=half),
-        "components": [{"id": "persistor", "path": SERVER_CLASSES["persistor"], "args": _said(plan, request)}],
+        "components": [{"id": "persistor", "path": SERVER_CLASSES["persistor"], "args": _arguments(plan, request)}],
     }
 
 
@@ -65,22 +65,22 @@ def _client(plan: Plan, request: AdaptationRequest | None) -> dict[str, Any]:
         CHUNK: CHUNK_SIZE,
         "executors": [{"tasks": tasks, "executor": {"path": SITE_CLASSES["stages"]}}],
         **_filters(data=half, result=[*strip, *half]),
-        "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": _said(plan, request)}],
+        "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": _arguments(plan, request)}],
     }
 
 
-def _said(plan: Plan, request: AdaptationRequest | None) -> dict[str, Any]:
-    """What both sides are told."""
+def _arguments(plan: Plan, request: AdaptationRequest | None) -> dict[str, Any]:
+    """Returns the arguments of both sides' components."""
     return {"plan": plan.to_json(), **({"adaptation": request.to_json()} if request else {})}
 
 
 def _half(plan: Plan, request: AdaptationRequest | None) -> list[str]:
-    """A newcomer's job has no rounds, which are what travels in half precision."""
+    """Half precision applies to rounds only; an adaptation has none."""
     return [SITE_CLASSES["half"]] if plan.federation.half and request is None else []
 
 
 def _filters(data: list[str], result: list[str]) -> Mapping[str, Any]:
-    """A job's filters: of the tasks of the rounds as they are sent, of the training's results."""
+    """Returns a job's filters: `data` for the tasks with shared tensors, `result` for the training results."""
 
     def chain(tasks: list[str], paths: list[str]) -> list[dict[str, Any]]:
         return [{"tasks": tasks, "filters": [{"path": path} for path in paths]}]

@@ -1,4 +1,4 @@
-"""One site in one job, built once a process: its name, its policy, its files. The stages' site halves get it as their host."""
+"""One site in one job, built once per process: its name, policy and files. It is the host of the stages' site halves."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -19,15 +19,15 @@ from feddp.training.store import Store, require_job_id
 
 
 class SiteContext:
-    """What a site is in a job.
+    """One site in one job.
 
     Args:
-        expected: what the answers of the job's plan hold.
-        kept: the folder of all jobs' files of this site, and of what it keeps across jobs.
-        simulated: whether the job is research on one machine: it is not counted, and the site has no secret.
+        expected: the tensors of the answers of the job's plan.
+        kept: the folder of this site's files, of all jobs and across jobs.
+        simulated: whether the job is a simulation on one machine; then it is not counted, and the site has no secret.
 
     Raises:
-        PolicyError: the policy does not take this job, or names a private role that the job's network does not have.
+        PolicyError: the policy does not accept the job, or names a private role that the job's network does not have.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class SiteContext:
         policy.accept(name, plan, None if request is None else request.to_json())
         if without := [role for role in policy.private if not select(expected.network, role)]:
             raise PolicyError(
-                f"site {name}: its policy keeps {', '.join(without)} private, and the job's {plan.network} has no such"
-                " tensor, so that would protect nothing; leave this site out, or change `private` of privacy.json"
+                f"site {name}: its policy keeps {', '.join(without)} private, but the job's {plan.network} has no such"
+                " tensor, so the policy would protect nothing; leave this site out, or change `private` in privacy.json"
             )
 
     @property
@@ -68,21 +68,21 @@ class SiteContext:
 
     @cached_property
     def secret(self) -> str:
-        """The site's own part of every seed; empty in research, and where the policy says that the plan's decides alone."""
+        """The site's part of every seed; empty in a simulation, and if the policy's `seed` is "plan"."""
         return secret_of(self.kept) if self.policy.seed == OWN and not self.simulated else ""
 
     def files(self, job: str) -> Path:
-        """Where this site's own files of a job lie. InputError where the id would lead elsewhere."""
+        """Returns this site's folder of a job; raises InputError if `job` is not a valid id."""
         return files_of(self.kept, job)
 
     def consents(self, word: str) -> bool:
         return self.policy.consents(word)
 
     def enter(self) -> None:
-        """Once a process: counts this job among those of the site's data, and settles the process for the policy's device.
+        """Counts this job in the data's budget and configures the process for the policy's device, once per process.
 
         Raises:
-            PolicyError: the policy's budget has no more jobs.
+            PolicyError: the policy's budget allows no further job.
         """
         if self._entered:
             return
@@ -95,7 +95,7 @@ class SiteContext:
         """Counts a result with measured numbers.
 
         Raises:
-            PolicyError: the policy's budget has no more evaluations.
+            PolicyError: the policy's budget allows no further evaluation.
         """
         if not self.simulated:
             self._ledger.measured(self.policy.data, self.job, self.policy.budget)
@@ -105,11 +105,11 @@ class SiteContext:
         return Ledger(self.name, self.kept)
 
     def open(self) -> Site:
-        """The site with its images, opened once a process.
+        """Returns the site with its images, opened once per process.
 
         Raises:
-            FedDPError: what is stored under the job's id is another plan's, the folder has too few images or does not fit the
-                plan, or the site lacks the network that the job starts from.
+            FedDPError: the files under the job's id belong to another plan, the data folder has too few images or does not fit
+                the plan, or the site lacks the network from which the job starts.
         """
         if self._site is None:
             self.store.claim(self.plan.to_json())
@@ -131,11 +131,11 @@ class SiteContext:
 
 
 def kept_below(root: Path) -> Path:
-    """Where a site whose workspace is `root` keeps its files."""
+    """Returns the folder in which a site with the workspace `root` keeps its files."""
     return root / "feddp"
 
 
 def files_of(kept: Path, job: str) -> Path:
-    """Where a site's own files of a job lie, below its folder of all jobs' files. InputError where the id leads elsewhere."""
+    """Returns a site's folder of a job, below `kept`; raises InputError if `job` is not a valid id."""
     require_job_id(job)
     return kept / job

@@ -20,7 +20,7 @@ from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
 from feddp.stages.server import Received, Server
 
-POLL = 0.05  # seconds; FLARE's default of 0.5 s would be felt in every round
+POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 
 
 class StageController(Controller):
@@ -52,14 +52,14 @@ class StageController(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        self.memory.progress("refused", site=client.name, task=task_name, reason="the answer came after its task had ended")
+        self.memory.progress("refused", site=client.name, task=task_name, reason="the answer came after the end of its task")
 
 
 class FlareServer(Server):
-    """Asks FLARE's clients, through a controller's broadcasts."""
+    """Sends tasks to FLARE's clients with the controller's broadcasts."""
 
     def __init__(self, controller: StageController, memory: ServerMemory, abort_signal: Signal, fl_ctx: FLContext):
-        # sealed everywhere but where FLARE says that it runs without certificates
+        # sealed, unless FLARE runs without certificates
         super().__init__(memory, sealed=fl_ctx.get_prop(FLContextKey.SECURE_MODE) is not False)
         self._controller, self._abort_signal, self._fl_ctx = controller, abort_signal, fl_ctx
 
@@ -88,12 +88,12 @@ class FlareServer(Server):
             time.sleep(POLL)
         if all(each.completion_status != TaskCompletionStatus.CLIENT_DEAD for each in tasks):
             return set()
-        # FLARE forgets the dead with each workflow, and the next one would wait for such a site for ever
+        # FLARE forgets dead clients after each workflow; the next workflow would wait for them forever
         return {site for site in sites if self._controller.get_client_disconnect_time(site)}
 
 
 def _reply(site: str, task: str, result: Shareable) -> Message:
     code = result.get_return_code(ReturnCode.OK)
     if code != ReturnCode.OK:
-        raise ContributionError(f"site {site}: {task} ended with {code}; its own audit.log says why")
+        raise ContributionError(f"site {site}: {task} ended with {code}; the site's audit.log has the reason")
     return Message(*messages.unpack(result))

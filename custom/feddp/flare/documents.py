@@ -1,7 +1,7 @@
-"""A job's JSON as it is read and compared here: nothing in it is expanded or fetched, and every difference has a path.
+"""Reads and compares a job's JSON. Nothing in it is expanded or fetched; every difference is reported with its path.
 
-FLARE itself would take other formats too: HOCON, whose `include` fetches URLs and files, YAML with resolvers, and in plain JSON
-`{$NAME}` for an environment variable.
+FLARE itself also accepts HOCON, whose `include` fetches URLs and files, YAML with resolvers, and in plain JSON `{$NAME}` for an
+environment variable.
 """
 
 import json
@@ -13,56 +13,56 @@ from nvflare.fuel.utils.config_factory import ConfigFactory
 from feddp.errors import InputError
 
 LARGEST = 256 * 1024  # bytes of a document
-MOST_PARTS = 500  # objects and lists in it, so that none is deeper
+MOST_PARTS = 500  # objects and lists in it; this also bounds its depth
 EXPANDED = "${}"
 
 
 def parsed(what: str, data: bytes) -> dict[str, Any]:
-    """A document's JSON object.
+    """Returns a document's JSON object.
 
     Raises:
-        InputError: it is too large or too deep, or no JSON object; it names a key twice, holds a number that is none, or a
-            character that a parser of FLARE's expands.
+        InputError: it is too large or too deep, or not a JSON object; a key occurs twice; it holds NaN, an infinity or a
+            character that one of FLARE's parsers expands.
     """
     if len(data) > LARGEST:
-        raise InputError(f"{what} has {len(data)} bytes, and at most {LARGEST} are read; export the job with `feddp job`")
+        raise InputError(f"{what} has {len(data)} bytes; the limit is {LARGEST}; export the job with `feddp job`")
     if data.count(b"{") + data.count(b"[") > MOST_PARTS:
-        raise InputError(f"{what} has more than {MOST_PARTS} objects and lists; export the job with `feddp job`")
+        raise InputError(f"{what} has more than {MOST_PARTS} objects and lists, the limit; export the job with `feddp job`")
     try:
         document = json.loads(data.decode("ascii"), object_pairs_hook=_unique, parse_constant=_constant)
-    except ValueError as error:  # UnicodeDecodeError is one
-        raise InputError(f"{what} is no plain JSON ({error}); export the job with `feddp job`") from None
+    except ValueError as error:  # also UnicodeDecodeError, its child
+        raise InputError(f"{what} is not plain JSON ({error}); export the job with `feddp job`") from None
     if not isinstance(document, dict):
-        raise InputError(f"{what} holds no JSON object; export the job with `feddp job`")
+        raise InputError(f"{what} is not a JSON object; export the job with `feddp job`")
     if place := _expanded(document, ""):
-        raise InputError(f"{what}: {place} holds one of {', '.join(EXPANDED)}, which FLARE would expand; write the value")
+        raise InputError(f"{what}: {place} contains one of {', '.join(EXPANDED)}, which FLARE expands; write the value itself")
     return document
 
 
-def require_equal(what: str, wanted: Any, found: Any, place: str = "") -> None:
-    """InputError that names the first place at which `found` is not what is wanted, to the type."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for key in (*wanted, *(key for key in found if key not in wanted)):
+def require_equal(what: str, expected: Any, actual: Any, place: str = "") -> None:
+    """Raises InputError at the first place where `actual` differs from `expected` in value or type."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in (*expected, *(key for key in actual if key not in expected)):
             inner = f"{place}.{key}" if place else str(key)
-            if key not in wanted:
-                raise InputError(f"{what}: {inner} is {_short(found[key])}, and the export writes no such key")
-            if key not in found:
-                raise InputError(f"{what}: {inner} is missing, and the export writes {_short(wanted[key])}")
-            require_equal(what, wanted[key], found[key], inner)
-    elif isinstance(wanted, list) and isinstance(found, list):
-        for index in range(max(len(wanted), len(found))):
+            if key not in expected:
+                raise InputError(f"{what}: {inner} is {_short(actual[key])}, but the export writes no such key")
+            if key not in actual:
+                raise InputError(f"{what}: {inner} is missing, but the export writes {_short(expected[key])}")
+            require_equal(what, expected[key], actual[key], inner)
+    elif isinstance(expected, list) and isinstance(actual, list):
+        for index in range(max(len(expected), len(actual))):
             inner = f"{place}[{index}]"
-            if index >= len(wanted):
-                raise InputError(f"{what}: {inner} is {_short(found[index])}, and the export writes no more than {len(wanted)}")
-            if index >= len(found):
-                raise InputError(f"{what}: {inner} is missing, and the export writes {_short(wanted[index])}")
-            require_equal(what, wanted[index], found[index], inner)
-    elif type(wanted) is not type(found) or wanted != found:  # true is no 1, and 1.0 neither
-        raise InputError(f"{what}: {place} is {_short(found)}, and the export writes {_short(wanted)}")
+            if index >= len(expected):
+                raise InputError(f"{what}: {inner} is {_short(actual[index])}, but the export writes {len(expected)} items")
+            if index >= len(actual):
+                raise InputError(f"{what}: {inner} is missing, but the export writes {_short(expected[index])}")
+            require_equal(what, expected[index], actual[index], inner)
+    elif type(expected) is not type(actual) or expected != actual:  # true, 1 and 1.0 differ
+        raise InputError(f"{what}: {place} is {_short(actual)}, but the export writes {_short(expected)}")
 
 
 def at(what: str, document: Any, *path: str | int) -> Any:
-    """What stands at a path. InputError where nothing does."""
+    """Returns the value at a path; raises InputError if there is none."""
     place = ""
     for step in path:
         place += f"[{step}]" if isinstance(step, int) else f".{step}"
@@ -74,27 +74,27 @@ def at(what: str, document: Any, *path: str | int) -> Any:
 
 
 def only_json() -> None:
-    """From now on FLARE reads no configuration in this process but JSON, whatever its file is called."""
+    """Makes FLARE read only JSON configurations in this process, independent of the file's name."""
     for other in ConfigFormat:
         if other is not ConfigFormat.JSON:
             ConfigFactory._fmt2Loader[other] = _Refused(other)
 
 
 class _Refused(ConfigLoader):
-    """In place of FLARE's loader of another format. ValueError is what its validator of jobs hands to whoever submits one."""
+    """Replaces FLARE's loader of another format. FLARE shows a ValueError to the person who submitted the job."""
 
     def load_config(self, file_path: str) -> Config:
-        raise ValueError(f"{file_path}: no {self.format.value} is read here; write JSON")
+        raise ValueError(f"{file_path}: {self.format.value} is not accepted; write JSON")
 
     def load_config_from_str(self, config_str: str) -> Config:
-        raise ValueError(f"no {self.format.value} is read here; write JSON")
+        raise ValueError(f"{self.format.value} is not accepted; write JSON")
 
-    def load_config_from_dict(self, config_dict: dict) -> Config:
-        raise ValueError(f"no {self.format.value} is read here; write JSON")
+    def load_config_from_dict(self, config_dict: dict[str, Any]) -> Config:
+        raise ValueError(f"{self.format.value} is not accepted; write JSON")
 
 
 def _expanded(value: Any, place: str) -> str:
-    """The first place of a text or a key with such a character; "" where there is none."""
+    """Returns the first place whose text or key contains a character of EXPANDED; "" if there is none."""
     if isinstance(value, str):
         return place if set(EXPANDED) & set(value) else ""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -102,21 +102,21 @@ def _expanded(value: Any, place: str) -> str:
         here = f"{place}[{key}]" if isinstance(value, list) else f"{place}.{key}".lstrip(".")
         if isinstance(key, str) and set(EXPANDED) & set(key):
             return here
-        if found := _expanded(item, here):
-            return found
+        if first := _expanded(item, here):
+            return first
     return ""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
-    return found
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    return unique
 
 
 def _constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _short(value: Any) -> str:

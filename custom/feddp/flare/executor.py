@@ -1,4 +1,4 @@
-"""The one executor of a site: it answers any task of a job, through the protocol's table and the stages."""
+"""A site's executor. It answers every task of a job, using the protocol's table and the stages."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ from feddp.stages.message import Message
 
 
 class StageExecutor(Executor):
-    """Answers tasks one at a time; what goes wrong is written down here and answered with a return code."""
+    """Answers tasks one at a time. It logs an error at the site and answers with a return code."""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         component = site_component(fl_ctx)
@@ -29,7 +29,7 @@ class StageExecutor(Executor):
                 return _answer(task_name, component, shareable, fl_ctx, abort_signal)
             except Stopped:
                 return make_reply(ReturnCode.TASK_ABORTED)
-            except Exception as error:  # whatever it is, its text may hold paths and names: the server sees a return code
+            except Exception as error:  # of any type; its text may hold paths and names, so the server gets only a return code
                 message = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
                 component.store(fl_ctx).record("error", task=task_name, message=message)
                 audit(fl_ctx, f"task failed: {message if isinstance(error, FedDPError) else type(error).__name__}")

@@ -1,7 +1,7 @@
-"""The cell gate: a filter before every cell of a kit's process, which lets in what a federation needs (`cells`), nothing else.
+"""The cell gate: a filter before every cell of a kit's process. It passes only messages that a federation needs (`cells`).
 
-FLARE 2.9's server hands a client's messages on to any other client, and its client believes who a message says it comes from.
-So a site has a gate of its own, which holds whatever the server's does; and the server one that keeps clients apart.
+FLARE 2.9's server forwards a client's messages to any other client, and a client trusts the sender that a message names.
+Therefore every site has its own gate, independent of the server's, and the server has one that separates the clients.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ from feddp.flare.cells import SERVER
 
 
 class SiteGate(Gate):
-    """A site's. What passes is `cells.AT_SITE` and `ADMIN` at the parent process, `AT_SITE_JOB` at a job's."""
+    """A site's gate. Passes `cells.AT_SITE` and `ADMIN` at the parent process, `AT_SITE_JOB` at a job's process."""
 
     def covers(self, name: str) -> bool:
         return FQCN.get_root(name) != SERVER and not is_valid_admin_client_name(name)
@@ -45,37 +45,37 @@ class SiteGate(Gate):
         if arrival.kind == MessageType.REQ:
             table = cells.AT_BOOTSTRAP if cells.is_bootstrap(me) else cells.AT_SITE_JOB if job else cells.AT_SITE
             if not table.passes(arrival.channel, arrival.topic, arrival.stream, sender):
-                raise Refused(f"{shown(arrival.topic)} of {shown(arrival.channel)} is answered by no site")
+                raise Refused(f"{shown(arrival.topic)} of {shown(arrival.channel)} is not answered by any site")
         require_awaited(cell, message, arrival)
 
     @staticmethod
     def _sender(me: str, site: str, job: str, arrival: Arrival) -> str:
-        """Who of those that a site listens to has sent it. Nobody else's word passes, whoever hands it on."""
+        """Returns which accepted sender sent the message; refuses all others, also if an accepted cell forwards the message."""
         origin, endpoint = arrival.origin, arrival.endpoint
         if origin == endpoint:
             if job and origin == site:
                 return cells.PARENT
             if not job and origin != me and cells.split(origin)[0] == site:
                 return cells.BOOTSTRAP if cells.is_bootstrap(origin) else cells.CHILD
-        # the server by its certificate, for a site also listens to its own machine, without TLS; or by way of the parent
+        # the server needs its certificate, because a site also listens to its own machine without TLS; or via the parent
         if (endpoint == SERVER and arrival.person) or endpoint == FQCN.get_parent(me):
             if origin == SERVER:
                 return cells.SERVER
             if origin == f"{SERVER}.{job}" or (not job and cells.split(origin)[0] == SERVER):
                 return cells.SERVER_JOB
-        raise Refused(f"{shown(origin)} is not whom this site listens to")
+        raise Refused(f"{shown(origin)} may not send to this site")
 
     @staticmethod
     def _forwards(site: str, job: str, sender: str, arrival: Arrival) -> None:
-        """A site's parent process hands on between its own jobs and the server; their gates judge."""
+        """A site's parent process forwards messages between its own jobs and the server; the receiver's gate checks them."""
         to, of = cells.split(arrival.destination), cells.split(arrival.origin)
         inwards = sender in (cells.SERVER, cells.SERVER_JOB) and to[0] == site and to[1] and of[1] in ("", to[1])
         outwards = sender == cells.CHILD and to[0] == SERVER and to[1] in ("", of[1])
         if job or not (inwards or outwards):
-            raise Refused(f"this site hands nothing on to {shown(arrival.destination)}")
+            raise Refused(f"this site forwards nothing to {shown(arrival.destination)}")
 
     def _decoded(self, message: Message, cell: CoreCell) -> Message | None:
-        """A command that does not pass is answered with a sentence, which the console shows."""
+        """Answers a refused command with the reason, which the console shows."""
         if message.get_header(MessageHeaderKey.CHANNEL) != CellChannel.CLIENT_MAIN:
             return None
         request = message.payload
@@ -91,23 +91,23 @@ class SiteGate(Gate):
 
     @staticmethod
     def _judge_admin(request: Any, message: Message) -> None:
-        """Raises Refused for what `cells.ADMIN` does not name, or not like this."""
+        """Raises Refused for a command that `cells.ADMIN` does not name, or that does not meet its `Request`."""
         if not isinstance(request, AdminMessage) or not isinstance(request.headers, dict) or not isinstance(request.topic, str):
-            raise Refused("it is no command")
+            raise Refused("it is not a command")
         command, job = request.get_header(RequestHeader.ADMIN_COMMAND), request.get_header(RequestHeader.JOB_ID)
         _, of = cells.split(message.get_header(MessageHeaderKey.ORIGIN))
-        if of:  # the table has let in one topic of the own jobs, and each speaks for itself
+        if of:  # from this site's jobs the table passes one topic; a job may use it only for itself
             if request.topic != message.get_header(MessageHeaderKey.TOPIC) or job != of:
-                raise Refused("a job tells its own status, and nothing else")
+                raise Refused("a job reports its own status only")
             return
         known = cells.ADMIN.get(request.topic)
         if known is None:
-            raise Refused(f"{shown(command or request.topic)} is answered by no site")
+            raise Refused(f"{shown(command or request.topic)} is not answered by any site")
         if known.job and not cells.is_job(job):
-            raise Refused(f"{shown(request.topic)} names no job's id")
+            raise Refused(f"{shown(request.topic)} has no valid job id")
         if known.right and (command != known.right or request.get_header(RequestHeader.REQUIRE_AUTHZ) != "true"):
-            raise Refused(f"{shown(request.topic)} is answered to who has the right to {known.right}")
-        if request.topic == TrainingTopic.DEPLOY:  # FLARE unpacks an app, without bounds, before any deployer sees it
+            raise Refused(f"{shown(request.topic)} needs the right to {known.right}")
+        if request.topic == TrainingTopic.DEPLOY:  # FLARE unpacks an app without limits before it calls the deployer
             try:
                 require_small(request.body)
             except FedDPError as error:
@@ -115,13 +115,13 @@ class SiteGate(Gate):
 
 
 class ServerGate(Gate):
-    """The server's: judges by the neighbouring cell, whose name FLARE's mTLS has held against its certificate.
+    """The server's gate. It identifies a sender by the neighbouring cell; FLARE's mTLS has checked its name and certificate.
 
-    What passes is `cells.AT_SERVER` at the parent process, `AT_SERVER_JOB` at a job's. From one client nothing goes to another.
+    Passes `cells.AT_SERVER` at the parent process, `AT_SERVER_JOB` at a job's process. No message goes from client to client.
 
-    FLARE 2.9 gives every console thirteen hidden commands over its message network and looks up no right for them: `route`
-    shows bearer tokens, `show_config_vars` a process's settings, `stress` keeps all busy. The server has none of them where
-    this gate was built before its console.
+    FLARE 2.9 gives every console thirteen hidden commands over its message network and checks no right for them: `route`
+    shows bearer tokens, `show_config_vars` a process's settings, `stress` loads all cells. This gate removes them from the
+    server; FLARE builds it before the console.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class ServerGate(Gate):
         NetManager.get_spec = _no_commands
 
     def covers(self, name: str) -> bool:
-        return FQCN.get_root(name) == SERVER
+        return bool(FQCN.get_root(name) == SERVER)
 
     def judge(self, cell: CoreCell, message: Message, arrival: Arrival) -> None:
         me = cell.get_fqcn()
@@ -146,14 +146,14 @@ class ServerGate(Gate):
         if cells.is_bootstrap(me):
             table = cells.AT_BOOTSTRAP
         passes = table.passes(arrival.channel, arrival.topic, arrival.stream, sender)
-        if arrival.kind == MessageType.REQ and to[0] == SERVER and not passes:  # what goes to a site is that site's to judge
-            raise Refused(f"{shown(arrival.topic)} of {shown(arrival.channel)} is not taken from a {sender}")
+        if arrival.kind == MessageType.REQ and to[0] == SERVER and not passes:  # a site checks its own messages
+            raise Refused(f"{shown(arrival.topic)} of {shown(arrival.channel)} is not accepted from a {sender}")
         if arrival.destination == me:
             require_awaited(cell, message, arrival)
 
     @staticmethod
     def _of_parent(arrival: Arrival) -> str:
-        """Who sends to the server's parent process. All of a site speak for their own site; a console for itself."""
+        """Returns who sent a message to the server's parent process. A site's cells may send for their site only."""
         origin, endpoint = arrival.origin, arrival.endpoint
         if is_valid_admin_client_name(endpoint):
             if origin == endpoint and arrival.person:
@@ -163,38 +163,38 @@ class ServerGate(Gate):
                 return cells.BOOTSTRAP if cells.is_bootstrap(origin) else cells.CHILD
         elif arrival.person == FQCN.get_root(endpoint) == FQCN.get_root(origin):
             return cells.SITE_JOB if cells.split(origin)[1] else cells.SITE
-        raise Refused(f"{shown(endpoint)} does not speak for {shown(origin)}")
+        raise Refused(f"{shown(endpoint)} may not send for {shown(origin)}")
 
     @staticmethod
     def _of_job(job: str, arrival: Arrival) -> str:
-        """Who sends to a job's process: everything comes by its own parent process, whose gate has judged the connection."""
+        """Returns who sent a message to a job's process. All come via its parent process, whose gate checked the connection."""
         if arrival.endpoint == SERVER:
             if arrival.origin == SERVER:
                 return cells.PARENT
             if FQCN.get_root(arrival.origin) != SERVER and cells.split(arrival.origin)[1] == job:
                 return cells.SITE_JOB
-        raise Refused(f"{shown(arrival.origin)} is not of this job")
+        raise Refused(f"{shown(arrival.origin)} does not belong to this job")
 
     @staticmethod
     def _forwards(job: str, sender: str, to: tuple[str, str], arrival: Arrival) -> None:
-        """The parent process hands on between a job's process here and those of the same job at the sites."""
+        """The parent process forwards messages between a job's process here and the same job's processes at the sites."""
         own = cells.split(arrival.origin)[1]
         inwards = sender == cells.SITE_JOB and to == (SERVER, own) and arrival.kind == MessageType.REQ
         outwards = sender == cells.CHILD and to[0] != SERVER and to[1] == own
         if job or not (inwards or outwards):
-            raise Refused(f"nothing goes from {shown(arrival.origin)} to {shown(arrival.destination)}")
+            raise Refused(f"no message may go from {shown(arrival.origin)} to {shown(arrival.destination)}")
 
     @staticmethod
     def _reports(message: Message, arrival: Arrival) -> None:
-        """A site reports of the streams that it receives; their numbers can be guessed. FLARE ends a job's process where one is
-        reported as too large."""
+        """Refuses a site's reports about streams to other sites, whose ids it can guess, and the error "too large", on which
+        FLARE ends the job's process."""
         headers = message.headers or {}
         if headers.get(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
-            raise Refused("a site does not end the server's job")
+            raise Refused("a site may not end the server's job")
         stream = headers.get(StreamHeaderKey.STREAM_ID)
         sent = ByteStreamer.tx_task_map.get(stream) if isinstance(stream, int) else None
         if sent is not None and sent.target != arrival.origin:
-            raise Refused("the stream is another's")
+            raise Refused("the stream goes to another site")
 
 
 def _no_commands(manager: NetManager) -> CommandModuleSpec:

@@ -1,4 +1,4 @@
-"""The server's component of a job: its plan, and its memory in the job's run folder."""
+"""The server's component of a job: its plan and its memory in the job's run folder."""
 
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from feddp.stages.memory import ServerMemory
 
 
 class SharedTensorPersistor(FLComponent):
-    """Opens the server's memory, which keeps shared tensors and refuses all others (`feddp.stages.memory`).
+    """Opens the server's memory, which stores shared tensors and refuses all others (`feddp.stages.memory`).
 
     Args:
-        plan: the run, as `Plan.to_json`.
-        adaptation: a newcomer's request, as `AdaptationRequest.to_json`, beside the plan of the finished run.
+        plan: the run, as `Plan.to_json`; for an adaptation, the finished run.
+        adaptation: the request of an adaptation at an unseen site, as `AdaptationRequest.to_json`.
     """
 
     def __init__(self, plan: dict[str, Any], adaptation: dict[str, Any] | None = None):
@@ -29,18 +29,18 @@ class SharedTensorPersistor(FLComponent):
         register_tensors()
 
     def memory(self, fl_ctx: FLContext) -> ServerMemory:
-        """One for all the job's workflows."""
+        """Returns the memory, one for all workflows of the job."""
         if self._memory is None:
             workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
-            # its get_app_config_dir leaves "config" out in kits of `nvflare package`
+            # workspace.get_app_config_dir omits "config" in kits of `nvflare package`
             config = Path(workspace.get_app_dir(job)) / "config"
             self._memory = ServerMemory(self.plan, job, Path(workspace.get_run_dir(job)), config, self.request)
         return self._memory
 
 
 def persistor_of(fl_ctx: FLContext) -> SharedTensorPersistor:
-    """The job's persistor. InputError where it has none of ours."""
+    """Returns the job's persistor; raises InputError if it has no SharedTensorPersistor."""
     persistor = fl_ctx.get_engine().get_component("persistor")
     if not isinstance(persistor, SharedTensorPersistor):
-        raise InputError("the job's server has no component `persistor` of ours; export it with `feddp job`")
+        raise InputError("the job's server has no component `persistor` of FedDP; export the job with `feddp job`")
     return persistor

@@ -1,4 +1,4 @@
-"""What a hospital decides, from the properties of the job's scope in its own privacy.json."""
+"""A site's policy, read from the properties of the job's scope in the site's privacy.json."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from feddp.adaptation.adapt import read_settings
+from feddp.adaptation.fitting import read_settings
 from feddp.errors import PolicyError
 from feddp.flare.bounds import Bounds
 from feddp.methods import METHODS, base
@@ -27,7 +27,7 @@ _SHA = r"[0-9a-f]{64}"
 
 @dataclass(frozen=True)
 class Budget:
-    """What all jobs together may ask of one data folder: how many jobs, and how many results with measured numbers."""
+    """Limits for all jobs together on one data folder: the number of jobs and of results with measured numbers."""
 
     jobs: int = 20
     evaluations: int = 10_000
@@ -35,22 +35,23 @@ class Budget:
 
 @dataclass(frozen=True)
 class SitePolicy:
-    """Where a site's data lie, which device it gives, which jobs it takes, what it consents to.
+    """The site's data folder and device, the jobs it accepts and the exchanges it consents to.
 
-    `consent` holds "calibration" if the site gives its personal tensors to the other consenting sites and takes theirs, and
-    "spectra" if it does so with the centres of some training images' amplitude spectra (FedDG), and
-    "outside" if it gives its finished network to a hospital that joins later, and takes those of others when it is the one; the
-    job may then ask it for the mean metrics of its masks (`job-outside --score`).
-    `recipients` names the sites that may read what this one gives in any of these; all that the project's root made a
-    certificate for where it is left out.
-    `private` names roles (feddp.partition) that this hospital never shares, beside those a job's method keeps private.
-    `methods` and `networks` are those whose jobs it takes, any if not given; `spectra` is how many training images' amplitudes
-    a job may ask for; means over fewer than `min_images` images, or cases, do not leave, nor standard deviations over fewer
-    than `std_images`.
-    `approve` holds the digests of the plans that it takes (`Plan.digest`), or is "any"; of either, none is taken beyond
-    `bounds`, or with initial tensors whose SHA-256 is not among `tensors`.
-    `budget` is what jobs may ask of the data in all; `seed` is "own" where order, augmentation and dropout come from a secret
-    of the site's too, "plan" where the job's seed says them all.
+    Args:
+        data: the folder with the site's images.
+        consent: "calibration": the site exchanges its personal tensors with the other consenting sites; "spectra": the same
+            for the centres of the amplitude spectra of some training images (FedDG); "outside": the site gives its finished
+            network to an unseen site, and receives other sites' networks if it is the unseen site itself. The job may then
+            also ask it for the mean metrics of its masks (`job-outside --score`).
+        recipients: the sites that may read the tensors given by this site; None: all with a certificate of the project's root.
+        private: roles (feddp.partition) that this site never shares, in addition to the method's private tensors.
+        methods: the accepted methods; None: any. `networks` is the same for networks.
+        spectra: the largest number of training images whose amplitudes a job may ask for.
+        min_images: means over fewer images, or cases, do not leave; `std_images` is the same for standard deviations.
+        approve: the digests of the accepted plans (`Plan.digest`), or "any". `bounds` apply in both cases.
+        tensors: SHA-256 of the accepted initial tensors.
+        budget: limits for all jobs on the data.
+        seed: "own": order, augmentation and dropout also depend on the site's secret; "plan": only on the job's seed.
     """
 
     data: Path
@@ -61,7 +62,7 @@ class SitePolicy:
     methods: tuple[str, ...] | None = None
     spectra: int = 16
     min_images: int = 5
-    threads: int = 1  # CPU threads; one gives the same bits on every machine
+    threads: int = 1  # CPU threads; with one thread, results are bit-equal on every machine
     approve: tuple[str, ...] | str = ()
     networks: tuple[str, ...] | None = None
     tensors: tuple[str, ...] = ()
@@ -72,10 +73,10 @@ class SitePolicy:
 
     @classmethod
     def of(cls, site: str, properties: Mapping[str, Any] | None, simulated: bool) -> "SitePolicy":
-        """A site's policy from its scope's properties.
+        """Reads a site's policy from its scope's properties.
 
-        FLARE's simulator applies no scopes: there, and only there, the environment variable FEDDP_SIMULATED holds the
-        same properties, as JSON {site: properties}.
+        FLARE's simulator applies no scopes. Only there, the environment variable FEDDP_SIMULATED holds the same properties,
+        as JSON {site: properties}.
 
         Raises:
             PolicyError: there is no policy, or it has a wrong key or value.
@@ -86,15 +87,15 @@ class SitePolicy:
                 raise PolicyError(f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED}")
         if not properties:
             raise PolicyError(
-                f"site {site}: its privacy.json has no properties for the job's scope, so nothing says what may leave;"
+                f"site {site}: its privacy.json has no properties for the job's scope, so the site has no policy for it;"
                 " write local/privacy.json with a scope of that name"
             )
         if not isinstance(properties, Mapping):
-            raise PolicyError(f"site {site}: privacy.json's properties are {properties!r}; write names with values")
+            raise PolicyError(f"site {site}: privacy.json's properties are {properties!r}; write an object of names and values")
         if unknown := sorted(properties.keys() - KEYS):
             raise PolicyError(f"site {site}: privacy.json has unknown properties {unknown}; known: {sorted(KEYS)}")
         if "data" not in properties:
-            raise PolicyError(f"site {site}: privacy.json does not say where the data lie; add the property `data`")
+            raise PolicyError(f"site {site}: privacy.json does not name the data folder; add the property `data`")
         return cls(
             _folder(site, properties["data"]),
             _device(site, properties.get("device", cls.device)),
@@ -116,7 +117,7 @@ class SitePolicy:
 
     @staticmethod
     def admitting(plan: Plan) -> dict[str, Any]:
-        """Properties of a policy that takes this plan and no other: for runs whose sites are all of one person."""
+        """Returns properties that accept only this plan: for runs in which one person owns all sites."""
         approve, bounds = [{"job": plan.method, "plan": plan.digest()}], Bounds.admitting(plan)
         tensors = [plan.weights] if plan.weights else []
         return {"approve": approve, **({"bounds": bounds} if bounds else {}), **({"tensors": tensors} if tensors else {})}
@@ -125,48 +126,48 @@ class SitePolicy:
         return word in self.consent
 
     def accept(self, site: str, plan: Plan, request: Mapping[str, Any] | None = None) -> None:
-        """PolicyError for a job that this hospital does not take.
+        """Raises PolicyError if this site does not accept the job.
 
         Args:
-            request: a newcomer's, beside the plan of the finished run (`adaptation.request.AdaptationRequest.to_json`).
+            request: for an adaptation at an unseen site, `AdaptationRequest.to_json`; `plan` is then the finished run's.
         """
         if problems := self.problems(plan, request):
             raise PolicyError(f"site {site}: {problems[0]}")
         if not self.approves(plan, request):
             raise PolicyError(
                 f"site {site}: its administrator has not approved plan {plan.digest(request)[:12]} ({plan.method});"
-                " send the job's folder there for `feddp kit approve JOB_FOLDER KIT`, then submit again"
+                " send the job's folder to the site for `feddp kit approve JOB_FOLDER KIT`, then submit again"
             )
 
     def approves(self, plan: Plan, request: Mapping[str, Any] | None = None) -> bool:
-        """Whether it was approved. "any" is for plans, which `bounds` and `tensors` hold; a newcomer's job brings a model that
-        no bound holds."""
+        """Whether the site approved the job. "any" covers only plans, which `bounds` and `tensors` limit: no bound limits the
+        models that an adaptation brings."""
         return (self.approve == ANY and request is None) or plan.digest(request) in self.approve
 
     def problems(self, plan: Plan, request: Mapping[str, Any] | None = None) -> list[str]:
-        """Why this hospital does not take a job, whoever approves it: each with the setting, its bound and the remedy."""
-        found = []
+        """Returns the reasons against a job, approved or not: each names the setting, its bound and the remedy."""
+        reasons = []
         for what, value, taken in (("methods", plan.method, self.methods), ("networks", plan.network, self.networks)):
             if taken is not None and value not in taken:
-                found.append(
-                    f"its policy takes jobs of {', '.join(taken) or f'no {what[:-1]}'}, and this one's is {value};"
-                    f" add it to `{what}` of privacy.json, or leave this site out"
+                reasons.append(
+                    f"its policy accepts the {what}: {', '.join(taken) or 'none'}; the job uses {value};"
+                    f" add it to `{what}` in privacy.json, or leave this site out"
                 )
         if request is not None:
-            # what donors gave is adapted, with no mask; who approves it takes its word for the finished run's γ
-            return found + self.bounds.adaptation(asdict(read_settings(request.get("settings", {}))))
+            # only the donors' models are adapted, without masks; who approves the job trusts the γ that it brings
+            return reasons + self.bounds.adaptation(asdict(read_settings(request.get("settings", {}))))
         asked = plan.hyper.spectra if base.SPECTRA in plan.stages and self.consents(SPECTRA) else 0
         if asked > self.spectra:
-            found.append(
-                f"the job asks for the spectra of {asked} images, its policy gives {self.spectra} at most;"
-                f" submit it with --set spectra={self.spectra}, or raise `spectra` of privacy.json"
+            reasons.append(
+                f"the job asks for the spectra of {asked} images, but its policy allows at most {self.spectra};"
+                f" export the job with --set spectra={self.spectra}, or raise `spectra` in privacy.json"
             )
         if plan.weights and plan.weights not in self.tensors:
-            found.append(
-                f"the job brings initial tensors ({plan.weights}), which can be made to copy an image into what the site"
-                " sends; leave --weights out, or add their SHA-256 to `tensors` of privacy.json"
+            reasons.append(
+                f"the job brings initial tensors ({plan.weights}); crafted tensors can copy an image into what the site"
+                " sends; leave --weights out, or add their SHA-256 to `tensors` in privacy.json"
             )
-        return found + self.bounds.problems(plan)
+        return reasons + self.bounds.problems(plan)
 
 
 def _folder(site: str, given: Any) -> Path:
@@ -202,7 +203,7 @@ def _count(site: str, name: str, given: Any, least: int, what: str) -> int:
 def _approved(site: str, given: Any) -> tuple[str, ...] | str:
     if given == ANY:
         return ANY
-    listed = given if isinstance(given, list) else [None]
+    listed: list[Any] = given if isinstance(given, list) else [None]
     if not all(isinstance(line, Mapping) and line.keys() == {"job", "plan"} for line in listed) or not all(
         isinstance(line["job"], str) and re.fullmatch(_SHA, str(line["plan"])) for line in listed
     ):
@@ -222,13 +223,11 @@ def _hashes(site: str, given: Any) -> tuple[str, ...]:
 def _budget(site: str, given: Any) -> Budget:
     known = vars(Budget())
     if not isinstance(given, Mapping) or not given.keys() <= known.keys():
-        raise PolicyError(
-            f"site {site}: privacy.json's budget is {given!r}; write {json.dumps(known)}, or what differs from it"
-        )
+        raise PolicyError(f"site {site}: privacy.json's budget is {given!r}; write {json.dumps(known)} with your own numbers")
     return Budget(**{name: _count(site, f"budget's {name}", value, 1, name) for name, value in given.items()})
 
 
 def _seed(site: str, given: Any) -> str:
     if given not in SEEDS:
         raise PolicyError(f"site {site}: privacy.json's seed is {given!r}; write {' or '.join(SEEDS)}")
-    return given
+    return str(given)

@@ -1,7 +1,7 @@
-"""Half-precision messages: what the rounds of stage 1 exchange travels as float16 where the plan says so.
+"""Half-precision messages: if the plan says so, the tensors of stage 1's rounds travel as float16.
 
 FLARE's own ModelQuantizer raises on integer tensors, which every batch normalisation has, and imports bitsandbytes, a GPU
-library, for float16 too; on float32 tensors this filter's bits are those of FLARE's (`tests/test_dp_fp16.py`).
+library, even for float16. On float32 tensors this filter is bit-equal to it (`tests/integration/test_dp_fp16.py`).
 """
 
 import copy
@@ -17,9 +17,9 @@ from feddp.stages.precision import narrow, widen
 
 
 class HalfPrecision(Filter):
-    """For a job's filters at both ends: float32 goes out as float16, and float16 that comes in is float32 again.
+    """For a job's filters at both ends: converts outgoing float32 to float16 and incoming float16 to float32.
 
-    Tensors of any other type, the scalars and the message's headers are left as they are; so is the input.
+    It keeps tensors of any other type, the scalars and the message's headers, and does not change its input.
 
     Raises:
         InputError: a finite value is beyond float16's range, 65504; FLARE's filter would clip it.

@@ -1,19 +1,19 @@
-"""What a participant's processes write is its own."""
+"""Only the owner can read the files that a participant's processes write."""
 
 import os
 
 from nvflare.apis.fl_component import FLComponent
 
-OTHERS = 0o077  # what a group and all others get of a file: nothing
+OTHERS = 0o077  # umask: no rights for the group and all others
 
 
 class PrivateFiles(FLComponent):
-    """For resources.json of the server and of every site: no file that this process makes from here on can be read by others.
+    """For resources.json of the server and of every site: other users cannot read the files that this process creates.
 
-    FLARE builds the components of resources.json before it opens its log and its audit file, in the parent's process and again
-    in every job's, in containers too, where a start script's umask does not reach. What it wrote before are process numbers.
+    FLARE builds the components of resources.json before it opens its log and its audit file, in the parent process and in every
+    job's process, also in containers, where a start script's umask has no effect. Before that it writes only process numbers.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         os.umask(OTHERS)

@@ -1,8 +1,7 @@
-"""What a site does on the way in and on the way out of a sealed exchange.
+"""A site's part in sealed exchanges: the guard seals the tensors that leave, the executor opens those that arrive.
 
-On the way out the guard of the site's own policy seals, last of all; on the way in the executors' base opens. Where there are
-certificates neither can be left out: an executor of ours gets no tensor of a peer's that was not sealed for this site. FLARE's
-simulator has no certificates, and applies no guard: there the exchange is in the clear.
+With certificates both are mandatory: a stage gets only peers' tensors that were sealed for this site. FLARE's simulator has
+neither certificates nor guard: its exchanges are in the clear.
 """
 
 from collections.abc import Callable
@@ -15,48 +14,49 @@ from feddp import protocol
 from feddp.adaptation.models import GLOBAL
 from feddp.errors import SealingError
 from feddp.flare.context import SiteContext
-from feddp.kit.certificates import certificate_problems
-from feddp.kit.kit import Kit
+from feddp.partition import Tensors
 from feddp.protocol import Kind
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
+from feddp.sealing.kit import Kit
+from feddp.sealing.kit_certificates import certificate_problems
 from feddp.sealing.session import Session
 from feddp.stages.message import Message
-from feddp.training.store import Tensors, by_site, together
+from feddp.training.store import by_site, together
 
 
 def simulated(fl_ctx: FLContext) -> bool:
-    """Whether this site is one of FLARE's simulator."""
+    """Whether this site runs in FLARE's simulator."""
     return bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE))
 
 
 def identity_of(fl_ctx: FLContext) -> Identity:
-    """This site's, from the startup kit that its process runs in.
+    """Returns this site's identity, read from the startup kit of its process.
 
     Raises:
-        SealingError: there is something wrong with its certificate, its key or its root.
+        SealingError: its certificate, key or root certificate is missing or invalid.
     """
     kit = Kit.open(Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
     site = fl_ctx.get_identity_name()
     if problems := certificate_problems(kit):
-        raise SealingError(f"site {site}: it cannot exchange anything: {'; '.join(map(str, problems))}")
+        raise SealingError(f"site {site}: it cannot seal or open tensors: {'; '.join(map(str, problems))}")
     return Identity.read(site, kit.certificate, kit.key, kit.root, kit.server_identity)
 
 
 def arriving(context: SiteContext, seals: Callable[[], Session], task: str, message: Message) -> Tensors:
-    """The tensors of a task as the site's half of the stage is to see them.
+    """Returns a task's tensors for the site's half of the stage.
 
     Args:
-        seals: gives this site's part in the job's sealed exchanges, where it is needed.
+        seals: returns this site's session of the job's sealed exchanges; called only if needed.
 
     Raises:
-        SealingError: an introduction or an envelope is not what it should be.
+        SealingError: a handshake or an envelope is invalid.
     """
     if context.simulated:
         return message.tensors
     epoch = message.scalars.get("epoch", 0)
     if type(epoch) is not int:
-        raise SealingError(f"site {context.name}: it was asked for epoch {epoch!r}, which is no number of one")
+        raise SealingError(f"site {context.name}: the task asks for epoch {epoch!r}, which is not a whole number")
     spec = protocol.spec_of(task)
     if spec.kind is Kind.COLLECTION:
         if context.consents(spec.consent):
@@ -64,7 +64,7 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
         return {}
     if spec.kind is Kind.DELIVERY:
         peers = by_site(message.tensors)
-        brought = {GLOBAL: peers.pop(GLOBAL)} if task == protocol.ADAPT and GLOBAL in peers else {}  # the job's own
+        brought = {GLOBAL: peers.pop(GLOBAL)} if task == protocol.ADAPT and GLOBAL in peers else {}  # from the job, not sealed
         if not peers:
             return together(brought)
         opened = seals().open(spec.consent, spec.delivers, epoch, peers)
@@ -74,22 +74,22 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
 
 
 def _recipients(context: SiteContext) -> set[str]:
-    """Whom this site seals for: of the job's own sites those that its policy names; of a newcomer's job, the newcomer."""
+    """Returns the sites that may open this site's tensors: the job's sites, or its unseen site, if the policy names them."""
     named = context.policy.recipients
     job = {context.request.newcomer} if context.request else set(context.plan.sites)
     return job if named is None else job & set(named)
 
 
 def leaving(context: SiteContext, seals: Callable[[], Session], task: str, tensors: Tensors) -> Tensors:
-    """The tensors of a result that the guard lets pass, as they leave the site.
+    """Returns the tensors of a checked result as they leave the site: sealed, if they go to peers.
 
     Raises:
-        SealingError: they are to be sealed and there is nobody to seal them for, or this site's certificate is no good.
+        SealingError: there is no recipient to seal them for, or this site's certificate is missing or invalid.
     """
     if context.simulated:
         return tensors
     spec = protocol.spec_of(task)
-    if spec.kind is Kind.INTRODUCTION:
+    if spec.kind is Kind.HANDSHAKE:
         return seals().introduce(spec.consent) if context.consents(spec.consent) else {}
     if spec.kind is Kind.COLLECTION and tensors:
         sealed = seals().seal(task, tensors)

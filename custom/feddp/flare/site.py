@@ -1,4 +1,4 @@
-"""The site component: one `SiteContext` shared by a job's executor, its filters, and nobody else."""
+"""The site component: one `SiteContext` that a job's executor and filters share."""
 
 import os
 import threading
@@ -23,11 +23,11 @@ from feddp.training.store import Store
 
 
 class SiteComponent(FLComponent):
-    """Opens this site's part of a job when its first task comes.
+    """Creates the site's context when the job's first task arrives.
 
     Args:
-        plan: the run, as `Plan.to_json`.
-        adaptation: a newcomer's request, as `AdaptationRequest.to_json`, beside the plan of the finished run.
+        plan: the run, as `Plan.to_json`; for an adaptation, the finished run.
+        adaptation: the request of an adaptation at an unseen site, as `AdaptationRequest.to_json`.
     """
 
     def __init__(self, plan: dict[str, Any], adaptation: dict[str, Any] | None = None):
@@ -35,18 +35,18 @@ class SiteComponent(FLComponent):
         self.plan = Plan.from_json(plan)
         self.expected = Expected(self.plan)
         self.request = AdaptationRequest.from_json(adaptation) if adaptation else None
-        # FLARE starts a task that the server pushes beside the one that was fetched; there is one network for both
+        # FLARE runs a task that the server pushes in parallel with the fetched one; both use the same network
         self.one_at_a_time = threading.Lock()
         self._context: SiteContext | None = None
         self._seals: Session | None = None
         register_tensors()
 
     def context(self, fl_ctx: FLContext) -> SiteContext:
-        """This site in this job.
+        """Returns this site in this job.
 
         Raises:
-            PolicyError: there is no policy for the job's scope or no gate before this process's cells, and this is not the
-                simulator; or it does not take this job, or names a private role that the job's network does not have.
+            PolicyError: outside the simulator, the job's scope has no policy or this process's cells have no gate; or the
+                policy does not accept the job, or names a private role that the job's network does not have.
         """
         if self._context is None:
             site, here = fl_ctx.get_identity_name(), simulated(fl_ctx)
@@ -58,14 +58,14 @@ class SiteComponent(FLComponent):
 
     @staticmethod
     def store(fl_ctx: FLContext) -> Store:
-        """This site's own files of this job, whatever its policy says."""
+        """Returns this site's files of this job, independent of the policy."""
         return Store(files_of(kept(fl_ctx), fl_ctx.get_job_id()))
 
     def seals(self, fl_ctx: FLContext) -> Session:
-        """This site's part in the job's sealed exchanges.
+        """Returns this site's session of the job's sealed exchanges.
 
         Raises:
-            SealingError: there is something wrong with the site's certificate.
+            SealingError: the site's certificate is missing or invalid.
         """
         if self._seals is None:
             self._seals = Session(identity_of(fl_ctx), fl_ctx.get_job_id())
@@ -73,16 +73,16 @@ class SiteComponent(FLComponent):
 
 
 def kept(fl_ctx: FLContext) -> Path:
-    """The folder of all jobs' files, and of what the site keeps across jobs: in its workspace, which no server reads.
+    """Returns the folder of all jobs' files and of the files kept across jobs. No server reads it.
 
-    In a container the workspace ends with the job; there the site says where, by FLARE's own NVFL_RESULT_ROOT.
+    It lies in the site's workspace. In a container, whose workspace ends with the job, it lies in FLARE's NVFL_RESULT_ROOT.
     """
     root = os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT)
     return kept_below(Path(root or fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
 
 
 def site_component(fl_ctx: FLContext) -> SiteComponent:
-    """The job's site component.
+    """Returns the job's site component.
 
     Raises:
         InputError: the job has none.

@@ -1,4 +1,4 @@
-"""A hospital's own privacy filter on what a round of training changed."""
+"""A site's own privacy filter on the changes of a training round."""
 
 import numpy as np
 import torch
@@ -20,23 +20,22 @@ from feddp.methods.aggregation import Spec
 class UpdatePrivacy(Filter):
     """For a site's privacy.json, before the guard: FLARE's PercentilePrivacy or SVTPrivacy on γ_k − γ^t.
 
-    FLARE's filters take differences as numpy arrays, and would clip the weights themselves if they were given a message of
-    ours. This hands them the difference of the tensors in a training result to those that the task brought, and sends γ^t
-    with what they leave of it. In float64, so that a value that they leave alone is sent to the bit. Integer tensors are sent
-    as they are. A running variance is sent as no less than 0, whatever the noise: it uses their output only, so it costs no
-    privacy. Other tasks' results pass. The scalars are not changed.
+    FLARE's filters take differences as numpy arrays; from our messages they would clip the weights themselves. This class
+    gives them the differences γ_k − γ^t of a training result and sends γ^t plus the filtered differences. It computes in
+    float64, so values that the filter does not change keep their bits. It does not change integer tensors, scalars and other
+    tasks' results. It clips running variances at 0 after the noise; this uses only the filter's output and costs no privacy.
 
-    SVTPrivacy draws from numpy's global generator, which the system seeds in every process and nothing here does: nobody who
-    knows the job's seed knows the noise, and a run with it does not repeat to the bit.
+    SVTPrivacy draws from numpy's global generator, which the operating system seeds in every process. Therefore the job's seed
+    does not reveal the noise, and such a run is not reproducible to the bit.
 
     Args:
-        mechanism: the filter of FLARE's, nested in privacy.json by its own path and args.
+        mechanism: FLARE's filter, nested in privacy.json with its own `path` and `args`.
     """
 
     def __init__(self, mechanism: DXOFilter):
         super().__init__()
         if not isinstance(mechanism, DXOFilter):
-            raise PolicyError(f"UpdatePrivacy's mechanism is {mechanism!r}, no filter; give it a `path` and `args` of its own")
+            raise PolicyError(f"UpdatePrivacy's mechanism is {mechanism!r}, not a filter; give it its own `path` and `args`")
         self.mechanism = mechanism
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -46,10 +45,10 @@ class UpdatePrivacy(Filter):
         site = fl_ctx.get_identity_name()
         tensors, scalars = messages.unpack(shareable)
         received = fl_ctx.get_prop(messages.RECEIVED) or {}
-        if strange := sorted(tensors.keys() - received.keys()):
+        if unknown := sorted(tensors.keys() - received.keys()):
             raise PolicyError(
-                f"site {site}: {len(strange)} tensors have no difference to what the task brought, which lacks them"
-                f" ({strange[0]}, ...); nothing was sent"
+                f"site {site}: the result has {len(unknown)} tensors that the task did not bring ({unknown[0]}, ...), so they"
+                " have no difference to filter; nothing was sent"
             )
         Spec.of(received, tuple(tensors)).check(site, tensors)
         changes = {
@@ -70,14 +69,15 @@ class UpdatePrivacy(Filter):
     def _filtered(self, site: str, changes: dict[str, np.ndarray], fl_ctx: FLContext) -> dict[str, np.ndarray]:
         message = DXO(DataKind.WEIGHT_DIFF, data=changes).to_shareable()
         filtered = from_shareable(self.mechanism.process(message, fl_ctx))
-        if not filtered.get_filter_history():  # FLARE's passes everything where its arguments are out of range
+        if not filtered.get_filter_history():  # FLARE's filter passes everything if its arguments are out of range
             name = type(self.mechanism).__name__
             raise PolicyError(f"site {site}: {name} filtered nothing; correct its args in privacy.json; nothing was sent")
-        return filtered.data
+        data: dict[str, np.ndarray] = filtered.data
+        return data
 
 
 def running_variances(network: nn.Module) -> set[str]:
-    """The names of the batch normalisations' running variances."""
+    """Returns the names of the batch normalisations' running variances."""
     return {
         f"{name}.running_var"
         for name, module in network.named_modules()

@@ -1,5 +1,10 @@
-"""What FLARE's messages may not hold: a file. Its `Datum` names one, whoever decodes a message builds it, and whoever sends it
-back (a cookie, a task's id) sends the file's content; one that comes is written to disk before anything is asked."""
+"""Forbids files in FLARE's messages.
+
+FLARE's `Datum` may name a file. A receiver builds the datum when it decodes a message; if it sends the datum back, as a cookie
+or a task's id, it sends the content of its own file. A received file is written to disk before any check.
+"""
+
+from typing import Any
 
 from nvflare.fuel.utils.class_loader import get_class_name
 from nvflare.fuel.utils.fobs import fobs, lobs
@@ -8,34 +13,34 @@ from nvflare.fuel.utils.fobs.decomposer import DataClassDecomposer
 
 
 class _NoDatum(DataClassDecomposer):
-    """In place of FLARE's, which builds a datum from whatever a message says."""
+    """Replaces FLARE's decomposer, which builds a datum from any message."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(Datum)
 
-    def recompose(self, data, manager=None):
-        raise ValueError("a datum comes beside a message, not in it")
+    def recompose(self, data: Any, manager: Any = None) -> Any:
+        raise ValueError("a message may not contain a datum")
 
 
 def no_files() -> None:
-    """From now on no message that this process sends or receives holds a file. Large texts and bytes still go in pieces."""
+    """Makes this process refuse files in messages, sent or received. Large texts and bytes still travel in pieces."""
     add = DatumManager.add_datum
     if holds_no_files():
         return
 
     def added(manager: DatumManager, datum: Datum) -> None:
         if type(datum) is not Datum or datum.datum_type not in (DatumType.TEXT, DatumType.BLOB):
-            raise ValueError("no file goes with a message")
+            raise ValueError("a message may not send a file")
         add(manager, datum)
 
     def refused() -> str:
-        raise ValueError("no file comes with a message")
+        raise ValueError("a message may not bring a file")
 
-    added.no_files = True
+    vars(added)["no_files"] = True
     DatumManager.add_datum, lobs.get_datum_dir = added, refused
     fobs._decomposers[get_class_name(Datum)] = _NoDatum()
 
 
 def holds_no_files() -> bool:
     """Whether `no_files` is in force in this process."""
-    return getattr(DatumManager.add_datum, "no_files", False)
+    return bool(getattr(DatumManager.add_datum, "no_files", False))

@@ -1,4 +1,4 @@
-"""FLARE job folders: a plan, and the components that carry it out."""
+"""FLARE job folders: a plan and the components that run it."""
 
 import json
 import shutil
@@ -20,29 +20,30 @@ from feddp.plan.schema import Plan
 from feddp.training.settings import require_name
 
 SCOPE, META = "feddp", "meta.json"
-SIMULATED, LOCAL = "simulate_job", "local_job"  # the ids of all jobs of FLARE's simulator, and of one process
+SIMULATED, LOCAL = "simulate_job", "local_job"  # the job ids in FLARE's simulator and in one process
 
 
 def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, Tensor] | None = None) -> Path:
-    """Writes a ready-to-submit job folder for the plan's sites, replacing an earlier one of ours; returns it.
+    """Writes a ready-to-submit job folder for the plan's sites, replacing an earlier job; returns it.
 
     Args:
-        plan: the run; its `weights` must be the fingerprint of `initial`, where that is given.
-        folder: where to write; its name is the job's.
+        plan: the run; its `weights` must be the fingerprint of `initial`, if given.
+        folder: the folder to write; its name becomes the job's name.
         scope: the scope of the sites' privacy.json under which the job runs.
-        initial: a whole network's tensors that every participant starts from. They travel in the server's app, and from there
-            as a task: FLARE's client takes no app of more than 4 MiB over HTTP.
+        initial: the tensors of the whole network from which every site starts. They travel in the server's app and then in a
+            task, because FLARE's client accepts no app of more than 4 MiB over HTTP.
 
     Raises:
-        InputError: too few sites, a private rule that does not fit the network, other tensors than the plan's, or the folder
-            holds something else.
+        InputError: there are too few sites, the private rule does not fit the network, the tensors are not the plan's, or the
+            folder holds something else.
     """
     require_initial(plan, f"the job {folder.name} was given", initial)
     if not METHODS[plan.method].federated:
-        raise InputError(f"{plan.method} needs all images in one place, so no job can carry it; use `feddp run`, outside FLARE")
-    partition_of(plan, build_network(plan))  # a rule that selects nothing is refused here, not at the hospitals
+        raise InputError(f"{plan.method} needs all images in one place, so it cannot be a FLARE job; use `feddp run`")
+    partition_of(plan, build_network(plan))  # refuses a rule that selects nothing here, not at the hospitals
     if len(plan.sites) < plan.federation.min_sites:
-        raise InputError(f"{len(plan.sites)} sites are fewer than min_sites={plan.federation.min_sites}; name more, or set it")
+        least = plan.federation.min_sites
+        raise InputError(f"{len(plan.sites)} sites are fewer than min_sites={least}; name more sites, or lower min_sites")
     return write_job(folder, scope, plan, None, initial)
 
 
@@ -53,18 +54,18 @@ def write_job(
     request: AdaptationRequest | None,
     brought: Mapping[str, Tensor] | None,
 ) -> Path:
-    """Writes a job folder, replacing an earlier one of ours; returns it.
+    """Writes a job folder, replacing an earlier job; returns it.
 
     Args:
-        brought: the tensors that the server's app brings along, if any; a site's brings none.
+        brought: the tensors in the server's app, if any; the sites' app contains none.
 
     Raises:
-        InputError: the folder holds something else, or its name is no job's.
+        InputError: the folder holds something else, or its name is not valid for a job.
     """
-    require_name("the job's name, its folder's,", folder.name)
+    require_name("the job's name, from its folder,", folder.name)
     require_name("scope", scope)
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
-        raise InputError(f"{folder} holds something else than a job of ours; choose another folder")
+        raise InputError(f"{folder} is neither empty nor an exported job; choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
     _write(folder / META, job_meta(folder.name, scope, plan, request))
     for side in SIDES:
@@ -85,7 +86,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _pretty(value: Any, indent: str = "") -> str:
-    """JSON for people: what fits on a line stays on it."""
+    """Returns readable JSON: a value that fits on one line stays on one line."""
     flat = json.dumps(value)
     if len(indent) + len(flat) < 110 or not isinstance(value, dict | list):
         return flat
@@ -98,15 +99,15 @@ def _pretty(value: Any, indent: str = "") -> str:
 
 
 def federation_of(root: Path, only: Sequence[str] | None = None) -> tuple[list[str], dict[str, Any]]:
-    """The sites below `root`, or `only` some of them, and what their data have in common: channels, classes, labels.
+    """Returns the sites below `root`, or only those in `only`, and their common metadata: channels, classes, labels.
 
     Raises:
-        InputError: there is no site, one of `only` is not there, or two differ; names them.
+        InputError: there is no site, a site of `only` does not exist, or two sites differ; names them.
     """
-    found = {path.name: path for path in find_sites(root)}
-    if unknown := sorted(set(only or ()) - found.keys()):
-        raise InputError(f"{', '.join(unknown)}: no site below {root}; there are {', '.join(found)}")
-    folders = [SiteFolder.open(path) for name, path in found.items() if only is None or name in only]
+    paths = {path.name: path for path in find_sites(root)}
+    if unknown := sorted(set(only or ()) - paths.keys()):
+        raise InputError(f"{', '.join(unknown)}: not a site below {root}; the sites are {', '.join(paths)}")
+    folders = [SiteFolder.open(path) for name, path in paths.items() if only is None or name in only]
     first = folders[0]
     for other in folders[1:]:
         if misfit(other, facts_of(first)):

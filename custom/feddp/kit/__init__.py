@@ -1,1 +1,1 @@
-"""A participant's startup kit, checked before it is started. FLARE's plain kits are not signed: certificates are the anchor."""
+"""Checks a participant's startup kit before its start. FLARE's plain kits are unsigned; their certificates are the anchor."""

@@ -1,4 +1,4 @@
-"""`feddp kit approve`: the line in a hospital's privacy.json without which it takes no job."""
+"""`feddp kit approve`: writes the line in a hospital's privacy.json without which the hospital accepts no job."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,36 +15,36 @@ from feddp.flare.job_folder import META, Job, read_folder, require_meta
 from feddp.flare.policy import SitePolicy
 from feddp.kit.containers import Containers
 from feddp.kit.describe import described
-from feddp.kit.kit import CLIENT as HOSPITAL
-from feddp.kit.kit import Kit, read_json
+from feddp.sealing.kit import CLIENT as HOSPITAL
+from feddp.sealing.kit import Kit, read_json
 
 
 @dataclass(frozen=True)
 class Approval:
-    """A job's folder, read as a site reads what is deployed there, and a hospital's policy."""
+    """A job's folder, read as a site reads a deployed job, and a hospital's policy."""
 
     name: str
     scope: str
     job: Job
     kit: Kit
     policy: SitePolicy
-    data: Path | None  # the site's folder, where this machine can see it
+    data: Path | None  # the site's folder, if it is on this machine
 
     @classmethod
     def of(cls, folder: Path, kit: Path) -> "Approval":
         """Reads both.
 
         Raises:
-            FedDPError: the folder is not what the export writes, the kit is no hospital's, or its policy is not in order.
+            FedDPError: the folder is not an exported job, the kit does not belong to a hospital, or its policy is invalid.
         """
         opened = Kit.open(kit)
         if opened.kind != HOSPITAL:
-            raise InputError(f"{kit} is the kit of a {opened.kind}; jobs are approved in a hospital's")
+            raise InputError(f"{kit} is the kit of a {opened.kind}; only hospitals approve jobs, so name a hospital's kit")
         meta, job = read_job(folder)
         privacy = opened.folder / "local" / "privacy.json"
         properties = scope_properties(privacy, meta["scope"])
         if properties is None:
-            raise PolicyError(f"{privacy} has no scope {meta['scope']}, under which the job runs; add it, or refuse the job")
+            raise PolicyError(f"{privacy} has no scope {meta['scope']}, which the job needs; add it, or refuse the job")
         policy = SitePolicy.of(opened.name, properties, simulated=False)
         containers = Containers.of(opened)
         data = containers.here(policy.data) if containers else policy.data
@@ -56,29 +56,29 @@ class Approval:
 
     @property
     def given(self) -> bool:
-        """Whether the policy takes the job as it is."""
+        """Whether the policy already approves the job."""
         return self.policy.approves(self.job.plan, self.job.asked)
 
     @property
     def problems(self) -> list[str]:
-        """Why the hospital does not take the job, approved or not."""
-        found = self.policy.problems(self.job.plan, self.job.asked)
+        """The reasons why the hospital does not accept the job, approved or not."""
+        reasons = self.policy.problems(self.job.plan, self.job.asked)
         if self.data and not self.job.request:
             folder = SiteFolder.open(self.data)
-            found += self.policy.bounds.too_few(len(folder.rows_of("train")))
+            reasons += self.policy.bounds.too_few(len(folder.rows_of("train")))
             if differing := misfit(folder, facts_of(self.job.plan)):
                 here, wanted = (f"{n} channels, {', '.join(classes)} ({labels})" for n, classes, labels in differing)
-                found.append(f"the job is for {wanted}, and {self.data} has {here}; ask its lead to export it for these")
+                reasons.append(f"the job is for {wanted}, but {self.data} has {here}; ask its lead to export it for these")
         if self.kit.name not in (self.job.request.sites if self.job.request else self.job.plan.sites):
-            found.append(f"the job is not for {self.kit.name}; ask its lead to export it for this hospital too")
-        return found
+            reasons.append(f"the job is not for {self.kit.name}; ask its lead to export it for this hospital too")
+        return reasons
 
     def words(self) -> list[str]:
-        """What the job will do here."""
+        """Returns a description of what the job will do at this hospital."""
         return described(self.name, self.job, self.policy, self.data)
 
     def write(self) -> None:
-        """Adds the line to the job's scope: the whole file or nothing, under the mode that it has."""
+        """Adds the line to the job's scope. Writes the file atomically and keeps its mode."""
         content = read_json(self.privacy)
         for scope in content["scopes"]:
             if scope["name"] == self.scope:
@@ -89,17 +89,17 @@ class Approval:
 
 
 def read_job(folder: Path) -> tuple[dict[str, Any], Job]:
-    """A job folder's meta.json and what the job is.
+    """Returns a job folder's meta.json and the job.
 
     Raises:
-        InputError: it is not what the export writes; both apps must be those of one plan.
+        InputError: the folder is not an exported job, or its two apps have different plans.
     """
     if not (folder / META).is_file():
-        raise InputError(f"{folder} is no job's folder: it has no {META}; name the folder that `feddp job` wrote")
+        raise InputError(f"{folder} is not a job's folder: it has no {META}; name the folder that `feddp job` wrote")
     known = {META, *APPS.values(), *SIGNATURES}  # FLARE's console signs the folder itself when it submits it
     extra = [path.name for path in sorted(folder.iterdir()) if path.name not in known]
     if extra:
-        raise InputError(f"{folder} holds {extra[0]!r}, which no job of ours has; export the job with `feddp job`")
+        raise InputError(f"{folder} holds {extra[0]!r}, which no exported job has; export the job with `feddp job`")
     job, at_server = (read_folder(side, folder / APPS[side]) for side in reversed(SIDES))
     if at_server.plan != job.plan:
         raise InputError(f"{folder}: the server's app has another plan than the sites'; export the job with `feddp job`")

@@ -1,4 +1,4 @@
-"""What jobs have used of a site's budget, and beginning anew."""
+"""`feddp kit budget`: shows the used part of a site's budget and resets it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,18 +8,18 @@ from feddp.flare.budget import Ledger, Used
 from feddp.flare.context import kept_below
 from feddp.flare.policy import Budget, SitePolicy
 from feddp.kit.containers import Containers
-from feddp.kit.kit import CLIENT, Kit, read_json
+from feddp.sealing.kit import CLIENT, Kit, read_json
 
 
 def budget(folder: Path, reset: bool) -> list[str]:
-    """A line for each data folder that the site's policy names, or that jobs have opened; with `reset` all of them are unused.
+    """Returns a line for each data folder that the policy names or that jobs opened; `reset` first sets the counts to zero.
 
     Raises:
-        FedDPError: the kit is no site's, its policy or its budget cannot be read, or the files lie in a cluster.
+        FedDPError: the kit does not belong to a site, its policy or budget cannot be read, or the files are in a cluster.
     """
     kit = Kit.open(folder)
     if kit.kind != CLIENT:
-        raise InputError(f"{folder} is the kit of the {kit.kind} {kit.name}: only a site has data, and a budget for them")
+        raise InputError(f"{folder} is the kit of the {kit.kind} {kit.name}; only sites have a budget, so name a site's kit")
     ledger = Ledger(kit.name, kept_below(_root(kit)))
     if reset:
         ledger.reset()
@@ -27,24 +27,24 @@ def budget(folder: Path, reset: bool) -> list[str]:
 
 
 def _root(kit: Kit) -> Path:
-    """The folder on this machine under which the site's jobs keep their files."""
+    """Returns this machine's folder below which the site's jobs keep their files."""
     containers = Containers.of(kit)
     if containers is None:
         return kit.folder
     root = containers.kept()
     if root is None:
-        raise PolicyError(f"site {kit.name}: its budget lies in a volume of the cluster; to reset it, remove budget.json there")
+        raise PolicyError(f"site {kit.name}: its budget is in a volume of the cluster; to reset it, remove budget.json there")
     return root
 
 
 def _allowed(kit: Kit) -> dict[str, Budget]:
-    """By data folder. Of scopes that name the same, a job has its own scope's; here the last one's is said."""
+    """Returns {data folder: its budget}. A job uses its scope's budget; of scopes with one folder, the last is shown."""
     path = kit.folder / "local" / "privacy.json"
     scopes = read_json(path).get("scopes")
     if not isinstance(scopes, list) or not all(isinstance(scope, Mapping) for scope in scopes):
-        raise PolicyError(f"{path} holds no list of scopes; put back the file as it was provisioned")
+        raise PolicyError(f"{path} holds no list of scopes; restore the provisioned file")
     policies = [SitePolicy.of(kit.name, scope.get("properties"), simulated=False) for scope in scopes]
-    inside = Containers.of(kit) is not None  # where `data` is no path of this machine
+    inside = Containers.of(kit) is not None  # in a container, `data` is not a path of this machine
     return {str(policy.data if inside else policy.data.resolve()): policy.budget for policy in policies}
 
 
@@ -53,6 +53,6 @@ def _lines(used: Mapping[str, Used], allowed: Mapping[str, Budget]) -> list[str]
     for data in sorted(used.keys() | allowed.keys()):
         mine, limit = used.get(data, Used()), allowed.get(data)
         of = (f" of {limit.jobs}", f" of {limit.evaluations}") if limit else ("", "")
-        end = "" if limit else ", and no scope of privacy.json names it now"
+        end = "" if limit else "; no scope of privacy.json names it now"
         lines.append(f"{data}: {len(mine.jobs)}{of[0]} jobs, {mine.evaluations}{of[1]} evaluations{end}")
     return lines

@@ -1,4 +1,4 @@
-"""The classes that a kit may have FLARE build, told by their names: nothing here is imported or built to find out."""
+"""Checks by name the classes that a kit makes FLARE build; the check imports and builds nothing."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -6,14 +6,14 @@ from typing import Any
 
 from nvflare.tool.deploy import deploy_common as flare
 
-from feddp.data.description import Problem
-from feddp.kit.kit import CLIENT, SERVER, Kit, read_json
+from feddp.errors import Problem
 from feddp.kit.settings import BUILT, resources
 from feddp.provision import AT_SERVER, COMPONENTS, DEPLOYER, GATE, PRIVATE_FILES, SETTINGS
+from feddp.sealing.kit import CLIENT, SERVER, Kit, read_json
 
 _STORAGE = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
 _OURS = {PRIVATE_FILES, DEPLOYER}
-# what `nvflare provision` and `nvflare deploy prepare` write, less what carries logs or events out; and ours
+# the classes that `nvflare provision` and `nvflare deploy prepare` write, without those that send logs or events; and ours
 REVIEWED = {
     SERVER: _OURS
     | {
@@ -39,50 +39,50 @@ REVIEWED = {
         flare.K8S_CLIENT_LAUNCHER,
     },
 }
-_CLASS_KEYS = ("path", "class_path", "name")  # in which FLARE looks for a class, the first that is there
+_CLASS_KEYS = ("path", "class_path", "name")  # FLARE takes the class from the first of these that exists
 
 
 def component_problems(kit: Kit) -> list[Problem]:
-    """Every component that is not on the list, in each file of resources, and those of ours that the one in force lacks."""
+    """Returns every unreviewed component of each resources file, and our components that the effective file lacks."""
     problems = []
     for path in resources(kit):
-        said = read_json(path)
-        listed = said.get("components", [])
+        content = read_json(path)
+        listed = content.get("components", [])
         if not isinstance(listed, list):
-            problems.append(Problem(path, "has components that are no list", "Put back the kit's file"))
+            problems.append(Problem(path, "has components that are not a list", "Restore the kit's file"))
             listed = []
         named = [(component.get("id") if isinstance(component, Mapping) else "", component) for component in listed]
-        named += [(key, said[key]) for key in BUILT[1:] if key in said]
+        named += [(key, content[key]) for key in BUILT[1:] if key in content]
         for name, component in named:
-            strange = strangers(component, REVIEWED[kit.kind], f"the component {name}")
-            problems += [Problem(path, why, "Remove it from components") for why in strange]
+            reasons = unreviewed(component, REVIEWED[kit.kind], f"the component {name}")
+            problems += [Problem(path, why, "Remove it from components") for why in reasons]
     path = kit.effective("resources.json")
-    said = read_json(path)
-    there = said.get("components")
+    content = read_json(path)
+    there = content.get("components")
     for key, value in SETTINGS[kit.kind].items():
-        if said.get(key) != value:
-            problems.append(Problem(path, f"lacks {key}", f"Write, to the letter: {json.dumps({key: value})}"))
+        if content.get(key) != value:
+            problems.append(Problem(path, f"lacks {key}", f"Write exactly: {json.dumps({key: value})}"))
     for demanded in COMPONENTS[kit.kind]:
         if not isinstance(there, list) or demanded not in there:
             what = f"lacks the component {demanded['id']}, {demanded['path']}"
-            problems.append(Problem(path, what, f"Add to components, to the letter: {json.dumps(demanded)}"))
+            problems.append(Problem(path, what, f"Add exactly this to components: {json.dumps(demanded)}"))
     return problems
 
 
-def strangers(entry: Any, reviewed: Mapping[str, Any] | set[str], what: str) -> Iterator[str]:
-    """Why FLARE is not to build an entry, or one nested in its arguments, as FLARE would go through them."""
+def unreviewed(entry: Any, reviewed: Mapping[str, Any] | set[str], what: str) -> Iterator[str]:
+    """Yields the reasons against an entry and against the entries in its arguments, which FLARE would build too."""
     if not isinstance(entry, Mapping):
-        yield f"has {what}, which is no object"
+        yield f"has {what}, which is not an object"
         return
     path = entry.get("path")
     if not isinstance(path, str):
-        yield f"has {what} and does not say of which class it is by a `path`"
+        yield f"has {what} without a `path` that names its class"
     elif path not in reviewed:
-        yield f"has {what}, of {path}, which is no reviewed class"
+        yield f"has {what}, of {path}, which is not a reviewed class"
     args = entry.get("args", {})
     if not isinstance(args, Mapping) or "class_attributes" in args:
-        yield f"has {what} with arguments that are no plain object"
+        yield f"has {what} with arguments that are not a plain object"
         return
     for name, value in args.items():
         if isinstance(value, Mapping) and any(key in value for key in _CLASS_KEYS):
-            yield from strangers(value, reviewed, f"{what}, {name}")
+            yield from unreviewed(value, reviewed, f"{what}, {name}")

@@ -1,4 +1,4 @@
-"""A kit prepared for containers (`nvflare deploy prepare`): what a job's container is given must fit the site's policy."""
+"""Checks a kit prepared for containers (`nvflare deploy prepare`): the containers of jobs must fit the site's policy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from nvflare.apis.job_def import DEFAULT_STUDY
 from nvflare.app_opt.job_launcher.study_data import StudyDatasetMount
 from nvflare.app_opt.job_launcher.study_runtime import StudyRuntime, load_study_runtime_file
 
-from feddp.data.description import BadFile, Problem
-from feddp.kit.kit import CLIENT, Kit, components
+from feddp.errors import BadFile, Problem
+from feddp.sealing.kit import CLIENT, Kit, components
 
 DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
 LAUNCHERS = {f"nvflare.app_opt.job_launcher.{runtime}_launcher.": runtime for runtime in (DOCKER, KUBERNETES)}
 RESULTS = WorkspaceConstants.ENV_VAR_RESULT_ROOT
-SEE = "See provisioning/README.md, 'Site images'"
-# what of a container a site may choose; the rest could put other code in place of the image's, or open the machine to it
+SEE = "See the documentation, 'Run a site in Docker or Kubernetes'"
+# the options of a container that a site may set; others could replace the image's code or give it access to the machine
 PYTHON = (None, "/usr/local/bin/python", "/usr/local/bin/python3")
 ENVIRONMENT = {RESULTS, WorkspaceConstants.ENV_VAR_AUDIT_ROOT, WorkspaceConstants.ENV_VAR_LOG_ROOT}
 ENVIRONMENT |= {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TZ"}
@@ -27,14 +27,14 @@ OPTIONS |= {"shm_size", "mem_limit", "nano_cpus", "cpuset_cpus", "pids_limit"}
 
 
 def runtime(kit: Kit) -> str | None:
-    """What the kit's jobs run in: `DOCKER`, `KUBERNETES`, or None for processes beside the parent's."""
+    """Returns where the kit's jobs run: `DOCKER`, `KUBERNETES`, or None for processes beside the parent process."""
     paths = [str(component.get("path", "")) for component in components(kit.effective("resources.json"))]
     return next((name for prefix, name in LAUNCHERS.items() if any(path.startswith(prefix) for path in paths)), None)
 
 
 @dataclass(frozen=True)
 class Containers:
-    """What the site gives the containers of jobs: `file` says it for each study, and the launcher for all."""
+    """The site's settings for the containers of jobs: of each study, from `file`, and of the launcher, for all."""
 
     runtime: str
     file: Path
@@ -44,92 +44,93 @@ class Containers:
 
     @classmethod
     def of(cls, kit: Kit) -> "Containers | None":
-        """None where the kit was not prepared for containers.
+        """Reads the kit's settings; returns None if it was not prepared for containers.
 
         Raises:
             BadFile: FLARE would refuse its local/study_runtime.yaml.
         """
-        if (found := runtime(kit)) is None:
+        if (mode := runtime(kit)) is None:
             return None
         file = kit.folder / "local" / "study_runtime.yaml"
         try:
-            studies = load_study_runtime_file(str(file), launcher_mode=found)
+            studies = load_study_runtime_file(str(file), launcher_mode=mode)
         except ValueError as error:
-            raise BadFile(Problem(file, f"is refused by FLARE ({error})", SEE)) from error
+            raise BadFile(Problem(file, f"is not accepted by FLARE ({error})", SEE)) from error
         resources = kit.effective("resources.json")
         (launcher, *_) = [c for c in components(resources) if str(c.get("path")).startswith(tuple(LAUNCHERS))]
-        return cls(found, file, studies, launcher.get("args") or {}, resources)
+        return cls(mode, file, studies, launcher.get("args") or {}, resources)
 
     @property
     def given(self) -> StudyRuntime:
-        """What jobs of ours get."""
+        """The settings for FedDP's jobs."""
         return self.studies.get(DEFAULT_STUDY) or StudyRuntime(DEFAULT_STUDY)
 
     def problems(self, kind: str) -> list[Problem]:
-        """No image to start a job in; at a site, what it keeps of a job lost with the job's container."""
+        """Returns the problems of the settings: code, a missing image, a site's files that would not outlive the container."""
         problems = [*self._code()]
         if not self.given.container_image:
-            remedy = f"Name it as studies.{DEFAULT_STUDY}.container.image; a job that brings its own is refused"
-            problems.append(Problem(self.file, "gives jobs no image", remedy))
+            remedy = f"Name it as studies.{DEFAULT_STUDY}.container.image; jobs that name an image are refused"
+            problems.append(Problem(self.file, "names no image for jobs", remedy))
         if kind == CLIENT:
             kept = self.given.env.get(RESULTS)
             mount = self._mount(Path(kept)) if kept else None
             if mount is None or mount.read_only:
-                what = f"keeps nothing of a job: {RESULTS} is {kept!r}, which is no dataset mounted for writing"
+                what = f"keeps no files of a job: {RESULTS} is {kept!r}, which is not a dataset mounted for writing"
                 problems.append(Problem(self.file, what, SEE))
             elif self.runtime == DOCKER and not Path(mount.source).is_dir():
-                problems.append(Problem(Path(mount.source), "is no folder, and jobs are to write there", "Make it"))
+                problems.append(Problem(Path(mount.source), "is not a folder, but jobs write there", "Create it"))
         return problems
 
     def kept(self) -> Path | None:
-        """Where on this machine the site keeps what outlives a job; None: in a volume of the cluster.
+        """Returns this machine's folder for the files that outlive a job; None: they are in a volume of the cluster.
 
         Raises:
-            BadFile: nothing outlives a job.
+            BadFile: no files outlive a job.
         """
         if problems := self.problems(CLIENT):
             raise BadFile(problems[0])
         return self.here(Path(self.given.env[RESULTS]))
 
     def _code(self) -> Iterator[Problem]:
-        """What would run other code than the image's, or open the machine to it."""
-        said = self.launcher
-        if said.get("config_file_path") is not None or said.get("study_data_pvc_file_path") is not None:
-            yield Problem(self.resources, "has the launcher read a file outside the kit", "Write null for it")
+        """Yields settings that run other code than the image's or give it access to the machine."""
+        launcher = self.launcher
+        if launcher.get("config_file_path") is not None or launcher.get("study_data_pvc_file_path") is not None:
+            yield Problem(self.resources, "makes the launcher read a file outside the kit", "Write null for it")
         for key in ("default_python_path", "python_path"):
-            if said.get(key) not in PYTHON:
-                yield Problem(self.resources, f"starts jobs with {said[key]!r}", f"Write {PYTHON[1]}")
-        chosen = [(self.resources, said.get("default_job_env"), said.get("default_job_container_kwargs"))]
+            if launcher.get(key) not in PYTHON:
+                yield Problem(self.resources, f"starts jobs with {launcher[key]!r}", f"Write {PYTHON[1]}")
+        chosen = [(self.resources, launcher.get("default_job_env"), launcher.get("default_job_container_kwargs"))]
         chosen += [(self.file, study.env, study.docker_kwargs) for study in self.studies.values()]
         for file, environment, options in chosen:
             for word in sorted({*(environment or {})} - ENVIRONMENT | {*(options or {})} - OPTIONS):
-                yield Problem(file, f"gives containers {word}, which the check does not know", f"Take it out. {SEE}")
-            if set((options or {}).get("security_opt") or ()) - HARDENING:
-                what = f"gives containers security_opt {options['security_opt']!r}"
-                yield Problem(file, what, f"There may be {' and '.join(sorted(HARDENING))}")
+                yield Problem(file, f"gives containers {word}, which the check does not know", f"Remove it. {SEE}")
+            security = (options or {}).get("security_opt")
+            if set(security or ()) - HARDENING:
+                what = f"gives containers security_opt {security!r}"
+                yield Problem(file, what, f"Allowed are {' and '.join(sorted(HARDENING))}")
         for study in self.studies.values():
             for mount in study.datasets:
                 if not mount.read_only and study.env.get(RESULTS) not in (None, mount.mount_path):
-                    what = f"mounts {mount.source} for writing, which is not where the site keeps what it learns ({RESULTS})"
+                    what = f"mounts {mount.source} for writing, which is not the folder for the site's files ({RESULTS})"
                     yield Problem(self.file, what, "Mount it read-only")
                 if self.runtime == DOCKER and (Path(mount.source) == Path("/") or Path(mount.source).is_socket()):
                     yield Problem(
-                        self.file, f"mounts {mount.source}, which opens the machine to jobs", "Name the data's folder"
+                        self.file, f"mounts {mount.source}, which gives jobs access to the machine", "Name the data folder"
                     )
             if study.pod_template or study.secret_env or study.secret_mounts:
                 what = f"gives containers of study {study.study} a pod template or secrets, which the check does not know"
-                yield Problem(self.file, what, f"Take them out. {SEE}")
+                yield Problem(self.file, what, f"Remove them. {SEE}")
 
     def here(self, data: Path) -> Path | None:
-        """Where the folder that jobs see as `data` lies on this machine; None: in a volume of the cluster.
+        """Returns this machine's folder that jobs see as `data`; None: it is in a volume of the cluster.
 
         Raises:
-            BadFile: no container sees it.
+            BadFile: no container sees `data`.
         """
         mount = self._mount(data)
         if mount is None:
             where = ", ".join(dataset.mount_path for dataset in self.given.datasets) or "none"
-            what = f"mounts no {data}, which privacy.json names as `data` (jobs see: {where})"
+            what = f"does not mount {data}, which privacy.json names as `data` (jobs see: {where})"
             raise BadFile(Problem(self.file, what, SEE))
         return Path(mount.source) / data.relative_to(mount.mount_path) if self.runtime == DOCKER else None
 

@@ -1,4 +1,4 @@
-"""What a kit's policy lets leave, in words: for the administrator who is to start it."""
+"""Describes in words what a kit's policy lets leave, for the administrator who starts the kit."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -6,35 +6,35 @@ from typing import Any
 
 from feddp.flare.policy import SitePolicy
 from feddp.kit.files import KEPT
-from feddp.kit.kit import CLIENT, Kit
 from feddp.kit.privacy import privacy_file, scopes
+from feddp.sealing.kit import CLIENT, Kit
 
-# of a property of privacy.json; one that is not named here is shown under its own name
+# for each property of privacy.json; a property without an entry is shown under its own name
 WORDS = {
     "data": "trains on",
     "device": "computes on",
-    "consent": "gives other sites, beside the shared tensors that the server averages",
-    "recipients": "to these sites",
-    "private": "never shares, whatever the method",
-    "methods": "takes jobs of",
-    "spectra": "training images of whose spectra a job may ask, at most",
-    "min_images": "fewest images over which a mean leaves",
+    "consent": "gives to other sites, in addition to the shared tensors that the server averages",
+    "recipients": "gives to these sites",
+    "private": "never shares, with any method",
+    "methods": "accepts these methods",
+    "spectra": "training images whose spectra a job may ask for, at most",
+    "min_images": "images over which a mean may leave, at least",
     "threads": "CPU threads",
-    "approve": "takes these plans, by digest",
-    "networks": "takes these networks",
+    "approve": "accepts these plans, by digest",
+    "networks": "accepts these networks",
     "tensors": "initial tensors that a job may bring, by SHA-256",
-    "bounds": "of an approved plan",
-    "std_images": "fewest images over which a standard deviation leaves",
-    "budget": "jobs and evaluations over the same data, at most",
-    "seed": "whose draws the order of images follows",
+    "bounds": "bounds for every plan",
+    "std_images": "images over which a standard deviation may leave, at least",
+    "budget": "jobs and evaluations on the same data, at most",
+    "seed": "source of the order of images",
 }
 
 
 def effective(kit: Kit) -> Iterator[str]:
-    """One line for each property of each scope, defaults included, and what the kit keeps; nothing for a server or a person."""
+    """Yields a line for kept files and for each property of each scope, defaults included; none for a server or a person."""
     if kit.kind != CLIENT:
         return
-    if (kept := kit.folder / KEPT).exists():  # whoever put it there knows the secret by which the site draws
+    if (kept := kit.folder / KEPT).exists():  # a person who put it there would know the site's secret
         yield f"keeps {len(list(kept.iterdir()))} files and folders in {kept}; if this kit never ran, remove the folder"
     for scope in scopes(privacy_file(kit)):
         policy = SitePolicy.of(kit.name, scope["properties"], simulated=False)
@@ -44,9 +44,9 @@ def effective(kit: Kit) -> Iterator[str]:
             yield f"  {WORDS.get(field.name, field.name)} ({field.name}): {_words(value)}{_changed(field, value)}"
 
 
-def _changed(field: Field, value: Any) -> str:
-    """What a property would be if privacy.json left it out: weaker than that, it is the administrator's own decision."""
-    return "" if field.default in (MISSING, value) else f" [left out, it would be: {_words(field.default)}]"
+def _changed(field: Field[Any], value: Any) -> str:
+    """Returns the default of a property that privacy.json changes; a weaker value is the administrator's own decision."""
+    return "" if field.default in (MISSING, value) else f" [default: {_words(field.default)}]"
 
 
 def _words(value: Any) -> str:

@@ -1,21 +1,21 @@
-"""What only the machine that a kit will run on can tell: the server answers, the device is there."""
+"""Checks that only the machine on which a kit will run can make: the server answers, the device exists."""
 
 import socket
 import ssl
+from typing import Any
 
 import torch
 
-from feddp.data.description import Problem
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Problem
 from feddp.kit.containers import runtime
-from feddp.kit.kit import CLIENT, SERVER, Kit, components, read_json
+from feddp.sealing.kit import CLIENT, SERVER, Kit, components, read_json
 from feddp.training.device import usable
 
-PATIENCE = 5  # seconds for the server to take a connection, and to turn a certificate away
+PATIENCE = 5  # seconds for the server to accept a connection and to refuse a certificate
 
 
 def here_problems(kit: Kit) -> list[Problem]:
-    """Of the way to the server, with the kit's own certificate; at a site, of its devices."""
+    """Returns the problems of the connection to the server, made with the kit's certificate, and of a site's devices."""
     problems = [] if kit.kind == SERVER else _reach(kit)
     if kit.kind == CLIENT and runtime(kit) is None:
         problems += _devices(kit)
@@ -23,37 +23,37 @@ def here_problems(kit: Kit) -> list[Problem]:
 
 
 def _reach(kit: Kit) -> list[Problem]:
-    """Whether a server of this project listens, and takes this certificate."""
+    """Checks that a server of this project listens and accepts this certificate."""
     host, port = kit.server
     context = ssl.create_default_context(cafile=kit.root)
-    context.check_hostname = False  # FLARE's clients go by the root and the name, not by the host
+    context.check_hostname = False  # FLARE's clients check the root and the common name, not the host
     context.load_cert_chain(kit.certificate, kit.key)
     wrong, remedy = "", "Start the server, open the firewall, or leave this out with --offline"
     try:
         with socket.create_connection((host, port), timeout=PATIENCE) as plain, context.wrap_socket(plain) as secured:
             secured.settimeout(1)
             if (shown := _name(secured)) != kit.server_identity:
-                wrong = f"shows the certificate of {shown}, and the kit names {kit.server_identity}"
-                remedy = "Correct the address, or ask for the kit anew"
+                wrong = f"shows the certificate of {shown}, but the kit names {kit.server_identity}"
+                remedy = "Correct the address, or ask for a new kit"
             elif _hangs_up(secured):
-                wrong = "turns this kit's certificate away"
+                wrong = "refuses this kit's certificate"
     except ssl.SSLCertVerificationError as error:
-        wrong, remedy = f"is not of this project ({error.verify_message})", "Correct the address, or ask for the kit anew"
+        wrong, remedy = f"is not of this project ({error.verify_message})", "Correct the address, or ask for a new kit"
     except ssl.SSLError as error:
-        wrong = f"does not speak TLS with this kit's certificate ({error.reason})"
+        wrong = f"makes no TLS connection with this kit's certificate ({error.reason})"
     except OSError as error:
         wrong = f"does not answer ({error})"
     return [Problem(kit.configuration, f"the server {host}:{port} {wrong}", remedy)] if wrong else []
 
 
 def _name(secured: ssl.SSLSocket) -> str:
-    """The common name in the other side's certificate, which a site's FLARE holds against the kit's."""
-    subject = (secured.getpeercert() or {}).get("subject", ())
-    return next((value for part in subject for key, value in part if key == "commonName"), "nobody")
+    """Returns the common name in the other side's certificate. A site's FLARE compares it with the name in the kit."""
+    subject: Any = (secured.getpeercert() or {}).get("subject", ())  # sequences of pairs (name, value)
+    return next((str(value) for part in subject for key, value in part if key == "commonName"), "nobody")
 
 
 def _hangs_up(secured: ssl.SSLSocket) -> bool:
-    """A server that has taken the certificate waits for us to speak."""
+    """Whether the server closes the connection. If it accepts the certificate, it waits for our first message."""
     try:
         return not secured.recv(1)
     except TimeoutError:
@@ -61,16 +61,16 @@ def _hangs_up(secured: ssl.SSLSocket) -> bool:
 
 
 def _devices(kit: Kit) -> list[Problem]:
-    """The GPUs that FLARE is to hand out, without which its client does not start, and each scope's device."""
+    """Checks that each scope's device exists, and the GPUs that FLARE manages: without them its client does not start."""
     problems = []
     path = kit.effective("resources.json")
     wanted = max((int((c.get("args") or {}).get("num_of_gpus") or 0) for c in components(path)), default=0)
     if wanted > (there := torch.cuda.device_count()):
-        problems.append(Problem(path, f"has num_of_gpus {wanted}, and this machine has {there}", "Correct it"))
+        problems.append(Problem(path, f"has num_of_gpus {wanted}, but this machine has {there}", "Correct it"))
     path = kit.folder / "local" / "privacy.json"
     for scope in read_json(path)["scopes"]:
         try:
-            usable(scope["properties"].get("device", "cpu"), f"scope {scope['name']}: device", "say cpu, cuda or cuda:N")
+            usable(scope["properties"].get("device", "cpu"), f"scope {scope['name']}: device", "write cpu, cuda or cuda:N")
         except FedDPError as error:
             problems.append(Problem(path, str(error), "Correct it"))
     return problems

@@ -1,4 +1,4 @@
-"""A site's privacy.json: the guard stands on all that leaves, and what else stands there is on the list and can be built."""
+"""Checks a site's privacy.json: the guard is last on all results, and the other filters are reviewed and can be built."""
 
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
@@ -10,27 +10,26 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
 from feddp.data.check import check as data_problems
-from feddp.data.description import BadFile, Problem
-from feddp.errors import FedDPError
+from feddp.errors import BadFile, FedDPError, Problem
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.update_privacy import UpdatePrivacy
 from feddp.jobs.folder import SCOPE
-from feddp.kit.components import strangers
+from feddp.kit.components import unreviewed
 from feddp.kit.containers import Containers
 from feddp.kit.files import open_to_all
-from feddp.kit.kit import Kit, read_json
 from feddp.provision import GUARD, MINIMUM
+from feddp.sealing.kit import Kit, read_json
 
 UPDATE = "feddp.flare.update_privacy.UpdatePrivacy"
 MECHANISMS: dict[str, type[FLComponent]] = {
     "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy": PercentilePrivacy,
     "nvflare.app_common.filters.svt_privacy.SVTPrivacy": SVTPrivacy,
 }
-# the filters of which FLARE may build any; the check builds these and no other
+# the filters that FLARE may build; the check builds no others
 FILTERS: dict[str, type[FLComponent]] = {GUARD: PrivateTensorGuard, UPDATE: UpdatePrivacy, **MECHANISMS}
 CHAINS = ("task_result_filters", "task_data_filters")
-SEE = "See the README, 'A hospital's policy'"
+SEE = "See the documentation, 'A site's policy'"
 
 
 def privacy_file(kit: Kit) -> Path:
@@ -38,26 +37,26 @@ def privacy_file(kit: Kit) -> Path:
 
 
 def scopes(path: Path) -> list[Mapping[str, Any]]:
-    """BadFile where the file cannot be read."""
+    """Returns the scopes of a privacy.json; raises BadFile if it cannot be read."""
     listed = read_json(path).get("scopes")
     return [scope for scope in listed if isinstance(scope, Mapping)] if isinstance(listed, list) else []
 
 
 def privacy_problems(kit: Kit) -> list[Problem]:
-    """What is wrong with the scopes, their filters and properties, and with the data that these name."""
+    """Returns the problems of the scopes, their filters and properties, and of the named data folders."""
     path = privacy_file(kit)
     if not path.exists():
-        what = "is missing: FLARE would accept every scope, with no filter"
-        return [Problem(path, what, f"Put back the kit's file ({SEE})")]
+        what = "is missing: FLARE would accept every scope, without filters"
+        return [Problem(path, what, f"Restore the kit's file ({SEE})")]
     problems = []
     listed = read_json(path).get("components") or []
     for component in listed if isinstance(listed, list) else [listed]:
-        problems.append(Problem(path, f"has FLARE build {component!r}", "Remove it: no scope uses components"))
+        problems.append(Problem(path, f"makes FLARE build {component!r}", "Remove it: no scope uses components"))
     if SCOPE not in [scope.get("name") for scope in scopes(path)]:
-        problems.append(Problem(path, f"has no scope {SCOPE}, under which our jobs run", f"Add a scope of the name {SCOPE}"))
+        problems.append(Problem(path, f"has no scope {SCOPE}, which FedDP's jobs use", f"Add a scope with the name {SCOPE}"))
     for scope in scopes(path):
-        strange = [*_strangers(path, scope)]
-        problems += strange or [*_guard(path, scope), *_unbuilt(path, scope)]
+        unreviewed = [*_unreviewed(path, scope)]
+        problems += unreviewed or [*_guard(path, scope), *_unbuilt(path, scope)]
         problems += _site(kit, path, scope)
     return problems
 
@@ -67,37 +66,37 @@ def _chain(scope: Mapping[str, Any], name: str) -> list[Any]:
     return listed if isinstance(listed, list) else []
 
 
-def _strangers(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
-    """Filters that are not on the list, by whichever of FLARE's words they are named, in whichever chain."""
+def _unreviewed(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields the filters of both chains that are not in FILTERS, under any of FLARE's keys for a class."""
     for chain in CHAINS:
-        for why in (why for entry in _chain(scope, chain) for why in strangers(entry, FILTERS, f"a filter in {chain}")):
-            remedy = f"Take it out; there may be {', '.join(FILTERS)}"
+        for why in (why for entry in _chain(scope, chain) for why in unreviewed(entry, FILTERS, f"a filter in {chain}")):
+            remedy = f"Remove it; allowed are {', '.join(FILTERS)}"
             yield Problem(path, f"scope {scope.get('name')} {why}", remedy)
 
 
 def _guard(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
-    """The guard is the last on what leaves, and FLARE's mechanisms are in `UpdatePrivacy`."""
+    """Checks that the guard is the last filter on results, and that `UpdatePrivacy` contains FLARE's mechanisms."""
     name = scope.get("name")
     outgoing = [entry["path"] for entry in _chain(scope, CHAINS[0]) if _leaves(entry)]
     if GUARD not in outgoing:
         remedy = f'Add {{"path": "{GUARD}"}} to its task_result_filters'
-        yield Problem(path, f"scope {name} does not put the guard on what leaves", remedy)
+        yield Problem(path, f"scope {name} does not apply the guard to results", remedy)
     elif outgoing[-1] != GUARD:
-        what = f"scope {name} has {outgoing[-1]} after the guard, which does not see what it sends"
+        what = f"scope {name} has {outgoing[-1]} after the guard, which cannot check its output"
         yield Problem(path, what, "Put the guard last in task_result_filters")
     for entry in outgoing:
         if entry in MECHANISMS:
-            what = f"scope {name} has {entry} on what leaves, which takes weights for differences"
-            yield Problem(path, what, f"Put it into {UPDATE} (the README, 'Noise on what training changed')")
+            what = f"scope {name} applies {entry} to results directly; it would treat weights as differences"
+            yield Problem(path, what, f"Put it into {UPDATE}; see the documentation, 'Add noise to what training changed'")
 
 
 def _leaves(entry: Mapping[str, Any]) -> bool:
-    """A filter on outgoing results, which is where FLARE puts one that names no direction, and not one that it leaves out."""
+    """Whether FLARE applies the filter to outgoing results, the default direction, and does not skip it as disabled."""
     return entry.get("disabled") is not True and str(entry.get("direction") or "out").lower() in ("out", "inout")
 
 
 def _unbuilt(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
-    """What a filter says of its arguments: started, the site would end every job for everybody."""
+    """Yields the filters that refuse their arguments. A site with such a filter would end every job for all sites."""
     for entry in (entry for chain in CHAINS for entry in _chain(scope, chain)):
         try:
             _build(entry)
@@ -107,37 +106,37 @@ def _unbuilt(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _build(entry: Mapping[str, Any]) -> FLComponent:
-    """A filter, all of whose classes are on the list."""
+    """Builds a filter, of which all classes are reviewed."""
     args = entry.get("args", {})
     nested = {name: _build(value) for name, value in args.items() if isinstance(value, Mapping) and "path" in value}
     return FILTERS[entry["path"]](**{**args, **nested})
 
 
 def _site(kit: Kit, path: Path, scope: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with a scope's properties, or with the data that they name."""
+    """Returns the problems of a scope's properties and of the data that they name."""
     name = scope.get("name")
     try:
         policy = SitePolicy.of(kit.name, scope.get("properties"), simulated=False)
     except FedDPError as error:
         return [Problem(path, f"scope {name}: {error}", SEE)]
-    said = {word: attrgetter(word)(policy) for word in MINIMUM}
+    values = {word: attrgetter(word)(policy) for word in MINIMUM}
     below = [
-        Problem(path, f"scope {name} is below the consortium's minimum: {word} is {said[word]}", f"Write at least {least}")
+        Problem(path, f"scope {name} is below the consortium's minimum: {word} is {values[word]}", f"Write at least {least}")
         for word, least in MINIMUM.items()
-        if said[word] < least
+        if values[word] < least
     ]
     return below + _data(kit, path, policy)
 
 
 def _data(kit: Kit, path: Path, policy: SitePolicy) -> list[Problem]:
     if not policy.data.is_absolute():
-        return [Problem(path, f"names the data by {policy.data}, which is no whole path", "Write it from the root on")]
+        return [Problem(path, f"names the data folder {policy.data}, which is not an absolute path", "Write an absolute path")]
     containers = Containers.of(kit)
     try:
         data = containers.here(policy.data) if containers else policy.data
     except BadFile as bad:
         return [bad.problem]
-    if data is None:  # in the cluster; `feddp kit check` says that nobody looked
+    if data is None:  # in the cluster; `feddp kit check` says that the data were not checked
         return []
     if not (data / "dataset.json").exists():
         named = f"`data` in {path}" if containers is None else f"a dataset's `source` in {containers.file}"

@@ -1,9 +1,8 @@
-"""startup/ of a kit is what FLARE's templates give for this participant: nothing else is in it, and no script was changed.
+"""Checks that startup/ of a kit holds exactly the files that FLARE's templates give for this participant.
 
-Both ways of provisioning write nothing of their own there, so no hashes need be kept or signed: every file is made again from
-the installed FLARE and from what the certificate says of the participant, and compared to the letter. What the consortium alone
-can say is anchored elsewhere: certificate and key by the root (`kit.certificates`), the root by its fingerprint. The server's
-address is anchored by nothing but the certificate that is shown there.
+No hashes are stored: provisioning adds no files to startup/, so the check renders every file from the installed FLARE and the
+participant's certificate, and compares the texts. The root anchors certificate and key (`sealing.kit_certificates`), its
+fingerprint the root. Only the certificate that the server shows confirms the server's address.
 """
 
 import re
@@ -15,23 +14,23 @@ from cryptography.x509.oid import NameOID
 from nvflare.tool.deploy import docker_deploy
 from nvflare.tool.deploy.deploy_common import DOCKER_START_SH, WORKSPACE_MOUNT_PATH, KitInfo
 
-from feddp.data.description import Problem
-from feddp.kit.kit import ADMIN, AGAIN, CLIENT, SERVER, Kit, read_json
+from feddp.errors import Problem
 from feddp.kit.templates import Section, deviations, rendered, shape
 from feddp.limits import JSON_BYTES
 from feddp.reading import read
+from feddp.sealing.kit import ADMIN, AGAIN, CLIENT, SERVER, Kit, read_json
 
 CONFIGURATION = {SERVER: Section.FED_SERVER, CLIENT: Section.FED_CLIENT, ADMIN: Section.FED_ADMIN}
 NOTEBOOK = "system_info.ipynb"
-FOLDERS = ("config", "")  # below an app: as project.yml says, and as `nvflare package` takes it where nobody says
-README = "readme.txt"  # nothing reads it
-FLARES = "Put back the kit's file; if the kit is of another version of FLARE than is installed here, have it made anew"
+FOLDERS = ("config", "")  # below an app: from project.yml, and the default of `nvflare package`
+README = "readme.txt"  # no program reads it
+FLARES = "Restore the kit's file; if another version of FLARE made the kit, have a new kit made with the installed version"
 _IMAGE = re.compile(r'^DOCKER_IMAGE=\$\{NVFL_P_IMAGE:-"([\w./:@-]+)"\}$', re.MULTILINE)
 _NETWORK = re.compile(r'^NETWORK_NAME="([\w.-]+)"$', re.MULTILINE)
 
 
 def startup_problems(kit: Kit) -> list[Problem]:
-    """Every file of startup/ that is not a kit's, or not as FLARE writes it, where nothing is wrong with the certificate."""
+    """Returns every file of startup/ that is not part of a kit or differs from FLARE's. Requires a valid certificate."""
     problems = [Problem(kit.configuration, what, AGAIN) for what in _configuration(kit)]
     scripts = _scripts(kit)
     ours = {kit.configuration, kit.certificate, kit.key, kit.root, kit.configuration.with_name(README)}
@@ -41,7 +40,7 @@ def startup_problems(kit: Kit) -> list[Problem]:
         elif path.name == DOCKER_START_SH and kit.kind != ADMIN:
             problems += _changed(path, _docker(kit, _text(path)))
         elif path not in ours:
-            problems.append(Problem(path, "is no file of a kit", "Take it out of startup/, from which FLARE reads"))
+            problems.append(Problem(path, "is not a file of a kit", "Remove it from startup/, from which FLARE reads"))
     return problems
 
 
@@ -52,21 +51,21 @@ def _text(path: Path) -> str:
 def _changed(path: Path, allowed: set[str]) -> list[Problem]:
     if _text(path) in allowed:
         return []
-    return [Problem(path, "is not the script that FLARE's templates give", FLARES)]
+    return [Problem(path, "differs from the script of FLARE's templates", FLARES)]
 
 
 def _configuration(kit: Kit) -> Iterator[str]:
-    """What of fed_*.json FLARE's template does not say: other files for key and root, components, relays, clear text."""
-    said = read_json(kit.configuration)
-    yield from deviations(said, shape(CONFIGURATION[kit.kind]), exact=True)
-    part = said["admin"] if kit.kind == ADMIN else said["servers"][0] if kit.kind == SERVER else said.get("client")
+    """Yields deviations of fed_*.json from FLARE's template: other key or root files, components, relays, clear text."""
+    content = read_json(kit.configuration)
+    yield from deviations(content, shape(CONFIGURATION[kit.kind]), exact=True)
+    part = content["admin"] if kit.kind == ADMIN else content["servers"][0] if kit.kind == SERVER else content.get("client")
     security = part.get("connection_security") if isinstance(part, dict) else None
     if security != "mtls":
-        yield f"has connection_security {security!r}, and a kit mtls"
+        yield f"has connection_security {security!r}; a kit has 'mtls'"
 
 
 def _scripts(kit: Kit) -> dict[str, set[str]]:
-    """What each script may hold."""
+    """Returns {script: its allowed texts}."""
     if kit.kind == ADMIN:
         words = {"admin_name": kit.name}
         return {"fl_admin.sh": {rendered(Section.FL_ADMIN_SH, {})}, NOTEBOOK: {rendered(Section.ADM_NOTEBOOK, words)}}
@@ -85,12 +84,12 @@ def _scripts(kit: Kit) -> dict[str, set[str]]:
 
 
 def _docker(kit: Kit, script: str) -> set[str]:
-    """What `nvflare deploy prepare` writes for the image and the network that the script names."""
+    """Returns the text that `nvflare deploy prepare` writes for the image and the network named in the script."""
     image, network = _IMAGE.search(script), _NETWORK.search(script)
     if image is None or network is None:
         return set()
-    said = read_json(kit.configuration)["servers"][0]
-    learn, admin = kit.server[1], said.get("admin_port")
+    server = read_json(kit.configuration)["servers"][0]
+    learn, admin = kit.server[1], server.get("admin_port")
     ports = dict.fromkeys((learn, admin)) if kit.kind == SERVER else ()
     info = KitInfo(kit.folder, kit.kind, kit.name, _organisation(kit), learn, admin)
     words = {
@@ -109,7 +108,7 @@ def _docker(kit: Kit, script: str) -> set[str]:
 
 
 def _organisation(kit: Kit) -> str:
-    """As the certificate has it, which the root signed."""
+    """Returns the organisation in the certificate, which the root signed."""
     subject = x509.load_pem_x509_certificate(kit.certificate.read_bytes()).subject
     named = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     return str(named[0].value) if named else ""

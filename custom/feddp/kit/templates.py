@@ -1,4 +1,4 @@
-"""FLARE's own templates, of the version that is installed: what `nvflare provision` and `nvflare package` write into a kit."""
+"""The templates of the installed FLARE, from which `nvflare provision` and `nvflare package` write a kit."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,48 +13,48 @@ from nvflare.lighter.utils import sh_replace
 
 __all__ = ["Section", "deviations", "rendered", "shape"]
 
-_ANY = "any"  # in a shape: whatever provisioning puts there
-# where more keys may follow. Kits of ours have no relays, so none says whose name another's certificate may have
+_ANY = "any"  # in a shape: any value from provisioning
+# placeholders for further keys. Our kits have no relays, so auth_identity_config stays empty
 _OPTIONAL = re.compile(r"\{~~(require_signed_jobs_config|auth_identity_config)~~\}")
 _OPTIONAL_KEYS = {"require_signed_jobs"}
 
 
 def rendered(section: str, words: Mapping[str, str]) -> str:
-    """A section of the templates with `words` in their places."""
-    return sh_replace(_sections()[section], words)
+    """Returns a section of the templates, filled with `words`."""
+    return str(sh_replace(_sections()[section], words))
 
 
 @cache
 def shape(section: str) -> Any:
-    """A JSON section, with `_ANY` wherever provisioning puts a word in."""
+    """Returns a JSON section, with `_ANY` for each value that provisioning fills in."""
     text = _OPTIONAL.sub("", _sections()[section])
     return yaml.safe_load(re.sub(r'"?\{~~\w+~~\}"?', f'"{_ANY}"', text))  # JSON is YAML
 
 
-def deviations(said: Any, shape: Any, exact: bool, at: str = "") -> Iterator[str]:
-    """Where a configuration says what its template does not know, each in words.
+def deviations(content: Any, shape: Any, exact: bool, at: str = "") -> Iterator[str]:
+    """Yields in words where a configuration differs from its template.
 
     Args:
-        shape: of the template; where it holds a list of objects, each of the configuration's is held against the first.
-        exact: whether values of the template's own must be as they are there, and none may lack.
+        shape: of the template. If it holds a list of objects, each object of the configuration is compared with the first.
+        exact: whether all keys of the template are required, with its fixed values.
     """
-    if isinstance(shape, Mapping) and isinstance(said, Mapping):
-        for key in sorted(said.keys() - shape.keys() - _OPTIONAL_KEYS):
-            yield f"says {at}{key}, which no kit says"
-        for key in sorted(shape.keys() & said.keys()):
-            yield from deviations(said[key], shape[key], exact, f"{at}{key}.")
-        for key in sorted(shape.keys() - said.keys() if exact else ()):
-            yield f"does not say {at}{key}"
-    elif isinstance(shape, list) and isinstance(said, list) and isinstance(shape[0], Mapping):
-        if exact and len(said) != len(shape):
-            yield f"has {len(said)} entries in {at[:-1]}, and a kit has {len(shape)}"
-        for entry in said:
+    if isinstance(shape, Mapping) and isinstance(content, Mapping):
+        for key in sorted(content.keys() - shape.keys() - _OPTIONAL_KEYS):
+            yield f"has {at}{key}, which no kit has"
+        for key in sorted(shape.keys() & content.keys()):
+            yield from deviations(content[key], shape[key], exact, f"{at}{key}.")
+        for key in sorted(shape.keys() - content.keys() if exact else ()):
+            yield f"lacks {at}{key}"
+    elif isinstance(shape, list) and isinstance(content, list) and isinstance(shape[0], Mapping):
+        if exact and len(content) != len(shape):
+            yield f"has {len(content)} entries in {at[:-1]}; a kit has {len(shape)}"
+        for entry in content:
             yield from deviations(entry, shape[0], exact, at)
-    elif isinstance(shape, Mapping | list) or isinstance(said, Mapping) or (exact and shape not in (_ANY, said)):
-        yield f"says {at[:-1]}: {said!r}, and a kit {shape!r}"
+    elif isinstance(shape, Mapping | list) or isinstance(content, Mapping) or (exact and shape not in (_ANY, content)):
+        yield f"has {at[:-1]}: {content!r}; a kit has {shape!r}"
 
 
 @cache
 def _sections() -> dict[str, str]:
     path = Path(lighter.__file__).parent / "templates" / "master_template.yml"
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))

@@ -7,32 +7,42 @@ Deviations: v_k starts from the first w that the site receives, takes `local_epo
 of its own (the paper: SGD). The distance is over parameters; batch normalisation's statistics follow v_k's own batches.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from feddp.methods.base import Method
-from feddp.training.settings import require_not_negative, setting
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feddp.methods.base import Method, Round
+from feddp.training.settings import require_bounds, require_not_negative, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
-class Hyper:
+class DittoSettings:
     ditto_lambda: float = setting(1.0, "Ditto: weight of the personal model's distance to the global one (0.1, 1, 2)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "ditto_lambda")
 
 
 class Ditto(Method):
     personal = True
-    Hyper = Hyper
+    Hyper = DittoSettings
+    hyper: DittoSettings
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         from feddp.training.losses import squared_distance
 
         received = site.copy()
         loss = site.fit(epochs=site.plan.training.local_epochs)
         anchor = site.parameters(received)
 
-        def near(logits, batch):
+        def near(logits: Tensor, batch: Batch) -> Tensor:
             return self.loss(site, logits, batch) + self.hyper.ditto_lambda / 2 * squared_distance(site.network, anchor)
 
         with site.as_personal(start=received):

@@ -5,7 +5,9 @@ At the end each site tunes its whole network alone.
 Deviations: 20 epochs at 1e-4 (`tune_epochs`, `tune_lr`), ours, as for IGC's control.
 """
 
-from feddp.methods.base import TRAIN, TUNE, Method
+from __future__ import annotations
+
+from feddp.methods.base import TRAIN, TUNE, Method, Round
 from feddp.partition import HEAD
 
 
@@ -13,5 +15,5 @@ class FedBABU(Method):
     private = (HEAD,)
     stages = (TRAIN, TUNE)
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         return site.fit(epochs=site.plan.training.local_epochs, freeze=(HEAD,))

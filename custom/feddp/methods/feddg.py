@@ -13,26 +13,36 @@ exchanged; the result is not normalised again. Batch normalisation sees the batc
 other.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from feddp.methods.base import SPECTRA, TRAIN
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feddp.methods.base import SPECTRA, TRAIN, Round
 from feddp.methods.fedavg import FedAvg
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
-class Hyper:
-    spectra: int = setting(16, "FedDG: of how many images of a site, at most, its peers receive the amplitude's centre", 10_000)
+class FedDGSettings:
+    spectra: int = setting(16, "FedDG: the largest number of images per site whose amplitude spectra the peers receive", 10_000)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "spectra")
 
 
 class FedDG(FedAvg):
     stages = (SPECTRA, TRAIN)
-    Hyper = Hyper
+    Hyper = FedDGSettings
+    hyper: FedDGSettings
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         import torch
 
         from feddp.training.spectra import in_another_style, received
@@ -42,10 +52,11 @@ class FedDG(FedAvg):
             return super().round(site)
         peers = peers.to(site.device)
 
-        def both(images):
+        def both(images: Tensor) -> Tensor:
             return torch.stack([site.network(images), site.network(in_another_style(images, peers))])
 
-        def mean(logits, batch):
-            return sum(self.loss(site, part, batch) for part in logits) / len(logits)
+        def mean(logits: Tensor, batch: Batch) -> Tensor:
+            own, interpolated = (self.loss(site, part, batch) for part in logits)
+            return (own + interpolated) / 2
 
         return site.fit(epochs=site.plan.training.local_epochs, loss=mean, forward=both)

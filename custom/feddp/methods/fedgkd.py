@@ -9,45 +9,56 @@ last M global models that it received, while the original's server sends their m
 round averages those that it has.
 """
 
+from __future__ import annotations
+
 import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from feddp.methods.base import Method
-from feddp.training.settings import require_not_negative, require_positive, setting
+from feddp.methods.base import Method, Round
+from feddp.training.settings import require_bounds, require_not_negative, require_positive, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from feddp.data.loading import Batch
+    from feddp.partition import Tensors
 
 
 @dataclass(frozen=True)
-class Hyper:
+class FedGKDSettings:
     gkd_gamma: float = setting(0.2, "FedGKD: γ, twice the weight of the distillation")
-    gkd_models: int = setting(5, "FedGKD: M, global models whose mean is the teacher", most=100)
+    gkd_models: int = setting(5, "FedGKD: M, number of global models whose mean is the teacher", most=100)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "gkd_gamma")
         require_positive(self, "gkd_models")
 
 
 class FedGKD(Method):
-    Hyper = Hyper
+    Hyper = FedGKDSettings
+    hyper: FedGKDSettings
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         import torch
 
         from feddp.training.losses import bernoulli_kl
 
         teacher = self._teacher(site)
 
-        def distilled(logits, batch):
+        def distilled(logits: Tensor, batch: Batch) -> Tensor:
             with torch.no_grad():
                 taught = torch.sigmoid(teacher(batch["image"]))
             return self.loss(site, logits, batch) + self.hyper.gkd_gamma / 2 * bernoulli_kl(taught, logits)
 
         return site.fit(epochs=site.plan.training.local_epochs, loss=distilled)
 
-    def _teacher(self, site):
-        """The mean of the received global models; leaves those that the next round's teacher needs in the site's memory."""
+    def _teacher(self, site: Round) -> nn.Module:
+        """Returns the mean of the received global models; stores those that the next round needs in the site's memory."""
         from feddp.methods.aggregation import average
 
-        recent: dict[str, dict] = {}  # the age in rounds -> a global model
+        recent: dict[str, Tensors] = {}  # {age in rounds: global model}
         for key, value in site.memory.items():
             age, name = key.split("/", 1)
             recent.setdefault(age, {})[name] = value

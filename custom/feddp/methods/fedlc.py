@@ -7,7 +7,7 @@ deviation and the mean of their predictions, each smoothed by a 31 × 31 Gaussia
 head. The layers are `feddp.networks.local_calibration`; they stay in the inference path.
 
 Deviations: the released code trains HC from the first round on; here it is a stage of its own, as (Wang et al., TMI 2024)
-describes it. In this stage the segmentation head and HC's own new head are trained at `heads_lr` for `calibration_epochs`, and
+describes it. In this stage the segmentation head and HC's own new head are trained at `heads_lr` for `heads_epochs`, and
 the body is frozen, because the peers' heads were trained on the shared body. HC belongs to the network, so the best of its
 epochs is kept, even if it is worse than the start. The mean gates too (the released code takes the site's own prediction). The
 Gaussian (σ = 4 pixels of the decoder's map) is fixed; the released one starts about 5 pixels wide and is learnt. The standard
@@ -16,43 +16,65 @@ alone, are left out. The gradient stops before HC, as in the released code: IGC 
 L_aux. Heads travel under the same consent as IGC's personal tensors.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
-from feddp.methods.base import HEADS, TRAIN, Method
+from feddp.methods.base import HEADS, TRAIN, AtSite, Method, RunPlan
 from feddp.partition import CALIBRATOR, HEAD
-from feddp.training.settings import require_not_negative, setting
+from feddp.training.settings import require_bounds, require_not_negative, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
+    from feddp.networks.local_calibration import LocalCalibration
 
 
 @dataclass(frozen=True)
-class Hyper:
+class FedLCSettings:
     contrast: float = setting(0.1, "FedLC: weight of the contrast between the sites' channel gates")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "contrast")
 
 
 class FedLC(Method):
     private = own = (HEAD, CALIBRATOR)
     stages = (TRAIN, HEADS)
-    Hyper = Hyper
+    Hyper = FedLCSettings
+    hyper: FedLCSettings
 
     @staticmethod
-    def layers(plan):
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         if len(plan.sites) < 2:
             raise InputError("fedlc needs the names of at least two sites in its plan; export it with `feddp job --sites A,B`")
         return {"local_calibration": {"sites": len(plan.sites)}}
 
-    def opened(self, site):
-        site.network.embedding.set(site.plan.place(site.name))
+    def opened(self, site: AtSite) -> None:
+        _layers(site).embedding.set(site.plan.place(site.name))
 
-    def receive_heads(self, site, peers):
+    def receive_heads(self, site: AtSite, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
         heads = {site.plan.place(name): {key.rpartition(".")[2]: v for key, v in head.items()} for name, head in peers.items()}
-        site.network.calibrator.receive(heads)
+        _layers(site).calibrator.receive(heads)
 
-    def loss(self, site, logits, batch):
-        network = site.network
+    def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
+        network = _layers(site)
         loss = site.segmentation_loss(logits, batch["mask"]) + self.hyper.contrast * network.contrast()
-        if network.calibrator.active:  # the logits are the calibrator's, whose gradient stops before the own head
+        # the logits come from the calibrator, whose gradient does not reach the site's head
+        if network.calibrator.active and network.plain is not None:
             loss = loss + site.segmentation_loss(network.plain.float(), batch["mask"])
         return loss
+
+
+def _layers(site: AtSite) -> LocalCalibration:
+    """Returns the site's network, which has FedLC's layers."""
+    from feddp.networks.local_calibration import LocalCalibration
+
+    if not isinstance(site.network, LocalCalibration):
+        raise TypeError(f"site {site.name}: the network {type(site.network).__name__} lacks FedLC's layers")
+    return site.network

@@ -7,25 +7,29 @@ Deviations: `head_epochs` is 1 (the paper takes several, up to 10; Wang et al., 
 costs two epochs. The frozen body still normalises by each batch's own statistics, and does not record them.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-from feddp.methods.base import Method
+from feddp.methods.base import Method, Round
 from feddp.partition import HEAD
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
 
 @dataclass(frozen=True)
-class Hyper:
+class FedRepSettings:
     head_epochs: int = setting(1, "FedRep: epochs of the head, before the body's local_epochs", most=1_000)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "head_epochs")
 
 
 class FedRep(Method):
     private = (HEAD,)
-    Hyper = Hyper
+    Hyper = FedRepSettings
+    hyper: FedRepSettings
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         site.fit(epochs=self.hyper.head_epochs, train=(HEAD,))
         return site.fit(epochs=site.plan.training.local_epochs, freeze=(HEAD,))

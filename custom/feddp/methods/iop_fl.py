@@ -9,18 +9,21 @@ Batch normalisation's running statistics are accumulated like weights; its count
 are this package's.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from feddp.errors import InputError
-from feddp.methods.base import Method
-from feddp.training.settings import require_positive, setting
+from feddp.methods.base import Method, Round
+from feddp.training.settings import require_bounds, require_positive, setting
 
 
 @dataclass(frozen=True)
-class Hyper:
+class IOPFLSettings:
     tau: float = setting(0.9, "IOP-FL: weight of the current round in the personal model; 1 discards all history")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "tau")
         if self.tau > 1:
             raise InputError(f"tau={self.tau} must be at most 1; correct tau")
@@ -28,9 +31,10 @@ class Hyper:
 
 class IOPFL(Method):
     personal = True
-    Hyper = Hyper
+    Hyper = IOPFLSettings
+    hyper: IOPFLSettings
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         loss = site.fit(epochs=site.plan.training.local_epochs)
         trained, history = site.copy(), site.personal_model
         accumulated = (

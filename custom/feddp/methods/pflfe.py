@@ -10,23 +10,26 @@ augmentations: ours. With PVTv2 as with U-Net, E is the encoder. One optimiser s
 predictor, so the outputs may collapse: their spread is in the site's record in each round, and a warning is in its log.
 """
 
+from __future__ import annotations
+
 import logging
 from dataclasses import dataclass
 
 from feddp.errors import InputError
-from feddp.methods.base import Method
+from feddp.methods.base import Method, Round, RunPlan
 from feddp.partition import DECODER, HEAD, PROJECTOR
-from feddp.training.settings import require_positive, setting
+from feddp.training.settings import require_bounds, require_positive, setting
 
-COLLAPSED = 0.01  # of what outputs spread evenly over the sphere have
+COLLAPSED = 0.01  # as a fraction of the spread of outputs that fill the sphere evenly
 
 
 @dataclass(frozen=True)
-class Hyper:
+class PFLFESettings:
     ema: float = setting(0.99, "pFLFE: momentum of the target network")
     enhance: bool = setting(True, "pFLFE: the enhancement; false leaves only the supervised training (Table 4)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_positive(self, "ema")
         if self.ema > 1:
             raise InputError(f"ema={self.ema} must be at most 1; correct ema")
@@ -35,19 +38,20 @@ class Hyper:
 class PFLFE(Method):
     private = (DECODER, HEAD, PROJECTOR)
     phases = 2
-    Hyper = Hyper
+    Hyper = PFLFESettings
+    hyper: PFLFESettings
 
     @staticmethod
-    def layers(plan):
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         return {"projector": {}}
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         if site.phase == 0:
             return self.enhancement(site)
         return site.fit(epochs=site.plan.training.local_epochs)
 
-    def enhancement(self, site):
-        """Phase 1; returns the mean loss, 0 where it is switched off."""
+    def enhancement(self, site: Round) -> float:
+        """Runs phase 1 and returns the mean loss, 0 if the phase is disabled."""
         from feddp.networks.projector import project
         from feddp.training.enhancement import Enhancement
 
@@ -68,6 +72,6 @@ class FCPFLFE(PFLFE):
 
     phases = 1
 
-    def round(self, site):
+    def round(self, site: Round) -> float:
         self.enhancement(site)
         return site.fit(epochs=site.plan.training.local_epochs)

@@ -10,28 +10,39 @@ would leave nothing to predict. The weight is 1 as in the original. The head bra
 stages.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feddp.methods.base import AtSite, RunPlan
 from feddp.methods.fedavg import FedAvg
-from feddp.training.settings import require_not_negative, setting
+from feddp.training.settings import require_bounds, require_not_negative, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
-class Hyper:
+class TTTSettings:
     rotation: float = setting(1.0, "TTT: weight of the rotation head's cross-entropy")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "rotation")
 
 
 class TTT(FedAvg):
-    Hyper = Hyper
+    Hyper = TTTSettings
+    hyper: TTTSettings
 
     @staticmethod
-    def layers(plan):
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         return {"rotation": {}}
 
-    def loss(self, site, logits, batch):
+    def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
         import torch
 
         from feddp.networks.rotation import TURNS
@@ -39,5 +50,5 @@ class TTT(FedAvg):
 
         images = {sample["stem"]: sample["image"] for sample in site.samples}
         upright = torch.stack([images[stem] for stem in batch["stem"]]).to(logits.device)
-        turns = torch.randint(TURNS, (len(upright),))  # from the CPU's generator: the same on every device
+        turns = torch.randint(TURNS, (len(upright),))  # drawn by the CPU's generator, so equal on every device
         return super().loss(site, logits, batch) + self.hyper.rotation * rotation_loss(site.network, upright, turns)

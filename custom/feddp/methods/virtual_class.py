@@ -15,25 +15,36 @@ is not used. V is rounded to a whole number, at least 1. Without virtual classes
 Adam, batch 12; ours, as everywhere, AdamW and 6.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
-from feddp.methods.base import Method
-from feddp.partition import AFFINITY_MATRIX, AFFINITY_QUERY, NONE
-from feddp.training.settings import require_choice, require_not_negative, require_positive, setting
+from feddp.methods.base import AtSite, Method, RunPlan
+from feddp.partition import AFFINITY_MATRIX, AFFINITY_QUERY, NONE, Rule
+from feddp.training.settings import require_bounds, require_choice, require_not_negative, require_positive, setting
 from feddp.training.virtual import EXCLUDED, LITERAL, dice, real_loss, virtual_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
-class Hyper:
+class VirtualClassSettings:
     lambda_r: float = setting(1.0, "virtual classes: weight of the cross-entropy over the real classes")
     lambda_v: float = setting(1.0, "virtual classes: weight of the cross-entropy over the virtual ones")
-    temperature: float = setting(0.1, "virtual classes: what the similarities, -1 to 1, are divided by; ours", most=100)
-    virtual: float = setting(1.0, "virtual classes: V, in units of C classes (the background too) times N sites; 0: none", 100)
-    paa: bool = setting(True, "virtual classes: personalized affinity aggregation; false leaves the skips (Table II)")
+    temperature: float = setting(
+        0.1, "virtual classes: divisor of the similarities, which lie in [-1, 1]; our choice", most=100
+    )
+    virtual: float = setting(1.0, "virtual classes: V, in units of C classes (background included) times N sites; 0: none", 100)
+    paa: bool = setting(True, "virtual classes: personalized affinity aggregation; false keeps the skip connections (Table II)")
     mask: str = setting(EXCLUDED, "virtual classes: real maps excluded from L_v's softmax, or literal zeros in it (Eq. 7)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_not_negative(self, "lambda_r", "lambda_v", "virtual")
         require_positive(self, "temperature")
         require_choice(self, "mask", (EXCLUDED, LITERAL))
@@ -41,18 +52,19 @@ class Hyper:
 
 class VirtualClass(Method):
     private = (AFFINITY_QUERY, AFFINITY_MATRIX)
-    Hyper = Hyper
+    Hyper = VirtualClassSettings
+    hyper: VirtualClassSettings
 
     @classmethod
-    def rule(cls, plan):
+    def rule(cls, plan: RunPlan) -> Rule:
         return cls.private if plan.hyper.paa else (NONE,)
 
     @staticmethod
-    def layers(plan):
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
         hyper = plan.hyper
         if hyper.virtual and not plan.sites:
             raise InputError(
-                "virtual_class has as many virtual classes as classes times sites; export it with `feddp job --sites A,B`,"
+                "virtual_class needs the number of sites for its virtual classes; export it with `feddp job --sites A,B`,"
                 " or set virtual=0"
             )
         several = (len(plan.classes) + 1) * len(plan.sites)
@@ -61,10 +73,14 @@ class VirtualClass(Method):
         options = {"virtual": virtual, "temperature": hyper.temperature, "nested": nested, "paa": hyper.paa}
         return {"virtual_classes": options}
 
-    def loss(self, site, logits, batch):
+    def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
         from feddp.data.loading import class_index
+        from feddp.networks.virtual_classes import SimilarityHead
 
-        maps, classes = site.network.segmentation_head.maps, len(site.plan.classes) + 1
+        head = site.network.segmentation_head
+        if not isinstance(head, SimilarityHead) or head.maps is None:
+            raise TypeError(f"site {site.name}: the loss needs the similarities of a forward pass; call the network first")
+        maps, classes = head.maps, len(site.plan.classes) + 1
         real, virtual = maps[:, :classes], maps[:, classes:]
         index = class_index(batch["mask"], site.plan.labels)
         loss = dice(real, index) + self.hyper.lambda_r * real_loss(real, index)

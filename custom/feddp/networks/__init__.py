@@ -1,23 +1,24 @@
-"""Networks by name. A new one on a timm encoder is one line of NETWORKS. The libraries behind them are imported when a network
-is built: a plan is read, and a job admitted, without.
+"""Networks by name. A new network on a timm encoder is one line of NETWORKS. Their libraries are imported only when a
+network is built; reading a plan and admitting a job do not need them.
 
-Every one has an `encoder` (images -> a list of feature maps, from high to low resolution, of `encoder.out_channels`), a
-`decoder` (that list -> one map) and a `segmentation_head` (a Sequential whose first layer is the convolution that gives the
-classes), called in this order; `roles` says so, and the decoder's layers say which level they are of (feddp.networks.levels).
+Every network has an `encoder` (images -> a list of feature maps, from high to low resolution, with `encoder.out_channels`), a
+`decoder` (that list -> one map) and a `segmentation_head` (a Sequential whose first layer is the convolution to the classes),
+called in this order. Its `roles` declare them; the decoder's layers declare their level (feddp.networks.levels).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from feddp.errors import InputError
-from feddp.partition import DECODER, ENCODER, HEAD
 
 if TYPE_CHECKING:
     from torch import nn
+
+    Builder = Callable[..., nn.Module]
 
 
 def build(
@@ -28,25 +29,29 @@ def build(
     seed: int | None = None,
     layers: Mapping[str, Mapping[str, float]] | None = None,
 ) -> nn.Module:
-    """The network `name`, in training mode, on the CPU.
+    """Returns the network `name`, in training mode, on the CPU.
 
-    Its forward takes images (B, channels, H, W), H and W multiples of 32, and returns logits (B, classes, H, W): the
-    probability of a class is the sigmoid of its logit, one channel a foreground class.
+    Its forward takes images (B, channels, H, W), H and W multiples of 32, and returns logits (B, classes, H, W), one channel
+    per foreground class; the probability of a class is the sigmoid of its logit.
 
-    `weights`: None starts from random numbers; "timm" fetches timm's ImageNet weights for the encoder (timm folds their
-    three input channels to `channels`). `seed` fixes the random numbers and leaves torch's own generator untouched.
-    `layers`: what a method adds, a name of LAYERS with its options.
-    InputError: unknown name or weights, no channel or class, weights that cannot be fetched.
+    Args:
+        weights: None starts from random numbers; "timm" fetches timm's ImageNet weights for the encoder (timm folds their three
+            input channels to `channels`).
+        seed: fixes the random numbers without a change of torch's generator.
+        layers: layers that a method adds: {name of LAYERS: options}.
+
+    Raises:
+        InputError: the name or the weights are unknown, there is no channel or class, or the weights cannot be fetched.
     """
     if name not in NETWORKS:
         raise InputError(f"unknown network '{name}'; the networks are {', '.join(NETWORKS)}")
     if weights not in (None, "timm"):
-        raise InputError(f"unknown weights '{weights}'; say 'timm', or leave it out for random weights")
+        raise InputError(f"unknown weights '{weights}'; give 'timm', or leave it out for random weights")
     if channels < 1 or classes < 1:
         raise InputError(f"network '{name}' needs at least one channel and one class, not {channels} and {classes}")
     for extra in layers or {}:
         if extra not in LAYERS:
-            raise InputError(f"unknown layers '{extra}'; there are {', '.join(LAYERS)}")
+            raise InputError(f"unknown layers '{extra}'; choose one of {', '.join(LAYERS)}")
 
     import torch
 
@@ -59,20 +64,21 @@ def build(
     if seed is None:
         return builder()
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would reach the accelerators' generators, which this block does not restore
+        # torch.manual_seed would also seed the accelerators' generators, which this block does not restore
         torch.default_generator.manual_seed(seed)
         return builder()
 
 
 def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool) -> nn.Module:
-    """A `kind` of segmentation-models-pytorch's networks on the timm encoder `encoder`, key and value layers split."""
+    """Returns the network `kind` of segmentation-models-pytorch on a timm encoder, with split key and value layers."""
     import segmentation_models_pytorch
 
     from feddp.networks.attention import split_kv
     from feddp.networks.levels import with_levels
+    from feddp.networks.parts import PART_ROLES, declare
 
     try:
-        # "tu-" is segmentation-models-pytorch's prefix for timm; there, any weights but None mean pretrained
+        # "tu-" is segmentation-models-pytorch's prefix for timm; it treats any weights except None as pretrained
         model = getattr(segmentation_models_pytorch, kind)
         network = model(f"tu-{encoder}", encoder_weights=True if pretrained else None, in_channels=channels, classes=classes)
     except (OSError, RuntimeError) as error:
@@ -82,7 +88,7 @@ def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool)
             f"timm's weights for '{encoder}' cannot be fetched ({type(error).__name__}); connect to "
             "huggingface.co once, or fetch the file elsewhere and load it with feddp.networks.weights.load_checkpoint"
         ) from error
-    network.roles = {HEAD: ("segmentation_head",), ENCODER: ("encoder",), DECODER: ("decoder",)}
+    declare(network, PART_ROLES)
     with_levels(network.decoder)
     return split_kv(network)
 
@@ -94,13 +100,14 @@ def _unet(channels: int, classes: int, pretrained: bool) -> nn.Module:
 
 
 def _added(module: str, name: str, network: nn.Module, classes: int, **options: Any) -> nn.Module:
-    """`network` with the layers of the function or class `name` in the file `module` beside this one."""
-    return getattr(import_module(f"{__name__}.{module}"), name)(network, classes, **options)
+    """Returns `network` with the layers that the function or class `name` of the module `module` in this package adds."""
+    added: nn.Module = getattr(import_module(f"{__name__}.{module}"), name)(network, classes, **options)
+    return added
 
 
 _fpn = partial(_smp, "FPN")  # a feature pyramid network: Kirillov et al., 2019
 DEFAULT = "pvt_v2_b0-fpn"
-NETWORKS = {
+NETWORKS: dict[str, Builder] = {
     DEFAULT: partial(_fpn, "pvt_v2_b0"),
     "pvt_v2_b1-fpn": partial(_fpn, "pvt_v2_b1"),
     "pvt_v2_b2-fpn": partial(_fpn, "pvt_v2_b2"),
@@ -108,12 +115,12 @@ NETWORKS = {
     "resnet34-fpn": partial(_fpn, "resnet34"),
     "resnet50-fpn": partial(_fpn, "resnet50"),
     "unet": _unet,
-    # pFLFE's Table 6 says "Unet++" and "Res-Unet" and no encoder: both are on ResNet-18 here
+    # "Unet++" and "Res-Unet" of pFLFE (Xie et al., 2024, Table 6), which names no encoder: both use ResNet-18 here
     "unetplusplus": partial(_smp, "UnetPlusPlus", "resnet18"),
     "resunet": partial(_smp, "Unet", "resnet18"),
 }
-# what a method adds to a network, by name: (network, classes, options) -> network
-LAYERS = {
+# layers that a method adds to a network, by name: (network, classes, options) -> network
+LAYERS: dict[str, Builder] = {
     "local_calibration": partial(_added, "local_calibration", "LocalCalibration"),
     "projector": partial(_added, "projector", "with_projector"),
     "rotation": partial(_added, "rotation", "with_rotation_head"),

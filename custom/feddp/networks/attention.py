@@ -1,6 +1,6 @@
 """PVTv2's attention with separate key and value layers, so that each can be private by name.
 
-timm computes key and value with one fused layer `kv` whose first `dim` output rows are the keys, the rest the values.
+timm computes key and value with one fused layer `kv`: its first `dim` output rows are the keys, the others the values.
 """
 
 import torch
@@ -11,18 +11,18 @@ from feddp.partition import KEY, QUERY, VALUE
 
 
 class SplitAttention(Attention):
-    """timm's attention, same function and same weights, with `q`, `k` and `v` as layers of their own.
+    """timm's attention with the same function and weights, but with `q`, `k` and `v` as separate layers.
 
-    Takes over the layers of `fused`, which must not be used afterwards. The forward pass is timm's: only what it calls
-    `kv` is computed by two layers.
+    Takes over the layers of `fused`, which must not be used afterwards. The forward pass is timm's, except that two layers
+    compute `kv`.
     """
 
     roles = {QUERY: ("q",), KEY: ("k",), VALUE: ("v",)}
 
     def __init__(self, fused: Attention):
-        # not Attention.__init__: it would draw new layers, and random numbers for them
+        # not Attention.__init__, which would build new layers and draw random numbers for them
         nn.Module.__init__(self)
-        vars(self).update({name: value for name, value in vars(fused).items() if not name.startswith("_")})
+        self.__dict__.update({name: value for name, value in vars(fused).items() if not name.startswith("_")})
         for name, layer in fused.named_children():
             if name == "kv":
                 self.k, self.v = _halves(layer)
@@ -30,12 +30,12 @@ class SplitAttention(Attention):
                 setattr(self, name, layer)
 
     def kv(self, x: Tensor) -> Tensor:
-        """Keys and values of tokens x (B, N, dim) -> (B, N, 2 dim), as timm's fused layer gives them."""
+        """Returns keys and values of the tokens x as timm's fused layer does: (B, N, dim) -> (B, N, 2 dim)."""
         return torch.cat((self.k(x), self.v(x)), dim=-1)
 
 
 def split_kv(network: nn.Module) -> nn.Module:
-    """Replaces, in place, every timm PVTv2 attention of `network` by a SplitAttention; returns `network`."""
+    """Replaces every timm PVTv2 attention of `network` by a SplitAttention, in place, and returns `network`."""
     for parent in list(network.modules()):
         for name, child in parent.named_children():
             if type(child) is Attention:
@@ -45,7 +45,7 @@ def split_kv(network: nn.Module) -> nn.Module:
 
 def _halves(fused: nn.Linear) -> tuple[nn.Linear, nn.Linear]:
     def part(rows: int) -> nn.Linear:
-        layer = nn.utils.skip_init(
+        layer: nn.Linear = nn.utils.skip_init(
             nn.Linear,
             fused.in_features,
             fused.out_features // 2,

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: what tensors it holds, and what it says of itself, before any of them is read."""
+"""Reads the header of a safetensors file, the tensors' shapes and the metadata, without reading a tensor."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ _METADATA = "__metadata__"
 
 
 def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, str]]:
-    """(every tensor's shape, metadata).
+    """Returns ({tensor: shape}, metadata).
 
     Raises:
-        InputError: the file is missing, has more than `most` bytes, or its header is none, too long, or holds tensors of types
-            that nothing here has.
+        InputError: the file is missing or has more than `most` bytes, or its header is invalid, too long, or has tensors of a
+            type that no network here uses.
     """
     try:
         file = opened(path, most)
@@ -28,7 +28,7 @@ def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, st
     with file:
         length, longest = int.from_bytes(file.read(8), "little"), most // HEADER_SHARE
         if length > longest:
-            raise unreadable(path, f"its header has {length} bytes, and {amount(longest)} is the most")
+            raise unreadable(path, f"its header has {length} bytes; the limit is {amount(longest)}")
         try:
             header = parse(file.read(length), path)
         except BadFile as bad:
@@ -37,7 +37,7 @@ def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, st
         raise unreadable(path, "its header holds no tensors")
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise unreadable(path, "its metadata are no texts")
+        raise unreadable(path, "its metadata are not texts")
     for name, tensor in header.items():
         if not _is_tensor(tensor):
             raise unreadable(path, f"{short(name)} is {short(str(tensor))}")
@@ -46,13 +46,13 @@ def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, st
 
 def unreadable(path: Path, why: str) -> InputError:
     return InputError(
-        f"{path} cannot be read as tensors ({why}); a file with code in it is never loaded: "
+        f"{path} cannot be read as tensors ({why}); a file that contains code is never loaded: "
         "save it again as .safetensors, or as a plain state_dict"
     )
 
 
 def _is_tensor(tensor: Any) -> bool:
-    """Of a type and a shape that a network here may have; safetensors compares both with its bytes."""
+    """Returns whether type and shape are allowed for a network here; safetensors compares them with the bytes."""
     if not isinstance(tensor, dict) or not isinstance(tensor.get("shape"), list):
         return False
     shape = tensor["shape"]

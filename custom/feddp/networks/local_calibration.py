@@ -1,7 +1,4 @@
-"""FedLC's layers round an encoder-decoder: channel selection before the decoder, head calibration after it.
-
-Source: Wang, Jin and Wang, Personalizing Federated Medical Image Segmentation via Local Calibration, ECCV 2022 (LC-Fed).
-"""
+"""FedLC's layers in a network (Wang et al., ECCV 2022): channel selection before the decoder, head calibration after it."""
 
 from collections.abc import Mapping
 
@@ -10,62 +7,66 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddp.errors import InputError
-from feddp.partition import CALIBRATOR, DECODER, ENCODER, HEAD
+from feddp.networks.parts import PART_ROLES, head_of, part, width_of
+from feddp.partition import CALIBRATOR
 
-KERNEL, SIGMA = 31, 4.0  # pixels of the decoder's map; the paper states the size
+Pooled = tuple[Tensor, Tensor]  # average- and max-pooled features, (B, C) each
+
+KERNEL, SIGMA = 31, 4.0  # pixels of the decoder's map; the paper states only the kernel's size
 
 
 class LocalCalibration(nn.Module):
-    """`network` with personalized channel selection (PCS) and head calibration (HC), its tensors under their own names.
+    """`network` with personalized channel selection (PCS) and head calibration (HC); its tensors keep their names.
 
     Takes over the layers of `network`, which must not be used afterwards. Until `calibrator` receives heads for the first
-    time, the output is the segmentation head's; from then on it is the calibrated one.
+    time, the segmentation head gives the output; from then on the calibrated head does.
 
     Args:
-        network: of segmentation-models-pytorch: an encoder, a decoder and a segmentation head.
-        sites: K; a site's one-hot embedding has K entries.
+        network: has an encoder, a decoder and a segmentation head, as in segmentation-models-pytorch.
+        sites: K, the number of entries of a site's one-hot embedding.
 
     Raises:
-        InputError: the network has no such parts.
+        InputError: the network lacks one of these parts.
     """
 
-    roles = {
-        HEAD: ("segmentation_head",),
-        ENCODER: ("encoder",),
-        DECODER: ("decoder",),
-        CALIBRATOR: ("embedding", "calibrator"),
-    }
+    roles = {**PART_ROLES, CALIBRATOR: ("embedding", "calibrator")}
 
     def __init__(self, network: nn.Module, classes: int, sites: int):
         super().__init__()
-        if not all(isinstance(getattr(network, part, None), nn.Module) for part in ("encoder", "decoder", "segmentation_head")):
-            raise InputError(f"{type(network).__name__} has no encoder, decoder and segmentation head; FedLC needs them")
-        self.encoder, self.decoder, self.segmentation_head = network.encoder, network.decoder, network.segmentation_head
+        width = width_of(network, "FedLC")
+        self.encoder, self.decoder = part(network, "encoder", "FedLC"), part(network, "decoder", "FedLC")
+        self.segmentation_head, first = head_of(network, "FedLC")
         self.embedding = SiteEmbedding(sites)
-        self.selection = ChannelSelection(self.encoder.out_channels[-1], sites)
-        self.calibrator = HeadCalibration(self.segmentation_head, classes, sites)
-        self.plain: Tensor | None = None  # the segmentation head's own logits of the last pass
+        self.selection = ChannelSelection(width, sites)
+        self.calibrator = HeadCalibration(first, classes, sites)
+        self.plain: Tensor | None = None  # logits of the segmentation head in the last pass
 
     def forward(self, x: Tensor) -> Tensor:
         features = list(self.encoder(x))
         features[-1] = self.selection(features[-1], self.embedding.one_hot)
         decoded = self.decoder(features)
-        self.plain = self.segmentation_head(decoded)
+        plain: Tensor = self.segmentation_head(decoded)
+        self.plain = plain
         if not self.calibrator.active:
-            return self.plain
-        return self.calibrator(decoded.detach(), self.segmentation_head, self.embedding.one_hot)
+            return plain
+        calibrated: Tensor = self.calibrator(decoded.detach(), self.segmentation_head, self.embedding.one_hot)
+        return calibrated
 
     def contrast(self) -> Tensor:
-        """−1/(K−1) Σ_{j≠k} MSE(h_k, h_j) over the last pass's features, the other sites' gates without gradients; a scalar."""
-        own = self.embedding.one_hot.argmax()
-        gates = [self.selection.gate(self.selection.pooled, one_hot) for one_hot in torch.eye(len(self.embedding.one_hot))]
+        """Returns −1/(K−1) Σ_{j≠k} MSE(h_k, h_j) over the features of the last pass: a scalar, no gradient to h_j."""
+        pooled = self.selection.pooled
+        if pooled is None:
+            raise RuntimeError("the contrast needs the features of a forward pass; call the network first")
+        own = int(self.embedding.one_hot.argmax())
+        gates = [self.selection.gate(pooled, one_hot) for one_hot in torch.eye(len(self.embedding.one_hot))]
         others = [F.mse_loss(gates[own], gate.detach()) for j, gate in enumerate(gates) if j != own]
         return -torch.stack(others).mean()
 
 
 class SiteEmbedding(nn.Module):
-    """Which of the K sites this one is: a one-hot buffer, private, so that a site's file says it too."""
+    """The index of this site among the K sites, as a private one-hot buffer, so that it is in the site's file."""
+
+    one_hot: Tensor
 
     def __init__(self, sites: int):
         super().__init__()
@@ -76,45 +77,53 @@ class SiteEmbedding(nn.Module):
 
 
 class ChannelSelection(nn.Module):
-    """PCS: x ← x·h + x with a gate h in (0,1)^C from pooled features and the site's embedding."""
+    """PCS: x ← x·h + x, with a gate h in (0,1)^C computed from pooled features and the site's embedding."""
 
     def __init__(self, width: int, sites: int, reduction: int = 16):
         super().__init__()
         self.embed = nn.Sequential(nn.Linear(sites, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False))
         hidden = max(1, width // reduction)
         self.fuse = nn.Sequential(nn.Linear(2 * width, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, width, bias=False))
-        self.pooled: tuple[Tensor, ...] = ()  # of the last pass, detached: what `LocalCalibration.contrast` looks at
+        self.pooled: Pooled | None = None  # of the last pass, detached, for `LocalCalibration.contrast`
 
     def forward(self, x: Tensor, one_hot: Tensor) -> Tensor:
         """x (B, C, H, W), the deepest encoder features; one_hot (K,) -> (B, C, H, W)."""
         pooled = x.mean(dim=(2, 3)), x.amax(dim=(2, 3))
-        self.pooled = tuple(part.detach().float() for part in pooled)  # they outlive a mixed-precision pass
+        # used after the mixed-precision pass
+        self.pooled = pooled[0].detach().float(), pooled[1].detach().float()
         return x * self.gate(pooled, one_hot)[:, :, None, None] + x
 
-    def gate(self, pooled: tuple[Tensor, ...], one_hot: Tensor) -> Tensor:
-        """h (B, C) of average- and max-pooled features (B, C) each: sigmoid of the sum over the two poolings."""
+    def gate(self, pooled: Pooled, one_hot: Tensor) -> Tensor:
+        """Returns h (B, C), the sigmoid of the sum over average- and max-pooled features, (B, C) each."""
         site = self.embed(one_hot.to(pooled[0])).expand_as(pooled[0])
-        return torch.sigmoid(sum(self.fuse(torch.cat((part, site), dim=1)) for part in pooled))
+        average, peak = (self.fuse(torch.cat((each, site), dim=1)) for each in pooled)
+        return torch.sigmoid(average + peak)
 
 
 class HeadCalibration(nn.Module):
-    """HC: the disagreement of all sites' heads, and their mean, gate the decoder's features of a new 3 × 3 head.
+    """HC: standard deviation and mean of all sites' predictions gate the decoder's features, the input of a new 3 × 3 head.
 
-    The other sites' heads are buffers, so that a site's own file predicts on its own, as FedLC's inference path needs.
+    The heads of the other sites are buffers, so a site's file suffices for prediction, as in FedLC's inference.
     """
 
-    def __init__(self, head: nn.Sequential, classes: int, sites: int):
+    weights: Tensor
+    biases: Tensor
+    known: Tensor
+    active: Tensor
+    gaussian: Tensor
+
+    def __init__(self, head: nn.Conv2d, classes: int, sites: int):
         super().__init__()
-        weight, bias = head[0].weight, head[0].bias
+        weight = head.weight
         self.out = nn.Conv2d(2 * classes * weight.shape[1], classes, 3, padding=1)
         self.register_buffer("weights", torch.zeros(sites, *weight.shape))
-        self.register_buffer("biases", torch.zeros(sites, *bias.shape))
+        self.register_buffer("biases", torch.zeros(sites, len(weight)))
         self.register_buffer("known", torch.zeros(sites, dtype=torch.bool))
         self.register_buffer("active", torch.tensor(False))
         self.register_buffer("gaussian", _gaussian(KERNEL, SIGMA), persistent=False)
 
     def receive(self, heads: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Takes the heads of other sites, {site's index: {"weight", "bias"}}, in place of those it had."""
+        """Replaces the stored heads of the other sites by `heads`: {site's index: {"weight", "bias"}}."""
         self.active.fill_(True)
         self.known.zero_()
         for index, head in heads.items():
@@ -122,18 +131,20 @@ class HeadCalibration(nn.Module):
             self.weights[index], self.biases[index] = head["weight"], head["bias"]
 
     def forward(self, decoded: Tensor, head: nn.Sequential, one_hot: Tensor) -> Tensor:
-        """decoded (B, F, h, w) -> logits (B, classes, H, W); `head` is the site's own, in its place among the sites."""
-        deviation, mean = self.disagreement(decoded, head[0], int(one_hot.argmax()))
+        """decoded (B, F, h, w) -> logits (B, classes, H, W); `head` is this site's head, `one_hot` its index."""
+        first, *rest = head
+        assert isinstance(first, nn.Conv2d)
+        deviation, mean = self.disagreement(decoded, first, int(one_hot.argmax()))
         gates = torch.cat((deviation, mean), dim=1)
         gated = torch.cat([decoded * self.soften(gate[:, None]) + decoded for gate in gates.unbind(dim=1)], dim=1)
-        logits = self.out(gated)
-        for layer in list(head)[1:]:  # the head's own upsampling
+        logits: Tensor = self.out(gated)
+        for layer in rest:  # the head's upsampling
             logits = layer(logits)
         return logits
 
     @torch.no_grad()
     def disagreement(self, decoded: Tensor, own: nn.Conv2d, index: int) -> tuple[Tensor, Tensor]:
-        """Population standard deviation and mean, (B, C, h, w) each, of the probabilities by all known heads and the own."""
+        """Returns population standard deviation and mean, (B, C, h, w) each, of the probabilities of all known heads."""
         maps = [_probabilities(own(decoded))]
         for j in self.known.nonzero().flatten().tolist():
             if j != index:
@@ -143,9 +154,9 @@ class HeadCalibration(nn.Module):
         return stacked.std(dim=0, unbiased=False), stacked.mean(dim=0)
 
     def soften(self, gate: Tensor) -> Tensor:
-        """max(gate, its Gaussian smoothing scaled to [0, 1] in each image); (B, 1, h, w) -> the same.
+        """Returns max(gate, its Gaussian smoothing scaled to [0, 1] per image), (B, 1, h, w).
 
-        Beyond the border is 0, as in the released code, so that a constant gate sags there.
+        The padding is 0, as in the released code, so a smoothed constant gate is lower at the border.
         """
         smooth = F.conv2d(gate, self.gaussian, padding=KERNEL // 2)
         low, high = smooth.amin(dim=(2, 3), keepdim=True), smooth.amax(dim=(2, 3), keepdim=True)
@@ -153,12 +164,12 @@ class HeadCalibration(nn.Module):
 
 
 def _probabilities(logits: Tensor) -> Tensor:
-    """Where a peer's head of finite but huge values gives no number, it has no opinion."""
+    """Returns the probabilities; 0.5 for NaN, which a peer's head with finite but huge values can produce."""
     return torch.sigmoid(logits.float()).nan_to_num(0.5)
 
 
 def _gaussian(size: int, sigma: float) -> Tensor:
-    """(1, 1, size, size), sum 1."""
+    """Returns a Gaussian kernel (1, 1, size, size) with sum 1."""
     line = torch.exp(-0.5 * ((torch.arange(size) - size // 2) / sigma) ** 2)
     kernel = torch.outer(line, line)
     return (kernel / kernel.sum())[None, None]

@@ -1,28 +1,26 @@
-"""pFLFE's projector P: from the encoder's deepest features to a vector, for the enhancement of features (002, Fig. 2)."""
+"""The projector P of pFLFE (Xie et al., 2024, Fig. 2): from the encoder's deepest features to a vector."""
 
 from torch import Tensor, nn
 
-from feddp.errors import InputError
+from feddp.networks.parts import declare, deepest, part, pooled, width_of
 from feddp.partition import PROJECTOR
 
 HIDDEN, WIDTH = 256, 128
 
 
 def with_projector(network: nn.Module, classes: int) -> nn.Module:
-    """`network`, in place, with a `projector` beside its encoder; what it predicts is as it was.
+    """Adds a `projector` to `network`, in place, and returns the network; its predictions do not change.
 
-    The size is ours (the paper does not state it): global average pooling, then a two-layer perceptron 256-128.
-    InputError where the network has no encoder.
+    The projector is global average pooling and a two-layer perceptron 256-128; the paper does not state its size. Raises
+    InputError if the network has no encoder.
     """
-    if not isinstance(getattr(network, "encoder", None), nn.Module):
-        raise InputError(f"{type(network).__name__} has no encoder; pFLFE needs one")
-    width = network.encoder.out_channels[-1]
-    layers = nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH)
-    network.projector = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), *layers)
-    network.roles = {**network.roles, PROJECTOR: ("projector",)}
+    width = width_of(network, "pFLFE")
+    network.projector = pooled(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
+    declare(network, {PROJECTOR: ("projector",)})
     return network
 
 
 def project(network: nn.Module, images: Tensor) -> Tensor:
-    """images (B, channels, H, W) -> P(E(images)), (B, WIDTH)."""
-    return network.projector(network.encoder(images)[-1])
+    """Returns P(E(images)): (B, channels, H, W) -> (B, WIDTH)."""
+    projected: Tensor = part(network, "projector", "pFLFE")(deepest(network, images, "pFLFE"))
+    return projected

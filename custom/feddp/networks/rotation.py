@@ -1,24 +1,22 @@
-"""TTT's second head: which of four quarter turns an image was given, from the encoder's deepest features."""
+"""The second head of TTT: predicts from the encoder's deepest features by which of four quarter turns an image was rotated."""
 
 from torch import Tensor, nn
 
-from feddp.errors import InputError
+from feddp.networks.parts import deepest, part, pooled, width_of
 
 TURNS = 4
 
 
 def with_rotation_head(network: nn.Module, classes: int) -> nn.Module:
-    """`network`, in place, with a `rotation_head` beside its decoder; what it predicts is as it was.
+    """Adds a `rotation_head` to `network`, in place, and returns the network; its predictions do not change.
 
-    Global average pooling, then one linear layer. InputError where the network has no encoder.
+    The head is global average pooling and one linear layer. Raises InputError if the network has no encoder.
     """
-    if not isinstance(getattr(network, "encoder", None), nn.Module):
-        raise InputError(f"{type(network).__name__} has no encoder; TTT needs one")
-    linear = nn.Linear(network.encoder.out_channels[-1], TURNS)
-    network.rotation_head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear)
+    network.rotation_head = pooled(nn.Linear(width_of(network, "TTT"), TURNS))
     return network
 
 
 def rotation_logits(network: nn.Module, images: Tensor) -> Tensor:
-    """images (B, channels, H, W) -> (B, TURNS)."""
-    return network.rotation_head(network.encoder(images)[-1])
+    """Returns the rotation head's logits: (B, channels, H, W) -> (B, TURNS)."""
+    logits: Tensor = part(network, "rotation_head", "TTT")(deepest(network, images, "TTT"))
+    return logits

@@ -1,8 +1,7 @@
-"""U-Net with batch normalisation, of MONAI's layers.
+"""U-Net with batch normalisation (Ronneberger et al., MICCAI 2015), built from MONAI's layers.
 
-Source: Ronneberger, Fischer and Brox, U-Net: Convolutional Networks for Biomedical Image Segmentation, MICCAI 2015; widths,
-normalisation and transposed convolutions as in the released code of IOP-FL (github.com/med-air/IOP-FL, nets/models.py),
-without its rotation head. MONAI's own BasicUNet is not taken whole: it keeps twice the features in its last up-sampling.
+Widths, normalisation and transposed convolutions are those of IOP-FL's released code (github.com/med-air/IOP-FL,
+nets/models.py), without its rotation head. MONAI's BasicUNet is not used: its last up-sampling has twice the features.
 """
 
 from monai.networks.nets.basic_unet import Down, TwoConv, UpCat
@@ -10,9 +9,9 @@ from torch import Tensor, nn
 
 from feddp.errors import InputError
 from feddp.networks.levels import declare_stages
-from feddp.partition import DECODER, ENCODER, HEAD
+from feddp.networks.parts import PART_ROLES
 
-FEATURES = (32, 64, 128, 256, 512)  # of each resolution, from the image's own down to a sixteenth of it
+FEATURES = (32, 64, 128, 256, 512)  # channels per resolution, from the image's resolution to a sixteenth of it
 # two 3 x 3 convolutions without bias, each followed by batch normalisation and ReLU
 _LAYERS = {"act": ("relu", {"inplace": True}), "norm": "batch", "bias": False}
 
@@ -20,11 +19,11 @@ _LAYERS = {"act": ("relu", {"inplace": True}), "norm": "batch", "bias": False}
 class UNet(nn.Module):
     """Images (B, channels, H, W), H and W multiples of 16 -> logits (B, classes, H, W).
 
-    Encoder, decoder and segmentation head follow one another as in segmentation-models-pytorch's networks, except that the
-    encoder's first features are its own, not the image.
+    Encoder, decoder and segmentation head are called as in segmentation-models-pytorch's networks, except that the encoder's
+    first feature map is computed, not the image itself.
     """
 
-    roles = {HEAD: ("segmentation_head",), ENCODER: ("encoder",), DECODER: ("decoder",)}
+    roles = PART_ROLES
 
     def __init__(self, channels: int, classes: int):
         super().__init__()
@@ -33,11 +32,12 @@ class UNet(nn.Module):
         self.segmentation_head = nn.Sequential(nn.Conv2d(FEATURES[0], classes, kernel_size=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.segmentation_head(self.decoder(self.encoder(x)))
+        logits: Tensor = self.segmentation_head(self.decoder(self.encoder(x)))
+        return logits
 
 
 class Encoder(nn.Module):
-    """(B, channels, H, W) -> five feature maps, of FEATURES channels, each half as high and wide as the one before."""
+    """(B, channels, H, W) -> five feature maps with FEATURES channels, each half as high and wide as the map before."""
 
     out_channels = FEATURES
 
@@ -57,10 +57,10 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """The encoder's five feature maps -> (B, FEATURES[0], H, W)."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         levels = list(zip(FEATURES, FEATURES[1:], strict=False))[::-1]
-        # nothing is padded: where H and W are multiples of 16 nothing needs to be
+        # no padding: H and W are multiples of 16
         self.stages = nn.ModuleList([UpCat(2, deep, skip, skip, is_pad=False, **_LAYERS) for skip, deep in levels])
         declare_stages(self.stages)
 
@@ -72,9 +72,9 @@ class Decoder(nn.Module):
 
 
 def unet(channels: int, classes: int, pretrained: bool) -> UNet:
-    """InputError where pretrained weights are asked for."""
+    """Returns the U-Net; raises InputError if `pretrained`."""
     if pretrained:
         raise InputError(
-            "nobody publishes weights for 'unet'; leave the weights out for random ones, or name a file of this network's own"
+            "there are no public weights for 'unet'; leave the weights out for random ones, or name a file of this network"
         )
     return UNet(channels, classes)

@@ -1,4 +1,4 @@
-"""Networks to and from files. Only tensors are ever read: safetensors, or PyTorch files with weights_only."""
+"""Saves networks to files and loads them. It reads only tensors: safetensors, or PyTorch files with weights_only."""
 
 import hashlib
 import json
@@ -18,22 +18,23 @@ from feddp.files import replacing
 from feddp.limits import NETWORK_BYTES, PICKLE_BYTES
 from feddp.networks.header import Shapes, outline, unreadable
 from feddp.networks.metadata import Metadata
-from feddp.partition import some
+from feddp.partition import Tensors, some
 from feddp.reading import opened, short
 
-State = dict[str, Tensor]
-
-_CLASSIFIERS = ("head", "fc")  # first component of the ImageNet classifier's names, in timm and in the public files
+_CLASSIFIERS = ("head", "fc")  # first part of the names of the ImageNet classifier's tensors, in timm and the public files
 _SUFFIX = ".safetensors"
 
 
 def load_checkpoint(network: nn.Module, path: str | Path) -> None:
     """Loads a local file into `network`: all of it or, on any mismatch, nothing.
 
-    The file holds either this network's own state_dict, or ImageNet weights for its encoder in timm's names or in those
-    of the PVTv2 authors (github.com/whai362/PVT, classification/pvt_v2.py), key and value fused or split. The
-    ImageNet classifier (`head.*`, `fc.*`) is left out. InputError where the file cannot be read as tensors, or
-    names up to five tensors that are missing, unexpected or of another shape.
+    The file holds either this network's state_dict, or ImageNet weights for its encoder, with names as in timm or as in the
+    PVTv2 authors' files (github.com/whai362/PVT, classification/pvt_v2.py), key and value fused or split. The ImageNet
+    classifier (`head.*`, `fc.*`) is left out.
+
+    Raises:
+        InputError: the file cannot be read as tensors, or does not fit; names up to five tensors that are missing, unexpected
+            or of another shape.
     """
     path = Path(path)
     state = _read(path)
@@ -45,62 +46,65 @@ def load_checkpoint(network: nn.Module, path: str | Path) -> None:
         encoder = network.get_submodule("encoder.model")
     except AttributeError as error:
         raise InputError(
-            f"{path} holds none of the tensors of {type(network).__name__}, which has no encoder that takes ImageNet weights; "
-            "name a file of this network's own"
+            f"{path} has no tensor of {type(network).__name__}, and that network has no encoder for ImageNet weights; "
+            "name a file of this network"
         ) from error
     _load(encoder, _encoder_state(state, encoder), path)
 
 
 def save_network(path: str | Path, state: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes tensors and text to a safetensors file, whole or not at all: a crash leaves the former file in place."""
+    """Writes tensors and texts to a safetensors file, whole or not at all: after a crash, the former file is still there."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
-        # safetensors refuses tensors that share memory or are strided
+        # safetensors refuses tensors that share memory or are not contiguous
         save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}, part, metadata)
 
 
-def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[State, dict[str, str]]:
-    """(tensors, metadata) of a safetensors file of at most `most` bytes, on the CPU. InputError where it cannot be read."""
+def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[Tensors, dict[str, str]]:
+    """Returns (tensors, metadata) of a safetensors file of at most `most` bytes; raises InputError if it cannot be read."""
     _, metadata = outline(Path(path), most)
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
-    except Exception as error:  # safetensors has an exception for each way to be damaged
+    except Exception as error:  # safetensors raises many kinds of errors for damaged files
         raise unreadable(Path(path), type(error).__name__) from error
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """The SHA-256, in hex, of tensors: sorted names, each with type, shape and bytes (little-endian, as memory holds them).
+    """Returns the SHA-256, in hex, of tensors: sorted names, each with type, shape and bytes (little-endian, as in memory).
 
-    It does not depend on the file that they came from, on their order, strides or device; `-0.0` and `0.0` differ.
+    It does not depend on the tensors' file, order, strides or device; `-0.0` and `0.0` differ.
     """
     digest = hashlib.sha256()
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
         header = json.dumps([name, str(value.dtype), list(value.shape)]).encode()
-        # the lengths are in front, so no two states run together into the same bytes
+        # the length comes first, so different states never give the same bytes
         digest.update(len(header).to_bytes(8, "big") + header)
-        digest.update(value.reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def load_personal(path: str | Path) -> nn.Module:
-    """The network saved at `path`, in eval mode on the CPU.
+    """Returns the network saved at `path`, in eval mode on the CPU.
 
-    The file's metadata says which (`Metadata.of`). InputError where something of it is absent, wrong or out of range, or the
-    tensors do not fit; nothing is built, and no tensor is read, before the file's own shapes fit those of the network.
+    The file's metadata (`Metadata.of`) define the network. The network is built, and tensors are read, only after the shapes in
+    the file fit.
+
+    Raises:
+        InputError: metadata are missing, wrong or out of range, or the tensors do not fit.
     """
     path = Path(path)
-    shapes, said = outline(path)
-    metadata = Metadata.of(path, said)
+    shapes, texts = outline(path)
+    metadata = Metadata.of(path, texts)
     _fit(shapes, _shapes(metadata.outline()), path)
     network = metadata.build()
     _load(network, read_network(path)[0], path)
     return network.eval()
 
 
-def _read(path: Path) -> State:
+def _read(path: Path) -> Tensors:
     if path.suffix == _SUFFIX:
         return read_network(path)[0]
     try:
@@ -113,32 +117,34 @@ def _read(path: Path) -> State:
         raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; name a .safetensors or PyTorch file of weights") from None
-    except Exception as error:  # the file may hold any bytes: the unpickler fails in as many ways
+    except Exception as error:  # the file may hold any bytes, and the unpickler then raises many kinds of errors
         raise unreadable(path, type(error).__name__) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise InputError(f"{path} is no checkpoint: it must hold tensors by name and nothing else")
+        raise InputError(f"{path} is not a checkpoint: it must hold tensors by name and nothing else; save a plain state_dict")
     return content
 
 
 def _require_plain(path: Path) -> None:
-    """InputError for a PyTorch file whose parts are compressed, as PyTorch never writes them, or whose pickle is huge."""
+    """Raises InputError if a PyTorch file has compressed parts, which PyTorch never writes, or a huge pickle."""
     archive = Archive(path)
     archive.close()
     for name, (size, packed) in archive.sizes.items():
         if size != packed or (name.endswith(".pkl") and size > PICKLE_BYTES):
-            raise InputError(f"{path} holds {short(name)}, {size} bytes in {packed}: PyTorch writes no such file")
+            raise InputError(
+                f"{path} has {short(name)} with {size} bytes, {packed} when packed, which PyTorch does not write; save it again"
+            )
 
 
-def _encoder_state(state: State, encoder: nn.Module) -> State:
-    """A checkpoint's tensors under the names of `encoder`, timm's feature extractor with split key and value."""
+def _encoder_state(state: Tensors, encoder: nn.Module) -> Tensors:
+    """Renames a checkpoint's tensors to the names of `encoder`, timm's feature extractor with split key and value."""
     if "patch_embed1.proj.weight" in state:
         from timm.models.pvt_v2 import checkpoint_filter_fn
 
         state = checkpoint_filter_fn(state, encoder)
-    renamed: State = {}
+    renamed: Tensors = {}
     for name, tensor in state.items():
         first = name.split(".")[0]
         if first in _CLASSIFIERS:
@@ -153,14 +159,14 @@ def _encoder_state(state: State, encoder: nn.Module) -> State:
 
 
 def _flattened(name: str, encoder: nn.Module) -> str:
-    """timm's feature extractor joins a sequence and its index: `stages.0.x` becomes `stages_0.x` where it has that."""
+    """Renames `stages.0.x` to `stages_0.x` if `encoder` has `stages_0`: timm's feature extractor joins name and index."""
     match = re.match(r"(\w+)\.(\d+)\.", name)
     if match and hasattr(encoder, joined := f"{match[1]}_{match[2]}"):
         return f"{joined}.{name[match.end() :]}"
     return name
 
 
-def _load(network: nn.Module, state: State, path: Path) -> None:
+def _load(network: nn.Module, state: Tensors, path: Path) -> None:
     _fit(_shapes(state), _shapes(network.state_dict()), path)
     network.load_state_dict(state)
 
@@ -169,14 +175,14 @@ def _shapes(state: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(value.shape) for name, value in state.items()}
 
 
-def _fit(found: Shapes, own: Shapes, path: Path) -> None:
-    """InputError where the shapes found in a file are not exactly the network's own."""
-    faults = [f"{name} (missing)" for name in own if name not in found]
-    faults += [f"{short(name)} (unexpected)" for name in found if name not in own]
+def _fit(shapes: Shapes, own: Shapes, path: Path) -> None:
+    """Raises InputError if the shapes in a file are not exactly those of the network, `own`."""
+    faults = [f"{name} (missing)" for name in own if name not in shapes]
+    faults += [f"{short(name)} (unexpected)" for name in shapes if name not in own]
     faults += [
-        f"{name} ({found[name]} in the file, {own[name]} in the network)"
+        f"{name} ({shapes[name]} in the file, {own[name]} in the network)"
         for name in own
-        if name in found and found[name] != own[name]
+        if name in shapes and shapes[name] != own[name]
     ]
     if faults:
-        raise InputError(f"{path} does not fit the network, nothing was loaded: {some(faults, 5)}")
+        raise InputError(f"{path} does not fit the network, nothing was loaded: {some(faults, 5)}; name another file")

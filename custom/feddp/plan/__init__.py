@@ -1,1 +1,1 @@
-"""A run as data (`schema`), and what that means (`resolve`)."""
+"""The plan of a run: its data (`schema`), and the networks and tensors that follow from it (`resolve`)."""

@@ -1,6 +1,6 @@
-"""A run in a few words: what a job carries, and what every participant reads the same way. It is data, checked when it is made.
+"""The plan of a run: the settings that a job carries and that every participant reads alike, validated on construction.
 
-What it means for networks and tensors is in `feddp.plan.resolve`.
+`feddp.plan.resolve` derives networks and tensors from it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from feddp.networks.metadata import LABELS
 from feddp.training.settings import (
     COUNT,
     Calibration,
+    Heads,
     Training,
     Tuning,
     defaults,
     from_settings,
     key,
     meanings,
+    require_bounds,
     require_choice,
     require_most,
     require_name,
@@ -36,24 +38,25 @@ from feddp.training.settings import (
     setting,
 )
 
-# far above what a run needs; nothing a job says keeps a site busy for ever, or fills it. Channels, classes and size as in a
-# network's file: what was trained can be read
+# limits far above the need of a run, so that no job can keep a site busy for ever or fill its disk. Channels, classes and size
+# have the limits of a network's file, so every trained network can be read
 LARGEST = {"channels": CHANNELS, "size": SIZE, "rounds": 100_000, "seed": 2**63 - 1}
 LONGEST = {"classes": CLASSES, "stages": len(STAGES), "sites": COUNT}
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What the server does with the sites' contributions."""
+    """Settings of the federation: how the server collects and aggregates the contributions."""
 
-    aggregation: str = setting("uniform", "uniform (all four papers), or samples: weighed by training samples")
-    min_sites: int = setting(2, "a task counts with this many good answers; `feddp job` and `run`: 3 of 3 sites or more", COUNT)
-    task_timeout: int = setting(0, "seconds after which a site without an answer is left out; 0: until FLARE holds it dead")
-    start: str = setting("auto", "stage 1 hands on its last round or the best; auto: last to a later stage, else best")
-    precision: str = setting("float32", "the rounds' tensors travel as float32, or float16: half the bytes, rounded both ways")
-    private: tuple[str, ...] | None = setting(None, "the private roles, comma-separated; the method's own if not set")
+    aggregation: str = setting("uniform", "uniform (as in all four papers), or samples: weighted by training samples")
+    min_sites: int = setting(2, "valid answers that a task needs; `feddp job` and `run` set 3 for 3 sites or more", COUNT)
+    task_timeout: int = setting(0, "seconds to wait for a site's answer; 0: until FLARE reports the site dead")
+    start: str = setting("auto", "the round that stage 1 selects: last or best; auto: last if a stage follows, else best")
+    precision: str = setting("float32", "type of the rounds' tensors on the wire; float16: half the bytes, rounded both ways")
+    private: tuple[str, ...] | None = setting(None, "the private roles, comma-separated; the method's roles if not set")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        require_bounds(self)
         require_choice(self, "aggregation", ("uniform", "samples"))
         require_choice(self, "start", ("auto", "last", "best"))
         require_choice(self, "precision", ("float32", "float16"))
@@ -62,13 +65,13 @@ class Federation:
 
     @property
     def half(self) -> bool:
-        """Whether the rounds' tensors travel in half precision."""
+        """Whether the tensors of the rounds travel in half precision."""
         return self.precision == "float16"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that defines a run, apart from where a site's data lie and what a site consents to."""
+    """Everything that defines a run, except the location of a site's data and a site's consent."""
 
     method: str
     network: str
@@ -78,42 +81,44 @@ class Plan:
     size: int  # images are resized to size x size pixels
     rounds: int
     seed: int = 0
-    stages: tuple[str, ...] = ()  # the method's own if empty
-    sites: tuple[str, ...] = ()  # the sites' names, for methods that tell them apart
-    weights: str = ""  # the SHA-256 (`networks.weights.fingerprint`) of the tensors that the job brings; "" if none
+    stages: tuple[str, ...] = ()  # the method's stages if empty
+    sites: tuple[str, ...] = ()  # the names of the sites, for methods that need a site's index
+    weights: str = ""  # SHA-256 (`networks.weights.fingerprint`) of the initial tensors that the job brings; "" if none
     settings: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that differ from their defaults
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._check_types()
         if self.method not in METHODS:
             raise InputError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         if self.network not in NETWORKS:
             raise InputError(f"unknown network {self.network!r}; known: {', '.join(NETWORKS)}")
         if self.weights and not re.fullmatch(r"[0-9a-f]{64}", self.weights):
-            # a path would be one at the participant's machine
+            # a path would point to a file of the participant's machine
             raise InputError(
-                f"weights={self.weights!r} is no SHA-256 in hex, which a plan says of the initial tensors that its job brings;"
+                f"weights={self.weights!r} is not a SHA-256 in hex: a plan holds the fingerprint of its initial tensors;"
                 " export the job with `feddp job --weights`"
             )
         if self.labels not in LABELS:
-            raise InputError(f"labels={self.labels!r}: there are {', '.join(LABELS)}")
+            raise InputError(f"labels={self.labels!r} is unknown; choose one of {', '.join(LABELS)}")
         if self.rounds < 1:
-            raise InputError(f"rounds={self.rounds}: a run needs at least 1 round")
+            raise InputError(f"rounds={self.rounds}: a run needs at least 1 round; raise rounds")
         if self.channels < 1 or not self.classes:
-            raise InputError(f"channels={self.channels}, {len(self.classes)} classes: a network needs at least one of each")
+            raise InputError(
+                f"channels={self.channels}, {len(self.classes)} classes: a network needs at least one of each; correct the plan"
+            )
         if self.size < 32 or self.size % 32:
-            raise InputError(f"size={self.size}: the networks need a multiple of 32, at least 32")
+            raise InputError(f"size={self.size}: the networks need a multiple of 32, at least 32; correct size")
         method = METHODS[self.method]
         stages = tuple(self.stages) or method.stages
         if list(stages) != [s for s in STAGES if s in stages] or TRAIN not in stages:
             raise InputError(
-                f"stages {', '.join(stages)}: expected {TRAIN} and those wanted of {', '.join(STAGES)}, in this order"
+                f"stages {', '.join(stages)}: expected {TRAIN} and others of {', '.join(STAGES)}, in this order; correct them"
             )
         for stage in (SPECTRA, HEADS):
             if stage in stages and stage not in method.stages:
-                raise InputError(f"stages {', '.join(stages)}: {self.method} has no use for {stage}; leave it out")
+                raise InputError(f"stages {', '.join(stages)}: {self.method} does not use {stage}; leave it out")
         if not method.federated and len(stages) > 1:
-            raise InputError(f"stages {', '.join(stages)}: {self.method} has no sites, so no stage can follow")
+            raise InputError(f"stages {', '.join(stages)}: {self.method} has no sites, so no stage can follow; leave them out")
         known = self.known_settings(self.method)
         for name in self.settings:
             if name not in known:
@@ -121,7 +126,7 @@ class Plan:
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "classes", tuple(self.classes))
         object.__setattr__(self, "sites", tuple(self.sites))
-        groups = (self.training, self.federation, self.tuning, self.calibration, self.hyper)
+        groups = (self.training, self.federation, self.tuning, self.calibration, self.heads, self.hyper)
         values = {key(name): value for group in groups for name, value in vars(group).items()}
         object.__setattr__(self, "settings", {name: values[name] for name in values if values[name] != known[name]})
         private = self.federation.private
@@ -129,7 +134,7 @@ class Plan:
             raise InputError(f"private={','.join(private)}: {self.method} keeps {', '.join(method.own)} private; add them")
 
     def _check_types(self) -> None:
-        """A job's JSON may be written by hand. InputError names the first entry of a wrong type."""
+        """Raises InputError for the first entry of a wrong type; a job's JSON may be written by hand."""
         for name in ("method", "network", "labels", "weights"):
             if not isinstance(getattr(self, name), str):
                 raise InputError(f"{name}={getattr(self, name)!r} is not a text; correct the plan")
@@ -147,7 +152,7 @@ class Plan:
             if name != "stages" and len(set(value)) < len(value):
                 raise InputError(f"{name}={value!r} has a name twice; correct the plan")
         if not isinstance(self.settings, Mapping):
-            raise InputError(f"settings={self.settings!r} are not names with values; correct the plan")
+            raise InputError(f"settings={self.settings!r} is not an object of names and values; correct the plan")
 
     @cached_property
     def training(self) -> Training:
@@ -166,28 +171,32 @@ class Plan:
         return from_settings(Calibration, self.settings)
 
     @cached_property
+    def heads(self) -> Heads:
+        return from_settings(Heads, self.settings)
+
+    @cached_property
     def hyper(self) -> Any:
-        """The method's own hyper-parameters."""
+        """The method's hyper-parameters."""
         return from_settings(METHODS[self.method].Hyper, self.settings)
 
     @staticmethod
     def known_settings(method: str) -> dict[str, Any]:
-        """Every setting that `--set` reaches for a method, with its default."""
+        """Returns every setting that `--set` accepts for a method, with its default."""
         known: dict[str, Any] = {}
         for group in _groups(method):
             if taken := known.keys() & defaults(group).keys():
-                raise InputError(f"the method {method}'s setting {min(taken)!r} is another's name; rename it in its Hyper")
+                raise InputError(f"method {method}: the setting {min(taken)!r} exists already; rename it in the method's Hyper")
             known |= defaults(group)
         return known
 
     @staticmethod
     def meanings(method: str) -> dict[str, str]:
-        """What each of them means."""
+        """Returns the meanings of these settings."""
         return {name: text for group in _groups(method) for name, text in meanings(group).items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """A plan from a job's JSON.
+        """Returns the plan in a job's JSON.
 
         Raises:
             InputError: a key is missing or unknown, or a value is out of range.
@@ -200,53 +209,56 @@ class Plan:
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON that `from_json` reads back to an equal plan; what is empty is left out."""
+        """Returns the JSON from which `from_json` restores an equal plan; empty entries are left out."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["settings"] = {name: _jsonable(value) for name, value in self.settings.items()}
         return {name: _jsonable(value) for name, value in values.items() if value not in ("", (), {})}
 
     def digest(self, request: Mapping[str, Any] | None = None) -> str:
-        """What a hospital approves: SHA-256 of the plan as JSON, sorted and without spaces, and of a newcomer's request."""
+        """Returns the digest that a site approves: SHA-256 of the plan and the adaptation request, as compact, sorted JSON."""
         content = self.to_json() | ({} if request is None else {"outside": dict(request)})
         return sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
     @property
     def layers(self) -> dict[str, dict[str, float]]:
-        """What the method adds to the network."""
+        """The layers that the method adds to the network."""
         return METHODS[self.method].layers(self)
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a network's file says of it (`feddp.networks.weights.load_personal`)."""
-        facts = {"network": self.network, "channels": str(self.channels), "classes": json.dumps(self.classes)}
-        facts |= {"labels": self.labels, "size": str(self.size), "method": self.method, "seed": str(self.seed)}
-        return facts | ({"layers": json.dumps(self.layers)} if self.layers else {})
+        """The metadata of a network's file (`feddp.networks.weights.load_personal`)."""
+        metadata = {"network": self.network, "channels": str(self.channels), "classes": json.dumps(self.classes)}
+        metadata |= {"labels": self.labels, "size": str(self.size), "method": self.method, "seed": str(self.seed)}
+        return metadata | ({"layers": json.dumps(self.layers)} if self.layers else {})
 
     @property
     def phases(self) -> int:
-        """Of a round, each ended by an aggregation."""
+        """The number of phases per round; every phase ends with an aggregation."""
         return METHODS[self.method].phases
 
     def place(self, site: str) -> int:
-        """A site's place among the sites. InputError where it is not one of them."""
+        """Returns the index of a site among the job's sites; raises InputError if it is not one of them."""
         if site not in self.sites:
             raise InputError(f"site {site} is not among the job's sites {', '.join(self.sites)}; export the job for it too")
         return self.sites.index(site)
 
     @property
     def home(self) -> tuple[str, ...]:
-        """The stages at home, after the rounds."""
+        """The local stages after the rounds."""
         return self.stages[self.stages.index(TRAIN) + 1 :]
 
     @property
     def start(self) -> str:
-        """The round that stage 1 hands on. Unless set: the last to a later stage (001, Algorithm 1), else the best (IV-B)."""
+        """The round that stage 1 selects; by default the last if a stage follows, else the best.
+
+        Source: Wang et al., TMI 2024, Algorithm 1 (last) and IV-B (best).
+        """
         chosen = self.federation.start
         return chosen if chosen != "auto" else ("last" if self.home else "best")
 
 
 def _groups(method: str) -> tuple[type, ...]:
-    return Training, Federation, Tuning, Calibration, METHODS[method].Hyper
+    return Training, Federation, Tuning, Calibration, Heads, METHODS[method].Hyper
 
 
 def _jsonable(value: Any) -> Any:

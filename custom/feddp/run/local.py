@@ -1,4 +1,4 @@
-"""A whole federation in one process, without FLARE (`feddp run --env local`): the same stages, the same bits."""
+"""A federation in one process without FLARE (`feddp run --env local`): the same stages and the same bits."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from feddp.flare.configuration import APPS, FILES, SERVER
 from feddp.flare.context import SiteContext, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
+from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Kind
 from feddp.run.session import Request
@@ -22,7 +23,6 @@ from feddp.stages.message import Message
 from feddp.stages.precision import narrow, widen
 from feddp.stages.server import Received, Server
 from feddp.stages.tensors import Expected
-from feddp.training.store import Tensors
 
 
 class LocalServer(Server):
@@ -30,7 +30,7 @@ class LocalServer(Server):
 
     Args:
         sites: the sites by name.
-        stopped: whether the run was stopped.
+        stopped: set when the run must stop.
     """
 
     def __init__(self, memory: ServerMemory, sites: Mapping[str, SiteContext], stopped: threading.Event, log: Path):
@@ -66,13 +66,13 @@ class LocalServer(Server):
 
 
 def _carried(tensors: Tensors, half: bool) -> Tensors:
-    """Tensors as they arrive: copies, rounded to half precision where they travel in it."""
+    """Returns the tensors as they arrive: copies, rounded to half precision if they travel so."""
     copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
     return {name: widen(narrow(name, value)) for name, value in copies.items()} if half else copies
 
 
 def site_contexts(plan: Plan, policies: Mapping[str, Mapping[str, object]], root: Path) -> dict[str, SiteContext]:
-    """The sites of a run, whose files lie below `root`, as the simulator has them."""
+    """Returns the sites of a run with their folders below `root`, laid out as in the simulator."""
     return {
         site: SiteContext(
             site, LOCAL, Expected(plan), None, SitePolicy.of(site, own, simulated=True), kept_below(root / site), True
@@ -86,7 +86,7 @@ class LocalRun:
 
     Args:
         out: the run's folder.
-        serve: does the server's part; is given the server's folder, the file of its log, and what is set to stop it.
+        serve: runs the server; its arguments are the server's folder, its log file and the event that stops it.
     """
 
     def __init__(self, out: Path, serve: Callable[[Path, Path, threading.Event], None]):
@@ -105,7 +105,7 @@ class LocalRun:
         except FedDPError as error:
             self._failed = error
             append_event(self.progress, "error", message=str(error))
-        except BaseException as error:  # a bug: `outcome` raises it where somebody sees it
+        except BaseException as error:  # a bug: `outcome` raises it in the caller's thread
             self._failed = error
 
     def finished(self) -> bool:
@@ -128,7 +128,7 @@ class LocalRun:
 
 @contextmanager
 def followed(out: Path, serve: Callable[[Path, Path, threading.Event], None]) -> Iterator[LocalRun]:
-    """A run in this process; it has stopped when the block ends."""
+    """Starts a run in this process; the run has ended when the block ends."""
     running = LocalRun(out, serve)
     try:
         yield running

@@ -1,4 +1,4 @@
-"""What a person chooses of a run: the options that `feddp run`, `feddp job` and `feddp compare` share."""
+"""The options of a run, which `feddp run`, `feddp job` and `feddp compare` share, and a run on this machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +19,14 @@ from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS
 from feddp.run import pooled, session
+from feddp.run.defaults import METHOD, ROUNDS, SIZE
 from feddp.run.session import Environment, Request
 from feddp.training.device import asked_for
 from feddp.training.settings import pairs
 
 
 def environment(name: str) -> Environment:
-    """Where a run runs: "local", "sim" or "poc". Only what is chosen is imported: a local run knows no FLARE."""
+    """The environment named "local", "sim" or "poc". No other one is imported: a local run imports no FLARE."""
     if name == "local":
         from feddp.run.local import local
 
@@ -41,21 +42,21 @@ def environment(name: str) -> Environment:
 
 @dataclass(frozen=True)
 class Options:
-    """A run, apart from its data.
+    """The options of a run, without its data.
 
     Args:
         method: one of METHODS.
-        calibration_epochs: of the last stage at home; 0 leaves it out, None is the setting's default.
+        calibration_epochs: of the last stage at a site; 0 leaves the stage out, None is the setting's default.
         settings: hyper-parameters as `key=value`.
         then: "igc" appends the calibration to any method.
         weights: a checkpoint file to start from, or "timm".
     """
 
-    method: str = "feddp"
-    rounds: int = 20
+    method: str = METHOD
+    rounds: int = ROUNDS
     calibration_epochs: int | None = None
     network: str = DEFAULT
-    size: int = 96
+    size: int = SIZE
     seed: int = 0
     settings: tuple[str, ...] = ()
     then: str | None = None
@@ -84,7 +85,8 @@ class Options:
                 raise InputError("--then igc asks for the calibration, --calibration-epochs 0 leaves it out; drop one")
             stages = tuple(stage for stage in stages if stage not in (HEADS, CALIBRATE))
         elif epochs is not None:
-            values["calibration_epochs"] = epochs
+            names = {HEADS: "heads_epochs", CALIBRATE: "calibration_epochs"}
+            values |= {name: epochs for stage, name in names.items() if stage in stages}
         plan = Plan(
             method=self.method,
             network=self.network,

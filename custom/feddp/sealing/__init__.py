@@ -1,1 +1,1 @@
-"""What goes from hospital to hospital so that the server, which relays it, can neither read nor change it. No FLARE in it."""
+"""Site-to-site encryption: the server relays sealed envelopes that it can neither read nor change. It does not need FLARE."""

@@ -1,9 +1,9 @@
-"""Tensors in an envelope that the named sites can open and nobody else can read, change or make.
+"""Sealed envelopes of tensors: only the named sites can open one, and only the sender can make one.
 
-An envelope is MAGIC, the lengths of its header and of its ciphertext (8 bytes each, big-endian), the header, the ciphertext
-(12 bytes of nonce first) and the sender's signature over both. The ciphertext is AES-256-GCM of a safetensors file under a key
-of its own, with the header as associated data. The header is JSON that anyone can read: the facts, the sender and its
-certificate, and for each recipient the fingerprint of its certificate, its challenge, and the key wrapped for it.
+An envelope is MAGIC, the lengths of header and ciphertext (8 bytes each, big-endian), the header, the ciphertext (starting with
+12 bytes of nonce) and the sender's signature over both. The ciphertext is AES-256-GCM of a safetensors file with a new key per
+envelope and the header as associated data. The header is plain JSON: the binding (job, task, epoch), the sender and its
+certificate and, for each recipient, the fingerprint of its certificate, its challenge and the key wrapped for it.
 """
 
 import json
@@ -21,26 +21,26 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from feddp.errors import SealingError
+from feddp.sealing.handshake import Peer
 from feddp.sealing.identity import Identity, fingerprint, signed, wrap
-from feddp.sealing.introduction import Peer
 
 MAGIC = b"feddp-1\n"
 _LENGTHS = struct.Struct(">QQ")
 _NONCE = 12
-OVERHEAD = 1024 * 1024  # bytes: more than the header and the tensors' names take
+OVERHEAD = 1024 * 1024  # bytes, more than the header and the tensors' names need
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What an envelope is for: the job, the task that collects it, and the epoch where that comes again (0 elsewhere)."""
+class Binding:
+    """What an envelope is bound to: the job, the task that collects it, and the epoch of a repeated task (else 0)."""
 
     job: str
     task: str
     epoch: int = 0
 
 
-def seal(identity: Identity, facts: Facts, recipients: Sequence[Peer], tensors: Mapping[str, Tensor]) -> bytes:
-    """The tensors, of any dtype, for the recipients alone."""
+def seal(identity: Identity, binding: Binding, recipients: Sequence[Peer], tensors: Mapping[str, Tensor]) -> bytes:
+    """Returns an envelope of the tensors, of any dtype, that only the recipients can open."""
     key = secrets.token_bytes(32)
     slots = {
         peer.name: {
@@ -50,9 +50,9 @@ def seal(identity: Identity, facts: Facts, recipients: Sequence[Peer], tensors: 
         }
         for peer in recipients
     }
-    said = {**asdict(facts), "sender": identity.name, "certificate": identity.pem, "recipients": slots}
-    header = json.dumps(said, sort_keys=True).encode()
-    # safetensors refuses tensors that share memory or are strided
+    fields = {**asdict(binding), "sender": identity.name, "certificate": identity.pem, "recipients": slots}
+    header = json.dumps(fields, sort_keys=True).encode()
+    # safetensors refuses tensors that share memory or are not contiguous
     plain = save({name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()})
     nonce = secrets.token_bytes(_NONCE)
     ciphertext = nonce + AESGCM(key).encrypt(nonce, plain, header)
@@ -60,32 +60,32 @@ def seal(identity: Identity, facts: Facts, recipients: Sequence[Peer], tensors: 
     return MAGIC + _LENGTHS.pack(len(header), len(ciphertext)) + header + ciphertext + signature
 
 
-def unseal(identity: Identity, sender: str, envelope: bytes, facts: Facts, challenge: str) -> dict[str, Tensor]:
-    """The tensors that `sender` sealed for this site, after `challenge`, for exactly these facts.
+def unseal(identity: Identity, sender: str, envelope: bytes, binding: Binding, challenge: str) -> dict[str, Tensor]:
+    """Returns the tensors that `sender` sealed for this site with this binding and challenge.
 
     Raises:
-        SealingError: any of that is not so.
+        SealingError: sender, recipient, binding, challenge, signature or ciphertext is wrong.
     """
 
     def refuse(why: str) -> SealingError:
         return SealingError(f"site {identity.name}: the envelope of {sender} {why}; nothing of it was used")
 
-    said, header, ciphertext, signature = _parts(sender, envelope)
-    certificate = identity.accept(sender, str(said.get("certificate")))
+    fields, header, ciphertext, signature = _parts(sender, envelope)
+    certificate = identity.accept(sender, str(fields.get("certificate")))
     if not signed(certificate, signature, _signed_part(header, ciphertext)):
-        raise refuse("is not as it was signed")
-    if said.get("sender") != sender:
-        raise refuse("is another site's")
-    for name, value in asdict(facts).items():
-        if said.get(name) != value:
-            raise refuse(f"is of {name} {said.get(name)!r}, not {value!r}")
-    slot = said["recipients"].get(identity.name)
+        raise refuse("was changed after it was signed")
+    if fields.get("sender") != sender:
+        raise refuse("belongs to another site")
+    for name, value in asdict(binding).items():
+        if fields.get(name) != value:
+            raise refuse(f"is of {name} {fields.get(name)!r}, not {value!r}")
+    slot = fields["recipients"].get(identity.name)
     if slot is None:
         raise refuse("is not for this site")
     if slot["certificate"] != fingerprint(identity.certificate):
-        raise refuse("is for another certificate than this site's")
+        raise refuse("is for another certificate of this site")
     if slot["challenge"] != challenge:
-        raise refuse("answers another challenge: it is of an earlier exchange")
+        raise refuse("has another challenge: it is of an earlier exchange")
     try:
         key = identity.unwrap(bytes.fromhex(slot["key"]))
         return load(AESGCM(key).decrypt(ciphertext[:_NONCE], ciphertext[_NONCE:], header))
@@ -94,32 +94,32 @@ def unseal(identity: Identity, sender: str, envelope: bytes, facts: Facts, chall
 
 
 def recipients_of(sender: str, envelope: bytes) -> list[str]:
-    """For whom an envelope says that it is: all that a relay needs to know. Nothing of it is verified.
+    """Returns the recipients in an envelope's header, for the relay. They are not verified.
 
     Raises:
-        SealingError: it is no envelope of `sender`.
+        SealingError: the envelope is malformed, or names another sender.
     """
-    said = _parts(sender, envelope)[0]
-    if said.get("sender") != sender:
-        raise SealingError(f"site {sender}: its envelope says that it is another site's")
-    return sorted(said["recipients"])
+    fields = _parts(sender, envelope)[0]
+    if fields.get("sender") != sender:
+        raise SealingError(f"site {sender}: its envelope names another sender; it was refused")
+    return sorted(fields["recipients"])
 
 
 def _parts(sender: str, envelope: bytes) -> tuple[dict[str, Any], bytes, bytes, bytes]:
-    """The header as it reads, and as bytes; ciphertext and signature."""
+    """Returns the header's fields, the header's bytes, the ciphertext and the signature."""
     start = len(MAGIC) + _LENGTHS.size
     try:
         sizes = _LENGTHS.unpack(envelope[len(MAGIC) : start])
         header, ciphertext = envelope[start : start + sizes[0]], envelope[start + sizes[0] : start + sum(sizes)]
         whole = envelope.startswith(MAGIC) and (len(header), len(ciphertext)) == sizes and len(header) <= OVERHEAD
-        said = json.loads(header if whole else b"")  # what is read of JSON takes many times its bytes
-        slots = said["recipients"].values()
+        fields = json.loads(header if whole else b"")  # parsed JSON takes many times its bytes
+        slots = fields["recipients"].values()
         whole &= all(isinstance(slot[part], str) for slot in slots for part in ("certificate", "challenge", "key"))
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
-        raise SealingError(f"site {sender}: what it sent is no sealed envelope")
-    return said, header, ciphertext, envelope[start + sum(sizes) :]
+        raise SealingError(f"site {sender}: it did not send a sealed envelope; it was refused")
+    return fields, header, ciphertext, envelope[start + sum(sizes) :]
 
 
 def _signed_part(header: bytes, ciphertext: bytes) -> bytes:

@@ -1,11 +1,11 @@
-"""The stages of a run, one file each, without FLARE: `serve` is the server's half, `answer` the site's beside it.
+"""The stages of a run without FLARE, one file each: `serve` is the server's half, `answer` the site's half.
 
-A stage is found by its name: the module of that name here. Its place in the order is in `feddp.methods.base.STAGES`, its tasks
-are in `feddp.protocol.TASKS`.
+The stage `x` is the module `feddp.stages.x`. `feddp.methods.base.STAGES` gives the order of the stages,
+`feddp.protocol.TASKS` their tasks.
 """
 
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, cast
 
 from feddp import protocol
 from feddp.errors import InputError, PolicyError
@@ -18,40 +18,40 @@ from feddp.stages.server import Server
 
 
 class Stage(Protocol):
-    """What a stage's module holds."""
+    """The two functions of a stage's module."""
 
     def serve(self, server: Server) -> None:
-        """The server's half, from the stage's first task to its last."""
+        """Runs the stage at the server, from its first task to its last."""
 
     def answer(self, task: str, message: Message, host: Host) -> Message:
-        """The site's half: its answer to a task of the stage."""
+        """Returns a site's answer to a task of the stage."""
 
 
 def stage_of(name: str) -> Stage:
-    """The stage called `name`. InputError where there is none."""
+    """Returns the module of the stage `name`; raises InputError if there is no such stage."""
     if name not in (*STAGES, EVALUATE_STAGE, ADAPT_STAGE):
         raise InputError(f"there is no stage {name!r}; export the job with `feddp job`")
-    return import_module(f"{__name__}.{name}")  # type: ignore[return-value]  # mypy does not compare a module found by name
+    return cast(Stage, import_module(f"{__name__}.{name}"))
 
 
 def stages_of(plan: Plan, adapts: bool) -> tuple[str, ...]:
-    """The stages of a job in their order: those of its plan and the evaluation, or the adaptation alone."""
+    """Returns a job's stages in order: the plan's and the evaluation, or only the adaptation."""
     return (ADAPT_STAGE,) if adapts else (*plan.stages, EVALUATE_STAGE)
 
 
 def answered(task: str, message: Message, host: Host) -> Message:
-    """A site's answer to a task. Without its consent it gives nothing to other sites, and takes nothing from them.
+    """Returns a site's answer to a task. A site that does not consent neither gives tensors to peers nor takes theirs.
 
     Raises:
-        FedDPError: there is no such task; it brought other sites' tensors to a site that does not consent; or as its stage.
+        FedDPError: the task does not exist, brings peers' tensors without the site's consent, or the stage refuses it.
     """
     if task not in protocol.TASKS:
         raise InputError(f"there is no task {task!r}; export the job with `feddp job`")
     spec = protocol.spec_of(task)
     consents = not spec.consent or host.consents(spec.consent)
-    if spec.kind is Kind.INTRODUCTION and spec.stage in STAGES:
-        host.open()  # a site that cannot take part says so before it consents
-    if spec.kind is Kind.INTRODUCTION or (spec.kind is Kind.COLLECTION and not consents):
+    if spec.kind is Kind.HANDSHAKE and spec.stage in STAGES:
+        host.open()  # a site that cannot open its images fails here, before it consents
+    if spec.kind is Kind.HANDSHAKE or (spec.kind is Kind.COLLECTION and not consents):
         return Message(scalars={"consent": consents})
     if spec.kind is Kind.DELIVERY and message.tensors and not consents:
         raise PolicyError(f"site {host.name} does not consent to the exchange {spec.consent!r}, yet it was sent tensors")

@@ -1,7 +1,7 @@
-"""Adaptation at an unseen site (IOP-FL; Jiang et al., TMI 2023, section III-C): donors' models to a site that has joined.
+"""Adaptation at an unseen site (IOP-FL; Jiang et al., TMI 2023, section III-C): the site receives the donors' models.
 
-Everything travels by way of the server, which holds the models, sealed for the newcomer where there are certificates, in memory
-while the job runs and writes none of them. The newcomer answers in numbers; its images and its masks stay where they are.
+The server relays the models in memory and writes none of them to disk. Where there are certificates, the donors seal the models
+for the unseen site. The unseen site answers with numbers only; its images and masks do not leave it.
 """
 
 import math
@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from feddp import protocol
-from feddp.adaptation.hospital import Request, adapt
 from feddp.adaptation.models import FACTS, GLOBAL, Models, completed
 from feddp.adaptation.request import AdaptationRequest
+from feddp.adaptation.unseen_site import AdaptationOptions, adapt
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
 from feddp.methods.aggregation import Spec
 from feddp.networks.weights import read_network
+from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
 from feddp.protocol import ROUNDED, STD_WITHHELD, WITHHELD, Sent
 from feddp.stages import exchange
@@ -27,7 +28,7 @@ from feddp.stages.site import last_network
 from feddp.training.device import usable
 from feddp.training.metrics import METRICS
 from feddp.training.seeds import seed_of
-from feddp.training.store import Tensors, by_site, together
+from feddp.training.store import by_site, together
 
 MASKS = "masks"
 NUMBERS = ("images", "empty_masks", "seconds")
@@ -38,7 +39,7 @@ FIT = ("loss_before", "loss", "epoch")  # of the strategies that train
 
 
 def serve(server: Server) -> None:
-    """Asks the newcomer whether it consents, the donors for their models, and hands these on."""
+    """Asks the unseen site for its consent and the donors for their models, then relays the models."""
     request, memory = _request(server.memory.request), server.memory
     newcomer = request.newcomer
     shared = memory.brought() or {}
@@ -51,7 +52,7 @@ def serve(server: Server) -> None:
     names = (*NUMBERS, *FIT, "scores", WITHHELD, STD_WITHHELD)
     numbers = {name: answer.scalars[name] for name in names if name in answer.scalars}
     who = {"newcomer": newcomer, "donors": donors, "without": without}
-    real = server.sealed  # the guards stand, and round, wherever there are certificates
+    real = server.sealed  # sites with certificates have a guard, and guards round
     memory.write_results({"run": request.job, **who, "sealed": real, ROUNDED: real, **numbers})
     server.progress("done")
 
@@ -63,7 +64,7 @@ def _request(request: AdaptationRequest | None) -> AdaptationRequest:
 
 
 def _join(server: Server, newcomer: str) -> None:
-    """Nothing is asked of a donor, and nothing sent to the newcomer, before that consents."""
+    """Asks the unseen site for its consent; donors are asked only after that."""
     if newcomer not in server.sites():
         raise InputError(f"the newcomer {newcomer} is not among the job's sites; start its client, and submit again")
     answers = exchange.introduce(server, protocol.JOIN, [newcomer])
@@ -74,7 +75,7 @@ def _join(server: Server, newcomer: str) -> None:
 
 
 def _collect(server: Server, request: AdaptationRequest) -> tuple[dict[str, Message], dict[str, str]]:
-    """What the donors answered, with their models, and why those without did not give theirs."""
+    """Returns the donors' answers with models, and the reason for each donor without a model."""
     here = [site for site in request.donors if site in server.sites()]
     answers = exchange.collect(server, protocol.GIVE_MODEL, here) if here else {}
     given = exchange.peers_of(server, request.newcomer, answers)
@@ -110,7 +111,7 @@ def answer(task: str, message: Message, host: Host) -> Message:
 
 
 def _own_network(host: Host, job: str) -> Tensors:
-    """The network that this site ended the earlier job with."""
+    """Returns the network with which this site ended the earlier job."""
     file = last_network(host.files(job))
     if file is None:
         raise InputError(f"site {host.name}: job {job} left no network here; correct the job's id, or leave this donor out")
@@ -122,13 +123,13 @@ def _own_network(host: Host, job: str) -> Tensors:
 
 
 def _adapt(host: Host, request: AdaptationRequest, tensors: Tensors) -> Mapping[str, Any]:
-    """Writes masks to this site's disk; returns the numbers that leave."""
+    """Writes the masks to this site's disk and returns the numbers that leave."""
     where = usable(host.device, f"site {host.name}: device", "correct it in the site's policy")
     personal = by_site(tensors)
     shared = personal.pop(GLOBAL, {})
     require_initial(host.plan, f"site {host.name} was sent as the global model", shared)
     state = host.expected.network.state_dict()
-    for donor, given in personal.items():  # the server could not look into what came sealed
+    for donor, given in personal.items():  # the server cannot check sealed models, so the site checks them
         Spec.of(state, tuple(state)).check(donor, given)
     models = Models.of(personal, completed(shared, personal), host.plan.facts)
     own = _seeded(request.request, host.secret)
@@ -145,8 +146,8 @@ def _adapt(host: Host, request: AdaptationRequest, tensors: Tensors) -> Mapping[
     return numbers | ({"scores": done["scores"]} if own.score else {})
 
 
-def _seeded(request: Request, secret: str) -> Request:
-    """The request with a seed that comes from the site's secret too, where it has one."""
+def _seeded(request: AdaptationOptions, secret: str) -> AdaptationOptions:
+    """Returns the request; its seed also depends on the site's secret, if the site has one."""
     settings = request.settings
     seed = seed_of(secret, settings.seed) if secret else settings.seed
     return replace(request, settings=replace(settings, seed=seed))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from feddp import protocol
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, STAGES, TRAIN
+from feddp.partition import Tensors
 from feddp.plan.resolve import exchanged
 from feddp.stages import exchange
 from feddp.stages.host import Host
@@ -14,13 +15,14 @@ from feddp.stages.server import Server
 from feddp.stages.site import PEERS, Site
 from feddp.stages.tune import NUMBERS, summary, tuned
 from feddp.training.calibration import Tuned, calibration_loss, with_inconsistency
-from feddp.training.store import Tensors, by_site, together
+from feddp.training.loop import BatchLoss
+from feddp.training.store import by_site, together
 
 SLOT = STAGES[CALIBRATE]
 
 
 def serve(server: Server) -> None:
-    """The exchange, unless λ = 0 leaves nothing to do with it, and the calibration."""
+    """Exchanges the personal tensors, unless λ = 0 makes them unnecessary, and starts the calibration at every site."""
     personal: dict[str, Message] = {}
     if server.plan.calibration.lambda_ > 0:
         exchange.prepare(server, protocol.INTRODUCE)
@@ -36,18 +38,19 @@ def answer(task: str, message: Message, host: Host) -> Message:
 
 
 def personal(site: Site) -> Tensors:
-    """What rebuilds this site's network for a peer that knows γ: given only with consent."""
+    """Returns the tensors from which a peer that has γ rebuilds this site's network. They leave only with consent."""
     state, _ = site.store.read(site.latest(before=SLOT))
     return {name: state[name] for name in exchanged(site.plan, site.partition)}
 
 
 def calibrate(site: Site, peers: Mapping[str, Tensors]) -> Tuned:
-    """Inconsistency-guided calibration among `peers`, the personal tensors of other sites; λ = 0 without any.
+    """Runs the calibration with the peers' personal tensors {site: tensors}. Without peers, λ is 0.
 
     Raises:
         ContributionError: a peer's tensors are not exactly what rebuilds its network.
     """
-    settings, samples, loss = site.plan.calibration, site.samples, site.batch_loss
+    settings, samples = site.plan.calibration, site.samples
+    loss: BatchLoss = site.batch_loss
     site.restore(site.latest(before=SLOT))
     site.store.remove(PEERS)
     if peers and settings.lambda_ > 0:
@@ -62,7 +65,7 @@ def calibrate(site: Site, peers: Mapping[str, Tensors]) -> Tuned:
 
 
 def peer_networks(site: Site) -> dict[str, Tensors]:
-    """The peers' whole networks, rebuilt from γ of the common start and what each of them gave."""
+    """Rebuilds the peers' networks from γ of the common start and each peer's personal tensors."""
     if not site.store.has(PEERS):
         return {}
     start, _ = site.store.read(STAGES[TRAIN])

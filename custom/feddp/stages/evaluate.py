@@ -1,4 +1,4 @@
-"""The last stage: every site measures its own network on its own test images; the server gathers the means."""
+"""The last stage: every site evaluates its network on its own test images; the server collects the means."""
 
 import csv
 import math
@@ -23,13 +23,13 @@ from feddp.training.metrics import METRICS, Row, measure, summarize
 from feddp.training.spectra import SLOT as RECEIVED_SPECTRA
 from feddp.training.volumes import VOLUME_METRICS, measure_volumes
 
-Rows = dict[str, Row]  # by the name of an image, or of a case
+Rows = dict[str, Row]  # {name of the image or case: metrics}
 
 # --- at the server -------------------------------------------------------------------------------------------------------
 
 
 def serve(server: Server) -> None:
-    """Per-site results, their average over sites, and the site x model matrix of those who exchanged with consent."""
+    """Collects the per-site results, their average, and the matrix site × model of the sites that exchanged with consent."""
     answers = server.ask(protocol.EVALUATE, Message(), (), _check)
     plan, memory = server.plan, server.memory
     sites = {site: _result(server, site, answer) for site, answer in answers.items()}
@@ -41,7 +41,7 @@ def serve(server: Server) -> None:
     results = gathered(plan, sites, memory.start_round, memory.best_round, missing, matrix, nbytes)
     if {SPECTRA, HEADS, CALIBRATE} & set(plan.stages):
         results["sealed"] = server.sealed  # what the sites exchanged
-    results[ROUNDED] = server.sealed  # by the guards, which stand wherever there are certificates
+    results[ROUNDED] = server.sealed  # sites with certificates have a guard, and guards round
     memory.write_results(results)
     server.progress("done")
 
@@ -53,7 +53,7 @@ def _result(server: Server, site: str, answer: Message) -> dict[str, Any]:
         result["spectra"] = {"peers": len(memory.styles.get(site, []))}
     if {HEADS, CALIBRATE} & stages:
         tuned, peers = site in memory.peers, len(memory.peers.get(site, []))
-        # without a peer the stage was more epochs of L_seg alone; a site that failed it keeps what it had before
+        # without a peer, the stage only trained with L_seg; a site that failed keeps its earlier network
         result["calibration"] = {"calibrated": peers > 0, "peers": peers, "tuned": tuned}
     return result
 
@@ -64,7 +64,7 @@ def _row(site: str, answer: Message) -> dict[str, Any]:
 
 def _check(site: str, answer: Message) -> None:
     peers, whole = answer.scalars.get("peers"), True
-    if WITHHELD not in answer.scalars or {*WHEN, "peers"} & answer.scalars.keys():  # the tables of images come together
+    if WITHHELD not in answer.scalars or {*WHEN, "peers"} & answer.scalars.keys():  # the tables come together
         whole = all(is_whole(answer.scalars.get(when), METRICS, answer.scalars) for when in WHEN)
         whole &= isinstance(peers, dict) and all(is_whole(summary, METRICS, answer.scalars) for summary in peers.values())
     if VOLUMES in answer.scalars:  # of a site whose images are slices
@@ -76,12 +76,12 @@ def _check(site: str, answer: Message) -> None:
 
 
 def is_whole(summary: Any, metrics: tuple[str, ...], scalars: Mapping[str, Any]) -> bool:
-    """Whether it has every metric's mean, std and n, as finite numbers (`metrics.summarize`).
+    """Whether the summary has mean, std and n of every metric as finite numbers (`metrics.summarize`).
 
-    Where the answer's `scalars` say that std is withheld, it may lack that.
+    It may lack std where the answer's `scalars` say that std is withheld.
     """
     wanted = {"mean", "n"} if STD_WITHHELD in scalars else {"mean", "std", "n"}
-    cells = [summary.get(metric) for metric in metrics] if isinstance(summary, dict) else [None]
+    cells: list[Any] = [summary.get(metric) for metric in metrics] if isinstance(summary, dict) else [None]
     return all(isinstance(cell, dict) and wanted <= cell.keys() <= wanted | {"std"} for cell in cells) and all(
         isinstance(value, int | float) and math.isfinite(value) for cell in cells for value in cell.values()
     )
@@ -97,12 +97,11 @@ def answer(task: str, message: Message, host: Host) -> Message:
 def evaluate(site: Site) -> dict[str, Any]:
     """Test metrics of this site's network before and after its last stage, and of its peers' networks.
 
-    The values of single images go to `images.csv` here and nowhere else, those of single cases to `cases.csv`.
+    Per-image values are written to `images.csv` and per-case values to `cases.csv`; these files stay at the site.
 
     Returns:
-        {"before_calibration": summary, "final": summary, "peers": {site: summary}}, a summary as `metrics.summarize`;
-        where the folder's images are slices of volumes, VOLUMES: {"before_calibration": summary, "final": summary}
-        over its cases too.
+        {"before_calibration": summary, "final": summary, "peers": {site: summary}}, each as `metrics.summarize` returns it.
+        If the images are slices of volumes, also VOLUMES: {"before_calibration": summary, "final": summary} over the cases.
     """
     final = site.latest()
     before = (site.slots(before=STAGES[site.plan.stages[-1]]) or [final])[-1]
@@ -111,13 +110,13 @@ def evaluate(site: Site) -> dict[str, Any]:
     if site.folder.volumes:
         found[VOLUMES] = _summaries(site, "case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
     found["peers"] = {peer: _summary(_measure(site, state)[0]) for peer, state in peer_networks(site).items()}
-    for received in (PEERS, RECEIVED_SPECTRA):  # of other sites: nothing here needs them any more
+    for received in (PEERS, RECEIVED_SPECTRA):  # peers' tensors are no longer needed
         site.store.remove(received)
     return found
 
 
 def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, final: str) -> dict[str, Any]:
-    """Writes the rows of each network to `<what>s.csv`; what may leave of them."""
+    """Writes each network's rows to `<what>s.csv` and returns the summaries, which may leave."""
     with open(site.store.folder / f"{what}s.csv", "w", newline="", encoding="utf-8") as handle:
         writer = csv.DictWriter(handle, ["network", what, *next(iter(rows[final].values()))])
         writer.writeheader()
@@ -127,9 +126,10 @@ def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, fin
 
 
 def _measure(site: Site, state: Mapping[str, Tensor]) -> tuple[Rows, Rows]:
-    """The metrics of every test image by its stem, and those of every case, where images are slices of volumes."""
+    """Returns the metrics per test image, by file stem, and per case if the images are slices of volumes."""
     site.network.load_state_dict(state)
-    rows, maps = [], []
+    rows: list[Row] = []
+    maps: list[Tensor] = []
     for part, batch in predict(site.network, site.test):
         rows += measure(part, batch["mask"])
         if site.folder.volumes:

@@ -1,12 +1,14 @@
-"""FedLC's head calibration (LC-Fed; Wang et al., ECCV 2022): the sites' segmentation heads are exchanged at every epoch."""
+"""FedLC's head calibration (Wang et al., ECCV 2022): sites exchange their segmentation heads before every epoch."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from feddp import protocol
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import HEADS, STAGES
+from feddp.partition import Tensors
 from feddp.plan.resolve import head_names
 from feddp.stages import exchange
 from feddp.stages.host import Host
@@ -17,31 +19,32 @@ from feddp.stages.server import Server
 from feddp.stages.site import Site
 from feddp.stages.tune import NUMBERS, summary
 from feddp.training.calibration import Tuned
-from feddp.training.store import State, Tensors, by_site
+from feddp.training.store import State, by_site
 
 SLOT = STAGES[HEADS]
 
 
 def serve(server: Server) -> None:
     exchange.prepare(server, protocol.INTRODUCE)
-    for epoch in range(1, server.plan.calibration.calibration_epochs + 1):
+    for epoch in range(1, server.plan.heads.heads_epochs + 1):
         heads = exchange.collect(server, protocol.COLLECT_HEADS, epoch=epoch)
         peers = exchange.hand_out(server, protocol.CALIBRATE_HEADS, heads, NUMBERS, epoch=epoch)
         server.memory.note_peers(peers)
 
 
 def answer(task: str, message: Message, host: Host) -> Message:
-    site, epoch = host.open(), message.scalars.get("epoch")
+    site = host.open()
+    epoch: Any = message.scalars.get("epoch")  # checked by `_open`
     if task == protocol.COLLECT_HEADS:
         return Message(head(site, epoch))
     return summary(calibrate(site, by_site(message.tensors), epoch))
 
 
 def head(site: Site, epoch: int) -> Tensors:
-    """This site's segmentation head before `epoch` of the head calibration: given only with consent.
+    """Returns this site's segmentation head before `epoch` of the head calibration. It leaves only with consent.
 
     Raises:
-        PolicyError: the plan has no such epoch, or the state before it is gone.
+        PolicyError: the plan has no such epoch, or the site no longer has the state before it.
     """
     _open(site, epoch)
     state = site.copy()
@@ -49,16 +52,16 @@ def head(site: Site, epoch: int) -> Tensors:
 
 
 def calibrate(site: Site, peers: Mapping[str, Tensors], epoch: int) -> Tuned:
-    """One epoch, from 1, of the head calibration with the heads of `peers`; the best epoch so far is kept.
+    """Trains one epoch (from 1) of the head calibration with the peers' heads, and keeps the best epoch so far.
 
-    The start is not among the candidates: without the calibration it would be another network.
-    The site's states on disk continue the count of rounds.
+    The state before the first epoch is no candidate for the best: without calibrated heads it is another network.
+    The numbers of the site's states on disk continue after the last round.
 
     Raises:
-        FedDPError: a peer's tensors are not exactly a head, or it is not among the plan's sites; or as for `head`.
+        FedDPError: a peer's tensors are not exactly a head, the peer is not among the plan's sites, or as for `head`.
     """
     before = _open(site, epoch)
-    settings, step = site.plan.calibration, _exchanges(site) + epoch
+    settings, step = site.plan.heads, _exchanges(site) + epoch
     spec = Spec.of(site.network.state_dict(), head_names(site.network))
     for peer, tensors in peers.items():
         spec.check(peer, tensors)
@@ -75,18 +78,18 @@ def calibrate(site: Site, peers: Mapping[str, Tensors], epoch: int) -> Tuned:
     history = {"losses": torch.tensor(losses, dtype=torch.float64), "scores": torch.tensor(scores, dtype=torch.float64)}
     after = local.state()
     keep(site, State(step, after.private, optimizer=after.optimizer, memory=history), {step - 1})
-    site.store.record(SLOT, epoch=epoch, of=settings.calibration_epochs, loss=losses[-1], iou=scores[-1])
+    site.store.record(SLOT, epoch=epoch, of=settings.heads_epochs, loss=losses[-1], iou=scores[-1])
     return Tuned(losses, scores, best)
 
 
 def _exchanges(site: Site) -> int:
-    """The states that stage 1 leaves behind it."""
+    """Returns the number of states that stage 1 leaves."""
     return site.plan.rounds * site.plan.phases
 
 
 def _open(site: Site, epoch: int) -> State:
-    """Loads the network as it is before `epoch`; the site's state there, empty where this is its first."""
-    require(site.name, "epoch", epoch, 1, site.plan.calibration.calibration_epochs)
+    """Loads the network as it is before `epoch`; returns the site's state, empty before its first epoch."""
+    require(site.name, "epoch", epoch, 1, site.plan.heads.heads_epochs)
     start, _ = site.store.read(site.latest(before=SLOT))
     exchanges = _exchanges(site)
     state = state_before(site.name, site.store, exchanges + epoch - 1, f"epoch {epoch}", first=epoch == 1)

@@ -1,4 +1,4 @@
-"""What a stage's site half may ask of the site that it runs at."""
+"""The interface through which a stage's site half sees its site."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +12,12 @@ from feddp.training.store import Store
 
 
 class Host(Protocol):
-    """One site in one job: its name, its policy's words, its folders. `open` gives what needs its images."""
+    """One site in one job: its name, its policy and its folders. `open` adds its images and its network."""
 
     name: str
     plan: Plan
-    expected: Expected  # what the plan's answers hold
-    request: AdaptationRequest | None  # of a job that adapts a finished run's models
+    expected: Expected  # the tensors of each answer
+    request: AdaptationRequest | None  # only in a job that adapts a finished run's models
     stopped: Callable[[], bool]  # whether the job was aborted
 
     @property
@@ -33,13 +33,13 @@ class Host(Protocol):
 
     @property
     def secret(self) -> str:
-        """The site's own part of every seed; empty where the plan's seed decides alone."""
+        """The site's part of every seed; empty if only the plan's seed counts."""
 
     def consents(self, word: str) -> bool:
         """Whether the site's policy consents to an exchange."""
 
     def files(self, job: str) -> Path:
-        """Where this site's own files of a job lie, this one or an earlier one."""
+        """Returns this site's folder of `job`, the current job or an earlier one."""
 
     def open(self) -> Site:
-        """The site with its images, opened once a process."""
+        """Returns the site with its images; it is opened once per process."""

@@ -1,23 +1,24 @@
-"""The network that a job brings along: every site gets it before anything else is asked, and starts from it."""
+"""Initial tensors: a job may carry a network, which every site receives first and starts from."""
 
 from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec
+from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
 from feddp.protocol import Sent
 from feddp.stages.host import Host
 from feddp.stages.message import Message
 from feddp.stages.server import Server
-from feddp.training.store import INITIAL, Tensors
+from feddp.training.store import INITIAL
 
 
 def hand_over(server: Server) -> None:
-    """Once a job: every site gets the network that the job brought along, if it did.
+    """Sends every site the network that the job carries, if it carries one. Done once per job.
 
-    It travels as it is, in half-precision runs too: every site compares its bits with the plan's fingerprint.
+    It travels in full precision, also in half-precision runs: every site compares its fingerprint with the plan's.
 
     Raises:
-        FedDPError: the job's tensors are no whole network, or fewer than `min_sites` took it.
+        FedDPError: the job's tensors are not a whole network, or fewer than `min_sites` accepted it.
     """
     memory = server.memory
     if memory.handed_over or (initial := memory.brought()) is None:
@@ -28,7 +29,7 @@ def hand_over(server: Server) -> None:
 
 
 def keep(host: Host, tensors: Tensors) -> None:
-    """Stores the whole network that the server's app brought: what this site starts from, private tensors included.
+    """Stores the network that the job carries: this site starts from it, private tensors included.
 
     Raises:
         FedDPError: the tensors are not exactly the plan's.
@@ -41,16 +42,16 @@ def keep(host: Host, tensors: Tensors) -> None:
 
 
 def first_network(host: Host) -> Tensors | None:
-    """What `keep` stored; None where the plan's seed decides.
+    """Returns the tensors that `keep` stored, or None if the plan's seed initialises the network.
 
     Raises:
-        FedDPError: it was not there when the tensors were handed over.
+        FedDPError: this site was absent when the server sent the initial tensors.
     """
     if not host.plan.weights:
         return None
     if not host.store.has(INITIAL):
         raise FedDPError(
-            f"site {host.name}: the job starts from initial tensors, and this site was not there when they were handed over"
-            " (task initial); it takes no part: submit the job again when the site has joined"
+            f"site {host.name}: the job starts from initial tensors, and this site was absent when the server sent them"
+            " (task initial); the site skips this job; submit the job again when the site is connected"
         )
     return host.store.read(INITIAL)[0]

@@ -1,5 +1,7 @@
-"""The server's memory of a run: the plan, the shared tensors and nothing else of a network, the run's progress, and what one
-stage leaves for the next."""
+"""The server's memory of a run: the plan, the shared tensors, the progress, and what one stage leaves for the next.
+
+Of a network, the server keeps the shared tensors only.
+"""
 
 import os
 from collections.abc import Mapping
@@ -13,11 +15,11 @@ from feddp.errors import ContributionError, FedDPError
 from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json
 from feddp.networks.header import outline
 from feddp.networks.weights import read_network, save_network
+from feddp.partition import Tensors
 from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Sent
 from feddp.stages.tensors import Expected
-from feddp.training.store import Tensors
 
 LATEST, BEST = "shared_latest", "shared_best"
 
@@ -27,27 +29,27 @@ class ServerMemory:
 
     Args:
         job: the job's id.
-        folder: the run folder of this job; `download_job` brings it to whoever submitted the job.
-        config: the folder in which the job's app brings tensors along, where the plan says that it does.
+        folder: the run folder of this job; `download_job` downloads it.
+        config: the folder of the job's app with the initial tensors, if the plan names any.
         request: of a job that adapts a finished run's models.
     """
 
     def __init__(self, plan: Plan, job: str, folder: Path, config: Path, request: AdaptationRequest | None = None):
         self.plan, self.job, self.folder, self.request = plan, job, folder, request
         self.expected, self._config = Expected(plan), config
-        self.handed_over = False  # whether the sites have been sent the network that the job brought
-        self.start_round: int | None = None  # the round that the stages after stage 1 start from
+        self.handed_over = False  # whether the server has sent the job's initial tensors
+        self.start_round: int | None = None  # the round from which the stages after stage 1 start
         self.best_round: int | None = None
-        self.introductions: dict[str, Tensors] = {}  # by consent: what consenting sites showed, by `<site>/<name>`
-        self.peers: dict[str, list[str]] = {}  # whose personal tensors each site was calibrated with
-        self.styles: dict[str, list[str]] = {}  # whose amplitude spectra each site trains with (FedDG)
-        self.lost: dict[str, str] = {}  # sites that vanished, and when
+        self.handshakes: dict[str, Tensors] = {}  # {consent word: handshakes of the consenting sites, named `<site>/<name>`}
+        self.peers: dict[str, list[str]] = {}  # {site: the peers it was calibrated with}
+        self.styles: dict[str, list[str]] = {}  # {site: the peers whose amplitude spectra it trains with} (FedDG)
+        self.lost: dict[str, str] = {}  # {site that vanished: during which task}
 
     def brought(self) -> Tensors | None:
-        """The tensors that the job brought along, if it did.
+        """Returns the initial tensors that the job carries, or None.
 
         Raises:
-            InputError: they are not those of the plan.
+            InputError: they do not match the plan's fingerprint.
         """
         return initial_tensors(self.plan, self._config)
 
@@ -68,31 +70,31 @@ class ServerMemory:
         save_network(self.folder / f"{LATEST}.safetensors", dict(shared), {"round": str(round)})
 
     def keep_best(self) -> None:
-        """The latest round is the best so far: its file, which `save` never writes into, gets a second name."""
+        """Marks the latest round as the best so far: a hard link to its file, which `save` replaces and never edits."""
         with replacing(self.folder / f"{BEST}.safetensors") as link:
             os.link(self.folder / f"{LATEST}.safetensors", link)
 
     def load(self, name: str) -> tuple[Tensors, int]:
-        """γ and its round."""
+        """Returns γ and its round."""
         shared, metadata = read_network(self.folder / f"{name}.safetensors")
         return shared, int(metadata["round"])
 
     def note_peers(self, peers: Mapping[str, list[str]]) -> None:
-        """Whose tensors each site was calibrated with, in any stage and epoch that it took part in."""
+        """Records the peers whose tensors each site was calibrated with, in any stage or epoch."""
         for site, given in peers.items():
             self.peers[site] = sorted({*self.peers.get(site, []), *given})
 
-    def progress(self, event: str, **facts: Any) -> None:
+    def progress(self, event: str, **metadata: Any) -> None:
         """Appends a line to progress.jsonl, which `feddp run` follows."""
-        append_event(self.folder / PROGRESS, event, **facts)
+        append_event(self.folder / PROGRESS, event, **metadata)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Writes results.json, with the job's id: a later job finds by it what this one left at the sites."""
+        """Writes results.json with the job's id, by which a later job finds this job's files at the sites."""
         write_json(self.folder / RESULTS, {"job": self.job, **results})
 
 
 def start_file(folder: Path, round: int) -> Path:
-    """The file in a server's run folder with γ of `round`, the last or the best.
+    """Returns the file with γ of `round`, the last or the best one, in a server's run folder.
 
     Raises:
         FedDPError: there is none.

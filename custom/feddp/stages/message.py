@@ -1,10 +1,10 @@
-"""What travels between the server and a site, apart from how it travels."""
+"""A message between the server and a site, independent of the transport."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from feddp.training.store import Tensors
+from feddp.partition import Tensors
 
 
 @dataclass(frozen=True)

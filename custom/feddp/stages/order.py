@@ -1,23 +1,23 @@
-"""Which rounds, phases and epochs a site can be asked for: those of its plan, whose beginning it still knows."""
+"""Order of the steps: a site accepts rounds, phases and epochs of its plan for which it still has the state before."""
 
 from feddp.errors import PolicyError
 from feddp.training.store import State, Store
 
 
 def require(site: str, what: str, value: object, least: int, most: int) -> None:
-    """PolicyError for what is no whole number from `least` to `most`."""
+    """Raises PolicyError unless `value` is a whole number from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
         raise PolicyError(f"site {site}: it was asked for {what} {value!r}, where its plan has {least} to {most}")
 
 
 def state_before(site: str, store: Store, step: int, what: str, first: bool) -> State:
-    """The state that a step begins with: the one after the step before, or the latest where this site missed some.
+    """Returns the state before a step: the state after the step before it, or the latest one if this site missed steps.
 
     Raises:
-        PolicyError: the site has gone on since, and the state is gone; the `first` step needs none.
+        PolicyError: the site is past this step and has removed that state. The `first` step needs none.
     """
     state = store.load_state(step)
-    if not first and state.round < step < store.latest() - 1:  # the last one may come again, with a gap before it
+    if not first and state.round < step < store.latest() - 1:  # the last step may be repeated, also after a gap
         raise PolicyError(
             f"site {site}: it was asked for {what} again, or after a later one, and no longer has the state that it begins"
             " with; submit the job anew"

@@ -1,4 +1,4 @@
-"""Half precision: what the rounds of stage 1 exchange travels as float16 where the plan says so."""
+"""Half precision: the shared tensors of stage 1 travel as float16 if the plan says so."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from feddp.errors import InputError
 
 
 def narrow(name: str, value: Tensor) -> Tensor:
-    """A float32 tensor as float16, any other as it is. InputError for a finite value beyond float16's range."""
+    """Casts float32 to float16 and leaves other types; raises InputError for a finite value beyond float16's range."""
     if not isinstance(value, Tensor) or value.dtype != torch.float32:
         return value
     half = value.half()
@@ -18,5 +18,5 @@ def narrow(name: str, value: Tensor) -> Tensor:
 
 
 def widen(value: Tensor) -> Tensor:
-    """A float16 tensor as float32, any other as it is."""
+    """Casts float16 to float32 and leaves other types."""
     return value.float() if isinstance(value, Tensor) and value.dtype == torch.float16 else value

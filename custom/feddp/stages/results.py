@@ -1,4 +1,4 @@
-"""results.json: what a run leaves, gathered by the evaluation or by a run without a federation."""
+"""The content of results.json, made by the evaluation or by a run without a federation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,16 +19,15 @@ def gathered(
     matrix: Mapping[str, Any] | None = None,
     nbytes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The results of a run.
+    """Returns the results of a run.
 
     Args:
-        sites: each site's own: summaries (`metrics.summarize`) of its network under the names WHEN, and what else is known;
-            where every site has VOLUMES, the average has them. A site that has WITHHELD may lack either: the average is over
-            the others, and lacks what they all do.
-        start_round, best_round: the round that stage 1 handed on, and the best by mean validation IoU.
-        missing: sites without a result, and why.
-        matrix: site -> {model: summary}, of those who exchanged with consent.
-        nbytes: of one exchange of the shared and of the personal tensors.
+        sites: {site: summaries (`metrics.summarize`) of its network under the names WHEN, and other entries}. The average has
+            VOLUMES if every site has them. A site with WITHHELD may lack summaries; the average is then over the other sites.
+        start_round, best_round: the round selected after stage 1, and the best round by mean validation IoU.
+        missing: {site without a result: the reason}.
+        matrix: {site: {model: summary}} of the sites that exchanged with consent.
+        nbytes: size of one exchange of the shared and of the personal tensors.
     """
     average: dict[str, Any] = _average([site for site in sites.values() if WHEN[-1] in site], METRICS)
     cases = [site[VOLUMES] for site in sites.values() if VOLUMES in site]
@@ -42,7 +41,7 @@ def gathered(
         "selection": plan.training.selection,
         "start_round": start_round,
         "best_round": best_round,
-        # beside the plan's `sites`, a list of names, which these results replace
+        # replaces the plan's `sites`, a list of names
         "sites": dict(sites),
         "missing": dict(missing or {}),
         "average": average,
@@ -52,7 +51,7 @@ def gathered(
 
 
 def _average(sites: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
-    """The summaries over the sites' means; empty without a site."""
+    """Summarises the sites' means; empty without sites."""
     if not sites:
         return {}
     return {when: summarize([{metric: site[when][metric]["mean"] for metric in metrics} for site in sites]) for when in WHEN}

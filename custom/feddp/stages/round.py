@@ -1,27 +1,28 @@
-"""A round at a site, as a method's `round` works with it (`feddp.methods.base.Round`)."""
+"""A round at a site: the object that a method's `round` receives (`feddp.methods.base.Round`)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
 
-from feddp.partition import Rule
+from feddp.data.loading import Sample
+from feddp.partition import Rule, Tensors
 from feddp.stages.site import Site
 from feddp.training.loop import BatchLoss, fit_epoch
 from feddp.training.seeds import seed_of
-from feddp.training.store import State, Tensors, optimizer_tensors
+from feddp.training.store import State, optimizer_tensors
 
-OPTIMIZER = "optimizer/"  # in a site's memory: the personal model's own
+OPTIMIZER = "optimizer/"  # entry of a site's memory: the optimiser of the personal model
 
 
 class LocalRound:
-    """A round, or one of its phases, from the state before it; `state()` is the one after it.
+    """A round, or one of its phases, from the state before it; `state()` returns the state after it.
 
     Args:
-        site: its network holds what the round begins with.
+        site: its network holds the tensors with which the round begins.
         before: the state that the round begins with.
         step: the number of phases before this one, over all rounds; seeds come from it.
-        lr: the optimiser's rate.
+        lr: the optimiser's learning rate.
         phase: which of the round's phases it is.
     """
 
@@ -33,7 +34,7 @@ class LocalRound:
         self._optimizer = site.new_optimizer(lr, before.optimizer)
 
     @property
-    def samples(self) -> list[dict[str, Tensor]]:
+    def samples(self) -> list[Sample]:
         return self._site.samples
 
     def fit(
@@ -49,19 +50,19 @@ class LocalRound:
         """Trains the network for `epochs`; returns the mean loss of the last one.
 
         Args:
-            train: the only roles that are trained (all of the network if neither this nor `freeze` is given).
-            freeze: the roles that are not.
-            loss: of a batch; the method's own if not given.
-            steps: optimiser steps on each batch, after which `after` is called.
-            forward: from a batch's images to what `loss` is given; the network's logits if not given.
+            train: train only these roles; all roles if neither this nor `freeze` is given.
+            freeze: do not train these roles.
+            loss: the loss of a batch; default: the method's loss.
+            steps: optimiser steps per batch; `after` is called after them.
+            forward: computes the input of `loss` from a batch of images; default: the network's logits.
 
         Raises:
-            InputError: a role is unknown or finds no tensor, or the loss is not finite.
+            InputError: a role is unknown or selects no tensor, or the loss is not finite.
         """
         mean, site = float("nan"), self._site
         with site.only(train, freeze):
             for _ in range(epochs):
-                # counted over the whole round, so that a method's second call draws other samples than its first
+                # counted over the round, so that a second call of `fit` draws other samples than the first
                 seed = seed_of(*site.seed(self._step, self._epochs))
                 mean = fit_epoch(
                     self.network,
@@ -88,7 +89,7 @@ class LocalRound:
 
     @contextmanager
     def as_personal(self, start: Mapping[str, Tensor]) -> Iterator[None]:
-        """Inside, the site's whole personal model, with an optimiser of its own, is the network; `start` is its first state."""
+        """Within this context the network is the site's personal model with its own optimiser; `start` is its first state."""
         network, optimizer = self.copy(), self._optimizer
         self.network.load_state_dict(self.personal_model or start)
         own = {key.removeprefix(OPTIMIZER): value for key, value in self.memory.items() if key.startswith(OPTIMIZER)}
@@ -113,9 +114,9 @@ class LocalRound:
 def keep(site: Site, state: State, besides: set[int]) -> None:
     """Writes the state after a step.
 
-    Only where this is the step after the latest are states removed, all but those of the steps `besides`: who asks for it
-    has the answer to the one before. A step that was pushed, or comes again or too early, removes none; where it left a
-    state ahead of the others, these stay until the steps in order have come as far.
+    Older states, except those of the steps `besides`, are removed only if this step directly follows the latest: then the
+    server has the answer to the step before. A repeated or early step removes none; if it left a state ahead of the others,
+    these stay until the steps in order have reached it.
     """
     in_order = site.store.latest() == state.round - 1
     site.store.save_state(state)

@@ -1,4 +1,4 @@
-"""The server of a run, as a stage sees it: it asks sites for answers, and keeps those that are good."""
+"""The interface through which a stage's server half sees the server: it asks sites and checks their answers."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,26 +10,25 @@ from torch import Tensor
 
 from feddp import protocol
 from feddp.errors import ContributionError, FedDPError
+from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import MEASURED, STD_WITHHELD, WITHHELD, Kind, rounded
 from feddp.sealing.envelope import OVERHEAD, recipients_of
-from feddp.sealing.introduction import LIMIT
-from feddp.sealing.session import INTRODUCTION, SEALED, as_bytes
+from feddp.sealing.handshake import LIMIT
+from feddp.sealing.session import HANDSHAKE, SEALED, as_bytes
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
-from feddp.training.store import Tensors
 
 Check = Callable[[str, Message], None]
 Received = Callable[[str, Callable[[], Message]], None]
 
 
 class Server(ABC):
-    """Asks sites, whatever carries the messages: FLARE's controller, or one process.
+    """Asks sites and checks their answers. Subclasses carry the messages: in FLARE, or in one process.
 
     Args:
-        memory: what the server keeps of the run.
-        sealed: whether sites exchange sealed envelopes, which the server cannot open; without certificates they exchange the
-            tensors themselves.
+        memory: the server's state of the run.
+        sealed: whether sites exchange sealed envelopes, which the server cannot open (with certificates), or plain tensors.
     """
 
     def __init__(self, memory: ServerMemory, sealed: bool):
@@ -41,13 +40,13 @@ class Server(ABC):
 
     @abstractmethod
     def joined(self) -> Collection[str]:
-        """The names of the job's sites, those that were lost too."""
+        """Returns the names of the job's sites, lost ones included."""
 
     @abstractmethod
     def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
         """Sends a task to sites, one message for all or each its own, and waits until all have answered or cannot.
 
-        Calls `received(site, reply)` for every answer that came; `reply()` is the answer, or raises FedDPError.
+        Calls `received(site, reply)` for every answer; `reply()` returns the answer or raises FedDPError.
 
         Returns:
             The sites that vanished meanwhile.
@@ -61,16 +60,16 @@ class Server(ABC):
         """Writes to the server's own log."""
 
     def sites(self) -> list[str]:
-        """The job's sites, without those that were lost, in the order everything is done in."""
+        """Returns the job's sites without lost ones, in alphabetical order: every loop over sites uses it."""
         return sorted(set(self.joined()) - self.memory.lost.keys())
 
     def save(self, shared: Tensors, round: int) -> None:
-        """Keeps γ of `round`."""
+        """Saves γ of `round`."""
         self.memory.save(shared, round)
 
-    def progress(self, event: str, **facts: Any) -> None:
-        """Writes a line that who follows the run sees."""
-        self.memory.progress(event, **facts)
+    def progress(self, event: str, **metadata: Any) -> None:
+        """Appends a line to the run's progress, which users follow."""
+        self.memory.progress(event, **metadata)
 
     def ask(
         self,
@@ -78,21 +77,21 @@ class Server(ABC):
         data: Message | Mapping[str, Message],
         numbers: Sequence[str],
         check: Check = lambda site, answer: None,
-        **facts: Any,
+        **metadata: Any,
     ) -> dict[str, Message]:
         """Sends a task to every site, or to each site its own, and waits for the answers.
 
-        An answer counts if it holds exactly the tensors that the protocol says of the task, and passes `check`.
+        An answer is accepted if it holds exactly the task's tensors (`feddp.protocol`) and passes `check`.
 
         Args:
             task: the task's name.
-            data: one message for all, the same bytes for each, or {site: message}, which asks these sites alone.
-            numbers: the scalars that an answer must hold, as finite numbers; it may say that its policy withholds a mean.
-            check: raises ContributionError for an answer that must not count.
-            facts: what the progress says of this task.
+            data: one message for all sites, or {site: message}, which asks only these sites.
+            numbers: the finite scalars that an answer must hold; a site may withhold a mean by its policy.
+            check: raises ContributionError for an answer that must be refused.
+            metadata: further entries of this task's progress lines.
 
         Returns:
-            The accepted answers by site, in alphabetical order. The others are in the progress, with the reason.
+            {site: accepted answer} in alphabetical order. The progress has the refused ones with the reason.
 
         Raises:
             ContributionError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
@@ -105,7 +104,7 @@ class Server(ABC):
 
         def refuse(site: str, reason: str) -> None:
             refused[site] = reason
-            self.progress("refused", site=site, task=task, reason=reason, **facts)
+            self.progress("refused", site=site, task=task, reason=reason, **metadata)
 
         def received(site: str, reply: Callable[[], Message]) -> None:
             try:
@@ -119,10 +118,10 @@ class Server(ABC):
             else:
                 accepted[site] = answer
                 scalars = {n: answer.scalars[n] for n in (*numbers, WITHHELD) if n in answer.scalars}
-                self.progress("answer", site=site, task=task, **facts, bytes=nbytes(answer.tensors, half), scalars=scalars)
+                self.progress("answer", site=site, task=task, **metadata, bytes=nbytes(answer.tensors, half), scalars=scalars)
 
         sent = {site: nbytes((data if isinstance(data, Message) else data[site]).tensors, half) for site in sites}
-        self.progress("ask", task=task, sites=sites, **facts, bytes=sent)
+        self.progress("ask", task=task, sites=sites, **metadata, bytes=sent)
         vanished = self.send(task, sites, data, received)
         for site in sites:
             if site not in accepted and site not in refused:
@@ -137,10 +136,10 @@ class Server(ABC):
         return {site: accepted[site] for site in sorted(accepted)}
 
     def _check_tensors(self, task: str, site: str, answer: Message) -> None:
-        """FedDPError for tensors that are not exactly those of the task; of sealed ones, for more bytes than they need."""
+        """Raises FedDPError for other tensors than the task's, and for sealed messages larger than they need to be."""
         spec, expected = protocol.spec_of(task), self.memory.expected
-        if spec.kind is Kind.INTRODUCTION and self.sealed and answer.scalars["consent"]:
-            as_bytes(site, INTRODUCTION, answer.tensors, LIMIT)
+        if spec.kind is Kind.HANDSHAKE and self.sealed and answer.scalars["consent"]:
+            as_bytes(site, HANDSHAKE, answer.tensors, LIMIT)
         elif spec.kind is not Kind.COLLECTION:
             expected.check(spec.tensors, site, answer.tensors)
         elif self.sealed and answer.tensors:
@@ -159,15 +158,15 @@ def _check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str]) 
 
 
 def nbytes(tensors: Mapping[str, Tensor], half: bool) -> int:
-    """The tensors' own bytes as they travel, `half` of float32's in half precision, without what the transport adds."""
+    """Returns the tensors' size in bytes without transport overhead; `half`: float32 travels as float16."""
     found = [value for value in tensors.values() if isinstance(value, Tensor)]
     return sum(value.nbytes // (2 if half and value.dtype == torch.float32 else 1) for value in found)
 
 
 def mean_of(answers: Mapping[str, Message], name: str) -> float | None:
-    """The uniform mean of one scalar over the sites that sent it; None where all withhold it.
+    """Returns the uniform mean of one scalar over the sites that sent it; None if all withhold it.
 
-    Of rounded values, whether a site's guard has rounded them or, in the simulator, there is none: the same runs compare alike.
+    The values are rounded here too: the simulator has no guard that rounds, and must give the same results.
     """
     values = [rounded(name, answer.scalars[name]) for answer in answers.values() if name in answer.scalars]
     return sum(values) / len(values) if values else None

@@ -1,8 +1,8 @@
-"""FedDG's exchange before stage 1 (Liu et al., CVPR 2021): consenting sites exchange centres of amplitude spectra, once.
+"""FedDG's exchange before stage 1 (Liu et al., CVPR 2021): consenting sites exchange amplitude spectra, once.
 
-Images stay. What travels is the centre of the amplitude spectra of at most `spectra` training images per site, as the network
-would be given them, without their phase and without their names. The server passes them on in memory; what is not exactly
-amplitudes is refused: by the server, or by the site that receives it where it is sealed.
+No image leaves a site. A site sends the low-frequency centre of the amplitude spectra of at most `spectra` training images, as
+the network receives them, without phase and without names. The server relays them in memory. Whoever can read them, the server
+or, if they are sealed, the receiving site, refuses anything else.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from feddp import protocol
+from feddp.partition import Tensors
 from feddp.protocol import Sent
 from feddp.stages import exchange, initial
 from feddp.stages.host import Host
@@ -20,7 +21,7 @@ from feddp.stages.site import Site
 from feddp.stages.tensors import AMPLITUDE, Expected
 from feddp.training.seeds import seed_of
 from feddp.training.spectra import SLOT, windows
-from feddp.training.store import Tensors, by_site
+from feddp.training.store import by_site
 
 
 def serve(server: Server) -> None:
@@ -39,9 +40,9 @@ def answer(task: str, message: Message, host: Host) -> Message:
 
 
 def given(site: Site) -> Tensors:
-    """AMPLITUDE: (N, channels, 2b+1, 2b+1) of N training images, drawn at the site. To be given with consent only.
+    """Returns AMPLITUDE: (N, channels, 2b+1, 2b+1) of N training images drawn at the site. It leaves only with consent.
 
-    Every job is given the same images at a real site: job after job would otherwise collect them all.
+    A real site draws the same images in every job; otherwise a series of jobs could collect the spectra of all images.
     """
     rng = torch.Generator().manual_seed(seed_of(*site.standing_seed(SLOT)))
     drawn = torch.randperm(len(site.samples), generator=rng)[: site.plan.hyper.spectra].tolist()
@@ -49,10 +50,10 @@ def given(site: Site) -> Tensors:
 
 
 def keep(site: Site, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Puts the peers' amplitudes among the site's files until its evaluation; none where there is no peer.
+    """Stores the peers' amplitudes in the site's folder until the evaluation.
 
     Raises:
-        ContributionError: a peer's tensors are not exactly amplitudes; nothing is kept.
+        ContributionError: a peer's tensors are not exactly amplitudes; nothing is stored.
     """
     expected = Expected(site.plan)
     for peer, tensors in peers.items():

@@ -1,4 +1,4 @@
-"""Which tensors the answer to a task holds: one rule, by the protocol, at a site's guard and at the server."""
+"""The tensors of each answer: one rule, used by a site's guard and by the server."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -18,7 +18,7 @@ AMPLITUDE = "amplitude"  # (N, channels, 2b+1, 2b+1) of N training images
 
 
 class Expected:
-    """The tensors that a plan's answers hold."""
+    """Names, shapes and types of the tensors in a plan's answers."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -33,7 +33,7 @@ class Expected:
         return partition_of(self.plan, self.network)
 
     def names(self, sent: Sent) -> tuple[str, ...]:
-        """Their names, all of which must be there."""
+        """Returns their names; all are required."""
         if sent is Sent.SHARED:
             return self.partition.shared
         if sent is Sent.PERSONAL:
@@ -45,7 +45,7 @@ class Expected:
         return tuple(self.network.state_dict()) if sent is Sent.MODEL else ()
 
     def spec(self, sent: Sent, images: int | None = None) -> Spec:
-        """Their shapes and types; amplitudes are of `images`, or of as many as the plan lets a site give."""
+        """Returns their shapes and types; amplitudes are of `images`, default: the plan's maximum."""
         if sent is Sent.AMPLITUDES:
             side = 2 * radius(self.plan.size, self.plan.size) + 1
             count = self.plan.hyper.spectra if images is None else images
@@ -61,7 +61,7 @@ class Expected:
         if sent is Sent.NONE and tensors:
             raise ContributionError(f"site {site}: it sent {len(tensors)} tensors where numbers were asked for")
         images = None
-        if sent is Sent.AMPLITUDES:  # of 1 image to as many as the plan says
+        if sent is Sent.AMPLITUDES:  # from 1 image to the plan's maximum
             value = tensors.get(AMPLITUDE)
             count = len(value) if isinstance(value, Tensor) and value.ndim else 1
             images = min(max(count, 1), self.plan.hyper.spectra)

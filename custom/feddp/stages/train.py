@@ -1,11 +1,12 @@
 """Stage 1: T rounds of partial-parameter aggregation (FedDP; Wang et al., TMI 2024, Algorithm 1, lines 3 to 12).
 
 The server sends γ^t, every site trains v_k = γ^t ∪ ρ_k and sends γ_k, and γ^{t+1} is their mean, once in each of a round's
-phases. Then every site keeps v̂_k = γ ∪ ρ_k of the last or of the best round: what the later stages start from.
+phases. Then every site keeps v̂_k = γ ∪ ρ_k of the last or the best round; the later stages start from it.
 """
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from feddp import protocol
 from feddp.errors import ContributionError
 from feddp.methods.aggregation import average
 from feddp.methods.base import STAGES, TRAIN
+from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
 from feddp.stages import initial
 from feddp.stages.host import Host
@@ -22,7 +24,6 @@ from feddp.stages.order import require, state_before
 from feddp.stages.round import LocalRound, keep
 from feddp.stages.server import Server, mean_of
 from feddp.stages.site import Scores, Site
-from feddp.training.store import Tensors
 
 START = STAGES[TRAIN]
 
@@ -30,7 +31,7 @@ START = STAGES[TRAIN]
 
 
 def serve(server: Server) -> None:
-    """All rounds, and the adoption of the one that the later stages start from."""
+    """Runs all rounds, then lets every site adopt the round from which the later stages start."""
     initial.hand_over(server)
     plan, memory = server.plan, server.memory
     shared, best = memory.first(), Best(server)
@@ -58,13 +59,13 @@ def serve(server: Server) -> None:
 
 
 class Best:
-    """Which round is the best by mean validation IoU; the first of equals."""
+    """Tracks the best round by mean validation IoU; of equal rounds, the first."""
 
     def __init__(self, server: Server):
         self._server, self._iou = server, float("-inf")
 
     def note(self, round: int, answers: Mapping[str, Message]) -> None:
-        """`round` is the one saved last; its scores come with the answers to what was sent of it.
+        """Compares `round`, the latest saved one, by the scores in the answers to it.
 
         Raises:
             ContributionError: every site withholds its score, and the plan starts later stages from the best round.
@@ -106,7 +107,7 @@ def _weights(server: Server, answers: Mapping[str, Message]) -> dict[str, float]
 
 
 def _check_round(site: str, answer: Message, round: int, phase: int | None = None) -> None:
-    """`phase` is of a training answer; the others have none."""
+    """Checks round and, for training answers, phase."""
     said, wanted = (answer.scalars.get("round"), answer.scalars.get("phase")), (round, phase)
     if said != wanted:
         found, here = (f"round {r}" + (f", phase {p}" if phase else "") for r, p in (said, wanted))
@@ -121,8 +122,9 @@ def answer(task: str, message: Message, host: Host) -> Message:
         initial.keep(host, message.tensors)
         return Message()
     site = host.open()
-    # whatever the round and the phase are, the site says which it takes
-    round, phase, best = (message.scalars.get(name) for name in ("round", "phase", "keep"))
+    # the site reports which round and phase it answers
+    said: dict[str, Any] = {name: message.scalars.get(name) for name in ("round", "phase", "keep")}
+    round, phase, best = said.values()
     if task == protocol.TRAIN:
         mine, metrics = train(site, message.tensors, round, best, phase)
         return Message(mine, {"round": round, "phase": phase, **metrics})
@@ -133,21 +135,21 @@ def answer(task: str, message: Message, host: Host) -> Message:
 def train(
     site: Site, shared: Mapping[str, Tensor], round: int, best: int | None = None, phase: int = 0
 ) -> tuple[Tensors, Scores]:
-    """One round, or one of its phases: v_k = γ^t ∪ ρ_k^t, scored, trained, stored; returns γ_k and scalars.
+    """Runs one round or phase: scores, trains and stores v_k = γ^t ∪ ρ_k^t; returns γ_k and scalars.
 
     Args:
         shared: γ^t, exactly the shared tensors.
-        round: t, from 0. The next one, or a later one where the site missed some; again the last one, or the first.
-        best: the best round so far, whose state must stay on disk.
-        phase: from 0; each phase of the method's ends with an aggregation, and what it received is scored in the first.
+        round: t, from 0: the next round, a later one if the site missed some, or the last or the first one again.
+        best: the best round so far; its state stays on disk.
+        phase: from 0. Every phase ends with an aggregation; the received tensors are scored in the first phase.
 
     Returns:
         The site's shared tensors after training, and its metrics: the loss; from the second round on Dice and IoU of
         v_k as it was received; the number of training samples; the seconds it took.
 
     Raises:
-        PolicyError: the plan has no such round or phase, `best` is none that was scored, or the state that the round begins
-            with is gone.
+        PolicyError: the plan has no such round or phase, `best` was not scored, or the site no longer has the state before
+            the round.
     """
     started, plan = time.monotonic(), site.plan
     require(site.name, "round", round, 0, plan.rounds - 1)
@@ -172,7 +174,7 @@ def train(
 
 
 def score(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
-    """The validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r; of the personal model where the method keeps one.
+    """Returns the validation scores of v̂_k = γ^r ∪ ρ_k^r, both of round r, or of the personal model if the method has one.
 
     Raises:
         PolicyError: the plan has no γ of such a round.
@@ -186,7 +188,7 @@ def score(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
 
 
 def adopt(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
-    """Keeps v̂_k = γ^r ∪ ρ_k^r, both of round r, as what the later stages start from; returns its validation scores."""
+    """Saves v̂_k = γ^r ∪ ρ_k^r, both of round r, as the start of the later stages; returns its validation scores."""
     scores = score(site, shared, round)
     site.save(START)
     return scores

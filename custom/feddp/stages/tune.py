@@ -1,8 +1,9 @@
-"""Tuning without peers, after stage 1: local epochs at a reduced rate, the best by validation IoU kept."""
+"""Tuning without peers after stage 1: local epochs at a reduced learning rate; the best epoch by validation IoU is kept."""
 
 from collections.abc import Sequence
 
 from feddp import protocol
+from feddp.data.loading import Sample
 from feddp.methods.base import STAGES, TUNE
 from feddp.partition import Rule
 from feddp.stages.host import Host
@@ -11,9 +12,9 @@ from feddp.stages.server import Server
 from feddp.stages.site import Site
 from feddp.training import calibration
 from feddp.training.calibration import Report, Tuned
-from feddp.training.loop import Batch, BatchLoss
+from feddp.training.loop import BatchLoss
 
-NUMBERS = ("loss", "iou_before", "iou", "epoch")  # what a site says of its local epochs
+NUMBERS = ("loss", "iou_before", "iou", "epoch")  # a site's summary of its local epochs
 SLOT = STAGES[TUNE]
 
 
@@ -26,7 +27,7 @@ def answer(task: str, message: Message, host: Host) -> Message:
 
 
 def tune(site: Site, train: Rule = (), report: Report = lambda epoch, loss, score: None) -> Tuned:
-    """Local epochs at a reduced rate, without peers; of the roles `train` only, if any are given."""
+    """Trains local epochs at a reduced learning rate, without peers; only the roles `train`, if given."""
     settings = site.plan.tuning
     site.restore(site.latest(before=SLOT))
     with site.only(train):
@@ -39,10 +40,10 @@ def tuned(
     epochs: int,
     lr: float,
     loss: BatchLoss,
-    samples: Sequence[Batch],
+    samples: Sequence[Sample],
     also: Report = lambda epoch, loss, score: None,
 ) -> Tuned:
-    """Trains the network on `samples` for `epochs`; saves the best epoch's as the stage's result `slot`."""
+    """Trains the network on `samples` for `epochs`; saves the network of the best epoch as the result `slot`."""
 
     def report(epoch: int, loss: float, score: float) -> None:
         site.store.record(slot, epoch=epoch, of=epochs, loss=loss, iou=score)
@@ -55,6 +56,6 @@ def tuned(
 
 
 def summary(done: Tuned) -> Message:
-    """What a site says of its local epochs."""
+    """Returns a site's summary of its local epochs."""
     scores = {"iou_before": done.scores[0], "iou": done.scores[done.best]}
     return Message(scalars={"loss": done.losses[-1], **scores, "epoch": done.best})

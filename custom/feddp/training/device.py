@@ -1,4 +1,4 @@
-"""The device that somebody named, and a process's settings for it."""
+"""Checks a device's name, and sets up a process for the device."""
 
 import torch
 
@@ -6,14 +6,14 @@ from feddp.errors import InputError
 
 
 def usable(name: str, called: str, remedy: str) -> torch.device:
-    """The device `name`: "cpu", "cuda" or "cuda:N".
+    """Returns the device `name`: "cpu", "cuda" or "cuda:N".
 
     Args:
-        called: what the error calls it, `site A: device` say.
-        remedy: what the error says to do.
+        called: the device's description in the error, for example `site A: device`.
+        remedy: the remedy in the error.
 
     Raises:
-        InputError: it is not there.
+        InputError: the device is not available.
     """
     try:
         torch.empty(0, device=name)
@@ -23,12 +23,12 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
 
 
 def settle(device: str, threads: int) -> None:
-    """Sets this process up, once, before it computes: its CPU threads, and on the CPU deterministic algorithms."""
+    """Sets the CPU threads of this process and, on the CPU, deterministic algorithms; called once, before computing."""
     torch.set_num_threads(threads)
     if device == "cpu":
         torch.use_deterministic_algorithms(True)
 
 
 def asked_for(name: str) -> torch.device:
-    """The device of a command's --device. InputError where it is not there."""
+    """Returns the device given as --device; raises InputError if it is not available."""
     return usable(name, "--device", "say cpu, cuda or cuda:N")

@@ -1,7 +1,7 @@
-"""pFLFE's local feature enhancement (002, Sec. 2.2): two views of an image, an online network and a target that follows it.
+"""Local feature enhancement of pFLFE (Xie et al., 2024, Sec. 2.2): two views per image, an online and a target network.
 
-L = ‖o(v) − t(v')‖² + ‖o(v') − t(v)‖² over l2-normalised outputs, each 2 − 2 cos (Eq. 2, 3). Gradients go through the online
-branch only; the target is the exponential moving average of the online network's parameters.
+L = ‖o(v) − t(v')‖² + ‖o(v') − t(v)‖² over l2-normalised outputs, each term 2 − 2 cos (Eq. 2, 3). Gradients flow through the
+online branch only; the target is the exponential moving average of the online network's parameters.
 """
 
 import copy
@@ -12,16 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddp.data.loading import Batch
+
 Project = Callable[[nn.Module, Tensor], Tensor]  # (network, images (B, channels, H, W)) -> (B, D)
 
 
 class Enhancement:
-    """One phase of enhancement: `forward`, `loss` and `after` are what a site's `fit` takes; the target goes with the object.
+    """One phase of enhancement: a site's `fit` takes `forward`, `loss` and `after`; the target is discarded with the object.
 
     Args:
         network: the online network; the target starts as its copy.
-        project: images to vectors through a network.
-        momentum: of the target's moving average.
+        project: maps images to vectors through a network.
+        momentum: momentum of the target's moving average.
     """
 
     def __init__(self, network: nn.Module, project: Project, momentum: float):
@@ -37,8 +39,8 @@ class Enhancement:
             target = [self.project(self.target, view) for view in (one, two)]
         return torch.stack([*online, *target])
 
-    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Eq. 3 from `forward`'s outputs; a scalar in [0, 8]. No label is looked at."""
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Returns Eq. 3 of `forward`'s outputs, a scalar in [0, 8]. It uses no labels."""
         unit = F.normalize(outputs[0].detach(), dim=1)
         self._spreads.append(unit.std(dim=0, unbiased=False).mean() * math.sqrt(unit.shape[1]))
         one, two, target_one, target_two = outputs
@@ -46,26 +48,26 @@ class Enhancement:
 
     @torch.no_grad()
     def after(self) -> None:
-        """θ_target ← m θ_target + (1−m) θ_online, after every step; the target's own passes move its buffers."""
+        """Sets θ_target ← m θ_target + (1−m) θ_online after every step; the target's own passes update its buffers."""
         for target, online in zip(self.target.parameters(), self.network.parameters(), strict=True):
             target.lerp_(online, 1 - self.momentum)
 
     @property
     def spread(self) -> float:
-        """How far the normalised outputs are from collapse: their standard deviation over a batch, as a mean over dimensions
-        and batches, times √D. 1 where they fill the sphere evenly, 0 where all images have the same output."""
+        """Distance of the normalised outputs from collapse: their standard deviation over a batch, averaged over dimensions
+        and batches, times √D. 1: they fill the sphere evenly; 0: all images have the same output."""
         return float(torch.stack(self._spreads).mean())
 
 
 def distance(online: Tensor, target: Tensor) -> Tensor:
-    """‖õ − t̃‖² = 2 − 2 cos(o, t) of each pair of rows (B, D); (B,). The target is a constant."""
+    """Returns ‖õ − t̃‖² = 2 − 2 cos(o, t) per pair of rows: (B, D) -> (B,). No gradient flows to the target."""
     return 2 - 2 * F.cosine_similarity(online, target.detach(), dim=1)
 
 
 def views(images: Tensor) -> Tensor:
-    """A random view of each image (B, channels, H, W): flips, quarter turns, crops, blur, brightness and contrast.
+    """Returns a random view of each image (B, channels, H, W): flips, quarter turns, crops, blur, brightness and contrast.
 
-    Ours, as the paper does not state them. Chance comes from torch's generator of the CPU.
+    The transforms are ours; the paper does not state them. Randomness comes from torch's CPU generator.
     """
     from monai import transforms
 

@@ -1,17 +1,17 @@
-"""The one local training loop, and prediction."""
+"""The local training loop of all methods, and prediction."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from feddp.data.loading import batches
+from feddp.data.loading import Batch, Sample, batches
 from feddp.errors import InputError, Stopped
 from feddp.training.seeds import seed_of, seeded
 from feddp.training.settings import Training
 
-Batch = dict[str, Tensor]
 BatchLoss = Callable[[Tensor, Batch], Tensor]  # (logits (B,C,H,W), batch) -> scalar
 
 
@@ -22,7 +22,7 @@ def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.Ada
 def fit_epoch(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
-    samples: list[Batch],
+    samples: Sequence[Sample],
     loss: BatchLoss,
     training: Training,
     seed: int,
@@ -31,16 +31,16 @@ def fit_epoch(
     after: Callable[[], None] = lambda: None,
     forward: Callable[[Tensor], Tensor] | None = None,
 ) -> float:
-    """One epoch over `samples`, in place: `steps` optimiser steps on every batch, and `after()` them; returns the mean loss.
+    """Trains one epoch over `samples`, in place: `steps` optimiser steps per batch, then `after()`; returns the mean loss.
 
-    `forward`, where it is given, computes in place of the network what `loss` is given.
+    If `forward` is given, `loss` receives its output instead of the network's.
 
-    The order, the augmentation and the dropout masks come from `seed` alone. On a GPU with bfloat16 the forward pass runs in
-    it; bfloat16 has float32's range, so the loss needs no scaling. Other devices compute in float32.
+    The order, the augmentation and the dropout masks depend only on `seed`. On a GPU with bfloat16 the forward pass uses it;
+    bfloat16 has the range of float32, so the loss needs no scaling. Other devices compute in float32.
 
     Raises:
         InputError: the loss is not finite (the learning rate is too high, or the data are broken).
-        Stopped: `stopped()` said so.
+        Stopped: `stopped()` returned True.
     """
     device = next(network.parameters()).device
     mixed = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -69,9 +69,9 @@ def fit_epoch(
 
 @contextmanager
 def frozen(network: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Inside, the parameters and buffers `names` do not change: no gradient, no weight decay, no running statistics.
+    """Keeps the parameters and buffers `names` unchanged: no gradient, no weight decay, no update of running statistics.
 
-    A frozen batch normalisation still normalises by the batch's own statistics.
+    A frozen batch normalisation still normalises with the statistics of the batch.
     """
     parameters = [p for name, p in network.named_parameters() if name in names and p.requires_grad]
     norms = [
@@ -93,13 +93,13 @@ def frozen(network: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 
 def copy_of(network: nn.Module) -> dict[str, Tensor]:
-    """The network's whole state: detached clones on the CPU."""
+    """Returns the network's whole state: detached clones on the CPU."""
     return {name: value.detach().to("cpu", copy=True) for name, value in network.state_dict().items()}
 
 
 @torch.no_grad()
-def predict(network: nn.Module, samples: list[Batch], batch: int = 8) -> Iterator[tuple[Tensor, Batch]]:
-    """Probabilities (B,C,H,W) on the CPU, in the samples' order, each with its batch; the network is in eval mode."""
+def predict(network: nn.Module, samples: Sequence[Sample], batch: int = 8) -> Iterator[tuple[Tensor, Batch]]:
+    """Yields probabilities (B,C,H,W) on the CPU with their batches, in the order of the samples, in eval mode."""
     device = next(network.parameters()).device
     network.eval()
     for part in batches(samples, batch, seed=None, augment=False):
@@ -107,4 +107,4 @@ def predict(network: nn.Module, samples: list[Batch], batch: int = 8) -> Iterato
 
 
 def to(batch: Batch, device: torch.device) -> Batch:
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    return cast(Batch, {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()})

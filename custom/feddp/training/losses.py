@@ -1,8 +1,7 @@
-"""Losses over logits: what the segmentation is trained on, and FedDP's inconsistency-guided term.
+"""Losses over logits: the segmentation losses and FedDP's inconsistency-guided term (Wang et al., TMI 2024, Eq. 7 and 8).
 
-Everywhere, logits, probabilities and masks are (B, C, H, W), one channel a foreground class; masks are 0 or 1. Classes
-nest (the optic disc contains the cup), so each channel is a binary problem of its own: sigmoid, never softmax.
-Source of equations: FedDP (Wang et al.), Eq. 7 and 8; methods.md has the readings of what it leaves open.
+Logits, probabilities and masks are (B, C, H, W), one channel per foreground class; masks are 0 or 1. Classes may be nested
+(the optic disc contains the cup), so each channel is a separate binary problem: sigmoid, never softmax.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,20 +16,21 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def dice(logits: Tensor, mask: Tensor) -> Tensor:
-    """Soft Dice loss, scalar in [0, 1]: sums over the whole batch and image, a mean over classes, smooth 1e-5.
+    """Returns the soft Dice loss, a scalar in [0, 1]: sums over the whole batch and image, mean over classes, smooth 1e-5.
 
-    FedDP's released choice. From random weights it can collapse to empty predictions on small sites.
+    FedDP's released code uses it. From random weights it can collapse to empty predictions at small sites.
     """
-    from monai.losses import DiceLoss  # where it is needed: a plan is read, and a job admitted, without MONAI
+    from monai.losses import DiceLoss  # imported here: reading a plan and admitting a job do not need MONAI
 
     # float32: under mixed precision a sum over 384 x 384 pixels overflows float16
-    return DiceLoss(sigmoid=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(logits.float(), mask.float())
+    loss: Tensor = DiceLoss(sigmoid=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(logits.float(), mask.float())
+    return loss
 
 
 def dice_ce(logits: Tensor, mask: Tensor) -> Tensor:
-    """Soft Dice plus mean binary cross-entropy in nats, scalar.
+    """Returns soft Dice plus mean binary cross-entropy in nats, a scalar.
 
-    Not MONAI's DiceCELoss, whose cross-entropy is a softmax as soon as there are two channels.
+    MONAI's DiceCELoss is not used: with two or more channels, its cross-entropy is a softmax.
     """
     return dice(logits, mask) + F.binary_cross_entropy_with_logits(logits.float(), mask.float())
 
@@ -40,17 +40,17 @@ LOSSES: dict[str, Loss] = {DEFAULT: dice_ce, "dice": dice}
 
 
 def segmentation_loss(kind: str = DEFAULT) -> Loss:
-    """The loss `kind`, a function (logits, mask) -> scalar. InputError for an unknown kind."""
+    """Returns the loss `kind`, a function (logits, mask) -> scalar; raises InputError for an unknown kind."""
     if kind not in LOSSES:
         raise InputError(f"unknown loss '{kind}'; the losses are {', '.join(LOSSES)}")
     return LOSSES[kind]
 
 
 def inconsistency(own: Tensor, others: Tensor) -> Tensor:
-    """Eq. 7: δ = 1/(K−1) Σ_{j≠k} (ŷ^k − ŷ^j)², per pixel and class.
+    """Returns δ = 1/(K−1) Σ_{j≠k} (ŷ^k − ŷ^j)², per pixel and class (Eq. 7).
 
-    own (B, C, H, W) and others (K−1, B, C, H, W), probabilities -> (B, C, H, W), in [0, 1]. InputError where there is
-    no other site, or the shapes differ (which would broadcast unnoticed).
+    own (B, C, H, W) and others (K−1, B, C, H, W) are probabilities -> (B, C, H, W), in [0, 1]. Raises InputError if there is
+    no other site, or if the shapes differ (torch would broadcast them without a warning).
     """
     if others.shape[1:] != own.shape or len(others) == 0:
         raise InputError(
@@ -61,19 +61,19 @@ def inconsistency(own: Tensor, others: Tensor) -> Tensor:
 
 
 def inconsistency_std(maps: Tensor) -> Tensor:
-    """The released code's δ: standard deviation over all K maps, own included; (K, B, C, H, W) -> (B, C, H, W).
+    """Returns δ of the released code: the standard deviation over all K maps, own included: (K, B, C, H, W) -> (B, C, H, W).
 
-    Population (ddof 0). It is not normalised here: the loss divides it by its maximum in the batch, where a factor such
-    as sqrt(K/(K−1)) cancels, so ddof 0 or 1 makes no difference. One map alone gives zeros.
+    It is the population's (ddof 0) and not normalised: the loss divides it by its maximum in the batch, so a factor such as
+    sqrt(K/(K−1)) cancels, and ddof 0 or 1 makes no difference. A single map gives zeros.
     """
     return maps.std(dim=0, unbiased=False)
 
 
 def auxiliary_loss(logits: Tensor, mask: Tensor, delta: Tensor) -> Tensor:
-    """Eq. 8: L_aux = −mean(stopgrad(δ) · [y log ŷ + (1−y) log(1−ŷ)]), ŷ = sigmoid(logits), scalar, in nats.
+    """Returns L_aux = −mean(stopgrad(δ) · [y log ŷ + (1−y) log(1−ŷ)]), ŷ = sigmoid(logits), a scalar in nats (Eq. 8).
 
-    The paper prints y and ŷ exchanged inside the logarithms, which is infinite for y in {0, 1}; this is what the
-    released code computes. Taken from logits, it is finite however sure the network is. The mean is over (B, C, H, W).
+    The paper prints y and ŷ exchanged inside the logarithms, which is infinite for y in {0, 1}; this is the loss of the
+    released code. Computed from logits, it is finite for any finite logits. The mean is over (B, C, H, W).
     """
     if delta.shape != logits.shape:
         raise InputError(f"δ is {tuple(delta.shape)}, the logits are {tuple(logits.shape)}; both must be (B, C, H, W)")
@@ -82,10 +82,10 @@ def auxiliary_loss(logits: Tensor, mask: Tensor, delta: Tensor) -> Tensor:
 
 
 def bernoulli_kl(teacher: Tensor, logits: Tensor) -> Tensor:
-    """KL(p ‖ q) = p log(p/q) + (1−p) log((1−p)/(1−q)), mean over (B, C, H, W), in nats; zero where the two agree.
+    """Returns KL(p ‖ q) = p log(p/q) + (1−p) log((1−p)/(1−q)), mean over (B, C, H, W), in nats; zero if p = q.
 
-    teacher: probabilities p, without gradients. logits: q = sigmoid(logits). A sigmoid map is a Bernoulli variable a pixel
-    and class; torch's kl_div wants log-probabilities that sum to one, which these do not.
+    teacher: probabilities p, without gradients. logits: q = sigmoid(logits). A sigmoid map is one Bernoulli variable per pixel
+    and class; torch's kl_div expects log-probabilities that sum to one, and these do not.
     """
     p = teacher.detach()
     cross = F.binary_cross_entropy_with_logits(logits, p, reduction="none")
@@ -94,5 +94,5 @@ def bernoulli_kl(teacher: Tensor, logits: Tensor) -> Tensor:
 
 
 def squared_distance(network: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """‖v − w‖² over all parameters of `network`, w by name in `anchor`; a scalar."""
+    """Returns ‖v − w‖² over all parameters v of `network`, with w by name in `anchor`: a scalar."""
     return torch.stack([(value - anchor[name]).square().sum() for name, value in network.named_parameters()]).sum()

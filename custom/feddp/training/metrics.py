@@ -1,13 +1,14 @@
-"""How good a segmentation is: Dice, IoU, and distances between boundaries in pixels, from MONAI.
+"""Segmentation metrics from MONAI: Dice, IoU, and distances between boundaries in pixels.
 
-Empty masks, one rule: where prediction and mask are both empty, dice = iou = 1 and every distance is 0; where exactly
-one is, dice = iou = 0 and every distance is the image's diagonal sqrt(H² + W²), longer than any distance in the image.
-So every number is finite, and leaving an image empty never improves a mean.
+Rule for empty masks: if prediction and mask are both empty, dice = iou = 1 and every distance is 0; if exactly one is empty,
+dice = iou = 0 and every distance is the image's diagonal sqrt(H² + W²), longer than any distance in the image. So every number
+is finite, and empty predictions are never rewarded.
 
-003 reports "mean Intersection over Union" and "Hausdorff distance" and defines neither. The second is `hd`, the maximum. The
-first is `iou`: its mean is over the foreground classes of an image, then over images, and counts no background, not even for
-methods with a softmax, as all are measured on one kind of mask. With the background, 003's 67 % at a polyp site (EndoPolyp B,
-FedDP) would be a polyp's IoU of about 40 %, at a maximal distance of 4.6 of 384 pixels, which fits none but a tiny polyp.
+The paper on virtual classes (Liu et al., 2024) reports "mean Intersection over Union" and "Hausdorff distance" without
+definitions. We report its Hausdorff distance as `hd`, the maximum, and its mean IoU as `iou`: the mean over the foreground
+classes of an image, then over images, without the background, also for methods with a softmax, because all methods are measured
+on the same masks. If its IoU included the background, the reported 67 % at a polyp site (EndoPolyp B, FedDP) would mean an IoU
+of about 40 % for the polyp, at a maximal distance of 4.6 of 384 pixels; only a tiny polyp has both.
 """
 
 import math
@@ -25,10 +26,10 @@ Row = dict[str, float]
 
 
 def measure(probabilities: Tensor, mask: Tensor) -> list[Row]:
-    """METRICS of every image of a batch, each the mean over its classes.
+    """Returns METRICS of every image of a batch, each the mean over the image's classes.
 
-    probabilities and mask (B, C, H, W); a pixel is foreground above 0.5. InputError where shapes differ or a
-    probability is not finite (which would pass for background).
+    probabilities and mask (B, C, H, W); a pixel is foreground above 0.5. Raises InputError if the shapes differ or a
+    probability is not finite (it would count as background).
     """
     if probabilities.shape != mask.shape or mask.ndim != 4:
         raise InputError(f"predictions {tuple(probabilities.shape)} and masks {tuple(mask.shape)} must be (B, C, H, W)")
@@ -37,12 +38,12 @@ def measure(probabilities: Tensor, mask: Tensor) -> list[Row]:
 
 
 def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
-    """METRICS of one image, one row a class. probabilities and mask (C, H, W); errors as in `measure`.
+    """Returns METRICS of one image, one row per class. probabilities and mask (C, H, W); errors as in `measure`.
 
-    dice and iou in [0, 1]; hd, hd95 and assd in pixels. hd95 is the larger of the two directions' 95th percentiles
-    (MONAI's). assd is FedDP's Eq. 9, one mean pooled over both boundaries' distances:
+    dice and iou in [0, 1]; hd, hd95 and assd in pixels. hd95 is the larger 95th percentile of the two directions, as in
+    MONAI. assd is one mean over the distances of both boundaries (Wang et al., TMI 2024, Eq. 9):
     (Σ_{a∈P_b} d(a, G_b) + Σ_{b∈G_b} d(b, P_b)) / (|P_b| + |G_b|).
-    A boundary is the pixels of a mask with one of its four neighbours outside it, or outside the image.
+    The boundary of a mask consists of its pixels that have one of four neighbours outside the mask or outside the image.
     """
     if probabilities.shape != mask.shape or mask.ndim != 3:
         raise InputError(f"prediction {tuple(probabilities.shape)} and mask {tuple(mask.shape)} must both be (C, H, W)")
@@ -55,16 +56,16 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
 
 
 def foreground(probabilities: Tensor) -> Tensor:
-    """Where a probability is above one half: boolean, on the CPU. InputError where one is not finite."""
+    """Returns whether each probability is above one half, on the CPU; raises InputError if one is not finite."""
     if not torch.isfinite(probabilities).all():
         raise InputError("predictions are not finite; the network has diverged: lower the learning rate")
     return (probabilities > THRESHOLD).cpu()
 
 
 def summarize(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """{metric: {"mean", "std", "n"}} over rows with the same metrics. InputError where there are no rows.
+    """Returns {metric: {"mean", "std", "n"}} over rows with the same metrics; raises InputError if there are no rows.
 
-    std is the population's (ddof 0), as in the papers' Average columns.
+    std is the population's (ddof 0), as in the Average columns of the papers.
     """
     if not rows:
         raise InputError("there is nothing to summarize: no image was measured")
@@ -76,7 +77,7 @@ def summarize(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 
 def _distances(predicted: Tensor, truth: Tensor) -> Row:
-    """hd, hd95 and assd of boolean masks (H, W). MONAI is not asked about empty ones: it warns, and answers nan."""
+    """Returns hd, hd95 and assd of boolean masks (H, W). Empty masks bypass MONAI, which warns and returns nan for them."""
     empty = (not predicted.any()) + (not truth.any())
     if empty:
         distance = 0.0 if empty == 2 else math.hypot(*truth.shape)

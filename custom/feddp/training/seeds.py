@@ -1,4 +1,4 @@
-"""Seeds: every random draw of a run comes from (seed, site, round) and what it is for; at a real site, from its secret too."""
+"""Seeds: every random draw depends on (seed, site, round), the purpose of the draw and, at a real site, the site's secret."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def seed_of(*parts: int | str) -> int:
-    """A 63-bit seed from named parts, the same on every machine and Python (unlike `hash`)."""
+    """Returns a 63-bit seed from the parts, the same on every machine and in every Python (unlike `hash`)."""
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 @contextmanager
 def seeded(device: torch.device, *parts: int | str) -> Iterator[None]:
-    """Torch's generators of the CPU and of `device` hold `seed_of(*parts)` inside the block and are as they were after it.
+    """Seeds torch's generators of the CPU and of `device` with `seed_of(*parts)` for the block, then restores them.
 
-    Other GPUs are not touched: a site may not have been given them.
+    Other GPUs are not touched: they may not belong to this job.
     """
     import torch
 

@@ -1,13 +1,13 @@
-"""A site's own memory on disk: what is private stays here, and survives the process.
+"""A site's store on disk: it keeps the site's private tensors between rounds and processes.
 
-plan.json                 of the job that opened this folder: no other job's is served from it
-initial.safetensors       the whole network that the job brought, if it did: what this site starts from
-state_00007.safetensors   after 7 rounds: private tensors, a whole personal model, the optimiser, what the method remembers
-start.safetensors         the whole network that stage 1 handed on; later stages add tuned, heads, calibrated
+plan.json                 the plan of the job that opened this folder; jobs with another plan are refused
+initial.safetensors       the initial network, if the job brought one
+state_00007.safetensors   the state after 7 rounds: private tensors, personal model, optimiser, memory of the method
+start.safetensors         the whole network of the round that stage 1 selected; later stages add tuned, heads, calibrated
 spectra.safetensors       amplitude spectra of other sites, received with consent (FedDG), removed after the evaluation
-peers.safetensors         other sites' personal tensors, received with consent, removed after the evaluation
-images.csv, cases.csv     metrics of single images, and of single volumes where images are slices: they never leave
-record.jsonl              the log of rounds: it never leaves
+peers.safetensors         personal tensors of other sites, received with consent, removed after the evaluation
+images.csv, cases.csv     metrics per image and, if images are slices, per volume; they never leave the site
+record.jsonl              the log of the rounds; it never leaves the site
 """
 
 import json
@@ -25,8 +25,8 @@ from feddp.errors import InputError, PolicyError
 from feddp.files import RECORD, append_event, write_text
 from feddp.limits import STORED_BYTES
 from feddp.networks.weights import read_network, save_network
+from feddp.partition import Tensors
 
-Tensors = dict[str, Tensor]
 _STATE = re.compile(r"state_(\d{5,})\.safetensors")
 _PLAN = "plan.json"
 INITIAL = "initial"
@@ -39,7 +39,7 @@ GROUPS = ("private", "personal", "optimizer", "memory")
 class State:
     """A site's state after `round` rounds.
 
-    `personal` is a whole network, beside the shared one and under its names, for methods that keep such a model.
+    `personal` is a whole second network with the same tensor names, for methods that keep a personal model.
     """
 
     round: int
@@ -50,38 +50,40 @@ class State:
 
 
 class Store:
-    """The files of one site in one job, each written whole or not at all."""
+    """The files of one site in one job; each file is written whole or not at all."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def claim(self, plan: Mapping[str, Any]) -> None:
-        """Keeps the plan that the folder is first opened with. A job's id is the server's word: were another plan let in under
-        the same id, its rule would decide over what this one keeps private.
+        """Saves the plan with which the folder is first opened, and refuses any other plan.
+
+        The server chooses a job's id. With another plan under the same id, that plan's private rule would apply to the tensors
+        stored here.
 
         Raises:
-            PolicyError: the folder is another plan's, or holds tensors and does not say whose.
+            PolicyError: the folder belongs to another plan, or holds tensors but no plan.
         """
-        path, said = self.folder / _PLAN, json.dumps(plan, indent=2, sort_keys=True) + "\n"
+        path, text = self.folder / _PLAN, json.dumps(plan, indent=2, sort_keys=True) + "\n"
         if path.exists():
-            first, now = json.loads(path.read_text(encoding="utf-8")), json.loads(said)
+            first, now = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
             if wrong := sorted(key for key in first.keys() | now.keys() if first.get(key) != now.get(key)):
                 key = wrong[0]
                 raise PolicyError(
-                    f"{self.folder} is that of a job with {key}={first.get(key)!r}, and this job of the same id says"
-                    f" {now.get(key)!r}: it is not let near what is stored here; submit it as a new job"
+                    f"{self.folder} belongs to a job with {key}={first.get(key)!r}, but this job of the same id has"
+                    f" {key}={now.get(key)!r}. Refused: the stored state belongs to another plan; submit the job as a new one"
                 )
         elif any(self.folder.glob("*.safetensors")):
-            raise PolicyError(f"{self.folder} holds tensors and does not say of which plan; submit the job anew")
+            raise PolicyError(f"{self.folder} holds tensors but no {_PLAN}; submit the job as a new one")
         else:
-            write_text(path, said)
+            write_text(path, text)
 
     def write(self, name: str, tensors: Mapping[str, Tensor], **metadata: str) -> None:
         save_network(self._path(name), tensors, metadata)
 
     def read(self, name: str) -> tuple[Tensors, dict[str, str]]:
-        """The tensors and the metadata of `name`.safetensors; InputError where it is missing or broken."""
+        """Returns tensors and metadata of `name`.safetensors; raises InputError if the file is missing or broken."""
         return read_network(self._path(name), STORED_BYTES)
 
     def _path(self, name: str) -> Path:
@@ -98,7 +100,7 @@ class Store:
         self.write(f"state_{state.round:05d}", tensors, round=str(state.round))
 
     def load_state(self, round: int) -> State:
-        """The state after `round` rounds, or the latest before it where the site missed some; empty at the start."""
+        """Returns the state after `round` rounds, or an earlier one if the site missed rounds; empty before the first round."""
         known = [r for r in self._rounds() if r <= round]
         if not known:
             return State(0)
@@ -110,11 +112,11 @@ class Store:
         return State(int(metadata["round"]), **groups)
 
     def latest(self) -> int:
-        """How many rounds the latest state is after; 0 where there is none."""
+        """Returns the number of rounds before the latest state; 0 if there is no state."""
         return max(self._rounds(), default=0)
 
     def prune_states(self, keep: Iterable[int]) -> None:
-        """Removes every state that `load_state` of a round in `keep` would not read."""
+        """Removes every state that `load_state` does not need for the rounds `keep`."""
         rounds = self._rounds()
         kept = {max((r for r in rounds if r <= wanted), default=None) for wanted in keep}
         for r in rounds:
@@ -125,17 +127,17 @@ class Store:
         return sorted(int(m[1]) for m in map(_STATE.fullmatch, os.listdir(self.folder)) if m)
 
     def record(self, event: str, **facts: Any) -> None:
-        """Appends a line to this site's own log, with the time."""
+        """Appends an event with its time to this site's log."""
         append_event(self.folder / RECORD, event, **facts)
 
 
 def together(tensors: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
-    """{site: {tensor: value}} -> `<site>/<tensor>`, for a file or a message."""
+    """Returns {site: {tensor: value}} as {`<site>/<tensor>`: value}, for a file or a message."""
     return {f"{site}/{name}": value for site, own in tensors.items() for name, value in own.items()}
 
 
 def by_site(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
-    """The inverse of `together`."""
+    """Inverts `together`."""
     sites: dict[str, Tensors] = {}
     for key, value in tensors.items():
         site, _, name = key.partition("/")
@@ -144,22 +146,22 @@ def by_site(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, network: nn.Module) -> Tensors:
-    """An optimiser's state by parameter name: `<parameter name>/<slot>`."""
-    names = {parameter: name for name, parameter in network.named_parameters()}
+    """Returns an optimiser's state by parameter name: {`<parameter name>/<slot>`: value}."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     return {f"{names[p]}/{slot}": value for p, slots in optimizer.state.items() for slot, value in slots.items()}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, network: nn.Module, tensors: Tensors) -> None:
-    """The inverse of `optimizer_tensors`, onto a fresh optimiser of the same network."""
+    """Inverts `optimizer_tensors`: writes the state into a new optimiser of the same network."""
     parameters = dict(network.named_parameters())
     for key, value in tensors.items():
         name, slot = key.rsplit("/", 1)
         parameter = parameters[name]
-        # a step counter stays on the CPU, where AdamW expects it
+        # AdamW expects the step counter on the CPU
         optimizer.state[parameter][slot] = value.clone() if slot == "step" else value.to(parameter.device, copy=True)
 
 
 def require_job_id(job: str) -> None:
-    """InputError for what is no job's id, and would lead out of the site's folder of jobs."""
+    """Raises InputError if `job` is not a job's id; another text could lead out of the site's folder of jobs."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", str(job)):
-        raise InputError(f"{job!r} is no job's id; say that of the finished run")
+        raise InputError(f"{job!r} is not a job's id; give the id of the finished run")

@@ -1,6 +1,6 @@
-"""The losses of virtual classes (003, Eq. 4 to 8), over maps of similarities.
+"""The losses of virtual classes (Liu et al., 2024, Eq. 4 to 8), over maps of similarities.
 
-Everywhere, maps are (B, classes, H, W), similarities over a temperature; an index is int64 (B, H, W), 0 the background.
+Maps are (B, classes, H, W), similarities divided by a temperature; an index is int64 (B, H, W), 0 is the background.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ EXCLUDED, LITERAL = "excluded", "literal"
 
 
 def dice(real: Tensor, index: Tensor) -> Tensor:
-    """L_dice: soft Dice of the softmax over the C real maps, a mean over all C, the background too; scalar in [0, 1].
+    """Returns L_dice, the soft Dice of the softmax over the C real maps: a mean over all C, background included, in [0, 1].
 
     Sums over the whole batch and image, smooth 1e-5, as feddp.training.losses.dice.
     """
     from monai.losses import DiceLoss
 
-    return DiceLoss(softmax=True, to_onehot_y=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(real, index[:, None])
+    loss: Tensor = DiceLoss(softmax=True, to_onehot_y=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(real, index[:, None])
+    return loss
 
 
 def real_loss(real: Tensor, index: Tensor) -> Tensor:
-    """L_r, Eq. 4: cross-entropy over the C real maps, mean over pixels, in nats."""
+    """Returns L_r, the cross-entropy over the C real maps: mean over pixels, in nats (Eq. 4)."""
     import torch.nn.functional as F
 
     return F.cross_entropy(real, index)
 
 
 def virtual_loss(virtual: Tensor, classes: int, mask: str = EXCLUDED) -> Tensor:
-    """L_v, Eq. 5: cross-entropy over the V virtual maps against the largest of them, mean over pixels, in nats.
+    """Returns L_v, the cross-entropy over the V virtual maps against the largest of them: mean over pixels, in nats (Eq. 5).
 
-    mask: EXCLUDED leaves the `classes` real maps out of the softmax; LITERAL keeps a 0 for each of them there, as Eq. 7 is
-    written. In neither has a real kernel a gradient.
+    mask: EXCLUDED leaves the `classes` real maps out of the softmax; LITERAL keeps a 0 for each of them, as Eq. 7 is written.
+    With both, the real kernels get no gradient.
     """
     import torch
     import torch.nn.functional as F

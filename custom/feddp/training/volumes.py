@@ -1,7 +1,7 @@
-"""How good a case's segmentation is: Dice and IoU of all its slices as one volume, beside the slices' own metrics.
+"""Metrics per case: Dice and IoU of all its slices as one volume, in addition to the metrics per slice.
 
-No distance between surfaces is measured: it needs the distance between slices, which a site's folder does not hold, whose
-images are resized in the plane and may leave slices out (the prostate's without prostate).
+Surface distances are not measured. They need the distance between slices, which a site's folder does not hold; its images are
+also resized in the plane, and slices may be missing (in the prostate data, those without prostate).
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,16 @@ VOLUME_METRICS = ("dice", "iou")
 
 
 def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str]) -> dict[str, Row]:
-    """VOLUME_METRICS of every case, each the mean over its classes, in the order in which the cases first come.
+    """Returns VOLUME_METRICS per case, each the mean over its classes, in the order of the cases' first slices.
 
-    probabilities and masks (N, C, H, W), N slices in any order; `cases` says whose each is (a row's `patient`). A class is
-    measured over all the voxels of a case: slices weigh by what is in them, unlike in a mean over slices. Where prediction and
-    mask of a class are both empty in the whole case, dice = iou = 1; where exactly one is, 0. Voxels count alike, whatever
-    the slices' distance. `feddp.training.metrics.summarize(list(result.values()))` is the mean over cases.
-    InputError where shapes differ, a slice has no case, or a probability is not finite.
+    probabilities and masks (N, C, H, W) are N slices in any order; `cases` gives the case of each slice (`patient` of its row).
+    A class is measured over all voxels of a case, so slices with more foreground weigh more than in a mean over slices. If
+    prediction and mask of a class are both empty in the whole case, dice = iou = 1; if exactly one is empty, 0. All voxels
+    weigh the same, whatever the distance between slices. `feddp.training.metrics.summarize(list(result.values()))` returns the
+    mean over cases.
+
+    Raises:
+        InputError: the shapes differ, a slice has no case, or a probability is not finite.
     """
     if probabilities.shape != masks.shape or masks.ndim != 4 or len(cases) != len(masks):
         shapes = f"predictions {tuple(probabilities.shape)}, masks {tuple(masks.shape)} and {len(cases)} cases"

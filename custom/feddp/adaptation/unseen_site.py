@@ -1,0 +1,131 @@
+"""Adapts a finished run's models to a folder of images, writes the predicted masks and, on request, scores them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddp.adaptation.fitting import Report, Settings
+from feddp.adaptation.models import Models
+from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
+from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
+from feddp.data.images import SPLIT, Images, label_mask
+from feddp.data.loading import load
+from feddp.data.pixels import write_png
+from feddp.data.progress import track
+from feddp.errors import InputError
+from feddp.files import ADAPTED, SCORES, write_json
+from feddp.training.metrics import THRESHOLD, measure, summarize
+from feddp.training.volumes import measure_volumes
+
+
+@dataclass(frozen=True)
+class AdaptationOptions:
+    """A strategy of STRATEGIES, its settings, and whether the predicted masks are scored with the site's own masks.
+
+    Raises:
+        InputError: the strategy does not exist.
+    """
+
+    how: str
+    settings: Settings
+    score: bool = False
+
+    def __post_init__(self) -> None:
+        if self.how not in STRATEGIES:
+            raise InputError(f"--how {self.how}: unknown strategy; choose one of {', '.join(STRATEGIES)}")
+
+
+def adapt(
+    models: Models,
+    run: str,
+    folder: Path,
+    out: Path,
+    request: AdaptationOptions,
+    device: torch.device,
+    report: Report = lambda epoch, loss: None,
+) -> dict[str, Any]:
+    """Adapts `models` of the finished run `run` to the images of `folder`, and writes a mask per image to `out`.
+
+    A mask has the name and size of its image, and the pixel values of the sites' masks. `adapt.json` in `out` describes the
+    adaptation. With `score`, the masks of `folder` are read after the prediction, and `scores.json` holds the metrics per
+    image at the network's input size.
+
+    Returns:
+        The content of adapt.json: how, models, settings, the losses, the epoch that was kept, the numbers of images and of
+        empty masks, seconds per image (adaptation, prediction and writing); with `score`, also the summary of the metrics
+        (`metrics.summarize`).
+
+    Raises:
+        InputError: there are no images, images or classes do not fit the models, or `out` is not empty.
+    """
+    refuse_occupied([out])
+    source, settings = Images.of(folder), request.settings
+    _require_fit(source.site, models, request.score, folder)
+    inputs, shapes = source.read(models.channels, models.size)
+    started = time.monotonic()
+    adapted = STRATEGIES[request.how](models, inputs, settings, device, report)
+    out.mkdir(parents=True, exist_ok=True)
+    maps: list[Tensor] = []
+    empty = 0
+    predictions = predict(adapted.networks, inputs, settings.batch, device)
+    for file, shape, logits in zip(source.files, shapes, track(predictions, "Predicting", len(inputs)), strict=True):
+        mask = label_mask(probabilities(logits, shape) > THRESHOLD, models.labels)
+        write_png(out / file.name, mask)
+        empty += not mask.any()
+        if request.score:
+            maps.append(probabilities(logits, (models.size, models.size)))
+    description: dict[str, Any] = {
+        "how": request.how,
+        "run": run,
+        "models": list(models.names),
+        "settings": asdict(settings),
+        "losses": adapted.fit.losses,
+        "kept_epoch": adapted.fit.kept if adapted.fit.losses else None,
+        "images": len(inputs),
+        "empty_masks": int(empty),
+        "seconds_per_image": (time.monotonic() - started) / len(inputs),
+        "device": str(device),
+    }
+    write_json(out / ADAPTED, description)
+    if request.score and source.site is not None:
+        return description | _scores(out, source.site, maps, models.size)
+    return description
+
+
+def _require_fit(site: SiteFolder | None, models: Models, score: bool, folder: Path) -> None:
+    if site is None:
+        if score:
+            raise InputError(f"--score needs masks, but {folder} has no dataset.json, so it has none; leave --score out")
+        return
+    if differing := misfit(site, facts_of(models) if score else {"channels": models.channels}):
+        actual, wanted = differing
+        names = "(channels, classes, labels)" if score else "channels"
+        raise InputError(
+            f"{folder / 'dataset.json'} has {names} = {actual}, but the models have {wanted}; prepare it like the run's sites"
+        )
+    if score:  # fails before the adaptation, not hours into it
+        missing = [file for row in site.rows_of(SPLIT) if not (file := site.mask_path(row.image)).exists()]
+        if missing:
+            raise InputError(f"--score needs masks, but {missing[0]} is missing; add it, or leave --score out")
+
+
+def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> dict[str, Any]:
+    """Reads the masks and writes scores.json; the masks are not read before this."""
+    samples = load(site, SPLIT, size)
+    predicted, masks = torch.stack(list(maps)), torch.stack([sample["mask"] for sample in samples])
+    rows = measure(predicted, masks)
+    scores = summarize(rows)
+    content: dict[str, Any] = {
+        "summary": scores,
+        "images": {sample["stem"]: row for sample, row in zip(samples, rows, strict=True)},
+    }
+    if site.volumes:
+        cases = measure_volumes(predicted, masks, [sample["patient"] for sample in samples])
+        content |= {"volumes": summarize(list(cases.values())), "cases": cases}
+    write_json(out / SCORES, content)
+    return {"scores": scores}

@@ -1,0 +1,67 @@
+"""Images for prediction, from a site's folder (split test) or any folder of PNGs, and predictions as masks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddp.data.folder import SiteFolder
+from feddp.data.loading import network_input
+from feddp.data.pixels import read_image
+from feddp.data.progress import track
+from feddp.errors import InputError
+
+SPLIT = "test"
+
+
+@dataclass(frozen=True)
+class Images:
+    """The image files of a folder; `site` is set if it is a site's folder."""
+
+    files: list[Path]
+    folder: Path
+    site: SiteFolder | None
+
+    @classmethod
+    def of(cls, folder: Path) -> "Images":
+        """Returns the images of split test of a site's folder, or all PNGs of another folder. No mask is read.
+
+        Raises:
+            InputError: there is no image, or the site's folder is not valid.
+        """
+        if (folder / "dataset.json").exists():
+            site = SiteFolder.open(folder)
+            files = [site.image_path(row.image) for row in site.rows_of(SPLIT)]
+            if not files:
+                raise InputError(f"{folder} has no image in split {SPLIT}; add some to split.csv, or name its folder images/")
+            return cls(files, folder, site)
+        files = sorted(folder.glob("*.png"))
+        if not files:
+            raise InputError(f"{folder} has no PNG and is not a site's folder; name a folder of images, or a site's folder")
+        return cls(files, folder, None)
+
+    def read(self, channels: int, size: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
+        """Returns the network's inputs, (channels, size, size) each, and the original heights and widths of the images.
+
+        Raises:
+            InputError: an image is missing, unreadable or has another number of channels.
+        """
+        inputs, shapes = [], []
+        for file in track(self.files, f"Loading {len(self.files)} images"):
+            image = read_image(file, channels, self.folder)
+            inputs.append(network_input(image, size))
+            shapes.append(image.shape[:2])
+        return inputs, shapes
+
+
+def label_mask(maps: torch.Tensor, labels: str) -> np.ndarray:
+    """Converts boolean class maps (C, H, W) to a mask (H, W) of 0 to C; of several classes at a pixel, the last one counts.
+
+    With nested labels a class counts only inside the classes before it; a mask of nested classes cannot express anything else.
+    """
+    if labels == "nested":
+        return maps.int().cummin(dim=0).values.sum(dim=0).to(torch.uint8).numpy()
+    values = torch.arange(1, len(maps) + 1).view(-1, 1, 1)
+    return (maps * values).amax(dim=0).to(torch.uint8).numpy()

@@ -1,0 +1,1 @@
+"""How results are shown: tables, plots, and the page of a run."""

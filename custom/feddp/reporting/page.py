@@ -1,0 +1,119 @@
+"""The page of one run: its results as Markdown, and as a table for a terminal."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
+from feddp.reporting.tables import BLANK, SHOWN, markdown_lines, shown_value
+
+_ROUNDED = "Each site rounded what it measured, metrics to three decimals and losses to three digits, before it left."
+_METRICS, _CASE_METRICS = ("dice", "assd"), ("dice", "iou")
+
+
+def write_markdown(results: Mapping[str, Any]) -> str:
+    """results.json in the layout of the paper's Table I: Dice in per cent and ASSD in pixels, mean ± standard deviation."""
+    sites = sorted(results["sites"])
+    lines = [f"# {_title(results)}", ""]
+    if not results["federated"]:
+        lines += ["All sites' images in one place, trained outside FLARE: an upper bound, no federation.", ""]
+    if results["selection"] == "test":
+        lines += ["**Optimistic**: the best round and epoch were chosen on the test images (`selection=test`).", ""]
+    parts = {site: results["sites"][site] for site in sites} | {"Average": results["average"]}
+    lines += _before_and_final(parts, _METRICS)
+    lines += [
+        "",
+        "± is the standard deviation over a site's test images, and over the sites in Average. An image on which exactly one"
+        " of mask and prediction is empty counts with the image's diagonal as its distance.",
+        f"Stage 1 handed on round {results['start_round']} (best by mean validation IoU: {results['best_round']}).",
+    ]
+    lines += _notes(results)
+    for site in sites:
+        lines += _exchanges(site, results["sites"][site])
+    if "sealed" in results:
+        how = (
+            "encrypted from site to site" if results["sealed"] else "in the clear, by the simulator, which has no certificates"
+        )
+        lines.append(f"What the sites exchanged went {how}.")
+    lines += [f"**{site} is missing**: {reason}" for site, reason in sorted(results["missing"].items())]
+    if VOLUMES in results["average"]:
+        lines += ["", "By case, all test slices of a patient as one volume (± over a site's test cases):", ""]
+        lines += _before_and_final({column: part.get(VOLUMES, {}) for column, part in parts.items()}, _CASE_METRICS)
+    if results["matrix"]:
+        lines += ["", "Test Dice (%) of every exchanged network (columns, before calibration) at every site (rows):", ""]
+        lines += _matrix(results["matrix"])
+    return "\n".join(lines) + "\n"
+
+
+def table(results: Mapping[str, Any]) -> Table:
+    """The same for a terminal, one row per site."""
+    title = _title(results)
+    if results["selection"] == "test":
+        title += " (optimistic: chosen on the test images)"
+    caption = "\n".join(_notes(results)) or None
+    view = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1))
+    for head in ("site", *(text for metric in _METRICS for text in (f"{SHOWN[metric].head}\nbefore", "\nfinal")), "peers"):
+        view.add_column(head, justify="left" if head == "site" else "right", no_wrap=True)
+    for site in (*sorted(results["sites"]), "Average"):
+        part = results["average"] if site == "Average" else results["sites"][site]
+        cells = [_cell(part.get(when), metric) for metric in _METRICS for when in WHEN]
+        view.add_row(site, *cells, str(part.get("calibration", {}).get("peers", "")), end_section=site == max(results["sites"]))
+    return view
+
+
+def _title(results: Mapping[str, Any]) -> str:
+    return f"{results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    """Whether the numbers are rounded, and why a site has no number or no standard deviation."""
+    notes = [_ROUNDED] if results.get(ROUNDED) else []
+    for word, what in ((WITHHELD, "what is measured"), (STD_WITHHELD, f"the standard deviation (± {BLANK})")):
+        least = {site: found[word] for site, found in sorted(results["sites"].items()) if word in found}
+        notes += [f"{site}: its policy withholds {what} over fewer than {n} test images or cases." for site, n in least.items()]
+    return notes
+
+
+def _exchanges(site: str, found: Mapping[str, Any]) -> list[str]:
+    """What a site received of the others, and what it used it for."""
+    lines, styles, calibration = [], found.get("spectra"), found.get("calibration")
+    if styles is not None:
+        how = f"with the spectra of {styles['peers']} peers" if styles["peers"] else "without others' spectra, as in FedAvg"
+        lines.append(f"{site}: trained {how}.")
+    if calibration:
+        if not calibration["tuned"]:
+            how = "its calibration failed; it keeps its network of the stage before"
+        elif calibration["calibrated"]:
+            how = f"calibrated with {calibration['peers']} peers"
+        else:
+            how = "tuned without peers (λ = 0)"
+        lines.append(f"{site}: {how}.")
+    return lines
+
+
+def _before_and_final(parts: Mapping[str, Any], metrics: Sequence[str]) -> Iterable[str]:
+    """A table of two rows, before the last stage at a site and after it; `parts`: {column: summaries under WHEN}."""
+    heads = ["", *(f"{SHOWN[metric].head} {column}" for metric in metrics for column in parts)]
+    rows = [
+        [when.replace("_", " "), *(_cell(part.get(when), metric) for metric in metrics for part in parts.values())]
+        for when in WHEN
+    ]
+    return markdown_lines(heads, rows)
+
+
+def _matrix(matrix: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
+    models = sorted({model for row in matrix.values() for model in row})
+    rows = [
+        [site, *(f"{100 * row[model]['dice']['mean']:.2f}" if model in row else "" for model in models)]
+        for site, row in sorted(matrix.items())
+    ]
+    return markdown_lines(["", *models], rows)
+
+
+def _cell(summary: Mapping[str, Mapping[str, float]] | None, metric: str) -> str:
+    if summary is None:
+        return WITHHELD
+    value = shown_value(summary, metric)
+    return f"{value} ± {BLANK}" if value.std is None else str(value)

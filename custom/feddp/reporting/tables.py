@@ -1,0 +1,143 @@
+"""A table of results, and how it is written: Markdown for reading, LaTeX for a paper, CSV for further work."""
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+Better = Callable[[Iterable[float]], float]  # max or min
+
+
+class Shown(NamedTuple):
+    """How a metric is shown: its head, the factor from its value to the head's unit, and which of two values is better."""
+
+    head: str
+    factor: float
+    better: Better
+
+
+SHOWN = {
+    "dice": Shown("Dice (%)", 100, max),
+    "iou": Shown("IoU (%)", 100, max),
+    "assd": Shown("ASSD (pix.)", 1, min),
+    "hd95": Shown("HD95 (pix.)", 1, min),
+    "hd": Shown("HD (pix.)", 1, min),
+}
+BLANK = "—"
+
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "λ": r"$\lambda$",
+    "δ": r"$\delta$",
+    "✓": r"$\surd$",
+    BLANK: "---",
+}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A mean in its unit, and its standard deviation where it has one."""
+
+    mean: float
+    std: float | None = None
+    digits: int = 2
+
+    def __str__(self) -> str:
+        mean = f"{self.mean:.{self.digits}f}"
+        return mean if self.std is None else f"{mean} ± {self.std:.{self.digits}f}"
+
+
+Cell = Value | str
+
+
+def shown_value(summary: Mapping[str, Mapping[str, float]], metric: str) -> Value:
+    """A metric of a `metrics.summarize`, in the unit it is shown in."""
+    factor, number = SHOWN[metric].factor, summary[metric]
+    return Value(factor * number["mean"], factor * number["std"] if "std" in number else None)
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Heads and rows of equal length.
+
+    Attributes:
+        name: names its files, `table_<name>.csv` and `table_<name>.tex`.
+        better: for each column `max` or `min`, or None where no value is best.
+        apart: rows that are shown but do not compete for the best value.
+        notes: sentences below the table.
+    """
+
+    name: str
+    title: str
+    heads: tuple[str, ...]
+    better: tuple[Better | None, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    apart: frozenset[int] = frozenset()
+
+    def best(self) -> set[tuple[int, int]]:
+        """(row, column) of the best values; all that are equal to the last digit shown are best."""
+        found = set()
+        for j, better in enumerate(self.better):
+            cells = [(i, row[j]) for i, row in enumerate(self.rows) if i not in self.apart]
+            shown = {i: float(f"{cell.mean:.{cell.digits}f}") for i, cell in cells if isinstance(cell, Value)}
+            if better and shown:
+                found |= {(i, j) for i, value in shown.items() if value == better(shown.values())}
+        return found
+
+    def markdown(self) -> str:
+        """The title, the table with its best values in bold, and the notes."""
+        rows = [self._cells(row, i, "**{}**", _pipe) for i, row in enumerate(self.rows)]
+        lines = [f"## {self.title}", "", *markdown_lines(map(_pipe, self.heads), rows)]
+        return "\n".join([*lines, *(part for note in self.notes for part in ("", note))]) + "\n"
+
+    def latex(self) -> str:
+        """A tabular that needs no package."""
+        lines = [f"% {self.title}", r"\begin{tabular}{" + "l" * len(self.heads) + "}", r"\hline"]
+        lines += [" & ".join(map(escape, self.heads)) + r" \\", r"\hline"]
+        lines += [" & ".join(self._cells(row, i, r"\textbf{{{}}}", escape)) + r" \\" for i, row in enumerate(self.rows)]
+        return "\n".join([*lines, r"\hline", r"\end{tabular}", *(f"% {note}" for note in self.notes)]) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Writes table_<name>.tex, and table_<name>.csv with all digits and each standard deviation in its own column."""
+        (folder / f"table_{self.name}.tex").write_text(self.latex(), encoding="utf-8")
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.heads)
+        spread = [any(isinstance(cell, Value) and cell.std is not None for cell in column) for column in columns]
+        with open(folder / f"table_{self.name}.csv", "w", newline="", encoding="utf-8") as handle:
+            writer = csv.writer(handle)
+            writer.writerow(
+                [part for h, two in zip(self.heads, spread, strict=True) for part in ([h, f"{h} ±"] if two else [h])]
+            )
+            for row in self.rows:
+                writer.writerow([p for cell, two in zip(row, spread, strict=True) for p in _fields(cell)[: 1 + two]])
+
+    def _cells(self, row: Sequence[Cell], i: int, bold: str, escaped: Callable[[str], str]) -> list[str]:
+        best = self.best()
+        return [bold.format(escaped(str(cell))) if (i, j) in best else escaped(str(cell)) for j, cell in enumerate(row)]
+
+
+def markdown_lines(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """The lines of a Markdown table; an empty head takes one blank."""
+    heads = list(heads)
+    yield "|" + "".join(f" {head} |" if head else " |" for head in heads)
+    yield "|---" * len(heads) + "|"
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def escape(text: str) -> str:
+    """Plain text for LaTeX."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _fields(cell: Cell) -> list[float | str]:
+    return [cell.mean, "" if cell.std is None else cell.std] if isinstance(cell, Value) else [cell, ""]
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|")

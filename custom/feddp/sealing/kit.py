@@ -1,0 +1,115 @@
+"""The configuration of a startup kit: its participant, its project and the server's address."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddp.errors import BadFile, InputError, Problem
+from feddp.limits import JSON_BYTES
+from feddp.reading import read
+
+SERVER, CLIENT, ADMIN = "server", "client", "admin"  # the kinds of kits, as in the names of FLARE's files
+KINDS = (SERVER, CLIENT, ADMIN)
+AGAIN = "Ask the consortium for the kit anew"
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A folder with `startup/` and `local/`, written by `nvflare provision` or `nvflare package`.
+
+    `kind` is server, client or admin; `name` is the participant's name; `server` is the host and port to which it connects.
+    """
+
+    folder: Path
+    kind: str
+    name: str
+    project: str
+    server: tuple[str, int]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Kit":
+        """Reads the kit's configuration.
+
+        Raises:
+            InputError: the folder holds no kit, or its configuration cannot be read.
+        """
+        kinds = [kind for kind in KINDS if (folder / "startup" / f"fed_{kind}.json").exists()]
+        if len(kinds) != 1:
+            raise InputError(f"{folder} holds no startup kit; name a participant's folder below prod_00")
+        path = folder / "startup" / f"fed_{kinds[0]}.json"
+        content = read_json(path)
+        try:
+            return cls(folder, kinds[0], *_identity(kinds[0], content))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise BadFile(Problem(path, f"is not as FLARE writes it ({type(error).__name__}: {error})", AGAIN)) from error
+
+    @property
+    def configuration(self) -> Path:
+        return self.folder / "startup" / f"fed_{self.kind}.json"
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "startup" / "rootCA.pem"
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "startup" / ("server.crt" if self.kind == SERVER else "client.crt")
+
+    @property
+    def key(self) -> Path:
+        return self.certificate.with_suffix(".key")
+
+    @property
+    def server_identity(self) -> str:
+        """The name in the server's certificate, from the kit of a site or a person.
+
+        Raises:
+            InputError: the kit does not have it.
+        """
+        try:
+            content = read_json(self.configuration)
+            return str(content["admin"]["server_identity"] if self.kind == ADMIN else content["servers"][0]["identity"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise BadFile(Problem(self.configuration, "lacks the server's identity", AGAIN)) from error
+
+    def effective(self, name: str) -> Path:
+        """Returns the file of `local/` that FLARE uses: `name` if the site has written it, else the provisioned default."""
+        own = self.folder / "local" / name
+        return own if own.exists() else own.with_name(f"{name}.default")
+
+
+def _identity(kind: str, content: dict[str, Any]) -> tuple[str, str, tuple[str, int]]:
+    """Returns name, project and server."""
+    if kind == ADMIN:
+        admin = content["admin"]
+        return admin["username"], admin["project_name"], (admin["host"], int(admin["port"]))
+    first = content["servers"][0]
+    host, port = first["service"]["target"].rsplit(":", 1)
+    # the name of a client behind relays starts with theirs: relay.site
+    name = first["admin_server"] if kind == SERVER else content["client"]["fqsn"].rsplit(".", 1)[-1]
+    return name, first["name"], (host, int(port))
+
+
+def components(path: Path) -> list[dict[str, Any]]:
+    """Returns the components that FLARE builds from a file of resources; raises BadFile if the file cannot be read."""
+    listed = read_json(path).get("components")
+    return [component for component in listed if isinstance(component, dict)] if isinstance(listed, list) else []
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        BadFile: the file is missing, or does not hold a JSON object.
+    """
+    remedy = AGAIN if path.parent.name == "startup" else "Correct it, or restore the provisioned file"
+    try:
+        content = json.loads(read(path, JSON_BYTES))
+    except FileNotFoundError:
+        raise BadFile(Problem(path, "is missing", remedy)) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadFile(Problem(path, f"cannot be read ({error})", remedy)) from error
+    if not isinstance(content, dict):
+        raise BadFile(Problem(path, "is not a JSON object", remedy))
+    return content

@@ -1,0 +1,76 @@
+"""Checks a kit's certificate: participant, project, dates and key."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from feddp.errors import Problem
+from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid
+from feddp.sealing.kit import AGAIN, Kit
+
+T = TypeVar("T")
+
+RENEW = "Have it renewed (provisioning/README.md, 'Renewal')"
+
+
+def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Problem]:
+    """Returns all problems of certificate, key and root.
+
+    Args:
+        fingerprint: SHA-256 of the consortium's root certificate, as FLARE and OpenSSL print it, received over another channel
+            than the kit. Without it, a kit of another consortium with the same name passes.
+    """
+    problems: list[Problem] = []
+    certificate = _read(kit.certificate, x509.load_pem_x509_certificate, problems)
+    root = _read(kit.root, x509.load_pem_x509_certificate, problems)
+    key = _read(kit.key, lambda pem: load_pem_private_key(pem, password=None), problems)
+    if root is not None:
+        problems += _of_the_root(kit, root, fingerprint)
+    if certificate is not None:
+        if (name := name_of(certificate)) != kit.name:
+            problems.append(Problem(kit.certificate, f"belongs to {name}, but the kit to {kit.name}", AGAIN))
+        problems += _dates(kit.certificate, certificate)
+        if root is not None and not issued_by(certificate, root):
+            problems.append(Problem(kit.certificate, f"was not issued by {kit.root.name}", AGAIN))
+        if key is not None and key.public_key() != certificate.public_key():
+            problems.append(Problem(kit.key, f"is not the key of {kit.certificate.name}", "Restore the certificate's key"))
+    return problems
+
+
+def _of_the_root(kit: Kit, root: x509.Certificate, fingerprint: str | None) -> list[Problem]:
+    problems = _dates(kit.root, root)
+    if (name := name_of(root)) != kit.project:
+        problems.append(Problem(kit.root, f"is the root of project {name}, but the kit is of {kit.project}", AGAIN))
+    own = root.fingerprint(SHA256()).hex()
+    if fingerprint is not None and _plain(fingerprint) != own:
+        shown = ":".join(own[i : i + 2] for i in range(0, len(own), 2)).upper()
+        problems.append(Problem(kit.root, f"is not the consortium's root: its fingerprint is SHA256:{shown}", AGAIN))
+    return problems
+
+
+def _read(path: Path, parse: Callable[[bytes], T], problems: list[Problem]) -> T | None:
+    """Returns the parsed file; on failure returns None and appends a problem."""
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        problems.append(Problem(path, "is missing", AGAIN))
+    except (OSError, ValueError, TypeError) as error:  # TypeError: a key with a password, which FLARE cannot open either
+        problems.append(Problem(path, f"cannot be read ({error})", AGAIN))
+    return None
+
+
+def _dates(path: Path, certificate: x509.Certificate) -> list[Problem]:
+    if early := not_yet_valid(certificate):
+        return [Problem(path, early, "Set this machine's clock, or wait")]
+    if late := expired(certificate):
+        return [Problem(path, late, RENEW)]
+    return []
+
+
+def _plain(fingerprint: str) -> str:
+    """Returns only the hexadecimal digits of `SHA256:AA:BB...` or OpenSSL's `sha256 Fingerprint=AA:BB...`."""
+    return fingerprint.rsplit("=", 1)[-1].strip().lower().removeprefix("sha256").replace(":", "")

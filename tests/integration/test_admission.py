@@ -1,0 +1,561 @@
+"""What a site deploys: the export of a plan that its policy takes, and nothing else, whoever says he submitted it.
+
+FLARE's own classes throughout: its zip of an app, its deployer underneath ours, its parser of a job's configuration, its
+server's validator of what is submitted. Each attack has its control: without ours it does its work, or the genuine job passes.
+"""
+
+import http.server
+import io
+import json
+import os
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import tracemalloc
+import uuid
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.sec.authz import AuthorizationService
+from nvflare.fuel.utils.config import ConfigFormat
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+from nvflare.fuel_opt.utils.pyhocon_loader import PyhoconLoader
+from nvflare.lighter.utils import serialize_cert, sign_folders
+from nvflare.private.fed.app.fl_app_validator import FLAppValidator
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.private.fed.utils.app_deployer import AppDeployer
+from nvflare.private.json_configer import JsonConfigurator
+from nvflare.private.privacy_manager import PrivacyService
+from nvflare.security.security import FLAuthorizer
+
+from feddp.errors import FedDPError
+from feddp.flare.admission import AdmittedApp, AdmittingDeployer
+from feddp.flare.archive import read_app
+from feddp.flare.job_folder import read_folder
+from feddp.flare.policy import SitePolicy
+from feddp.jobs.folder import export
+from feddp.kit.approve import read_job
+from feddp.provision import AUTHORIZATION, GUARD
+from support.certificates import Office
+
+SITE, SITES = "site-1", ("site-1", "site-2", "site-3")
+CLIENT, SERVER = "app_client/config/config_fed_client.json", "app_server/config/config_fed_server.json"
+JOB = "0d2c1f2e-1111-4222-8333-444455556666"
+BYTES = 1024 * 1024
+
+
+@pytest.fixture
+def plan(plan_for):
+    return plan_for(sites=SITES, min_sites=3)
+
+
+@pytest.fixture
+def folder(plan, tmp_path):
+    return export(plan, tmp_path / "ours")
+
+
+@pytest.fixture
+def hospital(tmp_path, plan):
+    """A site's kit, its audit file, and FLARE's services as its parent process has them."""
+    AuditService.close()
+    AuditService.initialize(str(tmp_path / "audit.txt"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("hospital", AUTHORIZATION))
+        patch.setattr(AppAuthzService, "app_validator", FLAppValidator(site_type="client"))
+        patch.setattr(PrivacyService, "manager", None)
+        patch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
+        yield Hospital(tmp_path / "kit", tmp_path / "audit.txt", SitePolicy.admitting(plan))
+    AuditService.close()
+
+
+class Hospital:
+    def __init__(self, kit: Path, audit: Path, properties: dict):
+        self.kit, self.audit = kit, audit
+        for name in ("startup", "local"):
+            (kit / name).mkdir(parents=True)
+        self.policy(properties)
+
+    def policy(self, properties: dict) -> None:
+        scope = {
+            "name": "feddp",
+            "properties": {"data": "/secret/place"} | properties,
+            "task_result_filters": [{"path": GUARD}],
+        }
+        (self.kit / "local/privacy.json").write_text(json.dumps({"scopes": [scope]}))
+
+    def deploys(
+        self, folder: Path, job: str = JOB, deployer=AdmittingDeployer, data: bytes | None = None, **meta
+    ) -> str | None:
+        """What FLARE's client does when the server sends an app: nothing where it is deployed, else why not. The submitter has
+        the role to which FLARE allows everything."""
+        submitter = {"submitter_name": "x@y", "submitter_org": "x", "submitter_role": "super"}
+        ids = {"job_id": meta.pop("meta_id", job), "study": "default"}
+        content = json.loads((folder / "meta.json").read_text()) | ids | submitter | meta
+        app = zip_directory_to_bytes(str(folder / "app_client"), "") if data is None else data
+        return deployer().deploy(Workspace(str(self.kit), SITE), job, content, "app_client", app, FLContext())
+
+    def refuses(self, folder: Path, *words: str, **given) -> str:
+        """Nothing is unpacked, and the audit file has what the lead is told, in one line."""
+        said = self.deploys(folder, **given)
+        assert said is not None
+        assert "\n" not in said
+        for word in words:
+            assert word in said
+        assert not (self.kit / JOB).exists()
+        assert self.audit.read_text().splitlines()[-1].endswith(f"[{said}]")
+        return said
+
+
+def changed(folder: Path, file: str, change) -> Path:
+    content = json.loads((folder / file).read_text())
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def office(hospital):
+    """The consortium's root, known at the site."""
+    made = Office()
+    (hospital.kit / "startup/rootCA.pem").write_bytes(serialize_cert(made.root))
+    return made
+
+
+def signed(folder: Path, office: Office, role: str | None) -> Path:
+    """As the console leaves it: two files more in every folder of an app."""
+    certificate, key = office.issue("somebody", role)
+    (folder.parent / "own.crt").write_bytes(serialize_cert(certificate))
+    sign_folders(str(folder / "app_client"), key, str(folder.parent / "own.crt"))
+    return folder
+
+
+@pytest.mark.parametrize("role", ["lead", "project_admin"])
+def test_a_genuine_job_is_deployed_as_flare_deploys_it(hospital, folder, office, role):
+    assert hospital.deploys(signed(folder, office, role)) is None
+    deployed = hospital.kit / JOB / f"app_{SITE}" / "config/config_fed_client.json"
+    assert deployed.read_bytes() == (folder / CLIENT).read_bytes()
+
+
+@pytest.mark.parametrize("role", ["member", "org_admin", "super", None])
+def test_who_may_not_submit_signs_no_job(hospital, folder, office, role):
+    """Whatever meta.json says of the submitter: a changed server writes it. None is a hospital's or the server's own.
+    FLARE's deployer takes all of them, the control."""
+    hospital.refuses(signed(folder, office, role), "its signer somebody has no right to submit_job here")
+    assert hospital.deploys(folder, deployer=AppDeployer) is None
+
+
+def test_no_other_project_signs_a_job(hospital, folder, office):
+    said = hospital.deploys(signed(folder, Office(), "lead"))
+    assert "does not pass signature verification" in said
+    assert not (hospital.kit / JOB).exists()
+
+
+def test_a_job_is_deployed_once(hospital, folder):
+    """Its id is the server's word: FLARE would remove what lies under it, and that of a folder of the kit's own too."""
+    assert hospital.deploys(folder) is None
+    no_id = "its id does not have the form"
+    for id, words in ((JOB, "was deployed before"), ("local", no_id), ("startup", no_id), ("../kit", no_id)):
+        said = hospital.deploys(folder, job=id)
+        assert words in said
+    kept = hospital.kit / "feddp" / (other := str(uuid.uuid4()))
+    kept.mkdir(parents=True)
+    assert "was deployed before" in hospital.deploys(folder, job=other)
+    assert (hospital.kit / JOB).is_dir()
+    assert (hospital.kit / "local/privacy.json").exists()
+    hospital.deploys(folder, job="local", deployer=AppDeployer)
+    assert not (hospital.kit / "local/privacy.json").exists(), "the control"
+
+
+CODE = {"id": "x", "path": "subprocess.Popen", "args": {"args": "id"}}
+SMUGGLED = {
+    "components[1]": (CLIENT, lambda c: c["components"].append(CODE)),
+    "components[0].path": (CLIENT, lambda c: c["components"][0].update(path="feddp.flare.persistor.SharedTensorPersistor")),
+    "components[0].args.device": (CLIENT, lambda c: c["components"][0]["args"].update(device="cuda")),
+    "executors[0].tasks[0]": (CLIENT, lambda c: c["executors"][0]["tasks"].insert(0, "evaluate")),
+    "executors[0].executor.path": (CLIENT, lambda c: c["executors"][0]["executor"].update(path="os.mkdir")),
+    "executors[0].executor.args": (CLIENT, lambda c: c["executors"][0]["executor"].update(args={"x": CODE})),
+    "executors[0].tasks[1]": (CLIENT, lambda c: c["executors"][0]["tasks"].insert(1, "harvest")),
+    "task_result_filters[0].filters[1]": (CLIENT, lambda c: c["task_result_filters"][0]["filters"].append({"path": "x.Y"})),
+    "task_result_filters is missing": (CLIENT, lambda c: c.pop("task_result_filters")),
+    "task_data_filters": (CLIENT, lambda c: c.update(task_data_filters=[{"tasks": ["*"], "filters": [CODE]}])),
+    "format_version": (CLIENT, lambda c: c.update(format_version=True)),
+    "tensor_download_chunk_size": (CLIENT, lambda c: c.update(tensor_download_chunk_size=1)),
+    "handlers": (CLIENT, lambda c: c.update(handlers=[CODE])),
+    "settings.lr": (CLIENT, lambda c: _settings(c).update(lr="0.002")),
+    "settings.private": (CLIENT, lambda c: _settings(c).update(private="none")),
+    'private "{': (CLIENT, lambda c: _settings(c).update(private=[CODE])),
+    "unknown setting": (CLIENT, lambda c: _settings(c).update(path="os.mkdir")),
+    "unknown keys": (CLIENT, lambda c: _plan(c).update(path="os.mkdir")),
+    "rounds=True": (CLIENT, lambda c: _plan(c).update(rounds=True)),
+    "min_clients is 1": ("meta.json", lambda m: m.update(min_clients=1)),
+    "launcher_spec": ("meta.json", lambda m: m.update(launcher_spec={SITE: {"docker": {"image": "x"}}})),
+    "byoc": ("meta.json", lambda m: m.update(byoc=True)),
+    "custom_props": ("meta.json", lambda m: m.update(custom_props={"x": 1})),
+    "stats_pool_config": ("meta.json", lambda m: m.update(stats_pool_config={})),
+    "mandatory_clients": ("meta.json", lambda m: m.update(mandatory_clients=[SITE])),
+    "deploy_map.app_client[0]": ("meta.json", lambda m: m["deploy_map"].update(app_client=["site-0", "site-2", "site-3"])),
+    "resource_spec.site-1.image": ("meta.json", lambda m: m.update(resource_spec={SITE: {"image": "x"}})),
+    "resource_spec.site-1.docker": ("meta.json", lambda m: m.update(resource_spec={SITE: {"docker": {"num_of_gpus": 1}}})),
+    "resource_spec.site-1.num_of_gpus": ("meta.json", lambda m: m.update(resource_spec={SITE: {"num_of_gpus": "1"}})),
+    "resource_spec.@default": ("meta.json", lambda m: m.update(resource_spec={"@default": {"num_of_gpus": 1}})),
+    "scope": ("meta.json", lambda m: m.update(scope="")),
+}
+
+
+def _plan(config: dict) -> dict:
+    return config["components"][0]["args"]["plan"]
+
+
+def _settings(config: dict) -> dict:
+    return _plan(config)["settings"]
+
+
+@pytest.mark.parametrize("place", SMUGGLED)
+def test_whatever_differs_from_the_export_is_refused_by_its_place(hospital, folder, place):
+    """The policy takes any plan: it is the folder that is refused. FLARE's own deployer would unpack each of them."""
+    hospital.policy({"approve": "any"})
+    file, change = SMUGGLED[place]
+    hospital.refuses(changed(folder, file, change), place)
+
+
+def test_gpus_may_be_asked_for_and_change_nothing_else(hospital, folder):
+    spec = {SITE: {"num_of_gpus": 1, "mem_per_gpu_in_GiB": 15.5}}
+    assert hospital.deploys(changed(folder, "meta.json", lambda m: m.update(resource_spec=spec))) is None
+
+
+def test_a_job_is_started_under_the_id_that_it_is_deployed_under(hospital, folder):
+    """FLARE's launcher goes by meta.json's: code that an earlier job left under that id would run with this one."""
+    hospital.refuses(folder, "job_id is", meta_id="00000000-0000-4000-8000-000000000001")
+
+
+def test_a_plan_that_was_changed_is_another_plan(hospital, folder):
+    hospital.refuses(changed(folder, CLIENT, lambda c: _plan(c).update(rounds=3)), "its administrator has not approved plan")
+
+
+def test_an_app_for_another_side_or_site_is_refused(hospital, folder):
+    others = {"app_server": ["server"], "app_client": ["site-2", "site-3"]}
+    hospital.refuses(folder, "deploy_map.app_client[0]", deploy_map=others)
+    said = AdmittingDeployer().deploy(Workspace(str(hospital.kit), SITE), JOB, {}, "app_server", b"", FLContext())
+    assert '"app_server", but the export writes "app_client"' in said
+    elsewhere = AdmittingDeployer().deploy(
+        Workspace(str(hospital.kit), "site-9"),
+        JOB,
+        json.loads((folder / "meta.json").read_text()) | {"job_id": JOB},
+        "app_client",
+        zip_directory_to_bytes(str(folder / "app_client"), ""),
+        FLContext(),
+    )
+    assert "deploy_map does not name site site-9" in elsewhere
+
+
+# files
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "custom/mine.py",
+        "config/config_fed_client.conf",
+        "config/config_fed_client.yml",
+        "config/config_fed_client.json.default",
+        "config/log_config.json",
+        "config/weights.safetensors",
+        "config/deeper/config_fed_client.json",
+        "privacy.json",
+    ],
+)
+def test_a_file_more_is_refused_by_its_name(hospital, folder, name):
+    """By the role `super`, to which FLARE's authorization allows code: the control deploys it."""
+    path = folder / "app_client" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("1")
+    first = name if path.parent.name == "config" or "/" not in name else f"{name.rsplit('/', 1)[0]}"
+    hospital.refuses(folder, f"the app holds '{first}")
+    assert hospital.deploys(folder, deployer=AppDeployer) is None
+    assert (hospital.kit / JOB / f"app_{SITE}" / name).exists(), "the control"
+
+
+def packed(*entries: tuple[ZipInfo | str, bytes], **options) -> bytes:
+    data = io.BytesIO()
+    with ZipFile(data, "w", **options) as archive:
+        for name, content in entries:
+            archive.writestr(name, content)
+    return data.getvalue()
+
+
+def test_a_link_or_a_path_out_of_the_app_is_refused(hospital, folder):
+    link = ZipInfo("config/config_fed_client.json")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    hospital.refuses(folder, "which is not a plain file", data=packed((link, b"/etc/passwd")))
+    good = (folder / CLIENT).read_bytes()
+    for name in ("../config_fed_client.json", "/etc/config_fed_client.json", "config/../../x"):
+        hospital.refuses(folder, repr(name), data=packed(("config/config_fed_client.json", good), (name, good)))
+    assert hospital.deploys(folder, data=packed(("config/config_fed_client.json", good))) is None
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(hospital, folder):
+    """By size, by what it unpacks to, by members, and where the directory of the zip lies about the size."""
+    hospital.refuses(folder, f"{2 * BYTES} bytes; the limit is", data=b"x" * 2 * BYTES)
+    huge = packed(("config/config_fed_client.json", b" " * 200 * BYTES), compression=ZIP_DEFLATED)
+    assert len(huge) < BYTES
+    hospital.refuses(folder, f"unpacks to {200 * BYTES} bytes", data=huge)
+    many = packed(*((f"config/{n}", b"") for n in range(5000)))
+    hospital.refuses(folder, "the app holds 5000 files; the limit is 100", data=many)
+    place = huge.rindex(b"PK\x01\x02")
+    lying = huge[: place + 24] + struct.pack("<I", 1000) + huge[place + 28 :]
+    hospital.refuses(folder, "the app is not a readable zip", data=lying)
+    hospital.refuses(folder, "not a readable zip", data=b"PK nothing")
+    newer = bytearray(packed(("config/config_fed_client.json", b"{}")))
+    for at in (4, newer.rindex(b"PK\x01\x02") + 6):
+        newer[at] = 99  # the version of the format that is needed to read it
+    hospital.refuses(folder, "not a readable zip", data=bytes(newer))
+    broken = bytearray(packed(("config/config_fed_client.json", b" " * BYTES), compression=ZIP_DEFLATED))
+    broken[80:100] = b"\xff" * 20
+    hospital.refuses(folder, "not a readable zip", data=bytes(broken))
+    other = packed(("config/config_fed_client.json", (folder / CLIENT).read_bytes()), compression=ZIP_LZMA)
+    hospital.refuses(folder, "not a plain file", data=other)
+    with pytest.warns(UserWarning, match="Duplicate"):
+        twice = packed(*[("config/config_fed_client.json", (folder / CLIENT).read_bytes())] * 2)
+    hospital.refuses(folder, "twice", data=twice)
+
+
+def test_no_more_is_unpacked_than_is_read(folder):
+    """A directory that says 1 KB, with the checksum of the first KB, of 900 MB in a zip of less than 1 MB."""
+    packer = zlib.compressobj(9, wbits=-15)
+    stream = b"".join([*(packer.compress(b" " * BYTES) for _ in range(900)), packer.flush()])
+    made = io.BytesIO()
+    with ZipFile(made, "w") as archive:
+        archive.writestr("config/config_fed_client.json", b" " * 1024)
+    plain = made.getvalue()
+    body = plain.index(b" " * 1024)
+    method, size = struct.pack("<H", ZIP_DEFLATED), struct.pack("<I", len(stream))
+    local = plain[:8] + method + plain[10:18] + size + plain[22:body]
+    at = plain.rindex(b"PK\x01\x02")
+    central = plain[at : at + 10] + method + plain[at + 12 : at + 20] + size + plain[at + 24 : plain.rindex(b"PK\x05\x06")]
+    end = plain[plain.rindex(b"PK\x05\x06") :]
+    lying = local + stream + central + end[:16] + struct.pack("<I", len(local) + len(stream)) + end[20:]
+    assert len(lying) < BYTES
+    tracemalloc.start()
+    assert read_app(lying, "config/config_fed_client.json") == b" " * 1024
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * BYTES
+
+
+@pytest.mark.parametrize("properties", [[1], 5, "abc"])
+def test_properties_that_are_none_are_the_sites_own_to_read(hospital, folder, properties):
+    privacy = hospital.kit / "local/privacy.json"
+    content = json.loads(privacy.read_text())
+    content["scopes"][0]["properties"] = properties
+    privacy.write_text(json.dumps(content))
+    hospital.refuses(folder, "its privacy.json is not valid")
+
+
+# what FLARE would expand, include, or read otherwise
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"format_version": 2, "format_version": 2}', "the key 'format_version' occurs twice"),
+        ('{"x": NaN}', "NaN is not a number"),
+        ('{"x": ' + "1" * 5000 + "}", "is not plain JSON"),
+        ('{"x": "\u00e4"}', "is not plain JSON"),
+        ("[" * 100_000, "more than 500 objects and lists"),
+        (" " * 300 * 1024, "the limit is 262144"),
+        ("include url(http://127.0.0.1/x)", "is not plain JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"components": []}', "components[0] is missing"),
+    ],
+)
+def test_only_plain_json_is_read(hospital, folder, text, words):
+    (folder / CLIENT).write_text(text, encoding="utf-8")
+    hospital.refuses(folder, "config_fed_client.json", words)
+
+
+@pytest.mark.parametrize("value", ["{$SECRET}", "${SECRET}", "$SECRET", "{lr}", "x}"])
+def test_nothing_of_a_job_is_expanded(hospital, folder, value):
+    def everywhere(config):
+        _settings(config)["loss"] = value
+
+    said = hospital.refuses(changed(folder, CLIENT, everywhere), "args.plan.settings.loss contains one of $, {, }")
+    assert "SECRET" not in said, "not even its name comes back"
+    key = changed(folder, CLIENT, lambda c: (_settings(c).pop("loss"), c.update({value: 1})))
+    hospital.refuses(key, "contains one of $, {, }")
+
+
+def test_flare_expands_the_environment_in_plain_json(monkeypatch, tmp_path):
+    """Why: FLARE's parser of a job's configuration, the control of the test above."""
+
+    class Parser(JsonConfigurator):
+        seen = None
+
+        def process_config_element(self, config_ctx, node):
+            if node.path() == "lr":
+                Parser.seen = node.element
+
+    monkeypatch.setenv("SECRET", "0.0317")
+    (tmp_path / "job.json").write_text('{"format_version": 2, "lr": "{$SECRET}"}')
+    Parser(str(tmp_path / "job.json"), ["feddp"], ["errors"]).configure()
+    assert Parser.seen == "0.0317"
+
+
+@contextmanager
+def listening():
+    """A server that counts who asks it."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"stolen = 1")
+
+        def log_message(self, *words):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/x", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_hocon_is_never_parsed_and_its_include_never_fetched(hospital, tmp_path, folder):
+    """FLARE's own loader fetches it; with a deployer of ours in the process no loader of FLARE's reads anything but JSON."""
+    with listening() as (url, asked):
+        (tmp_path / "hocon").mkdir()
+        (tmp_path / "hocon/config_fed_client.conf").write_text(f'include url("{url}")\n')
+        ConfigFactory._fmt2Loader[ConfigFormat.PYHOCON] = PyhoconLoader()
+        loaded = ConfigFactory.load_config("config_fed_client.json", [str(tmp_path / "hocon")])
+        assert loaded.to_dict() == {"stolen": 1}, "the control"
+        assert asked == ["/x"]
+        AdmittingDeployer()
+        with pytest.raises(ValueError, match="PYHOCON is not accepted; write JSON"):
+            ConfigFactory.load_config("config_fed_client.json", [str(tmp_path / "hocon")])
+        (folder / "app_client/config/config_fed_client.json").unlink()
+        shutil.copy(tmp_path / "hocon/config_fed_client.conf", folder / "app_client/config")
+        hospital.refuses(folder, "the app holds 'config/config_fed_client.conf'")
+        assert asked == ["/x"]
+    for other in set(ConfigFormat) - {ConfigFormat.JSON}:
+        with pytest.raises(ValueError, match="write JSON"):
+            ConfigFactory.get_config_loader(other).load_config_from_str("a = 1")
+    assert ConfigFactory.get_config_loader(ConfigFormat.JSON).load_config_from_str('{"a": 1}').to_dict() == {"a": 1}
+
+
+# the server
+
+
+def submitted(folder: Path) -> tuple[bool, str, dict]:
+    """What FLARE's server says of a job that is submitted."""
+    return JobMetaValidator().validate(folder.name, zip_directory_to_bytes(str(folder.parent), folder.name))
+
+
+def test_the_server_fetches_nothing_for_a_job_that_is_submitted(hospital, folder):
+    """FLARE's validator reads meta.conf, and the server's configuration, by HOCON: the control fetches both."""
+    with listening() as (url, asked):
+        for file, lines in (("meta.json", (folder / "meta.json").read_text()), (SERVER, "{}")):
+            path = folder / file
+            whole = path.read_text()
+            path.with_suffix(".conf").write_text(f'include url("{url}")\n{lines[1:-2] if lines != "{}" else ""}\n')
+            path.unlink()
+            ConfigFactory._fmt2Loader[ConfigFormat.PYHOCON] = PyhoconLoader()
+            before = len(asked)
+            submitted(folder)
+            assert len(asked) == before + 1, "the control"
+            AdmittingDeployer()
+            valid, said, _ = submitted(folder)
+            assert not valid
+            assert said == "PYHOCON is not accepted; write JSON"
+            assert len(asked) == before + 1
+            path.with_suffix(".conf").unlink()
+            path.write_text(whole)
+    assert submitted(folder)[:2] == (True, "")
+
+
+def blocked(meta: dict) -> str | None:
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(FLContextKey.JOB_META, meta, private=True, sticky=False)
+    AdmittingDeployer().handle_event(EventType.SUBMIT_JOB, fl_ctx)
+    return fl_ctx.get_prop(FLContextKey.JOB_BLOCK_REASON)
+
+
+def test_the_server_refuses_what_meta_says_when_it_is_submitted(hospital, folder):
+    valid, _, meta = submitted(folder)
+    assert valid
+    assert blocked(meta) is None
+    (folder / "app_client/custom").mkdir()
+    assert blocked(submitted(folder)[2]) == "meta.json: byoc is True, but the export writes no such key"
+    assert "launcher_spec" in blocked(meta | {"launcher_spec": {"server": {"docker": {"image": "x"}}}})
+    assert "the apps of deploy_map" in blocked(meta | {"deploy_map": {"app_server": ["server"], "mine": ["site-1"]}})
+
+
+def test_the_server_refuses_its_own_app(folder):
+    app = folder / "app_server"
+    assert AdmittedApp().validate(str(app)) == ("", {})
+    changed(folder, SERVER, lambda c: c["workflows"][0].update(path="os.mkdir"))
+    assert AdmittedApp().validate(str(app))[0].startswith("config_fed_server.json: workflows[0].path is ")
+    (app / "config/config_fed_server.conf").write_text("a = 1")
+    assert "app_server holds 'config/config_fed_server.conf'" in AdmittedApp().validate(str(app))[0]
+    (app / "config/config_fed_server.conf").unlink()
+    os.symlink("/etc/passwd", app / "config/passwd")
+    assert "holds the link config/passwd" in AdmittedApp().validate(str(app))[0]
+
+
+# the policy, as it is when the job comes
+
+
+def test_an_approval_holds_from_the_moment_it_is_written(hospital, folder, plan):
+    hospital.policy({})
+    hospital.refuses(folder, f"site {SITE}: its administrator has not approved plan {plan.digest()[:12]}", "feddp kit approve")
+    hospital.policy({"approve": [{"job": "another", "plan": "0" * 64}]})
+    hospital.refuses(folder, "has not approved")
+    hospital.policy({"approve": [{"job": "ours", "plan": plan.digest()}]})
+    assert hospital.deploys(folder) is None
+
+
+def test_what_is_wrong_with_a_policy_is_the_sites_own(hospital, folder):
+    hospital.policy({"approve": "any", "consents": "x"})
+    said = hospital.refuses(folder, "its privacy.json is not valid")
+    assert "consents" not in said
+    assert "unknown properties ['consents']" in hospital.audit.read_text()
+    hospital.refuses(folder, "privacy scope 'study' is not allowed", scope="study")
+    (hospital.kit / "local/privacy.json").unlink()
+    said = hospital.refuses(folder, "its privacy.json is not valid")
+    assert str(hospital.kit) not in said
+
+
+def test_a_participant_that_waits_for_jobs_has_loaded_nothing_that_trains(tmp_path):
+    """Every one of them, the server too, imports the admission when it starts."""
+    heavy = "monai", "timm", "segmentation_models_pytorch", "torchvision", "scipy"
+    code = f"import sys, feddp.flare.admission; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_both_sides_are_read_back_to_the_plan(folder, plan):
+    assert [read_folder(side, folder / f"app_{side}").plan for side in ("server", "client")] == [plan, plan]
+
+
+def test_a_folder_whose_sides_differ_in_the_plan_is_two_jobs(folder):
+    changed(folder, SERVER, lambda c: _plan(c).update(rounds=5))
+    with pytest.raises(FedDPError, match="the server's app has another plan"):
+        read_job(folder)

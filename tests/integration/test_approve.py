@@ -1,0 +1,232 @@
+"""`feddp kit approve`: what a hospital's administrator is told of a job, and the line that lets it run."""
+
+import json
+import os
+
+import pytest
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+from typer.testing import CliRunner
+
+from feddp.adaptation.request import AdaptationRequest
+from feddp.cli import app
+from feddp.errors import FedDPError
+from feddp.flare.policy import SitePolicy
+from feddp.jobs.folder import export, write_job
+from feddp.plan.resolve import build_network, partition_of
+from feddp.provision import GUARD
+
+SITES = ("site-1", "site-2", "site-3")
+
+
+@pytest.fixture
+def plan(plan_for):
+    return plan_for(sites=SITES, min_sites=3)
+
+
+@pytest.fixture
+def folder(plan, tmp_path):
+    return export(plan, tmp_path / "ours")
+
+
+@pytest.fixture
+def kit(tmp_path, tiny_root):
+    """site-1's, whose policy consents to nothing; as it is provisioned, no job is approved."""
+    folder = tmp_path / "kit"
+    for name in ("startup", "local"):
+        (folder / name).mkdir(parents=True)
+    servers = [{"name": "feddp", "identity": "server", "service": {"target": "server:8002"}}]
+    (folder / "startup/fed_client.json").write_text(json.dumps({"servers": servers, "client": {"fqsn": "site-1"}}))
+    (folder / "local/resources.json.default").write_text('{"components": []}')
+    scopes = [
+        {
+            "name": name,
+            "properties": {"data": str(tiny_root / "site-1"), "approve": []},
+            "task_result_filters": [{"path": GUARD}],
+        }
+        for name in ("feddp", "study")
+    ]
+    (folder / "local/privacy.json").write_text(json.dumps({"scopes": scopes}))
+    (folder / "local/privacy.json").chmod(0o600)
+    return folder
+
+
+def approve(folder, kit, *options, answer=None):
+    done = CliRunner().invoke(app, ["kit", "approve", str(folder), str(kit), *options], input=answer)
+    if isinstance(done.exception, FedDPError):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def properties(kit, scope="feddp") -> dict:
+    return next(s for s in json.loads((kit / "local/privacy.json").read_text())["scopes"] if s["name"] == scope)["properties"]
+
+
+def edit(kit, **changes) -> None:
+    content = json.loads((kit / "local/privacy.json").read_text())
+    content["scopes"][0]["properties"].update(changes)
+    (kit / "local/privacy.json").write_text(json.dumps(content))
+
+
+def policy(kit) -> SitePolicy:
+    return SitePolicy.of("site-1", properties(kit), simulated=False)
+
+
+def test_the_line_that_is_written_lets_this_plan_in_and_no_other(folder, kit, plan, plan_for):
+    with pytest.raises(FedDPError, match="has not approved"):
+        policy(kit).accept("site-1", plan)
+    code, said = approve(folder, kit, "--yes")
+    assert code == 0
+    assert properties(kit)["approve"] == [{"job": "ours", "plan": plan.digest()}]
+    policy(kit).accept("site-1", plan)
+    with pytest.raises(FedDPError, match="has not approved"):
+        policy(kit).accept("site-1", plan_for(sites=SITES, min_sites=3, seed=1))
+    assert properties(kit, "study")["approve"] == [], "the job's scope alone"
+    assert os.stat(kit / "local/privacy.json").st_mode & 0o777 == 0o600
+    assert sorted(os.listdir(kit / "local")) == ["privacy.json", "resources.json.default"]
+    code, said = approve(folder, kit, "--yes")
+    assert (code, "takes it already" in said) == (0, True)
+    assert len(properties(kit)["approve"]) == 1
+
+
+def test_what_the_job_will_do_is_said(folder, kit, plan):
+    """Facts that are this plan's: names, bytes of the shared tensors, steps over the 8 images, consent that this kit lacks."""
+    _, said = approve(folder, kit, answer="n\n")
+    state = build_network(plan).state_dict()
+    shared = partition_of(plan, build_network(plan)).shared
+    nbytes = sum(state[name].numel() * state[name].element_size() for name in shared)
+    for words in (
+        f"plan {plan.digest()}",
+        "method feddp, network pvt_v2_b0-fpn, images of 3 channels at 32 x 32",
+        "sites: site-1, site-2, site-3; a round needs the answers of 3",
+        f"sent to the server in each of 2 rounds: {len(shared)} tensors, {nbytes:,} bytes",
+        "not sent to the server: 16 tensors of this network",
+        "each round: 1 epochs in steps of 4 images, 2 steps per epoch for the 8 training images here; learning rate 0.001",
+        "stages: train, calibrate",
+        "consent to calibration: the job asks for it; this kit does not consent",
+        f"to the other sites: once, 16 tensors, {4 * 193_536:,} bytes, which complete",  # parameters by hand: test_partition
+        "initial tensors: none",
+        "batch=4 (default 6): samples",
+        "; privacy: with fewer images per step, the tensors that leave reveal more about each image",
+        "calibration_epochs=1 (default 20)",
+    ):
+        assert words in said
+    edit(kit, consent=["calibration"], recipients=["site-2"])
+    assert "consent to calibration: the job asks for it; this kit consents, for site-2" in approve(folder, kit, answer="n\n")[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("feddg", "to the other sites: once, the centres of the amplitude spectra of"),
+        ("fedlc", "to the other sites: in each of 1 epochs, 2 tensors of the head"),
+    ],
+)
+def test_what_an_exchange_gives_is_said(plan_for, tmp_path, kit, method, words):
+    folder = export(plan_for(method=method, sites=SITES, min_sites=3), tmp_path / method)
+    assert words in approve(folder, kit, answer="n\n")[1]
+
+
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        ("query", "the job shares 16 query tensors, which `private` of privacy.json keeps at this site: the guard stops them"),
+        ("projector", "names projector, which this network does not have: this site refuses the job"),
+    ],
+)
+def test_a_job_that_the_hospitals_own_private_stands_against(plan_for, tmp_path, kit, role, words):
+    edit(kit, private=[role])
+    folder = export(plan_for(method="fedavg", sites=SITES, min_sites=3), tmp_path / "job")
+    assert words in approve(folder, kit, answer="n\n")[1]
+
+
+def test_a_job_for_other_images_is_not_approved(plan_for, tmp_path, kit):
+    folder = export(plan_for(sites=SITES, min_sites=3, channels=1, classes=("disc", "cup")), tmp_path / "job")
+    code, said = approve(folder, kit, "--yes")
+    assert code == 2
+    assert "refused: the job is for 1 channels, disc, cup (nested), but " in said
+    assert "has 3 channels, lesion (nested); ask its lead" in said
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", 0])
+def test_a_device_that_is_none_is_named(folder, kit, device):
+    edit(kit, device=device)
+    with pytest.raises(FedDPError, match="write cpu, cuda or cuda:N"):
+        approve(folder, kit, "--yes")
+
+
+def test_without_a_yes_nothing_is_written(folder, kit):
+    before = (kit / "local/privacy.json").read_bytes()
+    code, said = approve(folder, kit, answer="n\n")
+    assert (code, "nothing was written" in said) == (1, True)
+    assert (kit / "local/privacy.json").read_bytes() == before
+    assert approve(folder, kit, answer="y\n")[0] == 0
+    assert len(properties(kit)["approve"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "words"),
+    [
+        ({"lr": 40}, {}, "lr=40.0 is above its upper bound 0.01"),
+        ({"batch": 1}, {}, "batch=1 is below its lower bound 4"),
+        ({}, {"methods": ["fedavg"]}, "its policy accepts the methods: fedavg; the job uses feddp"),
+        ({}, {"bounds": {"batch": 4, "min_sites": 4}}, "min_sites=3 is below its lower bound 4"),
+        ({"batch": 16}, {"bounds": {"batch": 9}}, "it has 8 training images, but its bounds require at least 9 per step"),
+        ({"sites": ("a", "b", "c")}, {}, "the job is not for site-1"),
+    ],
+)
+def test_what_the_bounds_refuse_is_not_approved(plan_for, tmp_path, kit, changes, own, words):
+    edit(kit, **own)
+    before = (kit / "local/privacy.json").read_bytes()
+    folder = export(plan_for(**{"sites": SITES, "min_sites": 3} | changes), tmp_path / "job")
+    code, said = approve(folder, kit, "--yes")
+    assert code == 2
+    assert f"refused: {words}" in said
+    assert (kit / "local/privacy.json").read_bytes() == before
+
+
+def test_a_folder_that_no_site_would_take_is_not_approved(folder, kit, tmp_path):
+    """It is read by what reads it at the site: the hash is of what is deployed, or there is none."""
+    config = folder / "app_client/config/config_fed_client.json"
+    content = json.loads(config.read_text())
+    content["components"].append({"id": "x", "path": "os.mkdir"})
+    whole = config.read_text()
+    config.write_text(json.dumps(content))
+    with pytest.raises(FedDPError, match=r"config_fed_client.json: components\[1\] is"):
+        approve(folder, kit, "--yes")
+    config.write_text(whole)
+    (folder / "app_other").mkdir()
+    with pytest.raises(FedDPError, match="holds 'app_other'"):
+        approve(folder, kit, "--yes")
+    (folder / "app_other").rmdir()
+    with pytest.raises(FedDPError, match="is not a job's folder"):
+        approve(tmp_path / "nowhere", kit, "--yes")
+    assert properties(kit)["approve"] == []
+    for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):  # as FLARE's console leaves it
+        (inner / NVFLARE_SIG_FILE).write_text("{}")
+        (inner / NVFLARE_SUBMITTER_CRT_FILE).write_text("certificate")
+    assert approve(folder, kit, "--yes")[0] == 0
+
+
+def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
+    """Of a request with other donors nothing was said."""
+    plan = plan_for(sites=SITES)
+    request = AdaptationRequest("N", ("site-1", "site-2"), "0d2c1f2e-1111-4222-8333-444455556666", settings={"epochs": 3})
+    code, said = approve(write_job(tmp_path / "late", "feddp", plan, request, None), kit, "--yes")
+    assert code == 0
+    assert "site-1, site-2 give their whole networks of job 0d2c1f2e-1111-4222-8333-444455556666 to N" in said
+    assert "epochs=3" in said
+    assert "consent to outside: the job asks for it; this kit does not consent" in said
+    policy(kit).accept("site-1", plan, request.to_json())
+    with pytest.raises(FedDPError, match="has not approved"):
+        policy(kit).accept(
+            "site-1", plan, AdaptationRequest("M", ("site-1", "site-2"), request.job, settings={"epochs": 3}).to_json()
+        )
+
+
+def test_only_a_hospitals_kit_approves(folder, kit):
+    (kit / "startup/fed_client.json").rename(kit / "startup/fed_server.json")
+    content = json.loads((kit / "startup/fed_server.json").read_text())
+    content["servers"][0]["admin_server"] = "server"
+    (kit / "startup/fed_server.json").write_text(json.dumps(content))
+    with pytest.raises(FedDPError, match="is the kit of a server"):
+        approve(folder, kit, "--yes")

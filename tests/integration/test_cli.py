@@ -1,0 +1,91 @@
+"""The commands as people type them: what they leave, and that a mistake ends in one line and exit code 2."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feddp.data.images import label_mask
+from feddp.data.synthesize import synthesize
+from feddp.networks import build
+from feddp.networks.weights import save_network
+
+
+def feddp(*arguments):
+    command = [sys.executable, "-m", "feddp", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+COMMANDS = ("run", "job", "predict", "methods", "compare", "adapt", "job-outside", "join", "features")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "data prepare", "data synthesize", "data check"])
+def test_every_command_has_a_help(command):
+    from typer.testing import CliRunner
+
+    from feddp.cli import app
+
+    done = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert done.exit_code == 0
+    assert f"Usage: feddp {command}" in done.output.replace("root", "feddp")
+
+
+def test_a_mistake_is_one_line_and_exit_code_two(tmp_path):
+    done = feddp("run", "--data", tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert done.stderr.startswith("feddp: ")
+    assert str(tmp_path / "nowhere") in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("option", "message"), [("--device", "--device cuda:99 cannot be used"), ("--out", "not empty")])
+def test_a_run_that_cannot_be_is_refused_before_it_starts(tmp_path, option, message):
+    """A device that is not there would else fail at every site, once FLARE is up; a file is no folder for results."""
+    synthesize(tmp_path / "data", sites=2, images=6, size=32)
+    (tmp_path / "file").write_text("mine")
+    arguments = {"--data": tmp_path / "data", "--out": tmp_path / "out", "--size": 32}
+    arguments[option] = {"--device": "cuda:99", "--out": tmp_path / "file"}[option]
+    done = feddp("run", *(word for pair in arguments.items() for word in pair))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_personal_network_runs_at_home(tmp_path):
+    """A network whose last layer says class 1 everywhere (bias 10, weight 0): masks of ones, at each image's own size."""
+    network = build("pvt_v2_b0-fpn", 3, 1, seed=0)
+    torch.nn.init.zeros_(network.segmentation_head[0].weight)
+    torch.nn.init.constant_(network.segmentation_head[0].bias, 10)
+    facts = {"network": "pvt_v2_b0-fpn", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32"}
+    save_network(tmp_path / "network.safetensors", network.state_dict(), facts)
+    (tmp_path / "images").mkdir()
+    for name, size in (("a", (40, 30)), ("b", (64, 64))):
+        Image.new("RGB", size, (10, 200, 30)).save(tmp_path / f"images/{name}.png")
+    arguments = ("predict", "--network", tmp_path / "network.safetensors", "--images", tmp_path / "images")
+    done = feddp(*arguments, "--out", tmp_path / "masks")
+    assert done.returncode == 0, done.stderr
+    for name, size in (("a", (40, 30)), ("b", (64, 64))):
+        with Image.open(tmp_path / f"masks/{name}.png") as mask:
+            assert mask.size == size
+            assert (np.asarray(mask) == 1).all()
+    for wrong, said in ((["--device", "cuda:99"], "--device cuda:99 cannot be used"), ([], "network.safetensors: not empty")):
+        done = feddp(*arguments, "--out", tmp_path / ("gpu" if wrong else "network.safetensors"), *wrong)
+        assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+        assert said in done.stderr
+    assert not (tmp_path / "gpu").exists()
+    (tmp_path / "empty").mkdir()
+    assert "holds no PNG" in feddp(*arguments[:3], "--images", tmp_path / "empty", "--out", tmp_path / "x").stderr
+
+
+def test_label_masks_by_hand():
+    """Two classes at four pixels: none, only 1, both, only 2. Nested, 2 needs 1: 0 1 2 0. Exclusive, the last wins: 0 1 2 2."""
+    maps = torch.tensor([[[False, True, True, False]], [[False, False, True, True]]])
+    assert label_mask(maps, "nested").tolist() == [[0, 1, 2, 0]]
+    assert label_mask(maps, "exclusive").tolist() == [[0, 1, 2, 2]]

@@ -1,0 +1,78 @@
+"""Centralized training: all images in one place, outside FLARE, with the results of a federation's run."""
+
+import csv
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from feddp.data.folder import SiteFolder
+from feddp.data.loading import load
+from feddp.errors import FedDPError
+from feddp.jobs.folder import export
+from feddp.plan.resolve import build_network
+from feddp.run.options import Options, run_here
+from feddp.training.loop import adamw, fit_epoch
+from feddp.training.losses import segmentation_loss
+from feddp.training.seeds import seed_of
+
+OPTIONS = Options("centralized", rounds=2, size=32, settings=("batch=4", "start=last"))
+SITES = ("site-1", "site-2")
+
+
+@pytest.fixture(scope="module")
+def run(tiny_root, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pooled") / "run"
+    return out, run_here(tiny_root, out, OPTIONS)
+
+
+def test_one_network_is_trained_on_all_images(run, tiny_root, plan_for):
+    """Two epochs over the 16 images of both sites, as a plain loop: the same bits, at both sites."""
+    out, _ = run
+    plan = plan_for(method="centralized")
+    samples = [sample for site in SITES for sample in load(SiteFolder.open(tiny_root / site), "train", 32)]
+    assert len(samples) == 16
+    network = build_network(plan)
+    optimizer = adamw(network, plan.training.lr, plan.training.weight_decay)
+    loss = segmentation_loss(plan.training.loss)
+    for t in range(2):
+        seed = seed_of(plan.seed, "pool", t, 0)
+        fit_epoch(network, optimizer, samples, lambda logits, batch: loss(logits, batch["mask"]), plan.training, seed)
+    for site in SITES:
+        own = load_file(out / "sites" / site / "network.safetensors")
+        assert own.keys() == network.state_dict().keys()
+        assert all(torch.equal(own[name], value) for name, value in network.state_dict().items())
+
+
+def test_it_leaves_what_a_federation_leaves_and_says_what_it_is(run):
+    out, results = run
+    assert results == json.loads((out / "results.json").read_text())
+    assert results["federated"] is False
+    assert set(results["sites"]) == set(SITES)
+    assert "outside FLARE" in (out / "results.md").read_text()
+    for site in SITES:
+        with open(out / "sites" / site / "images.csv", newline="") as handle:
+            rows = list(csv.DictReader(handle))
+        assert len(rows) == results["sites"][site]["final"]["dice"]["n"] == 2
+    events = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
+    assert [(e["event"], e["round"]) for e in events] == [("round", 1), ("answer", 1), ("round", 2), ("answer", 2)]
+
+
+def test_it_says_on_the_terminal_that_nothing_is_federated(tiny_root, tmp_path, capsys):
+    run_here(tiny_root, tmp_path / "out", Options("centralized", rounds=1, size=32))
+    assert "outside FLARE" in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_job_carries_it(plan_for, tmp_path):
+    with pytest.raises(FedDPError, match="cannot be a FLARE job"):
+        export(plan_for(method="centralized"), tmp_path / "job")
+    with pytest.raises(FedDPError, match="no stage can follow"):
+        plan_for(method="centralized", stages=("train", "calibrate"))
+
+
+@pytest.mark.parametrize("wish", [{"env": "poc"}, {"threads": 1}, {"without_consent": ("site-1",)}])
+def test_what_only_a_federation_has_is_refused(tiny_root, tmp_path, wish):
+    with pytest.raises(FedDPError, match="outside FLARE"):
+        run_here(tiny_root, tmp_path / "out", OPTIONS, **wish)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,274 @@
+"""Networks by name: shape, size, seeds, and attention with separate key and value layers."""
+
+import copy
+
+import pytest
+import segmentation_models_pytorch as smp
+import timm
+import torch
+from timm.models.pvt_v2 import Attention
+from torch import nn
+
+from feddp.errors import FedDPError
+from feddp.networks import DEFAULT, NETWORKS, build
+from feddp.networks.attention import SplitAttention, split_kv
+from feddp.networks.weights import load_checkpoint, save_network
+from feddp.partition import DECODER, ENCODER, HEAD, KEY, NORM, QUERY, VALUE, resolve
+
+RESNET = "resnet18-fpn"
+ONE_OF_A_KIND = (DEFAULT, RESNET, "unet", "unetplusplus", "resunet")
+
+
+@pytest.fixture(scope="module")
+def network():
+    return build(DEFAULT, 3, 2, seed=0).eval()
+
+
+def count(network, names):
+    state = network.state_dict()
+    return sum(state[name].numel() for name in names)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_gives_logits_of_the_image_s_size(name):
+    network = build(name, 1, 2, seed=0).eval()
+    nn.init.constant_(network.segmentation_head[0].bias, -10)
+    logits = network(torch.randn(1, 1, 64, 96))
+    assert logits.shape == (1, 2, 64, 96)
+    assert logits.max() < 0  # no sigmoid has been applied
+
+
+def test_the_default_has_the_paper_s_size():
+    """FedDP's network: 5.2 M parameters, 19.7 MiB in fp32. Ours, with one class: 5,165,793 · 4 / 2²⁰ = 19.706."""
+    parameters = sum(p.numel() for p in build(DEFAULT, 3, 1, seed=0).parameters())
+    assert parameters == 5_165_793
+    assert parameters * 4 / 2**20 == pytest.approx(19.7, abs=0.05)
+
+
+def test_local_query_is_sixteen_tensors(network):
+    """pvt_v2_b0 has 2 blocks at each of 4 stages, 32, 64, 160 and 256 wide; a query layer has dim² + dim parameters:
+
+    2·(32² + 32) + 2·(64² + 64) + 2·(160² + 160) + 2·(256² + 256) = 2,112 + 8,320 + 51,520 + 131,584 = 193,536.
+    """
+    private = resolve(network, (QUERY,)).private
+    assert len(private) == 16
+    assert count(network, private) == 193_536
+    assert private[0] == "encoder.model.stages_0.blocks.0.attn.q.weight"
+    for role in (KEY, VALUE):
+        assert count(network, resolve(network, (role,)).private) == 193_536
+
+
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+def test_the_roles_of_a_network_cover_it_once(name):
+    network = build(name, 3, 2, seed=0)
+    parts = [set(resolve(network, (role,)).private) for role in (ENCODER, DECODER, HEAD)]
+    assert sum(len(part) for part in parts) == len(set().union(*parts)) == len(network.state_dict())
+    assert parts[2] == {"segmentation_head.0.weight", "segmentation_head.0.bias"}
+
+
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+def test_a_network_is_encoder_decoder_and_head_in_turn(name):
+    network, image = build(name, 3, 2, seed=0).eval(), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        maps = network.encoder(image)
+        assert torch.equal(network(image), network.segmentation_head(network.decoder(maps)))
+    assert [m.shape[1] for m in maps] == list(network.encoder.out_channels)
+    sizes = [m.shape[-1] for m in maps]
+    assert sizes == sorted(sizes, reverse=True)
+    assert isinstance(network.segmentation_head, nn.Sequential)
+    assert network.segmentation_head[0].out_channels == 2
+
+
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+def test_local_calibration_goes_round_every_network(name):
+    network = build(name, 3, 1, seed=0, layers={"local_calibration": {"sites": 3}}).eval()
+    network.embedding.set(0)
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    head = {key: tensor + 0.1 for key, tensor in network.segmentation_head[0].state_dict().items()}
+    with torch.no_grad():
+        assert torch.equal(network(image), network.plain)
+        network.calibrator.receive({1: head})
+        logits = network(image)
+    assert logits.shape == (1, 1, 64, 64)
+    assert not torch.equal(logits, network.plain)
+
+
+def test_norm_takes_a_convolutional_network_s_counters_along():
+    """ResNet-18 has 20 batch normalisations (2 in each of 8 blocks, the stem, 3 in shortcuts) of 5 tensors each.
+
+    The decoder has 7 group normalisations (3 + 2 + 1 + 1 convolutions) of 2.
+    """
+    private = resolve(build(RESNET, 3, 1, seed=0), (NORM,)).private
+    assert len(private) == 20 * 5 + 7 * 2
+    assert "encoder.model.bn1.num_batches_tracked" in private
+
+
+def test_a_network_without_attention_has_no_query():
+    with pytest.raises(FedDPError, match="'query' selects no tensor of FPN"):
+        resolve(build(RESNET, 3, 1, seed=0), (QUERY,))
+
+
+@pytest.fixture(scope="module")
+def fused():
+    torch.manual_seed(1)
+    return smp.FPN("tu-pvt_v2_b0", encoder_weights=None, in_channels=3, classes=2).eval()
+
+
+def test_a_fused_network_is_refused(fused):
+    with pytest.raises(FedDPError, match=r"stages_0\.blocks\.0\.attn\.kv' fuses query"):
+        resolve(fused, (QUERY,))
+
+
+def test_splitting_keeps_the_function(fused):
+    """128 pixels: all four ratios of spatial reduction (8, 4, 2, 1) see more than one token."""
+    image = torch.randn(2, 3, 128, 128, generator=torch.Generator().manual_seed(0))
+    split = split_kv(copy.deepcopy(fused))
+    assert sum(isinstance(module, SplitAttention) for module in split.modules()) == 8
+    assert not any(type(module) is Attention for module in split.modules())
+    with torch.no_grad():
+        expected, got = fused(image), split(image)
+    torch.testing.assert_close(got, expected, atol=1e-4 * expected.abs().max().item(), rtol=0)
+    assert sum(p.numel() for p in split.parameters()) == sum(p.numel() for p in fused.parameters())
+
+
+def test_key_is_the_first_half(fused):
+    """The outputs' equality could not tell a swap where softmax is flat; the tensors can."""
+    name = "encoder.model.stages_3.blocks.1.attn"
+    split = split_kv(copy.deepcopy(fused)).state_dict()
+    both = torch.cat([split[f"{name}.k.weight"], split[f"{name}.v.weight"]])
+    assert torch.equal(both, fused.state_dict()[f"{name}.kv.weight"])
+
+
+@pytest.mark.parametrize("arguments", [{"sr_ratio": 2}, {"linear_attn": True}, {"qkv_bias": False}])
+def test_every_kind_of_attention_splits_gradients_too(arguments):
+    torch.manual_seed(2)
+    whole = Attention(8, num_heads=2, **arguments).double()
+    nn.init.normal_(whole.kv.weight)  # timm's small start would hide key and value behind a flat softmax
+    split = split_kv(nn.Sequential(copy.deepcopy(whole)))[0]
+    tokens = torch.randn(2, 16 * 16, 8, dtype=torch.float64)
+    for attention in (whole, split):
+        attention(tokens, (16, 16)).square().sum().backward()
+    gradient = torch.cat([split.k.weight.grad, split.v.weight.grad])
+    torch.testing.assert_close(gradient, whole.kv.weight.grad)
+    torch.testing.assert_close(split.q.weight.grad, whole.q.weight.grad)
+
+
+def test_a_split_network_can_be_copied(network):
+    copied = copy.deepcopy(network)
+    assert resolve(copied, (QUERY, HEAD)) == resolve(network, (QUERY, HEAD))
+    assert copied.state_dict().keys() == network.state_dict().keys()
+
+
+def test_a_seed_fixes_the_network_and_leaves_torch_alone(network):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    again, other = build(DEFAULT, 3, 2, seed=0).state_dict(), build(DEFAULT, 3, 2, seed=1).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    name = "encoder.model.stages_0.blocks.0.attn.k.weight"
+    assert all(torch.equal(again[key], value) for key, value in network.state_dict().items())
+    assert not torch.equal(other[name], again[name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("unet9000", 3, 1), "unknown network 'unet9000'; the networks are pvt_v2_b0-fpn, pvt_v2_b1-fpn"),
+        ((DEFAULT, 3, 1, "imagenet"), "unknown weights 'imagenet'"),
+        ((DEFAULT, 3, 0), "at least one channel and one class"),
+    ],
+)
+def test_bad_requests_are_answered(arguments, message):
+    with pytest.raises(FedDPError, match=message):
+        build(*arguments)
+
+
+@pytest.mark.parametrize(("name", "encoder"), [(DEFAULT, "pvt_v2_b0"), ("unetplusplus", "resnet18"), ("resunet", "resnet18")])
+def test_weights_that_cannot_be_fetched_are_answered_with_the_remedy(monkeypatch, name, encoder):
+    create = timm.create_model
+
+    def offline(model_name, pretrained=False, **options):
+        assert model_name == encoder
+        if pretrained:
+            raise OSError("no route to host")
+        return create(model_name, **options)
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(FedDPError, match=f"'{encoder}' cannot be fetched .*load_checkpoint"):
+        build(name, 3, 1, weights="timm")
+
+
+@pytest.mark.parametrize("name", ["unetplusplus", "resunet"])
+def test_timm_weights_reach_the_encoder(monkeypatch, name):
+    """What timm gives when asked for pretrained weights is the encoder."""
+    fetched, create = [], timm.create_model
+
+    def online(model_name, pretrained=False, **options):
+        made = create(model_name, **options)
+        if pretrained:
+            fetched.append(made)
+        return made
+
+    monkeypatch.setattr(timm, "create_model", online)
+    network = build(name, 3, 1, weights="timm")
+    assert fetched == [network.encoder.model]
+
+
+# -- U-Net -----------------------------------------------------------------------------------------------------------
+
+
+def test_unet_has_the_size_of_iop_fl_s():
+    """32 features first, three channels in, one class out; convolutions without bias, each with a batch normalisation.
+
+    Two 3 x 3 convolutions i -> o -> o and their normalisations have 9·o·(i + o) + 4·o parameters:
+        encoder  3>32 10,208; 32>64 55,552; 64>128 221,696; 128>256 885,760; 256>512 3,540,992:  4,714,208
+        decoder  512>256 1,770,496; 256>128 442,880; 128>64 110,848; 64>32 27,776:               2,352,000
+    A transposed 2 x 2 convolution i -> i/2 with bias has 2·i² + i/2:
+        decoder  512 524,544; 256 131,200; 128 32,832; 64 8,224:                                   696,800
+    The head has 32 + 1. Together 7,763,041; with two classes, as IOP-FL's softmax, 33 more.
+    """
+    network = build("unet", 3, 1, seed=0)
+    parts = [sum(p.numel() for p in part.parameters()) for part in (network.encoder, network.decoder, network)]
+    assert parts == [4_714_208, 2_352_000 + 696_800, 7_763_041]
+    assert sum(p.numel() for p in build("unet", 3, 2, seed=0).parameters()) == 7_763_041 + 33
+
+
+def test_unet_s_normalisations_bring_their_buffers():
+    """9 pairs of convolutions, so 18 batch normalisations of 5 tensors, three of them buffers; none is elsewhere."""
+    network = build("unet", 3, 1, seed=0)
+    private = resolve(network, (NORM,)).private
+    assert len(private) == 18 * 5
+    assert len(dict(network.named_buffers())) == 18 * 3
+    assert set(dict(network.named_buffers())) < set(private)
+
+
+def test_unet_halves_the_resolution_four_times():
+    maps = build("unet", 1, 1, seed=0).eval().encoder(torch.zeros(1, 1, 32, 48))
+    assert [tuple(m.shape[1:]) for m in maps] == [(32, 32, 48), (64, 16, 24), (128, 8, 12), (256, 4, 6), (512, 2, 3)]
+
+
+def test_every_layer_of_unet_takes_part():
+    network = build("unet", 1, 1, seed=0)
+    network(torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in network.parameters())
+
+
+def test_unet_has_no_published_weights(tmp_path):
+    with pytest.raises(FedDPError, match="public weights for 'unet'; leave the weights out"):
+        build("unet", 3, 1, weights="timm")
+    network = build("unet", 3, 1, seed=0)
+    torch.save({"conv1.weight": torch.zeros(64, 3, 7, 7)}, tmp_path / "resnet.pth")
+    with pytest.raises(FedDPError, match="resnet.pth has no tensor of UNet.* name a file of this network"):
+        load_checkpoint(network, tmp_path / "resnet.pth")
+    save_network(tmp_path / "own.safetensors", build("unet", 3, 1, seed=1).state_dict(), {})
+    load_checkpoint(network, tmp_path / "own.safetensors")
+    assert torch.equal(network.segmentation_head[0].weight, build("unet", 3, 1, seed=1).segmentation_head[0].weight)
+
+
+@pytest.mark.parametrize("name", ["unetplusplus", "resunet"])
+def test_a_checkpoint_of_the_encoder_loads(tmp_path, name):
+    torch.manual_seed(4)
+    imagenet = timm.create_model("resnet18", num_classes=7)
+    torch.save(imagenet.state_dict(), tmp_path / "resnet18.pth")
+    network = build(name, 3, 1, seed=0)
+    load_checkpoint(network, tmp_path / "resnet18.pth")
+    assert torch.equal(network.encoder.model.conv1.weight, imagenet.conv1.weight)
