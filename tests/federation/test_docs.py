@@ -17,7 +17,7 @@ from feddp.methods import OWN
 from feddp.networks import NETWORKS
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS, SCALARS, TASKS
-from support.docs_pages import DOCS, PAGES, ROOT, blocks_for, text_of
+from support.docs_pages import DOCS, PAGES, ROOT, blocks, blocks_for, text_of
 
 pytestmark = pytest.mark.tools
 
@@ -141,6 +141,13 @@ def test_every_requirement_is_explained():
     table = text_of("docs/how-to/dependencies.md").split("## What each dependency is for")[1].split("\n## ")[0]
     named = {name.strip() for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for name in row.split(",")}
     assert pinned == named - {"package", "---"}
+
+
+def test_the_order_of_packages_is_the_enforced_one():
+    contract = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("\nlayers = [")[1].split("]")[0]
+    enforced = [layer for layer in re.findall(r'"([^"]+)"', contract) if layer != "__main__"]
+    (shown,) = [block.text for block in blocks("docs/explanation/architecture.md") if " > " in block.text]
+    assert " ".join(shown.split()).split(" > ") == enforced
 
 
 @pytest.mark.parametrize("page", PAGES)
