@@ -17,12 +17,13 @@ from feddp.methods import OWN
 from feddp.networks import NETWORKS
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS, SCALARS, TASKS
-from support.docs_pages import DOCS, PAGES, ROOT, blocks_for, text_of
+from support.docs_pages import DOCS, PAGES, ROOT, blocks, blocks_for, text_of
 
 pytestmark = pytest.mark.tools
 
 OFFLINE = "import socket\n\ndef refuse(*_):\n    raise OSError('offline')\n\nsocket.socket.connect = refuse\n"
 FETCHED = re.compile(r'<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)="(?:https?:)?//[^"]*"|url\(\s*["\']?https?://')
+PAPER_NUMBER = re.compile(r"(?<![.\d])00[1-4]\b(?![-.]\d)")
 ALL = "\n".join(map(text_of, PAGES))
 COMMANDS = typer.main.get_command(app).commands
 
@@ -69,6 +70,13 @@ def test_every_figure_of_the_results_is_shown():
     figures = list((DOCS / "results").rglob("*.png"))
     assert len(figures) >= 4
     assert [path.name for path in figures if f"]({path.parent.name}/{path.name})" not in shown] == []
+
+
+def test_no_built_page_cites_a_paper_by_number(site):
+    """The generated pages take their words from the package."""
+    pages = [path for path in site.rglob("*.html") if path.name != "tables.html"]
+    text = {path.name: re.sub(r"<[^>]+>", " ", path.read_text(encoding="utf-8")) for path in pages}
+    assert [name for name, found in text.items() if PAPER_NUMBER.search(found)] == []
 
 
 # --- what the generated pages hold ---------------------------------------------------------------------------------------
@@ -135,6 +143,13 @@ def test_every_requirement_is_explained():
     assert pinned == named - {"package", "---"}
 
 
+def test_the_order_of_packages_is_the_enforced_one():
+    contract = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("\nlayers = [")[1].split("]")[0]
+    enforced = [layer for layer in re.findall(r'"([^"]+)"', contract) if layer != "__main__"]
+    (shown,) = [block.text for block in blocks("docs/explanation/architecture.md") if " > " in block.text]
+    assert " ".join(shown.split()).split(" > ") == enforced
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_test_and_every_file_that_is_named_is_there(page):
     """A file of tests, a test, or the beginning of some tests' names; files of the package and of the repository."""
@@ -169,7 +184,7 @@ def test_papers_are_cited_by_author_and_year():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         documented = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
         texts[path.name] = "\n".join(ast.get_docstring(node) or "" for node in documented)
-    assert [name for name, text in texts.items() if re.search(r"(?<![.\d])00[1-4]\b(?![-.]\d)", text)] == []
+    assert [name for name, text in texts.items() if PAPER_NUMBER.search(text)] == []
     short = set(re.findall(r"\*\*[^*]+\*\* \(([^)]+)\)", text_of("docs/reference/bibliography.md")))
     cited = set(re.findall(r"\b([A-Z]\w+ et al\., (?:[A-Z]\w* )?\d{4})", "\n".join(texts.values())))
     assert len(short) > 10

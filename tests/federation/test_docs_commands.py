@@ -35,6 +35,7 @@ SHORT = {
     "compare": {"--rounds": "1", "--size": "32", "--calibration-epochs": "1", "--seeds": "0", "--network": "toy"},
     "adapt": {"--epochs": "1"},
     "join": {"--epochs": "1"},
+    "features": {"--pixels": "20"},
     "prepare": {"--size": "32"},
     "synthesize": {"--images": "6", "--size": "32"},
 }
@@ -209,7 +210,7 @@ def test_the_readme_shows_what_poc_run_prints(poc):
     """Line by line, numbers aside."""
 
     def shape(line: str) -> str:
-        return " ".join(re.sub(r"\d+(\.\d+)?|±|—", "", line).split())
+        return " ".join(re.sub(r"\d+(\.\d+)?|±|—|─", "", line).split())
 
     printed = {shape(line) for line in poc[1].replace(" \n", " ").splitlines()} | {shape(line) for line in poc[1].splitlines()}
     (shown,) = [block.text for block in blocks("README.md") if block.kind == "text"]
