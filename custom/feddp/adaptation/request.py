@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from feddp.adaptation.adapt import Settings, read_settings
+from feddp.adaptation.fitting import Settings, read_settings
 from feddp.adaptation.models import GLOBAL
-from feddp.adaptation.unseen_site import Request
+from feddp.adaptation.unseen_site import AdaptationOptions
 from feddp.errors import InputError
 from feddp.training.settings import require_name
 from feddp.training.store import require_job_id
@@ -24,7 +24,7 @@ class AdaptationRequest:
     donors: tuple[str, ...]
     job: str
     how: str = "routing"
-    settings: dict[str, Any] = field(default_factory=dict)  # feddp.adaptation.adapt.Settings that differ from the defaults
+    settings: dict[str, Any] = field(default_factory=dict)  # feddp.adaptation.fitting.Settings that differ from the defaults
     score: bool = False
 
     def __post_init__(self) -> None:
@@ -49,9 +49,9 @@ class AdaptationRequest:
         return self.newcomer, *self.donors
 
     @property
-    def request(self) -> Request:
+    def request(self) -> AdaptationOptions:
         """The strategy and its settings, as the unseen site runs them."""
-        return Request(self.how, read_settings(self.settings), self.score)
+        return AdaptationOptions(self.how, read_settings(self.settings), self.score)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "AdaptationRequest":

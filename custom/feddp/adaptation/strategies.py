@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddp.adaptation.adapt import Fit, Report, Settings, entropy_loss, fit, rotation_loss, routing_loss
+from feddp.adaptation.fitting import Fit, Report, Settings, entropy_loss, fit, rotation_loss, routing_loss
 from feddp.adaptation.models import GLOBAL, Models
 from feddp.adaptation.routing import route
 from feddp.errors import InputError
@@ -21,17 +21,17 @@ from feddp.training.seeds import seeded
 
 
 @dataclass(frozen=True)
-class Adapted:
+class Outcome:
     """Networks in eval mode, and the record of their training."""
 
     networks: list[nn.Module]
     fit: Fit = field(default_factory=Fit)
 
 
-Strategy = Callable[[Models, Sequence[Tensor], Settings, torch.device, Report], Adapted]
+Strategy = Callable[[Models, Sequence[Tensor], Settings, torch.device, Report], Outcome]
 
 
-def routing(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+def routing(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Outcome:
     """Mixes the layers' weights per image and trains the routers (`feddp.adaptation.routing`).
 
     With `norm="batch"`, as in the released code, batch normalisation uses the statistics of the batch, and its affine tensors
@@ -45,10 +45,10 @@ def routing(models: Models, images: Sequence[Tensor], settings: Settings, device
         for layer in network.modules():
             if isinstance(layer, _BatchNorm):
                 layer.requires_grad_(True)
-    return Adapted([network], fit(network, images, routing_loss(settings), settings, report))
+    return Outcome([network], fit(network, images, routing_loss(settings), settings, report))
 
 
-def tent(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+def tent(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Outcome:
     """Tent (Wang et al., ICLR 2021), from the global model: trains the normalisations' affine parameters to minimise entropy.
 
     Batch normalisation uses the statistics of the batch, in prediction too, as in Tent. Deviations: layer and group
@@ -62,10 +62,10 @@ def tent(models: Models, images: Sequence[Tensor], settings: Settings, device: t
         raise InputError("--how tent: this network's normalisations have no affine parameters; choose another --how")
     for layer in layers:
         layer.requires_grad_(True)
-    return Adapted([network], fit(network, images, entropy_loss, settings, report))
+    return Outcome([network], fit(network, images, entropy_loss, settings, report))
 
 
-def ttt(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+def ttt(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Outcome:
     """TTT (Sun et al., ICML 2020), from the global model of a run of the method `ttt`: trains the encoder on the rotation loss.
 
     Decoder, segmentation head and rotation head do not change. Deviations: one encoder is trained in `epochs` passes over all
@@ -79,22 +79,22 @@ def ttt(models: Models, images: Sequence[Tensor], settings: Settings, device: to
     encoder = chosen(network, (ENCODER,))
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in encoder)
-    return Adapted([network], fit(network, images, rotation_loss, settings, report))
+    return Outcome([network], fit(network, images, rotation_loss, settings, report))
 
 
-def global_model(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+def global_model(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Outcome:
     """Uses the global model unchanged."""
-    return Adapted([models.network(models.state(GLOBAL)).to(device)])
+    return Outcome([models.network(models.state(GLOBAL)).to(device)])
 
 
-def average(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+def average(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Outcome:
     """Uses the mean of the tensors of all M models."""
-    return Adapted([models.network(models.mean()).to(device)])
+    return Outcome([models.network(models.mean()).to(device)])
 
 
-def ensemble(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Adapted:
+def ensemble(models: Models, images: Sequence[Tensor], settings: Settings, device: torch.device, report: Report) -> Outcome:
     """Uses all M models; their probabilities are averaged."""
-    return Adapted([models.network(models.state(name)).to(device) for name in models.names])
+    return Outcome([models.network(models.state(name)).to(device) for name in models.names])
 
 
 DEFAULT = "routing"

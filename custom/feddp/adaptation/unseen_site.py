@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddp.adaptation.adapt import Report, Settings
+from feddp.adaptation.fitting import Report, Settings
 from feddp.adaptation.models import Models
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
 from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
@@ -24,7 +24,7 @@ from feddp.training.volumes import measure_volumes
 
 
 @dataclass(frozen=True)
-class Request:
+class AdaptationOptions:
     """A strategy of STRATEGIES, its settings, and whether the predicted masks are scored with the site's own masks.
 
     Raises:
@@ -45,7 +45,7 @@ def adapt(
     run: str,
     folder: Path,
     out: Path,
-    request: Request,
+    request: AdaptationOptions,
     device: torch.device,
     report: Report = lambda epoch, loss: None,
 ) -> dict[str, Any]:

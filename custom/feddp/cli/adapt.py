@@ -14,21 +14,21 @@ def adapt(
     images: Annotated[Path, typer.Option(help="A site's folder (its images of split test), or a folder of PNGs.")],
     out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names; a new folder.")],
     how: Strategy = "routing",
-    epochs: Annotated[int, typer.Option(help="Passes over the images (routing, tent, ttt); 0: the start as it is.")] = 10,
+    epochs: Annotated[int, typer.Option(help="Passes over the images (routing, tent, ttt); 0: the start alone.")] = 10,
     lr: Annotated[float, typer.Option(help="Adam's learning rate (routing, tent, ttt).")] = 1e-3,
     beta: Annotated[float, typer.Option(help="Weight of the shape loss (routing); 0 leaves it out.")] = 0.01,
-    noise: Annotated[float, typer.Option(help="Deviation of the consistency loss's noise (routing); 0 leaves it out.")] = 0.5,
+    noise: Annotated[float, typer.Option(help="Standard deviation of the consistency loss's noise; 0: no such loss.")] = 0.5,
     neighbourhood: Annotated[int, typer.Option(help="Pixels on either side that the shape loss looks at (routing).")] = 10,
     mix: Annotated[str, typer.Option(help="sigmoid or softmax, over the models (routing).")] = "softmax",
     norm: Annotated[str, typer.Option(help="mean: the models' normalisations; batch: the images' own (routing).")] = "mean",
-    batch: Annotated[int, typer.Option(help="Images a step.")] = 4,
+    batch: Annotated[int, typer.Option(help="Images per step.")] = 4,
     seed: Seed = 0,
     device: Device = "cpu",
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the site's masks.")] = False,
 ) -> None:
     """Adapt the models of a finished run to images without labels, and write a mask for every image."""
     from feddp.adaptation import unseen_site
-    from feddp.adaptation.adapt import Settings
+    from feddp.adaptation.fitting import Settings
     from feddp.adaptation.models import read_models
     from feddp.training.device import asked_for
 
@@ -37,14 +37,16 @@ def adapt(
     def report(epoch: int, loss: float) -> None:
         console.print(f"epoch {epoch}/{epochs}  unsupervised loss: {loss:.6f}")
 
-    request = unseen_site.Request(how, Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed), score)
+    request = unseen_site.AdaptationOptions(
+        how, Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed), score
+    )
     where = asked_for(device)
     done = unseen_site.adapt(read_models(models), str(models), images, out, request, where, report)
     kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"
     print(f"{done['images']} masks in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
     if done["empty_masks"] == done["images"]:
         why = (
-            "the unsupervised loss may like that best: compare --how average" if done["losses"] else "the models found nothing"
+            "the unsupervised loss may be lowest there: compare --how average" if done["losses"] else "the models found nothing"
         )
         mixed = ", or --mix softmax" if how == "routing" and mix != "softmax" else ""
         console.print(f"every mask is empty; {why}{mixed}")
@@ -55,18 +57,18 @@ def adapt(
 
 def job_outside(
     run: Annotated[Path, typer.Option(help="The finished run's folder: --out of `feddp run`, or what download_job brought.")],
-    newcomer: Annotated[str, typer.Option(help="The hospital that joins: its name in the federation.")],
+    newcomer: Annotated[str, typer.Option(help="The unseen site: its name in the federation.")],
     out: Annotated[Path, typer.Option(help="The job folder to write; its name is the job's.")],
     donors: Annotated[
-        str | None, typer.Option(help="Whose models it gets, comma-separated; default: all the run's sites.")
+        str | None, typer.Option(help="The sites whose models it receives, comma-separated; default: all of the run.")
     ] = None,
-    job_id: Annotated[str | None, typer.Option(help="The finished run's job id; default: what its results.json says.")] = None,
+    job_id: Annotated[str | None, typer.Option(help="The finished run's job id; default: the one in its results.json.")] = None,
     how: Strategy = "routing",
-    settings: Annotated[list[str], typer.Option("--set", help="key=value, of what `feddp adapt` has as options.")] = [],  # noqa: B006
+    settings: Annotated[list[str], typer.Option("--set", help="key=value: an option of `feddp adapt`.")] = [],  # noqa: B006
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the newcomer's masks.")] = False,
     scope: Scope = "feddp",
 ) -> None:
-    """Export `feddp adapt` as a job: consenting sites of a finished run give their models to a hospital that has joined."""
+    """Export `feddp adapt` as a job: consenting sites of a finished run give their models to a site that has joined since."""
     from feddp.jobs.adaptation import export
 
     names = None if donors is None else list(words(donors))
@@ -77,13 +79,13 @@ def join(
     models: Models,
     data: Annotated[Path, typer.Option(help="The new site's folder, with masks.")],
     out: Annotated[Path, typer.Option(help="A new folder for its network and its results.")],
-    train: Annotated[str, typer.Option(help="The roles that are tuned, comma-separated; all else is frozen.")] = "decoder,head",
+    train: Annotated[str, typer.Option(help="The roles that are tuned, comma-separated; the rest is frozen.")] = "decoder,head",
     epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 20,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 1e-4,
     seed: Annotated[int, typer.Option(help="The tuning's random draws come from it.")] = 0,
     device: Device = "cpu",
 ) -> None:
-    """Tune the federation's network at a hospital that was not in it but has masks, its encoder as it is."""
+    """Tune the network of a federation at a site that was not in it but has masks; the encoder stays unchanged."""
     from feddp.reporting.page import table
     from feddp.run.join import join as run
 

@@ -16,7 +16,7 @@ from feddp.run.defaults import ROUNDS, SIZE
 
 def compare(
     data: Data,
-    out: Annotated[Path, typer.Option(help="The comparison's folder; the same command goes on where it stopped.")],
+    out: Annotated[Path, typer.Option(help="The comparison's folder; the same command continues where it stopped.")],
     methods: Annotated[
         str, typer.Option(help="Variants, comma-separated: feddp, fedbabu+igc, feddp@lambda=0, feddp@private=query|head.")
     ] = "",
@@ -33,11 +33,11 @@ def compare(
     outside_studies: Annotated[
         str, typer.Option(help="The same for inside_sites, losses, tau, time (IOP-FL's Figs. 6 to 8); comma-separated.")
     ] = "",
-    folds: Annotated[int, typer.Option(help="Deal every site's patients into so many parts, each once the test split.")] = 0,
-    unseen: Annotated[Path | None, typer.Option(help="A site's folder outside DATA, to test --methods on.")] = None,
-    seeds: Annotated[str, typer.Option(help="Every run is repeated under each, comma-separated.")] = "0",
+    folds: Annotated[int, typer.Option(help="Cross-validation in this many parts of each site's patients.")] = 0,
+    unseen: Annotated[Path | None, typer.Option(help="An unseen site's folder, not below DATA, to test --methods on.")] = None,
+    seeds: Annotated[str, typer.Option(help="Every run is repeated with each of these seeds, comma-separated.")] = "0",
     rounds: Rounds = ROUNDS,
-    calibration_epochs: Annotated[int | None, typer.Option(help="Epochs of every stage at home (the paper: 20).")] = None,
+    calibration_epochs: Annotated[int | None, typer.Option(help="Epochs of each stage after training (paper: 20).")] = None,
     network: Annotated[str, typer.Option(help="A network's name; a variant's own is @network=NAME.")] = DEFAULT,
     size: Size = SIZE,
     settings: Settings = [],  # noqa: B006

@@ -9,7 +9,7 @@ import typer
 from feddp.data.prepare import PREPARE
 from feddp.errors import InputError
 
-app = typer.Typer(no_args_is_help=True, help="Prepare, make and check sites' folders.")
+app = typer.Typer(no_args_is_help=True, help="Prepare, make and check the folders of sites.")
 Out = Annotated[Path, typer.Option(help="Where the sites' folders go.")]
 
 
@@ -33,11 +33,11 @@ def prepare(
 def synthesize(
     out: Out,
     sites: Annotated[int, typer.Option(min=1, help="How many sites.")] = 4,
-    images: Annotated[int, typer.Option(min=6, help="Images a site.")] = 60,
+    images: Annotated[int, typer.Option(min=6, help="Images per site.")] = 60,
     size: Annotated[int, typer.Option(min=32, help="Pixels of a side.")] = 96,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same bits.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same images.")] = 0,
 ) -> None:
-    """Make synthetic sites that differ as hospitals do."""
+    """Make synthetic sites that differ from each other as hospitals do."""
     from feddp.data.synthesize import synthesize as make_sites
 
     make_sites(out, sites, images, size, seed)
@@ -46,7 +46,7 @@ def synthesize(
 
 @app.command()
 def check(path: Annotated[Path, typer.Argument(help="A site's folder, or the folder that holds them.")]) -> None:
-    """Say everything that is wrong with a folder, one line each; exit 2 if anything is."""
+    """Print every problem of a folder, one per line; exit code 2 if there is any."""
     from feddp.data.check import check as find_problems
 
     problems = find_problems(path)

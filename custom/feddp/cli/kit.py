@@ -1,4 +1,4 @@
-"""`feddp kit`: check a startup kit, approve jobs in it, see what jobs used of its budget, have a certificate renewed."""
+"""`feddp kit`: check a startup kit, approve jobs in it, show the budget that jobs have used, renew a certificate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,11 @@ def check(
     kit: Annotated[Path, typer.Argument(help="A participant's folder, with startup/ and local/.")],
     offline: Annotated[bool, typer.Option("--offline", help="Do not try to reach the server.")] = False,
     fingerprint: Annotated[
-        str | None, typer.Option(help="SHA-256 of the consortium's root certificate, learnt otherwise than with the kit.")
+        str | None, typer.Option(help="SHA-256 of the consortium's root certificate, received by another way than the kit.")
     ] = None,
 ) -> None:
-    """Say everything that is wrong with files, certificate, policy, data and connection, one line each; exit 2 if anything is.
-    Otherwise say what the policy lets leave."""
+    """Print every problem of files, certificate, policy, data and connection, one per line; exit code 2 if there is any.
+    Otherwise print what the policy allows to leave."""
     from feddp.kit.check import check as find_problems
     from feddp.kit.check import unseen
     from feddp.kit.effective import effective
@@ -38,7 +38,7 @@ def approve(
     kit: Annotated[Path, typer.Argument(help="A hospital's folder, with startup/ and local/.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")] = False,
 ) -> None:
-    """Say what a job will do at this hospital, and let it run there; exit 2 where the hospital's bounds refuse it."""
+    """Print what a job will do at this hospital, and allow it to run there; exit code 2 if the hospital's bounds refuse it."""
     from feddp.kit.approve import Approval
 
     approval = Approval.of(job, kit)
@@ -61,9 +61,9 @@ def approve(
 @app.command()
 def budget(
     kit: Annotated[Path, typer.Argument(help="A site's folder, with startup/ and local/.")],
-    reset: Annotated[bool, typer.Option("--reset", help="Begin anew: nothing is used.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Start again with nothing used.")] = False,
 ) -> None:
-    """Say how many jobs and evaluations were asked of the site's data, and how many its policy allows."""
+    """Print how many jobs and evaluations used the site's data, and how many its policy allows."""
     from feddp.kit.budget import budget as lines_of
 
     for line in lines_of(kit, reset):

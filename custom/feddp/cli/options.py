@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they are read."""
+"""The options that several commands share, and how lists are read."""
 
 from enum import Enum
 from pathlib import Path
@@ -21,15 +21,15 @@ Method = Annotated[str, typer.Option("--method", help="A method's name; `feddp m
 Network = Annotated[str, typer.Option(help="A network's name.")]
 Rounds = Annotated[int, typer.Option(help="Communication rounds (the paper: 200).")]
 Epochs = Annotated[
-    int | None, typer.Option(help="Epochs of the calibration stage (the paper: 20, the default); 0 leaves it out.")
+    int | None, typer.Option(help="Epochs of the calibration stage (the paper: 20, the default); 0 leaves the stage out.")
 ]
 Size = Annotated[int, typer.Option(help="Images are resized to SIZE x SIZE pixels, a multiple of 32; the paper: 384.")]
-Seed = Annotated[int, typer.Option(help="Every random draw comes from it.")]
+Seed = Annotated[int, typer.Option(help="The seed of every random draw.")]
 Settings = Annotated[list[str], typer.Option("--set", help="A hyper-parameter, key=value; `feddp methods` lists them.")]
 Then = Annotated[str | None, typer.Option(help="`igc` appends the calibration stage to any method.")]
-Weights = Annotated[str | None, typer.Option(help="Start from a local checkpoint file, or from `timm`'s own weights.")]
+Weights = Annotated[str | None, typer.Option(help="Start from a local checkpoint file, or from the weights of `timm`.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Sites at once in the simulator; default: all.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Sites that run at once in the simulator; default: all.")]
 Environment = Annotated[
     Env, typer.Option("--env", help="One process without FLARE, FLARE's simulator, or POC mode with real certificates.")
 ]

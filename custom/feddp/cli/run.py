@@ -45,9 +45,9 @@ def run(
     env: Environment = Env.sim,
     device: Device = "cpu",
     threads: Threads = None,
-    without_consent: Annotated[str, typer.Option(help="Sites that refuse every exchange among sites, comma-separated.")] = "",
+    without_consent: Annotated[str, typer.Option(help="Sites that refuse all exchanges between sites, comma-separated.")] = "",
 ) -> None:
-    """Run a method over all sites below DATA on this machine, and leave tables and every site's own network in OUT."""
+    """Run a method over all sites below DATA on this machine; OUT gets tables and each site's own network."""
     from feddp.reporting.page import table
     from feddp.run.options import Options, run_here
 
@@ -82,7 +82,7 @@ def job(
     if data is not None:
         names, facts = federation_of(data)
     if not names:
-        raise InputError("which sites? name them with --sites A,B,... or take them from --data ROOT")
+        raise InputError("the job has no sites: name them with --sites A,B,... or take them from --data ROOT")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
     plan = options.plan(facts, names)
     print(export(plan, out, scope, options.initial(plan)))
@@ -101,7 +101,7 @@ def predict(
 
 
 def methods() -> None:
-    """List the methods and every hyper-parameter that --set reaches, with its default."""
+    """List the methods, and every hyper-parameter that --set can change with its default."""
     from feddp.methods import METHODS
     from feddp.plan.schema import Plan
 

@@ -1,1 +1,1 @@
-"""Many runs side by side: the paper's tables and figures (001, IV-C to IV-E) on the user's own data."""
+"""Many runs side by side: the tables and figures of (Wang et al., TMI 2024) and of the other papers, on the user's own data."""

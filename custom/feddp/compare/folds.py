@@ -1,11 +1,11 @@
-"""Cross-validation, as pFLFE's (002, Implementation Details): every image is a test image once.
+"""Cross-validation, as pFLFE's (Xie et al., 2024): every image is a test image once.
 
 OUT/folds/fold-<i>/data/<site>/    the site's folder under the fold's splits
 OUT/folds/fold-<i>/runs/           the fold's runs
 
 The folds follow from the first seed and the site's name, and are the same for all methods and seeds.
-Deviations: the paper does not say whether its folds are of patients or images, nor what selects: here patients, and a
-fifth of a fold's other patients validates.
+Deviations: the paper does not say whether its folds are of patients or images, nor which images select the round: here they
+are of patients, and a fifth of a fold's other patients validates.
 """
 
 from collections.abc import Sequence

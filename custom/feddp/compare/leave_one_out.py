@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from feddp.adaptation import unseen_site
-from feddp.adaptation.adapt import Settings
+from feddp.adaptation.fitting import Settings
 from feddp.adaptation.models import read_models
 from feddp.compare.runs import Campaign, Place, attempt_all
 from feddp.compare.scores import Result, Rows, Unit
@@ -71,7 +71,7 @@ class Adaptation:
     def execute(self, device: str) -> None:
         """InputError where the models or the images do not allow it."""
         shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
-        request = unseen_site.Request(self.strategy, self.settings, score=True)
+        request = unseen_site.AdaptationOptions(self.strategy, self.settings, score=True)
         unseen_site.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, asked_for(device))
 
     @cached_property

@@ -1,7 +1,7 @@
 """What each study of the papers compares, in the order it is shown.
 
-STUDIES are of sites inside the federation. OUTSIDE are of unseen sites: what they are offered, and what IOP-FL (004) varies
-of it, its Table II and its Figs. 6 to 8.
+STUDIES are of sites inside the federation. OUTSIDE are of unseen sites: the strategies that they can use, and what IOP-FL
+(Jiang et al., TMI 2023) varies of them in its Table II and its Figs. 6 to 8.
 
 Deviations: Fig. 7a is of one unseen site and does not say which clients train: here every site in turn is unseen, and the n
 sites inside are the first n of the others in alphabetical order. Fig. 8 removes one loss at a time; "none" is ours.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from feddp.adaptation.adapt import Settings
+from feddp.adaptation.fitting import Settings
 from feddp.compare.scores import BEFORE, FINAL
 from feddp.compare.variants import Variant
 
@@ -71,7 +71,7 @@ _YES = "✓"
 _PRIVATE = ("query", "key", "value", "query|key", "query|head")
 _NETWORKS = ("resnet18-fpn", "resnet34-fpn", "resnet50-fpn", "pvt_v2_b0-fpn", "pvt_v2_b1-fpn", "pvt_v2_b2-fpn")
 _LAMBDAS = ("0", "0.1", "1", "10")
-# 002 says neither which rows its table has nor in which order levels become private: ours from the output, as on U-Net and FPN
+# (Xie et al., 2024) names neither the rows of its table nor the order in which levels become private: ours begins at the output
 _DECODERS = {
     "head": "",
     "1 level": "decoder.1|",
@@ -79,14 +79,14 @@ _DECODERS = {
     "3 levels": "decoder.1|decoder.2|decoder.3|",
     "whole decoder": "decoder|",
 }
-_VIRTUAL = ("iou", "hd")  # what 003 reports
+_VIRTUAL = ("iou", "hd")  # what (Liu et al., 2024) reports
 
 STUDIES: dict[str, Study[TrainedNetworks]] = {
     "ablation": Study(
         "Table III: self-attention (SA), local query (LQ) and calibration (IGC)",
         ("SA", "LQ", "IGC"),
         (
-            # the last round, as LQ hands on: the best of all rounds would be ahead by the choice
+            # the last round, as with LQ: the best of all rounds would have an advantage by the choice
             _entry(("", "", ""), "fedavg@start=last@network=resnet18-fpn"),
             _entry((_YES, "", ""), "fedavg@start=last"),
             _entry((_YES, _YES, ""), "feddp", BEFORE),
@@ -134,7 +134,7 @@ STUDIES: dict[str, Study[TrainedNetworks]] = {
         "Virtual classes' Table II: virtual classes (VC) and personalized affinity aggregation (PAA)",
         ("VC", "PAA"),
         (
-            _entry(("", ""), "fedavg"),  # the same numbers as FedAvg's in 003's Table I
+            _entry(("", ""), "fedavg"),  # the same numbers as FedAvg's in its Table I
             _entry((_YES, ""), "virtual_class@paa=false"),
             _entry(("", _YES), "virtual_class@virtual=0"),
             _entry((_YES, _YES), "virtual_class"),
@@ -174,7 +174,7 @@ STUDIES: dict[str, Study[TrainedNetworks]] = {
     "vc_lambda": Study(
         "Virtual classes' Fig. 8 g, h: the weight λ_v of the virtual classes' loss",
         ("λ_v",),
-        # 003's text does not give the figure's values, only that less than 1 is worse
+        # (Liu et al., 2024) does not give the figure's values, only that less than 1 is worse
         tuple(_entry((weight,), f"virtual_class@lambda_v={weight}") for weight in ("0.1", "0.5", "1", "2")),
         _VIRTUAL,
     ),

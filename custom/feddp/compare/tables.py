@@ -107,7 +107,7 @@ def scores_table(
 
 
 def spread_table(named: Mapping[str, Result], sites: list[str]) -> ResultTable:
-    """Dice as 002 reports it: the mean over clients, the mean over all test images, and the variance over clients (points²)."""
+    """Dice as in (Xie et al., 2024): means over clients and over all test images, variance over clients (points²)."""
     rows: list[tuple[Cell, ...]] = []
     for label, result in named.items():
         if not result.folders:

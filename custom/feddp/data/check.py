@@ -1,4 +1,4 @@
-"""Everything that is wrong with a site's folder, or with all the sites' folders under a root, at once."""
+"""Lists all problems of a site's folder, or of all sites' folders under a root."""
 
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ PARTS = ("dataset.json", "split.csv", "images", "masks")
 
 
 def check(path: Path) -> list[Problem]:
-    """All problems of a site's folder, or of every site's folder under a root; empty where all is well.
+    """Returns all problems of a site's folder, or of every site's folder under a root.
 
-    Nothing stops the check: an unreadable file is a problem like any other. A site whose dataset.json says
-    "unseen": true is only ever tested on, and may leave train and val empty.
+    An unreadable file does not stop the check; it is one of the problems. A site with "unseen": true in its dataset.json is
+    only tested on, so its splits train and val may be empty.
     """
     path = Path(path)
     if _looks_like_site(path):
         return _check_site(path)
-    hidden = "."  # what `write_site` left of an interrupted run is not a site
+    hidden = "."  # hidden folders are left by an interrupted `write_site` and are not sites
     children = sorted(path.iterdir()) if path.is_dir() else []
     sites = [child for child in children if _looks_like_site(child) and not child.name.startswith(hidden)]
     if not sites:
@@ -35,7 +35,7 @@ def _looks_like_site(path: Path) -> bool:
 
 def _check_site(site: Path) -> list[Problem]:
     facts, problems = read_dataset(site / "dataset.json")
-    # Without a sound dataset.json the pixels have no rule to be held against; outside the folder they are not looked at.
+    # pixels are checked only with a valid dataset.json, which gives the rules, and only inside the folder
     sound = not problems
     rows, more = read_split(site / "split.csv")
     problems += more
@@ -48,7 +48,7 @@ def _check_site(site: Path) -> list[Problem]:
             problems += _strangers(site / part, stems if readable else None)
         except BadFile as bad:
             problems.append(bad.problem)
-            sound = False  # its files are not read
+            sound = False  # the files outside are not read
     for row in track(rows, f"Checking {site.name}"):
         if sound:
             problems += _check_pixels(site, row, facts["channels"], len(facts["classes"]))
@@ -65,7 +65,7 @@ def _empty_splits(site: Path, facts: dict[str, Any], rows: tuple[Row, ...]) -> l
 
 
 def _strangers(folder: Path, stems: set[str] | None) -> list[Problem]:
-    """Files that no line of split.csv speaks of; `stems` is None where split.csv itself could not be read.
+    """Returns the problems of files that split.csv does not list; `stems` is None if split.csv could not be read.
 
     Raises:
         BadFile: `folder` is a link that leads out of the site's folder, or a loop.

@@ -1,12 +1,12 @@
-"""What a site's dataset.json and split.csv say, and everything that is wrong with them.
+"""Reads a site's dataset.json and split.csv and lists their problems.
 
-dataset.json   {"name": str, "channels": 1|3, "classes": [str, ...], "labels": "nested"|"exclusive", ...extra facts}
+dataset.json   {"name": str, "channels": 1|3, "classes": [str, ...], "labels": "nested"|"exclusive", ...more metadata}
 split.csv      header `image,patient,split`; image is the stem of the file, split is train, val or test
 
-Among the extra facts, "volumes": "patient" says that the images of one patient are the slices of one volume, so that results
-are reported by case as well. Where it is left out, every image is a picture of its own, whoever it is of.
+The optional entry "volumes": "patient" means that the images of one patient are the slices of one volume; results are then also
+reported per case. Without it, every image is a separate picture.
 
-Reading collects problems instead of raising at the first, so that opening a folder and checking one share every rule.
+The readers collect problems instead of raising at the first one, so opening a folder and checking it use the same rules.
 """
 
 import csv
@@ -25,7 +25,7 @@ from feddp.reading import is_name, read, read_json, short
 SPLITS = ("train", "val", "test")
 LABELS = ("nested", "exclusive")
 HEADER = ["image", "patient", "split"]
-VOLUMES = "patient"  # the column whose equal values make one volume
+VOLUMES = "patient"  # rows with the same value in this column are one volume
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Row:
 
 
 def read_dataset(file: Path) -> tuple[dict[str, Any], list[Problem]]:
-    """The facts in dataset.json, and what is wrong with them. Facts are complete only where there is no problem."""
+    """Returns the metadata in dataset.json and its problems; the metadata are complete only if there is no problem."""
     try:
         facts = read_json(file, within=file.parent)
     except FileNotFoundError:
@@ -69,9 +69,9 @@ def read_dataset(file: Path) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def read_split(file: Path) -> tuple[tuple[Row, ...], list[Problem]]:
-    """The well-formed lines of split.csv, and what is wrong with the file.
+    """Returns the well-formed lines of split.csv, and the problems of the file.
 
-    A stem that comes twice is kept once; a line with an unknown split or an empty field is left out.
+    Of a repeated stem, the first line is kept; lines with an unknown split or an empty field are left out.
     """
     try:
         lines = read_lines(read(file, TABLE_BYTES, within=file.parent), file)
@@ -80,15 +80,15 @@ def read_split(file: Path) -> tuple[tuple[Row, ...], list[Problem]]:
     except BadFile as bad:
         return (), [bad.problem]
     if not lines or lines[0] != HEADER:
-        found = ",".join(lines[0]) if lines else ""
-        return (), [Problem(file, f"has the header {short(found)!r}", "Make it image,patient,split, comma separated")]
+        header = ",".join(lines[0]) if lines else ""
+        return (), [Problem(file, f"has the header {short(header)!r}", "Make it image,patient,split, comma separated")]
 
     problems: list[Problem] = []
     rows: dict[str, Row] = {}
     splits = defaultdict(set)
     for line in lines[1:]:
         if len(line) != 3 or not all(line):
-            problems.append(Problem(file, f"line {short(','.join(line))!r} has not three fields", "Complete it"))
+            problems.append(Problem(file, f"line {short(','.join(line))!r} does not have three fields", "Complete it"))
             continue
         row = Row(*line)
         if "/" in row.image or "\\" in row.image:
@@ -113,7 +113,7 @@ def read_split(file: Path) -> tuple[tuple[Row, ...], list[Problem]]:
 
 
 def read_lines(content: bytes, file: Path) -> list[list[str]]:
-    """The fields of every line of a CSV table that is not empty. BadFile where it is no text, or too many or too long lines."""
+    """Returns the fields of every non-empty line of a CSV table; raises BadFile if it is not text or is too large."""
     try:
         # utf-8-sig: spreadsheets write byte-order marks
         return list(_fields(content.decode("utf-8-sig")))
@@ -127,7 +127,7 @@ def _fields(text: str) -> Iterator[list[str]]:
             raise csv.Error(f"it has more than {TABLE_ROWS} lines")
         if len(line) > TABLE_LINE:
             raise csv.Error(f"line {number} has more than {TABLE_LINE} characters")
-        # line by line: with line ends inside its quotes a line could be as long as the file.
+        # line by line, because a quoted field may contain line ends and grow as long as the file.
         # skipinitialspace: people write blanks after commas
         for fields in csv.reader([line], skipinitialspace=True):
             if any(fields):
@@ -135,10 +135,10 @@ def _fields(text: str) -> Iterator[list[str]]:
 
 
 def _unfit(row: Row) -> str:
-    """What is wrong with the names of a row, if anything."""
+    """Returns the fault of a row's names, or ""."""
     if len(f"{row.image}.png".encode()) > FILE_NAME:
-        return f"image {short(row.image)!r} has a longer name than a file may have ({FILE_NAME} bytes with .png)"
+        return f"image {short(row.image)!r} has a name too long for a file ({FILE_NAME} bytes with .png)"
     for kind, name in (("image", row.image), ("patient", row.patient)):
         if not is_name(name):
-            return f"{kind} {short(name)!r} has no name that is a line of at most {NAME} characters"
+            return f"the name of {kind} {short(name)!r} is not a line of at most {NAME} characters"
     return ""

@@ -1,11 +1,11 @@
-"""A site's folder: the only data format anything in feddp reads.
+"""A site's folder: the only data format that feddp reads.
 
-    <root>/<site>/dataset.json    what the data are: name, channels, classes, labels, and any further facts
+    <root>/<site>/dataset.json    metadata of the data: name, channels, classes, labels, and any more
     <root>/<site>/split.csv       image,patient,split
     <root>/<site>/images/<stem>.png    8-bit, one or three channels
     <root>/<site>/masks/<stem>.png     8-bit, one channel, 0 (background) to C
 
-labels "nested": class c's map is mask >= c (the optic disc includes the cup). "exclusive": mask == c.
+labels "nested": the map of class c is mask >= c (the optic disc includes the cup). "exclusive": mask == c.
 """
 
 import csv
@@ -27,7 +27,7 @@ RawSample = tuple[str, str, str, np.ndarray, np.ndarray]
 
 
 class Described(Protocol):
-    """A site's folder, a plan, a network: it says of which data it is."""
+    """The kind of data of a site's folder, a plan or a network."""
 
     @property
     def channels(self) -> int: ...
@@ -41,7 +41,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class SiteFolder:
-    """A site's folder whose dataset.json and split.csv are in order; the PNGs are read by `feddp.data.loading`."""
+    """A site's folder with a valid dataset.json and split.csv; `feddp.data.loading` reads the PNGs."""
 
     path: Path
     site: str
@@ -54,10 +54,10 @@ class SiteFolder:
 
     @classmethod
     def open(cls, path: Path) -> "SiteFolder":
-        """Read the two description files. InputError names the first problem, and counts the others."""
+        """Reads dataset.json and split.csv; raises InputError with the first problem and the number of others."""
         path = Path(path)
         if not path.is_dir():
-            raise InputError(f"{path}: there is no such folder. Give a site's folder, one with a dataset.json in it.")
+            raise InputError(f"{path}: there is no such folder. Give a site's folder, which has a dataset.json.")
         facts, problems = read_dataset(path / "dataset.json")
         rows, more = read_split(path / "split.csv")
         problems += more
@@ -82,41 +82,41 @@ class SiteFolder:
         return self.path / "masks" / f"{stem}.png"
 
     def rows_of(self, split: str) -> tuple[Row, ...]:
-        """The rows of train, val or test, in the order of split.csv. InputError for any other word."""
+        """Returns the rows of train, val or test, in the order of split.csv; raises InputError for any other word."""
         if split not in SPLITS:
             raise InputError(f"{self.path}: there is no split {split!r}. Use train, val or test.")
         return tuple(row for row in self.rows if row.split == split)
 
 
 def facts_of(described: Described) -> dict[str, Any]:
-    """What data and whatever is made for them have in common, by name."""
+    """Returns the metadata that a folder and a plan or network for it must share, by name."""
     return {"channels": described.channels, "classes": described.classes, "labels": described.labels}
 
 
 def misfit(folder: SiteFolder, wanted: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """(what the folder's data are, what is wanted) where the two differ; None where the data fit.
+    """Returns (the folder's values, the wanted values) if they differ, else None.
 
-    `wanted` are the facts of a plan or of a network (`facts_of`), or those of them that matter.
+    `wanted` is the metadata of a plan or a network (`facts_of`), or a part of it.
     """
-    found, values = tuple(getattr(folder, name) for name in wanted), tuple(wanted.values())
-    return None if found == values else (found, values)
+    actual, values = tuple(getattr(folder, name) for name in wanted), tuple(wanted.values())
+    return None if actual == values else (actual, values)
 
 
 def find_sites(root: Path) -> list[Path]:
-    """The sites' folders directly under `root`, sorted by name. InputError if there is none."""
+    """Returns the sites' folders directly under `root`, sorted by name; raises InputError if there is none."""
     root = Path(root)
-    # A folder that begins with a dot is a site half written by `write_site`.
+    # hidden folders are left by an interrupted `write_site`
     sites = sorted(file.parent for file in root.glob("*/dataset.json") if not file.parent.name.startswith("."))
     if not sites:
         raise InputError(
-            f"{root}: no site's folder found (none of its folders has a dataset.json). "
+            f"{root} contains no site's folder (none of its folders has a dataset.json). "
             "Give the folder that holds the sites' folders."
         )
     return sites
 
 
 def refuse_occupied(paths: Iterable[Path]) -> None:
-    """InputError naming every path that exists and is not an empty folder: nothing is ever overwritten."""
+    """Raises InputError with every path that exists and is not an empty folder; feddp never overwrites."""
     occupied = [path for path in paths if path.exists() and not (path.is_dir() and not any(path.iterdir()))]
     if occupied:
         listed = ", ".join(map(str, occupied))
@@ -124,11 +124,14 @@ def refuse_occupied(paths: Iterable[Path]) -> None:
 
 
 def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]) -> None:
-    """Write a whole site's folder, or nothing.
+    """Writes a whole site's folder, or nothing.
 
-    `dataset` becomes dataset.json; samples are (stem, patient, split, image uint8 (H, W, 3) or (H, W), mask uint8
-    (H, W)). All is written to a hidden sibling and renamed at the end, so an interrupted run leaves no site behind.
-    InputError if the target is not empty, or if what was written would not open again as a site's folder.
+    `dataset` becomes dataset.json; samples are (stem, patient, split, image uint8 (H, W, 3) or (H, W), mask uint8 (H, W)).
+    Files are written to a hidden folder beside the target, which is renamed at the end, so an interrupted run leaves no
+    incomplete site.
+
+    Raises:
+        InputError: the target is not empty, or the written folder is not a valid site's folder.
     """
     path = Path(path)
     refuse_occupied([path])
@@ -159,6 +162,6 @@ def _demand_pixels(name: str, dataset: dict[str, Any], image: np.ndarray, mask: 
     if image.dtype != np.uint8 or mask.dtype != np.uint8:
         raise InputError(f"{name}: image is {image.dtype}, mask {mask.dtype}. Give both as uint8.")
     if image.shape != (*mask.shape, *([channels] if channels > 1 else [])):
-        raise InputError(f"{name}: image {image.shape} and mask {mask.shape} do not fit {channels} channel(s).")
+        raise InputError(f"{name}: image {image.shape} and mask {mask.shape} do not fit {channels} channel(s). Correct them.")
     if mask.max(initial=0) > top:
-        raise InputError(f"{name}: the mask holds the value {mask.max()}. Use 0 to {top}.")
+        raise InputError(f"{name}: the mask has the value {mask.max()}. Use 0 to {top}.")

@@ -1,4 +1,4 @@
-"""A site's folder dealt anew for cross-validation: its own images and masks, under other splits."""
+"""Folds of a site's folder for cross-validation: the same images and masks with other splits."""
 
 import csv
 import os
@@ -15,7 +15,7 @@ Lines = list[list[str]]  # of a split.csv
 
 
 def deal(site: SiteFolder, folds: int, seed: int) -> list[Lines]:
-    """The site's split.csv of every fold, its images in the same order. InputError where it has too few patients."""
+    """Returns the site's split.csv per fold, with images in the same order; raises InputError if patients are too few."""
     splits = deal_patients((row.patient for row in site.rows), folds, seed)
     if not splits:
         patients = len({row.patient for row in site.rows})
@@ -24,12 +24,13 @@ def deal(site: SiteFolder, folds: int, seed: int) -> list[Lines]:
 
 
 def write_fold(site: SiteFolder, target: Path, lines: Lines) -> None:
-    """Writes dataset.json as it is, split.csv, and the images and masks; leaves a folder that is there already.
+    """Writes an unchanged dataset.json, split.csv, the images and the masks; an existing equal folder is kept.
 
-    They are hard links, or copies on another file system: a link that leads out of a site's folder is not read.
+    Images and masks are hard links, or copies on another file system. Symbolic links would lead out of the site's folder and
+    would not be read.
 
     Raises:
-        InputError: the folder that is there holds anything else.
+        InputError: `target` exists with other content.
     """
     facts = (site.path / "dataset.json").read_bytes()
     if not target.exists():
@@ -39,7 +40,7 @@ def write_fold(site: SiteFolder, target: Path, lines: Lines) -> None:
 
 
 def _write(site: SiteFolder, target: Path, facts: bytes, lines: Lines) -> None:
-    """All in a hidden sibling, renamed at the end: an interrupted run leaves no half a site behind."""
+    """Writes to a hidden folder beside the target and renames it, so an interrupted run leaves no incomplete site."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -55,7 +56,7 @@ def _write(site: SiteFolder, target: Path, facts: bytes, lines: Lines) -> None:
 def _place(file: Path, target: Path) -> None:
     try:
         os.link(file, target)
-    except OSError:  # another file system, or one without links, or somebody else's file
+    except OSError:  # another file system, a file system without links, or another user's file
         shutil.copyfile(file, target)
 
 

@@ -1,4 +1,4 @@
-"""Images to predict: the test images of a site's folder, or any folder of PNGs; and predictions as masks."""
+"""Images for prediction, from a site's folder (split test) or any folder of PNGs, and predictions as masks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ SPLIT = "test"
 
 @dataclass(frozen=True)
 class Images:
-    """Image files of a folder, and the site's folder that it is, if it is one."""
+    """The image files of a folder; `site` is set if it is a site's folder."""
 
     files: list[Path]
     folder: Path
@@ -26,27 +26,27 @@ class Images:
 
     @classmethod
     def of(cls, folder: Path) -> "Images":
-        """The images of split test of a site's folder, or all PNGs of any other. No mask is looked at.
+        """Returns the images of split test of a site's folder, or all PNGs of another folder. No mask is read.
 
         Raises:
-            InputError: there is no image, or the site's folder is not in order.
+            InputError: there is no image, or the site's folder is not valid.
         """
         if (folder / "dataset.json").exists():
             site = SiteFolder.open(folder)
             files = [site.image_path(row.image) for row in site.rows_of(SPLIT)]
             if not files:
-                raise InputError(f"{folder} has no image in split {SPLIT}; put some there in split.csv, or name its images/")
+                raise InputError(f"{folder} has no image in split {SPLIT}; add some to split.csv, or name its folder images/")
             return cls(files, folder, site)
         files = sorted(folder.glob("*.png"))
         if not files:
-            raise InputError(f"{folder} holds no PNG and is no site's folder; name a folder of images, or a site's")
+            raise InputError(f"{folder} has no PNG and is not a site's folder; name a folder of images, or a site's folder")
         return cls(files, folder, None)
 
     def read(self, channels: int, size: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
-        """What the network is given, (channels, size, size) each, and the images' own heights and widths.
+        """Returns the network's inputs, (channels, size, size) each, and the original heights and widths of the images.
 
         Raises:
-            InputError: an image is missing, unreadable or of other channels.
+            InputError: an image is missing, unreadable or has another number of channels.
         """
         inputs, shapes = [], []
         for file in track(self.files, f"Loading {len(self.files)} images"):
@@ -57,9 +57,9 @@ class Images:
 
 
 def label_mask(maps: torch.Tensor, labels: str) -> np.ndarray:
-    """Class maps (C, H, W), boolean -> a mask (H, W) of 0 to C; the last class of several at a pixel counts.
+    """Converts boolean class maps (C, H, W) to a mask (H, W) of 0 to C; of several classes at a pixel, the last one counts.
 
-    With nested labels a class counts only inside the ones before it, as a mask of nested classes can say nothing else.
+    With nested labels a class counts only inside the classes before it; a mask of nested classes cannot express anything else.
     """
     if labels == "nested":
         return maps.int().cummin(dim=0).values.sum(dim=0).to(torch.uint8).numpy()

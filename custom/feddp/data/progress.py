@@ -1,4 +1,4 @@
-"""A progress bar on stderr, so that stdout stays for results."""
+"""A progress bar on stderr; stdout is for results."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """`items`, with a bar that names `what` while they are consumed; silent where stderr is no terminal."""
-    # A console of its own: rich allows one live display a console, and a caller may be showing one already.
+    """Yields `items` and shows a bar with the text `what` meanwhile; silent if stderr is not a terminal."""
+    # a separate console: rich allows one live display per console, and the caller may already show one
     console = Console(stderr=True)
     yield from rich_track(
         items, description=what, total=total, console=console, transient=True, disable=not console.is_terminal

@@ -1,12 +1,12 @@
-"""Synthetic sites: lesions in tissue, seen and annotated as differently as four hospitals do.
+"""Synthetic sites: images of lesions in tissue, with devices and annotations as different as at four hospitals.
 
-Sites differ in tint, contrast, texture, noise, vignette and lesion size, and in annotation habit: a lesion fades into
-an ambiguous halo, and one site's raters draw wide, another's tight, others as they see it or with a smooth hand. The
-wide and the tight raters look through the same kind of device (one texture, noise and vignette; little is left of tint
-and gain once each channel is normalised), so no single network can please both.
+Sites differ in tint, contrast, texture, noise, vignette, lesion size and annotation habits. A lesion fades into an ambiguous
+halo; the raters of one site draw a wide outline, those of another a tight one, the others an exact or a smooth one. The wide
+and the tight raters use the same kind of device (equal texture, noise and vignette; normalisation per channel removes most of
+tint and gain), so no single network can fit both.
 
-Every number of a site is in its dataset.json under "habits". Chance comes from (seed, site) for a site's habits and
-from (seed, site, image) for an image, so any site can be made alone, with the same bits.
+All numbers of a site are in its dataset.json under "habits". A site's habits depend on (seed, site), an image on (seed, site,
+image), so any site can be made alone, with the same bits.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +22,7 @@ from feddp.data.progress import track
 
 @dataclass(frozen=True)
 class Habits:
-    """What sets a site apart. Lengths are shares of the image's side, intensities shares of full scale."""
+    """The characteristics of a site. Lengths are fractions of the image's side, intensities of full scale."""
 
     tint: tuple[float, float, float]  # tissue colour
     gain: float  # of the whole image
@@ -33,7 +33,7 @@ class Habits:
     vignette: float  # darkening at the corners
     contrast: float  # of a lesion against tissue
     lesion_radius: tuple[float, float]
-    margin: float  # drawn outside (> 0) or inside (< 0) the lesion's edge
+    margin: float  # distance of the outline outside (> 0) or inside (< 0) the lesion's edge
     smoothing: float  # of the drawn outline
 
 
@@ -44,16 +44,16 @@ KINDS = (
     Habits((0.45, 0.36, 0.42), 0.85, 1.5, 0.02, 0.08, 0.05, 0.1, 0.2, (0.07, 0.14), margin=0.0, smoothing=0.0),
     Habits((0.66, 0.50, 0.34), 1.05, 0.7, 0.12, 0.06, 0.015, 0.5, 0.13, (0.13, 0.24), margin=0.0, smoothing=0.03),
 )
-LESION = np.array([0.2, -1.0, -0.6])  # redder and darker, whatever the tissue's colour
-EMPTY = 0.1  # of the images show no lesion
-HALO = 1.6  # how far the halo reaches, in radii of the lesion
+LESION = np.array([0.2, -1.0, -0.6])  # redder and darker than any tissue colour
+EMPTY = 0.1  # fraction of the images without a lesion
+HALO = 1.6  # radius of the halo, in radii of the lesion
 
 
 def synthesize(root: Path, sites: int = 4, images: int = 60, size: int = 96, seed: int = 0) -> None:
-    """Write <root>/site-1 to site-<sites>, each of `images` RGB images of size x size pixels.
+    """Writes <root>/site-1 to site-<sites>, each with `images` RGB images of size x size pixels.
 
-    Two images are of one patient; patients are split 60/20/20. From site 5 on the four kinds of site come again, with
-    other chance. InputError if one of the folders is not empty.
+    Each patient has two images; patients are split 60/20/20. From site 5 on, the four kinds of site repeat with other random
+    numbers. Raises InputError if one of the folders is not empty.
     """
     folders = [Path(root) / f"site-{number}" for number in range(1, sites + 1)]
     refuse_occupied(folders)
@@ -62,7 +62,7 @@ def synthesize(root: Path, sites: int = 4, images: int = 60, size: int = 96, see
 
 
 def synthesize_site(folder: Path, index: int, images: int, size: int, seed: int) -> None:
-    """Write site number `index`, from 0, alone; the bits are those it has in a whole set of sites."""
+    """Writes only site number `index`, from 0, with the same bits as in a whole set of sites."""
     habits = habits_of(index, seed)
     patients = [f"P{number // 2:03d}" for number in range(images)]
     splits = split_patients(patients, seed)
@@ -80,7 +80,7 @@ def synthesize_site(folder: Path, index: int, images: int, size: int, seed: int)
             f"image-{number:03d}",
             patient,
             splits[patient],
-            *draw(habits, size, _chance(seed, index, number)),
+            *draw(habits, size, _rng(seed, index, number)),
         )
         for number, patient in enumerate(track(patients, f"Drawing {Path(folder).name}"))
     )
@@ -88,63 +88,63 @@ def synthesize_site(folder: Path, index: int, images: int, size: int, seed: int)
 
 
 def habits_of(index: int, seed: int) -> Habits:
-    """The habits of site `index`: one of the four kinds, its colour and contrast varied a little by chance."""
-    chance = _chance(seed, index)
+    """Returns the habits of site `index`: one of the four kinds, with small random changes of colour and contrast."""
+    rng = _rng(seed, index)
     kind = KINDS[index % len(KINDS)]
-    tint = [round(float(c), 4) for c in kind.tint + chance.uniform(-0.03, 0.03, 3)]
+    tint = [round(float(c), 4) for c in kind.tint + rng.uniform(-0.03, 0.03, 3)]
     return replace(
         kind,
         tint=(tint[0], tint[1], tint[2]),
-        gain=round(float(kind.gain * chance.uniform(0.95, 1.05)), 4),
-        gamma=round(float(kind.gamma * chance.uniform(0.95, 1.05)), 4),
+        gain=round(float(kind.gain * rng.uniform(0.95, 1.05)), 4),
+        gamma=round(float(kind.gamma * rng.uniform(0.95, 1.05)), 4),
     )
 
 
-def _chance(*where: int) -> np.random.Generator:
-    # The length comes first: to numpy a list of seeds is the same as that list with zeros after it.
-    return np.random.default_rng([len(where), *where])
+def _rng(*parts: int) -> np.random.Generator:
+    # the length comes first, because numpy ignores zeros at the end of a list of seeds
+    return np.random.default_rng([len(parts), *parts])
 
 
-def draw(habits: Habits, size: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """One image uint8 (size, size, 3) and the mask its site's raters would draw, uint8 (size, size) of 0 and 1."""
+def draw(habits: Habits, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Returns an image, uint8 (size, size, 3), and the mask of the site's raters, uint8 (size, size) of 0 and 1."""
     y, x = np.mgrid[:size, :size] / (size - 1)
-    shading = habits.texture * _smooth(chance, size, habits.texture_scale)
-    shading += 0.05 * _smooth(chance, size, 0.25)  # folds and uneven light, at every site
-    colour = habits.tint * (1 + 0.05 * chance.standard_normal(3)) + shading[..., None]
+    shading = habits.texture * _smooth(rng, size, habits.texture_scale)
+    shading += 0.05 * _smooth(rng, size, 0.25)  # folds and uneven light, at every site
+    colour = habits.tint * (1 + 0.05 * rng.standard_normal(3)) + shading[..., None]
 
     drawn = np.zeros((size, size), bool)
-    if chance.random() >= EMPTY:
-        for _ in range(chance.integers(1, 3)):
-            depth, lesion = _lesion(habits, x, y, chance)
-            colour += habits.contrast * chance.uniform(0.8, 1.2) * depth[..., None] * LESION
+    if rng.random() >= EMPTY:
+        for _ in range(rng.integers(1, 3)):
+            depth, lesion = _lesion(habits, x, y, rng)
+            colour += habits.contrast * rng.uniform(0.8, 1.2) * depth[..., None] * LESION
             drawn |= _annotate(lesion, habits)
 
-    # A dark blotch of another colour, for darkness alone must not give a lesion away.
-    blotch, _ = _lesion(habits, x, y, chance)
+    # a dark blotch of another colour, so that darkness alone does not identify a lesion
+    blotch, _ = _lesion(habits, x, y, rng)
     colour -= 0.1 * blotch[..., None]
     colour *= (1 - habits.vignette * 2 * ((x - 0.5) ** 2 + (y - 0.5) ** 2))[..., None]
-    colour = habits.gain * np.clip(colour, 0, 1) ** habits.gamma + habits.noise * chance.standard_normal(colour.shape)
+    colour = habits.gain * np.clip(colour, 0, 1) ** habits.gamma + habits.noise * rng.standard_normal(colour.shape)
     return np.round(255 * np.clip(colour, 0, 1)).astype(np.uint8), drawn.astype(np.uint8)
 
 
-def _smooth(chance: np.random.Generator, size: int, scale: float) -> np.ndarray:
-    """Noise of unit standard deviation, smooth over `scale` of the side."""
-    field: np.ndarray = gaussian_filter(chance.standard_normal((size, size)), scale * size, mode="wrap")
+def _smooth(rng: np.random.Generator, size: int, scale: float) -> np.ndarray:
+    """Returns noise of unit standard deviation, smooth over the fraction `scale` of the side."""
+    field: np.ndarray = gaussian_filter(rng.standard_normal((size, size)), scale * size, mode="wrap")
     unit: np.ndarray = (field - field.mean()) / field.std()
     return unit
 
 
-def _lesion(habits: Habits, x: np.ndarray, y: np.ndarray, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """How much lesion there is at each pixel, 0 to 1 with a soft edge and a halo, and what is inside its true edge."""
-    radius = chance.uniform(*habits.lesion_radius)
-    cx, cy = chance.uniform(0.1 + radius, 0.9 - radius, 2)
-    stretch, turn = chance.uniform(0.75, 1.0), chance.uniform(0, np.pi)
+def _lesion(habits: Habits, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lesion's strength per pixel, 0 to 1 with a soft edge and a halo, and the pixels inside its true edge."""
+    radius = rng.uniform(*habits.lesion_radius)
+    cx, cy = rng.uniform(0.1 + radius, 0.9 - radius, 2)
+    stretch, turn = rng.uniform(0.75, 1.0), rng.uniform(0, np.pi)
     u = (x - cx) * np.cos(turn) + (y - cy) * np.sin(turn)
     v = ((y - cy) * np.cos(turn) - (x - cx) * np.sin(turn)) / stretch
     angle = np.arctan2(v, u)
     edge = radius * np.ones_like(angle)
     for order in (2, 3, 4, 5):
-        edge += radius * chance.uniform(0, 0.3 / order) * np.cos(order * angle + chance.uniform(0, 2 * np.pi))
+        edge += radius * rng.uniform(0, 0.3 / order) * np.cos(order * angle + rng.uniform(0, 2 * np.pi))
     distance = np.hypot(u, v) / edge  # 1 on the edge
     core = 1 / (1 + np.exp(np.clip((distance - 0.9) / 0.12, -50, 50)))
     halo = np.clip((HALO - distance) / (HALO - 0.8), 0, 1)
@@ -152,7 +152,7 @@ def _lesion(habits: Habits, x: np.ndarray, y: np.ndarray, chance: np.random.Gene
 
 
 def _annotate(lesion: np.ndarray, habits: Habits) -> np.ndarray:
-    """The outline the site's raters draw round a lesion (bool to bool)."""
+    """Returns the lesion as the site's raters draw it (boolean maps)."""
     size = len(lesion)
     outside = distance_transform_edt(~lesion) - distance_transform_edt(lesion)
     drawn = outside < habits.margin * size if habits.margin else lesion

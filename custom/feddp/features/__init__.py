@@ -1,1 +1,1 @@
-"""What the networks of finished runs make of pixels, and how far apart it puts foreground and background."""
+"""Features that the networks of finished runs compute for pixels, and the divergence of foreground and background."""

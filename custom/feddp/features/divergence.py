@@ -1,4 +1,4 @@
-"""The KL divergence between foreground and background features, for pFLFE's Table 5 (002).
+"""The KL divergence between foreground and background features, for pFLFE's Table 5 (Xie et al., 2024).
 
 Deviations: the paper gives no formula and names no direction. Ours is the closed form between Gaussians with diagonal
 covariances, fitted to the two sets, as the mean of both directions. It is 0 where the sets are alike and grows with their
@@ -9,14 +9,14 @@ and ours cannot be compared.
 
 import numpy as np
 
-FLOOR = 1e-6  # of a feature's variance over both sets together
+FLOOR = 1e-6  # smallest variance of a feature in a set, as a fraction of its variance over both sets
 
 
 def divergence(foreground: np.ndarray, background: np.ndarray) -> float | None:
-    """½ KL(F‖B) + ½ KL(B‖F) in nats, a sum over features, so that it compares networks of one width; None below 2 pixels.
+    """Returns ½ KL(F‖B) + ½ KL(B‖F) in nats, or None below 2 pixels. It is a sum over features, so compare equal widths only.
 
     foreground (n, width) and background (m, width). A feature that is equal at all pixels is left out. A feature that is
-    constant in one set only, where the divergence would be infinite, gets there FLOOR times its variance over both sets.
+    constant in one set only, for which the divergence would be infinite, gets FLOOR times its variance over both sets.
     """
     if min(len(foreground), len(background)) < 2:
         return None
@@ -28,7 +28,7 @@ def divergence(foreground: np.ndarray, background: np.ndarray) -> float | None:
 
 
 def gaussian_kl(mean: np.ndarray, variance: np.ndarray, other_mean: np.ndarray, other_variance: np.ndarray) -> float:
-    """KL(N(mean, variance) ‖ N(other_mean, other_variance)), diagonal, (width,) each:
+    """Returns KL(N(mean, variance) ‖ N(other_mean, other_variance)), diagonal, (width,) each:
 
     ½ Σ [ln(σ'²/σ²) + (σ² + (μ − μ')²)/σ'² − 1], in nats.
     """

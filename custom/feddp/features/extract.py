@@ -1,6 +1,7 @@
 """A network's features of pixels, and a seeded sample of them for every class.
 
-There are two layers. DECODER: the input of the segmentation head, which 003's Fig. 8 (a, b) and 002's Fig. 1 show.
+There are two layers. DECODER: the input of the segmentation head, which (Liu et al., 2024, Fig. 8 a, b) and
+(Xie et al., 2024, Fig. 1) show.
 ENCODER: the deepest of the decoder's inputs, which pFLFE's enhancement trains; Table 5's "global feature" may mean it.
 A pixel is a pixel of the layer's map; its class is the mask's at its centre.
 """
@@ -37,7 +38,7 @@ class Pixels:
 def sample_pixels(
     network: nn.Module, samples: Sequence[Sample], labels: str, layer: str, per_class: int, seed: int, what: str
 ) -> Pixels:
-    """Up to `per_class` pixels of every class, drawn uniformly from all images of `samples` without replacement.
+    """Draws up to `per_class` pixels of every class uniformly from all images of `samples`, without replacement.
 
     Every pixel draws a number, and the pixels of a class with the smallest numbers are kept, so that the maps of one batch at
     most are in memory. The draws depend on the seed only: for two networks with maps of one size, the same pixels are drawn.
@@ -67,7 +68,7 @@ def sample_pixels(
 
 @contextmanager
 def tapped(network: nn.Module, layer: str) -> Iterator[list[Tensor]]:
-    """Inside the block, every forward pass of `network` appends the layer's map (B, width, h, w) to the list.
+    """Yields a list to which every forward pass of `network` appends the layer's map (B, width, h, w).
 
     Raises:
         InputError: there is no layer of this name, or the network does not have it.

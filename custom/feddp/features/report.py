@@ -25,7 +25,7 @@ from feddp.training.seeds import seed_of
 NOTE = (
     "½ KL(F‖B) + ½ KL(B‖F), in nats, of Gaussians with diagonal covariances fitted to the {layer} features of sampled pixels"
     " of the test images, foreground F (up to {count} of each class) and background B (up to {count}). 0 where they are alike,"
-    " more where they are further apart. 002 gives no formula, and calls a smaller one better."
+    " more where they are further apart. (Xie et al., 2024) gives no formula, and calls a smaller value better."
 )
 
 
@@ -100,7 +100,7 @@ def _divergence(pixels: Pixels | None) -> float | None:
 
 
 def _pixels(request: FeaturesRequest, file: Path, folder: SiteFolder) -> Pixels:
-    """InputError where the data of `folder` do not fit the network, or it has no test image."""
+    """Returns sampled pixels; raises InputError if the data of `folder` do not fit the network, or it has no test image."""
     metadata = described(file)
     if differing := misfit(folder, facts_of(metadata)):
         raise InputError(

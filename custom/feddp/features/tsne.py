@@ -1,4 +1,4 @@
-"""t-SNE of pixel features (002, Fig. 1; 003, Fig. 8 a, b), by scikit-learn."""
+"""t-SNE of pixel features (Xie et al., 2024, Fig. 1; Liu et al., 2024, Fig. 8 a, b), by scikit-learn."""
 
 import numpy as np
 from sklearn.manifold import TSNE

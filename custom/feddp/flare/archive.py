@@ -65,9 +65,9 @@ def _unreadable(error: Exception) -> InputError:
     return InputError(f"the app is not a readable zip ({error}); submit the job again")
 
 
-def require_files(what: str, found: Iterable[str], wanted: Collection[str]) -> None:
+def require_files(what: str, names: Iterable[str], wanted: Collection[str]) -> None:
     """Raises InputError if the files are not exactly the wanted ones and FLARE's signatures."""
-    files = list(found)
+    files = list(names)
     for name in files:
         if name not in wanted and name not in SIGNATURES:
             raise InputError(f"{what} holds {name[:200]!r}, which no exported job has; export the job with `feddp job`")

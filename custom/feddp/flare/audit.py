@@ -71,7 +71,7 @@ class Refusals:
 
 def plain_lines(most: int = 1200, clock: Callable[[], float] = time.monotonic) -> None:
     """Makes FLARE's audit file safe: one line of printable ASCII per event, fields of bounded length without brackets, at most
-    `most` lines per minute. FLARE itself copies the names of the requester and of the event's reference from the server.
+    `most` lines per minute. FLARE alone would copy the requester's name and the event's reference as the server wrote them.
     """
     minute = Minute(most, clock)
     for name in ("add_event", "add_job_event"):

@@ -83,7 +83,7 @@ class Bounds:
         return [problem for problem in problems if problem]
 
     def adaptation(self, settings: Mapping[str, Any]) -> list[str]:
-        """Returns the same for the settings of an adaptation at an unseen site (`adaptation.adapt.Settings`)."""
+        """Returns the same for the settings of an adaptation at an unseen site (`adaptation.fitting.Settings`)."""
         problems = [
             self._most("epochs", settings["epochs"], "rounds"),
             self._most("lr", settings["lr"], "lr"),

@@ -39,26 +39,26 @@ def parsed(what: str, data: bytes) -> dict[str, Any]:
     return document
 
 
-def require_equal(what: str, wanted: Any, found: Any, place: str = "") -> None:
-    """Raises InputError at the first place where `found` differs from `wanted` in value or type."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for key in (*wanted, *(key for key in found if key not in wanted)):
+def require_equal(what: str, expected: Any, actual: Any, place: str = "") -> None:
+    """Raises InputError at the first place where `actual` differs from `expected` in value or type."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in (*expected, *(key for key in actual if key not in expected)):
             inner = f"{place}.{key}" if place else str(key)
-            if key not in wanted:
-                raise InputError(f"{what}: {inner} is {_short(found[key])}, but the export writes no such key")
-            if key not in found:
-                raise InputError(f"{what}: {inner} is missing, but the export writes {_short(wanted[key])}")
-            require_equal(what, wanted[key], found[key], inner)
-    elif isinstance(wanted, list) and isinstance(found, list):
-        for index in range(max(len(wanted), len(found))):
+            if key not in expected:
+                raise InputError(f"{what}: {inner} is {_short(actual[key])}, but the export writes no such key")
+            if key not in actual:
+                raise InputError(f"{what}: {inner} is missing, but the export writes {_short(expected[key])}")
+            require_equal(what, expected[key], actual[key], inner)
+    elif isinstance(expected, list) and isinstance(actual, list):
+        for index in range(max(len(expected), len(actual))):
             inner = f"{place}[{index}]"
-            if index >= len(wanted):
-                raise InputError(f"{what}: {inner} is {_short(found[index])}, but the export writes only {len(wanted)} items")
-            if index >= len(found):
-                raise InputError(f"{what}: {inner} is missing, but the export writes {_short(wanted[index])}")
-            require_equal(what, wanted[index], found[index], inner)
-    elif type(wanted) is not type(found) or wanted != found:  # true, 1 and 1.0 differ
-        raise InputError(f"{what}: {place} is {_short(found)}, but the export writes {_short(wanted)}")
+            if index >= len(expected):
+                raise InputError(f"{what}: {inner} is {_short(actual[index])}, but the export writes {len(expected)} items")
+            if index >= len(actual):
+                raise InputError(f"{what}: {inner} is missing, but the export writes {_short(expected[index])}")
+            require_equal(what, expected[index], actual[index], inner)
+    elif type(expected) is not type(actual) or expected != actual:  # true, 1 and 1.0 differ
+        raise InputError(f"{what}: {place} is {_short(actual)}, but the export writes {_short(expected)}")
 
 
 def at(what: str, document: Any, *path: str | int) -> Any:
@@ -74,7 +74,7 @@ def at(what: str, document: Any, *path: str | int) -> Any:
 
 
 def only_json() -> None:
-    """Makes FLARE read only JSON configurations in this process, whatever the name of the file."""
+    """Makes FLARE read only JSON configurations in this process, independent of the file's name."""
     for other in ConfigFormat:
         if other is not ConfigFormat.JSON:
             ConfigFactory._fmt2Loader[other] = _Refused(other)

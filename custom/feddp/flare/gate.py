@@ -50,7 +50,7 @@ class SiteGate(Gate):
 
     @staticmethod
     def _sender(me: str, site: str, job: str, arrival: Arrival) -> str:
-        """Returns which accepted sender sent the message; refuses all other senders, whoever forwards the message."""
+        """Returns which accepted sender sent the message; refuses all others, also if an accepted cell forwards the message."""
         origin, endpoint = arrival.origin, arrival.endpoint
         if origin == endpoint:
             if job and origin == site:

@@ -98,10 +98,10 @@ def read_folder(side: str, app: Path) -> Job:
     links = [path for path in app.rglob("*") if path.is_symlink()]
     if links:
         raise InputError(f"{app.name} holds the link {links[0].relative_to(app)}; export the job with `feddp job`")
-    found = [path.relative_to(app).as_posix() for path in sorted(app.rglob("*")) if not path.is_dir() or path.name != "config"]
+    files = [path.relative_to(app).as_posix() for path in sorted(app.rglob("*")) if not path.is_dir() or path.name != "config"]
     file = app / FILES[side]
-    brought = [f"config/{WEIGHTS}"] if side == SERVER and f"config/{WEIGHTS}" in found else []
-    require_files(app.name, found, [FILES[side], *brought])
+    brought = [f"config/{WEIGHTS}"] if side == SERVER and f"config/{WEIGHTS}" in files else []
+    require_files(app.name, files, [FILES[side], *brought])
     with open(file, "rb") as handle:
         job = admitted(side, handle.read(LARGEST + 1))
     if side == SERVER and bool(brought) != bool(job.plan.weights):

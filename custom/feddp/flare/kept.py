@@ -38,7 +38,7 @@ def secret_of(folder: Path) -> str:
     with alone(folder):
         if not path.exists():
             write_text(path, secrets.token_hex(32), mode=0o600)
-        found = path.read_text(encoding="ascii", errors="replace")
-    if not _SECRET.fullmatch(found):
+        secret = path.read_text(encoding="ascii", errors="replace")
+    if not _SECRET.fullmatch(secret):
         raise InputError(f"{path} does not hold 64 hexadecimal digits; remove it, and the next job draws a new secret")
-    return found
+    return secret

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-from feddp.adaptation.adapt import read_settings
+from feddp.adaptation.fitting import read_settings
 from feddp.adaptation.models import Models, plan_of, refuse_layers, some
 from feddp.adaptation.request import AdaptationRequest
 from feddp.adaptation.strategies import STRATEGIES
-from feddp.adaptation.unseen_site import Request
+from feddp.adaptation.unseen_site import AdaptationOptions
 from feddp.errors import InputError
 from feddp.files import SHARED, read_results
 from feddp.jobs.folder import LOCAL, SCOPE, SIMULATED, write_job
-from feddp.methods.aggregation import Spec, Tensors
+from feddp.methods.aggregation import Spec
 from feddp.networks.weights import fingerprint, read_network
+from feddp.partition import Tensors
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.stages.memory import start_file
@@ -42,7 +43,7 @@ def export(
         run: the folder of the finished run, with results.json and γ, in shared.safetensors or as the server left it.
         newcomer: the name of the unseen site.
         donors: the sites of the run that give their models; None: all.
-        settings: of `feddp.adaptation.adapt.Settings`, as `key=value`.
+        settings: of `feddp.adaptation.fitting.Settings`, as `key=value`.
         score: whether the unseen site evaluates afterwards, with its own masks.
         job: the finished run's id; None: the id in its results.json.
 
@@ -51,7 +52,7 @@ def export(
             layers per site, the strategy does not fit the network, or the folder holds something else.
     """
     asked = pairs(settings)
-    Request(how, read_settings(asked), score)  # refuses a wrong option before the run is read
+    AdaptationOptions(how, read_settings(asked), score)  # refuses a wrong option before the run is read
     results = read_results(run)
     plan, shared = _plan(run, results)
     donors = sorted(set(results["sites"]) - {newcomer} if donors is None else set(donors))
@@ -83,7 +84,7 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     return replace(plan, weights=fingerprint(shared), settings=settings), shared
 
 
-def _rehearse(plan: Plan, request: Request) -> None:
+def _rehearse(plan: Plan, request: AdaptationOptions) -> None:
     """Raises InputError if the strategy does not fit the network (TTT without its head), before any model travels."""
     state = build_network(plan).state_dict()
     models, blank = Models.of({"donor": state}, state, plan.facts), torch.zeros(2, plan.channels, 64, 64)

@@ -65,7 +65,7 @@ def write_job(
     require_name("the job's name, from its folder,", folder.name)
     require_name("scope", scope)
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
-        raise InputError(f"{folder} holds something else than an exported job; choose another folder")
+        raise InputError(f"{folder} is neither empty nor an exported job; choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
     _write(folder / META, job_meta(folder.name, scope, plan, request))
     for side in SIDES:

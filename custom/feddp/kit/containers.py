@@ -49,16 +49,16 @@ class Containers:
         Raises:
             BadFile: FLARE would refuse its local/study_runtime.yaml.
         """
-        if (found := runtime(kit)) is None:
+        if (mode := runtime(kit)) is None:
             return None
         file = kit.folder / "local" / "study_runtime.yaml"
         try:
-            studies = load_study_runtime_file(str(file), launcher_mode=found)
+            studies = load_study_runtime_file(str(file), launcher_mode=mode)
         except ValueError as error:
             raise BadFile(Problem(file, f"is not accepted by FLARE ({error})", SEE)) from error
         resources = kit.effective("resources.json")
         (launcher, *_) = [c for c in components(resources) if str(c.get("path")).startswith(tuple(LAUNCHERS))]
-        return cls(found, file, studies, launcher.get("args") or {}, resources)
+        return cls(mode, file, studies, launcher.get("args") or {}, resources)
 
     @property
     def given(self) -> StudyRuntime:

@@ -14,7 +14,7 @@ WORDS = {
     "data": "trains on",
     "device": "computes on",
     "consent": "gives to other sites, in addition to the shared tensors that the server averages",
-    "recipients": "gives to these sites only",
+    "recipients": "gives to these sites",
     "private": "never shares, with any method",
     "methods": "accepts these methods",
     "spectra": "training images whose spectra a job may ask for, at most",

@@ -57,7 +57,7 @@ OWN: dict[str, type[Method]] = {
 
 
 class Methods(Mapping[str, type[Method]]):
-    """OWN and the entry points of GROUP. Another package's code is imported when its method is first asked for."""
+    """OWN and the entry points of GROUP. The code of another package is imported when its method is first used."""
 
     @cached_property
     def _others(self) -> dict[str, EntryPoint]:
@@ -74,12 +74,12 @@ class Methods(Mapping[str, type[Method]]):
         point = self._others[name]
         try:
             method = point.load()
-        except Exception as error:  # whatever another package's code raises when it is imported
+        except Exception as error:  # the import of another package may raise any error
             raise InputError(
                 f"the method {name!r} of {point.value} cannot be loaded: {error}; reinstall its package"
             ) from error
         if not (isinstance(method, type) and issubclass(method, Method)):
-            raise InputError(f"the method {name!r} of {point.value} is no feddp.methods.base.Method; correct its package")
+            raise InputError(f"the method {name!r} of {point.value} is not a feddp.methods.base.Method; correct its package")
         return method
 
     def __iter__(self) -> Iterator[str]:

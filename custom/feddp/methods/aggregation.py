@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from feddp.errors import ContributionError
-
-Tensors = dict[str, Tensor]
+from feddp.partition import Tensors
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The exact tensors that are expected: name -> (shape, dtype)."""
+    """The expected tensors: {name: (shape, dtype)}."""
 
     tensors: dict[str, tuple[torch.Size, torch.dtype]]
 
@@ -23,19 +22,19 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        """The tensors' own bytes, without what the transport adds."""
+        """The bytes of the tensors, without the overhead of the transport."""
         return sum(shape.numel() * dtype.itemsize for shape, dtype in self.tensors.values())
 
     @property
     def halved(self) -> "Spec":
-        """The same tensors as they travel in half precision."""
+        """Returns the spec of the same tensors in half precision."""
         return Spec({n: (s, torch.float16 if d == torch.float32 else d) for n, (s, d) in self.tensors.items()})
 
     def check(self, site: str, tensors: Mapping[str, Tensor]) -> None:
-        """Refuses anything but exactly these tensors, with finite values.
+        """Checks that `state` has exactly these tensors, with finite values.
 
         Raises:
-            ContributionError: names the site, the tensor and what is wrong with it.
+            ContributionError: it does not; names the site, the tensor and the fault.
         """
         missing = sorted(self.tensors.keys() - tensors.keys())
         extra = sorted(tensors.keys() - self.tensors.keys())
@@ -49,19 +48,19 @@ class Spec:
             if value.shape != shape or value.dtype != dtype:
                 got, want = f"{tuple(value.shape)} {value.dtype}", f"{tuple(shape)} {dtype}"
                 raise ContributionError(f"site {site}: {name} is {got}, expected {want}")
-            # a sum in float64 of finite values is finite, and costs a tenth of looking at each
+            # a float64 sum of finite values is finite, and is ten times faster than a check of each value
             if not torch.isfinite(value.sum(dtype=torch.float64)):
                 raise ContributionError(f"site {site}: {name} holds values that are not finite")
 
 
 def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> Tensors:
-    """Σ_k w_k γ_k / Σ_k w_k, summed in float64 in the sites' alphabetical order, in the tensors' own dtype.
+    """Returns Σ_k w_k γ_k / Σ_k w_k, summed in float64 in the sites' alphabetical order, in the dtypes of the tensors.
 
-    The order makes the bits independent of the order of arrival. Integer counters (batch norm's `num_batches_tracked`) are
-    averaged too and rounded. The inputs are not changed.
+    Because of this order, the bits do not depend on the order of arrival. Integer counters (`num_batches_tracked` of batch
+    normalisation) are averaged too, and rounded. The inputs do not change.
 
     Raises:
-        ContributionError: there is no contribution, or the sites' names differ.
+        ContributionError: there is no contribution, or the sites' tensor names differ.
     """
     if not contributions:
         raise ContributionError("there is no contribution to average")

@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from feddp.data.loading import Batch, Sample
+    from feddp.partition import Tensors
     from feddp.training.loop import BatchLoss
     from feddp.training.settings import Training
-    from feddp.training.store import Store, Tensors
+    from feddp.training.store import Store
 
 SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "calibrate"
-# in the order they run; the file that each leaves a site's network in, "" where it leaves none
+# in the order in which they run: {stage: file in which it leaves a site's network, "" if it leaves none}
 STAGES = {SPECTRA: "", TRAIN: "start", TUNE: "tuned", HEADS: "heads", CALIBRATE: "calibrated"}
 
 
 class RunPlan(Protocol):
-    """What a method may read of the plan (`feddp.plan.schema.Plan`), which is above the methods."""
+    """The part of the plan that a method may read (`feddp.plan.schema.Plan`; the package plan is above the methods)."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -48,11 +49,11 @@ class RunPlan(Protocol):
     def hyper(self) -> Any: ...
 
     def place(self, site: str) -> int:
-        """The position of a site among the plan's sites. InputError where it is not one of them."""
+        """Returns the index of a site among the plan's sites; raises InputError if it is not one of them."""
 
 
 class AtSite(Protocol):
-    """What a method's hooks may use of a site, in every stage."""
+    """The part of a site that a method's hooks may use, in every stage."""
 
     name: str
     device: torch.device
@@ -66,22 +67,22 @@ class AtSite(Protocol):
 
     @property
     def store(self) -> Store:
-        """The site's own files; `store.record` writes to its log."""
+        """The site's files; `store.record` writes to its log."""
 
     @property
     def samples(self) -> Sequence[Sample]:
         """The training images and masks."""
 
     def segmentation_loss(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """L_seg from logits and masks (B,C,H,W); a scalar."""
+        """Returns L_seg of logits and masks (B,C,H,W), a scalar."""
 
 
 class Round(AtSite, Protocol):
-    """What a method's `round` works with. What is in `personal_model` and in `memory` at its end is there in the next round."""
+    """The site in a method's `round`. `personal_model` and `memory` are saved at its end and restored in the next round."""
 
-    phase: int  # of the round, from 0
-    personal_model: Tensors  # a whole network beside the shared one; empty at first
-    memory: Tensors  # whatever else the method remembers; empty at first
+    phase: int  # the phase of the round, from 0
+    personal_model: Tensors  # a whole second network beside the shared one; empty before the first round
+    memory: Tensors  # any other tensors that the method remembers; empty before the first round
 
     def fit(
         self,
@@ -96,58 +97,58 @@ class Round(AtSite, Protocol):
         """Trains the network for `epochs` (`feddp.stages.round.LocalRound.fit`); returns the mean loss of the last one."""
 
     def copy(self) -> Tensors:
-        """The network's whole state, as it is now."""
+        """Returns a copy of the network's whole state."""
 
     def parameters(self, state: Mapping[str, Tensor]) -> Tensors:
-        """The parameters, without the buffers, of a whole state, on this site's device."""
+        """Returns the parameters, without the buffers, of a whole state, on this site's device."""
 
     def as_personal(self, start: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """Inside, the personal model, with an optimiser of its own, is the network; `start` is its first state."""
+        """Makes the personal model, with an optimiser of its own, the network inside the block; `start` is its first state."""
 
 
 @dataclass(frozen=True)
 class NoHyper:
-    """A method without hyper-parameters of its own."""
+    """The hyper-parameters of a method that has none."""
 
 
 class Method:
-    """Federated averaging of what is shared; subclasses declare what differs."""
+    """Federated averaging of the shared tensors; subclasses declare the differences."""
 
     private: tuple[str, ...] = (NONE,)  # the rule of feddp.partition
-    own: tuple[str, ...] = ()  # of these, the roles that no setting may share: averaged, a site's own layers would be nobody's
+    own: tuple[str, ...] = ()  # private roles that no setting may share: these layers exist for one site
     stages: tuple[str, ...] = (TRAIN,)
-    personal = False  # a whole personal model beside the shared one, in `site.personal_model`: it is evaluated and deployed
-    phases = 1  # of a round, each ended by an aggregation; `site.phase` says which it is
-    federated = True  # False: it needs all images in one place, so that no job can carry it
-    Hyper: type[Any] = NoHyper  # a frozen data class; its fields are reached by --set
+    personal = False  # True: the method evaluates and deploys a whole personal model, `site.personal_model`
+    phases = 1  # number of phases per round, each ended by an aggregation; `site.phase` is the current one
+    federated = True  # False: the method needs all images in one place, so it cannot be a job
+    Hyper: type[Any] = NoHyper  # a frozen data class; `--set` sets its fields
 
     def __init__(self, hyper: Any):
         self.hyper = hyper
 
     @staticmethod
     def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
-        """What the method adds to the network: a name of feddp.networks.LAYERS with its options."""
+        """Returns the layers that the method adds to the network: {name in feddp.networks.LAYERS: options}."""
         return {}
 
     @classmethod
     def rule(cls, plan: RunPlan) -> tuple[str, ...]:
-        """What is private where the plan does not say so itself."""
+        """Returns the private rule for a plan without one."""
         return cls.private
 
     def opened(self, site: AtSite) -> None:
-        """Called once, when the site's network has been built."""
+        """Is called once, after the site's network has been built."""
 
     def round(self, site: Round) -> float:
-        """What a site does between receiving γ^t and sending γ_k, once a phase; returns the mean training loss."""
+        """Runs a site's training between receiving γ^t and sending γ_k, once per phase; returns the mean training loss."""
         return site.fit(epochs=site.plan.training.local_epochs)
 
     def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
-        """A batch's loss from logits (B,C,H,W), in every stage; a scalar."""
+        """Returns the loss of a batch from logits (B,C,H,W), a scalar; used in every stage."""
         return site.segmentation_loss(logits, batch["mask"])
 
     def receive_heads(self, site: AtSite, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Called at every epoch of the stage HEADS, for methods that have it, with the consenting peers' heads by site."""
+        """Is called at every epoch of the stage HEADS with the consenting peers' heads by site."""
 
     def aggregate(self, previous: Mapping[str, Tensor], mean: dict[str, Tensor]) -> dict[str, Tensor]:
-        """γ^{t+1} from γ^t and the mean over sites of γ_k, at the server."""
+        """Returns γ^{t+1}, at the server, from γ^t and the mean of γ_k over the sites."""
         return mean

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedDGSettings:
-    spectra: int = setting(16, "FedDG: of how many images of a site, at most, its peers receive the amplitude's centre", 10_000)
+    spectra: int = setting(16, "FedDG: the largest number of images per site whose amplitude spectra the peers receive", 10_000)
 
     def __post_init__(self) -> None:
         require_bounds(self)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from feddp.data.loading import Batch
-    from feddp.training.store import Tensors
+    from feddp.partition import Tensors
 
 
 @dataclass(frozen=True)
 class FedGKDSettings:
     gkd_gamma: float = setting(0.2, "FedGKD: γ, twice the weight of the distillation")
-    gkd_models: int = setting(5, "FedGKD: M, global models whose mean is the teacher", most=100)
+    gkd_models: int = setting(5, "FedGKD: M, number of global models whose mean is the teacher", most=100)
 
     def __post_init__(self) -> None:
         require_bounds(self)
@@ -55,10 +55,10 @@ class FedGKD(Method):
         return site.fit(epochs=site.plan.training.local_epochs, loss=distilled)
 
     def _teacher(self, site: Round) -> nn.Module:
-        """The mean of the received global models; leaves those that the next round's teacher needs in the site's memory."""
+        """Returns the mean of the received global models; stores those that the next round needs in the site's memory."""
         from feddp.methods.aggregation import average
 
-        recent: dict[str, Tensors] = {}  # the age in rounds -> a global model
+        recent: dict[str, Tensors] = {}  # {age in rounds: global model}
         for key, value in site.memory.items():
             age, name = key.split("/", 1)
             recent.setdefault(age, {})[name] = value

@@ -65,16 +65,16 @@ class FedLC(Method):
     def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
         network = _layers(site)
         loss = site.segmentation_loss(logits, batch["mask"]) + self.hyper.contrast * network.contrast()
-        # the logits are then the calibrator's, whose gradient stops before the own head
+        # the logits come from the calibrator, whose gradient does not reach the site's head
         if network.calibrator.active and network.plain is not None:
             loss = loss + site.segmentation_loss(network.plain.float(), batch["mask"])
         return loss
 
 
 def _layers(site: AtSite) -> LocalCalibration:
-    """The site's network, which has the layers that the method added."""
+    """Returns the site's network, which has FedLC's layers."""
     from feddp.networks.local_calibration import LocalCalibration
 
     if not isinstance(site.network, LocalCalibration):
-        raise TypeError(f"site {site.name}: the network is a {type(site.network).__name__}, without FedLC's layers")
+        raise TypeError(f"site {site.name}: the network {type(site.network).__name__} lacks FedLC's layers")
     return site.network

@@ -20,7 +20,7 @@ from feddp.methods.base import Method, Round, RunPlan
 from feddp.partition import DECODER, HEAD, PROJECTOR
 from feddp.training.settings import require_bounds, require_positive, setting
 
-COLLAPSED = 0.01  # of what outputs spread evenly over the sphere have
+COLLAPSED = 0.01  # as a fraction of the spread of outputs that fill the sphere evenly
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PFLFE(Method):
         return site.fit(epochs=site.plan.training.local_epochs)
 
     def enhancement(self, site: Round) -> float:
-        """Phase 1; returns the mean loss, 0 where it is switched off."""
+        """Runs phase 1 and returns the mean loss, 0 if the phase is disabled."""
         from feddp.networks.projector import project
         from feddp.training.enhancement import Enhancement
 

@@ -50,5 +50,5 @@ class TTT(FedAvg):
 
         images = {sample["stem"]: sample["image"] for sample in site.samples}
         upright = torch.stack([images[stem] for stem in batch["stem"]]).to(logits.device)
-        turns = torch.randint(TURNS, (len(upright),))  # from the CPU's generator: the same on every device
+        turns = torch.randint(TURNS, (len(upright),))  # drawn by the CPU's generator, so equal on every device
         return super().loss(site, logits, batch) + self.hyper.rotation * rotation_loss(site.network, upright, turns)

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 class VirtualClassSettings:
     lambda_r: float = setting(1.0, "virtual classes: weight of the cross-entropy over the real classes")
     lambda_v: float = setting(1.0, "virtual classes: weight of the cross-entropy over the virtual ones")
-    temperature: float = setting(0.1, "virtual classes: what the similarities, -1 to 1, are divided by; ours", most=100)
-    virtual: float = setting(1.0, "virtual classes: V, in units of C classes (the background too) times N sites; 0: none", 100)
-    paa: bool = setting(True, "virtual classes: personalized affinity aggregation; false leaves the skips (Table II)")
+    temperature: float = setting(
+        0.1, "virtual classes: divisor of the similarities, which lie in [-1, 1]; our choice", most=100
+    )
+    virtual: float = setting(1.0, "virtual classes: V, in units of C classes (background included) times N sites; 0: none", 100)
+    paa: bool = setting(True, "virtual classes: personalized affinity aggregation; false keeps the skip connections (Table II)")
     mask: str = setting(EXCLUDED, "virtual classes: real maps excluded from L_v's softmax, or literal zeros in it (Eq. 7)")
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class VirtualClass(Method):
         hyper = plan.hyper
         if hyper.virtual and not plan.sites:
             raise InputError(
-                "virtual_class has as many virtual classes as classes times sites; export it with `feddp job --sites A,B`,"
+                "virtual_class needs the number of sites for its virtual classes; export it with `feddp job --sites A,B`,"
                 " or set virtual=0"
             )
         several = (len(plan.classes) + 1) * len(plan.sites)
@@ -77,7 +79,7 @@ class VirtualClass(Method):
 
         head = site.network.segmentation_head
         if not isinstance(head, SimilarityHead) or head.maps is None:
-            raise TypeError(f"site {site.name}: the network has no similarities of a forward pass, which the loss is of")
+            raise TypeError(f"site {site.name}: the loss needs the similarities of a forward pass; call the network first")
         maps, classes = head.maps, len(site.plan.classes) + 1
         real, virtual = maps[:, :classes], maps[:, classes:]
         index = class_index(batch["mask"], site.plan.labels)

@@ -1,1 +1,1 @@
-"""Running a job on this machine, in FLARE's simulator or in POC mode, and gathering what it leaves."""
+"""Runs a job on this machine, in one process, FLARE's simulator or POC mode, and collects its results."""

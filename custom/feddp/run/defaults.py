@@ -1,4 +1,4 @@
-"""What a run is where its user does not say: for the command line, which reads nothing heavier, and for `Options`."""
+"""The defaults of a run's options, for the command line, which imports nothing heavier, and for `Options`."""
 
 METHOD = "feddp"
 ROUNDS = 20

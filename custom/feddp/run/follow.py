@@ -15,7 +15,7 @@ from feddp.protocol import WITHHELD, Kind, spec_of
 
 
 class Follower:
-    """Shows what the server writes: a bar over the rounds, and a line a round with the sites' loss and Dice."""
+    """Shows the server's progress: a bar for the rounds, and lines per round with the sites' loss and Dice."""
 
     def __init__(self, plan: Plan, sites: Sequence[str], path: Path):
         self.plan, self.sites, self.path = plan, sites, path
@@ -24,7 +24,7 @@ class Follower:
         self._asked: list[str] = []
 
     def until(self, finished: Callable[[], bool], poll: float = 0.2) -> None:
-        """Follows until `finished()`, then shows what is left."""
+        """Follows until `finished()`, then shows the remaining events."""
         console = Console(file=sys.stderr)
         columns = (
             SpinnerColumn(),
@@ -51,29 +51,29 @@ class Follower:
             bar.update(task, description=f"{event['task']}{where}: waiting for {len(event['sites'])} sites")
         elif kind == "answer":
             self._answers[event["site"]], spec = event, spec_of(event["task"])
-            if "dice" in spec.scalars and self._complete() and self._said("dice"):
-                # a round's network is scored when it comes back as the mean, at the start of the next
+            if "dice" in spec.scalars and self._complete() and self._values("dice"):
+                # the sites score the mean of a round at the start of the next round
                 scored = event["round"] - (spec.kind is Kind.ROUND)
-                bar.console.print(f"round {scored} validation Dice: {self._said('dice')}")
+                bar.console.print(f"round {scored} validation Dice: {self._values('dice')}")
             bar.update(task, description=f"{event['task']}: {', '.join(self._answers)} answered")
-            if "iou_before" in spec.scalars and "epoch" not in event:  # not each epoch of an exchange of heads
+            if "iou_before" in spec.scalars and "epoch" not in event:  # skips the epochs of an exchange of heads
                 scalars = event["scalars"]
                 ious = [f"{scalars[name]:.3f}" if name in scalars else WITHHELD for name in ("iou_before", "iou")]
                 gain = f"validation IoU {' -> '.join(ious)}, best epoch {scalars['epoch']}"
                 bar.console.print(f"{event['task']} {event['site']}: {gain}")
         elif kind == "round":
             bar.update(task, completed=event["round"])
-            losses = self._said("loss") or WITHHELD
+            losses = self._values("loss") or WITHHELD
             bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  loss: {losses}")
         elif kind == "refused":
             bar.console.print(f"refused: {event['reason']}")
         elif kind == "error":
             bar.console.print(f"error: {event['message']}")
 
-    def _said(self, name: str) -> str:
-        """A number of every site that said it; empty where none did."""
-        said = {site: a["scalars"][name] for site, a in sorted(self._answers.items()) if name in a["scalars"]}
-        return "  ".join(f"{site} {value:.3f}" for site, value in said.items())
+    def _values(self, name: str) -> str:
+        """Returns a scalar of every site that sent it, in one text; empty if none did."""
+        values = {site: a["scalars"][name] for site, a in sorted(self._answers.items()) if name in a["scalars"]}
+        return "  ".join(f"{site} {value:.3f}" for site, value in values.items())
 
     def _complete(self) -> bool:
         return self._answers.keys() == set(self._asked)

@@ -1,11 +1,12 @@
-"""`feddp join`: a hospital that was not in the federation, but has labels (002, Table 7), starts from what it shared.
+"""`feddp join`: local post-training at an unseen site with labels, from a finished run's shared tensors (Xie et al., 2024,
+Table 7).
 
-The start is the shared tensors that stage 1 handed on; what the method keeps private, which no server ever had, starts as every
-site's did, from the run's seed (or the job's own initial tensors). Decoder and head are tuned at home, the encoder stays.
+The start is the shared tensors that stage 1 selected. The method's private tensors, which no server ever had, start as at every
+site: from the run's seed or the job's initial tensors. The decoder and the head are tuned locally, the encoder is frozen.
 
-Deviations: the paper does not say for how long, nor at which rate: 20 epochs at 1e-4, as our other tunings, the best validation
-IoU kept. A frozen batch normalisation normalises by the batch's statistics while tuning, records nothing, and predicts by
-the federation's.
+Deviations: the paper gives neither epochs nor learning rate; as in our other tuning stages, 20 epochs at 1e-4, and the epoch
+with the best validation IoU is kept. During tuning, a frozen batch normalisation normalises with the batch's statistics and
+does not update its own; it predicts with the federation's statistics.
 """
 
 import shutil
@@ -20,10 +21,10 @@ from feddp.files import RESULTS, SHARED, read_results
 from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
-from feddp.partition import Rule, chosen
+from feddp.partition import Rule, Tensors, chosen
 from feddp.plan.resolve import build_network, initial_tensors, partition_of
 from feddp.plan.schema import Plan
-from feddp.run.session import bring_home, finish, fresh
+from feddp.run.session import copy_results, finish, fresh
 from feddp.stages.evaluate import evaluate
 from feddp.stages.results import gathered
 from feddp.stages.site import Site
@@ -31,7 +32,7 @@ from feddp.stages.train import adopt
 from feddp.stages.tune import tune
 from feddp.training.calibration import Report
 from feddp.training.device import asked_for, settle
-from feddp.training.store import Store, Tensors
+from feddp.training.store import Store
 
 
 def join(
@@ -45,57 +46,57 @@ def join(
     device: str = "cpu",
     report: Report = lambda epoch, loss, score: None,
 ) -> dict[str, Any]:
-    """Tunes the roles `train` of the finished run's network on the site's folder; returns what results.json holds.
+    """Tunes the roles `train` of the finished run's network on the site's folder; returns the content of results.json.
 
-    In `out`: network.safetensors, as a site of a run has it, images.csv, cases.csv of volumes, record.jsonl, results.json and
-    results.md, whose `before_calibration` is the start and `final` the network that was kept.
+    Writes to `out` the files of a run's site (network.safetensors, images.csv, cases.csv for volumes, record.jsonl) and
+    results.json and results.md, where `before_calibration` is the start and `final` the selected network.
 
     Raises:
-        InputError: no finished run, a method that shares nothing or gives every site layers of its own, a role that the
-            network does not have, data that do not fit the run or lack a split, or `out` is not empty. Nothing is left then.
+        InputError: the run is not finished, its method shares nothing or has layers per site, the network lacks a role, the
+            data do not fit the run or lack a split, or `out` is not empty. Then no files are written.
     """
     results, shared = read_results(run), read_shared(run)
     plan = plan_of(run, results)
     if results.get("start_round") not in range(plan.rounds + 1) or "best_round" not in results:
-        raise InputError(f"{run / RESULTS} does not say which of its rounds were handed on and best; join another run")
+        raise InputError(f"{run / RESULTS} does not say which rounds were selected and best; join another run")
     if METHODS[plan.method].own:
-        raise InputError(f"{run}: {plan.method} gives every site of the federation layers of its own; join another run")
+        raise InputError(f"{run}: {plan.method} has its own layers for every site of the federation; join another run")
     first = first_of(run, plan)
     tuning = {"tune_epochs": epochs, "tune_lr": lr}
-    home = replace(plan, stages=(TRAIN, TUNE), seed=seed, weights="", settings=plan.settings | tuning)
+    local_plan = replace(plan, stages=(TRAIN, TUNE), seed=seed, weights="", settings=plan.settings | tuning)
     opened = SiteFolder.open(folder)
     asked_for(device)
     network = build_network(plan)
-    chosen(network, train)  # an unknown role is refused before anything is written
+    chosen(network, train)  # refuses an unknown role before files are written
     Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(run / SHARED), shared)
     fresh(out)
-    settle(device, threads=1)  # as a site: the same bits on every machine
-    site = _opened(opened, home, out, device, first)
+    settle(device, threads=1)  # as at a site: bit-equal on every machine
+    site = _opened(opened, local_plan, out, device, first)
     adopt(site, shared, results["start_round"])
     tune(site, train, report)
     summary = {when: value for when, value in evaluate(site).items() if when != "peers"}
-    bring_home(site.store.folder, out)
-    done = gathered(home, {site.name: summary}, results["start_round"], results["best_round"])
+    copy_results(site.store.folder, out)
+    done = gathered(local_plan, {site.name: summary}, results["start_round"], results["best_round"])
     return finish(out, done | {"joined": {"run": str(run), "train": list(train)}})
 
 
 def _opened(folder: SiteFolder, plan: Plan, out: Path, device: str, first: Tensors) -> Site:
-    """The site with all its splits read: what is wrong with them is said before hours of tuning, and `out` is gone again."""
+    """Returns the site with all splits read, so that bad data are refused before hours of tuning; then `out` is removed."""
     try:
         site = Site(folder.site, folder, plan, Store(out / "workspace"), device, first)
         _ = site.samples, site.validation, site.test
     except FedDPError:
-        shutil.rmtree(out)  # it was made, or empty, a moment ago: the command can be given again
+        shutil.rmtree(out)  # it was new or empty, and the user may repeat the command
         raise
     return site
 
 
 def first_of(run: Path, plan: Plan) -> Tensors:
-    """The whole network that every site of the run started from. InputError where the job that brought it along is gone."""
+    """Returns the whole network from which every site of the run started; raises InputError if its job folder is missing."""
     if not plan.weights:
         return build_network(plan).state_dict()
     configs = sorted(run.glob("job/*/app_server/config"))
     tensors = initial_tensors(plan, configs[0]) if configs else None
     if tensors is None:
-        raise InputError(f"{run} began with initial tensors, and its job/ that holds them is gone; join another run")
+        raise InputError(f"{run} started from initial tensors, but its job/ with these tensors is missing; join another run")
     return tensors

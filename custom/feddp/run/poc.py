@@ -1,4 +1,4 @@
-"""FLARE's POC mode on this machine: mTLS with real certificates, a server, and a process of its own for every site."""
+"""FLARE's POC mode on this machine: mTLS with real certificates, a server process and a process for every site."""
 
 import os
 import socket
@@ -48,18 +48,18 @@ class PocJob:
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:
-        """FLARE's session has an exception of its own for everything; a user is told which, and where to look."""
+        """Turns any exception of FLARE's session into a FedDPError that names it and the log."""
         try:
             yield
         except Exception as error:
-            raise FedDPError(f"the POC's server does not answer ({type(error).__name__}: {error}); see {self.log}") from error
+            raise FedDPError(f"the POC server does not answer ({type(error).__name__}: {error}); see {self.log}") from error
 
     def store(self, site: str) -> Path:
         return self.kits / site / "feddp" / self.id
 
 
 def project(request: Request, ports: tuple[int, int]) -> dict[str, Any]:
-    """The POC's project file: one server, the sites, one lead; our builder writes the allow-lists and the policies."""
+    """Returns the POC's project file: a server, the sites and a lead; our builder writes the allow-lists and the policies."""
     return {
         "api_version": 3,
         "name": PROJECT,
@@ -83,10 +83,10 @@ def project(request: Request, ports: tuple[int, int]) -> dict[str, Any]:
 
 @contextmanager
 def federation(request: Request) -> Iterator[tuple[Path, Session]]:
-    """Provisions and starts every participant; gives the kits and the lead's session. All is stopped when it ends."""
+    """Provisions and starts every participant; yields the kits and the lead's session; stops everything at the end."""
     workspace, home = request.out.resolve() / "poc", request.out.resolve() / "home"
     home.mkdir(parents=True)
-    # FLARE keeps its user config in the home folder: this one is thrown away with the run
+    # FLARE stores its user configuration in the home folder; this one belongs to the run
     env = {**os.environ, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(workspace)}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     kits = prepare(request, workspace, env)
@@ -108,13 +108,13 @@ def federation(request: Request) -> Iterator[tuple[Path, Session]]:
 
 @contextmanager
 def poc(request: Request, job: Path) -> Iterator[PocJob]:
-    """A POC for one job, submitted by the lead."""
+    """Starts a POC for one job, which the lead submits."""
     with federation(request) as (kits, session):
         yield PocJob(kits, session, job)
 
 
 def prepare(request: Request, workspace: Path, env: dict[str, str]) -> Path:
-    """`nvflare poc prepare` from our project file; returns the folder with every participant's kit."""
+    """Runs `nvflare poc prepare` with our project file; returns the folder with every participant's kit."""
     path = workspace.parent / "project.yml"
     path.write_text(yaml.safe_dump(project(request, free_ports()), sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", "nvflare.cli", "poc", "prepare", "-i", str(path), "--force"]
@@ -126,7 +126,7 @@ def prepare(request: Request, workspace: Path, env: dict[str, str]) -> Path:
 
 
 def connect(kits: Path, sites: list[str], lead: str = LEAD) -> Session:
-    """A lead's session, once the server is up and every site has joined."""
+    """Returns a lead's session, once the server runs and every site has joined."""
     deadline = time.monotonic() + READY
     session, last = None, None
     while time.monotonic() < deadline:
@@ -136,17 +136,17 @@ def connect(kits: Path, sites: list[str], lead: str = LEAD) -> Session:
             if joined >= set(sites):
                 return session
         except Exception as error:
-            # a server that listens and is not ready yet has no connection for us, or half an answer that FLARE stumbles over
+            # a server that listens but is not ready refuses the connection, or sends an incomplete answer on which FLARE fails
             session, last = None, error
         time.sleep(0.5)
-    said = f" (last: {type(last).__name__}: {last})" if last else ""
+    reason = f" (last: {type(last).__name__}: {last})" if last else ""
     raise FedDPError(
-        f"the federation did not come up within {READY} s{said}; see console.log in the participants' folders of {kits}"
+        f"the federation did not start within {READY} s{reason}; see console.log in the participants' folders of {kits}"
     ) from last
 
 
 def free_ports() -> tuple[int, int]:
-    """Two ports that nobody listens on."""
+    """Returns two free ports."""
     with socket.socket() as first, socket.socket() as second:
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))

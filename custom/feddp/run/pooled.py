@@ -1,4 +1,4 @@
-"""A run without a federation: all sites' images in one place, one process, no FLARE. For the method `centralized`."""
+"""A run without a federation, for the method `centralized`: all sites' images in one place, one process, no FLARE."""
 
 import threading
 from dataclasses import replace
@@ -15,7 +15,7 @@ from feddp.flare.context import SiteContext
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
 from feddp.run.local import LocalServer, followed
-from feddp.run.session import Request, awaited, bring_home, finish, fresh
+from feddp.run.session import Request, awaited, copy_results, finish, fresh
 from feddp.stages import train
 from feddp.stages.evaluate import evaluate
 from feddp.stages.memory import ServerMemory
@@ -28,7 +28,7 @@ POOL = "pool"
 
 
 class PooledSite(Site):
-    """All sites' images as one site's, in the sites' order."""
+    """A site with all sites' images, in the order of the sites."""
 
     folders: list[SiteFolder]
 
@@ -37,7 +37,7 @@ class PooledSite(Site):
 
 
 class Pool(SiteContext):
-    """The one place, which asks a policy for nothing but its device: its data are all sites'."""
+    """The context of the pooled site. It uses only the device of a policy, because its data are those of all sites."""
 
     def __init__(self, request: Request, folders: list[SiteFolder], kept: Path):
         policy = SitePolicy.of(POOL, request.policies[request.sites[0]], simulated=True)
@@ -55,18 +55,18 @@ class Pool(SiteContext):
 
 
 def run(request: Request) -> dict[str, Any]:
-    """Trains one network on all images; measures it at every site; leaves in `request.out` what a federation's run leaves.
+    """Trains one network on all images, evaluates it at every site and writes the same files as a federated run.
 
     Raises:
-        InputError: the folder is taken, or a site's data do not fit the plan.
+        InputError: the folder is not empty, or a site's data do not fit the plan.
     """
     plan, out = request.plan, request.out
     fresh(out)
     console = Console(stderr=True)
-    console.print(f"{plan.method}: all images of {', '.join(request.sites)} in one place, outside FLARE; nothing is federated")
+    console.print(f"{plan.method}: all images of {', '.join(request.sites)} in one place, outside FLARE, without a federation")
     folders = {site: SiteFolder.open(Path(request.policies[site]["data"])) for site in request.sites}
     pool = Pool(request, list(folders.values()), out / "workspace" / POOL)
-    # one site answers, and it has the initial tensors
+    # only one site answers, and it already has the initial tensors
     alone = replace(plan, weights="", settings=plan.settings | {"min_sites": 1})
 
     def serve(server: Path, log: Path, stopped: threading.Event) -> None:
@@ -78,10 +78,10 @@ def run(request: Request) -> dict[str, Any]:
             site = Site(name, folder, plan, Store(out / "workspace" / name), pool.device)
             site.store.write(train.START, network, **facts | {"site": name})
             sites[name] = {when: summary for when, summary in evaluate(site).items() if when != "peers"}
-            bring_home(site.store.folder, site_folder(out, name))
+            copy_results(site.store.folder, site_folder(out, name))
         memory.write_results(gathered(plan, sites, memory.start_round, memory.best_round))
 
     with followed(out, serve) as running:
         results, _ = awaited(request, [POOL], running)
-    results.pop("job")  # no job, and no hospital that a later job could find it at
+    results.pop("job")  # no later job can find this run at a site
     return finish(out, results)

@@ -1,4 +1,4 @@
-"""A finished network at home: masks for plain images."""
+"""`feddp predict`: applies a finished network to a folder of images."""
 
 from pathlib import Path
 
@@ -17,25 +17,28 @@ from feddp.training.metrics import THRESHOLD
 
 
 def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
-    """Writes a mask for every PNG in `images` to `out`, under the same name, with the values of a site's masks.
+    """Writes a mask for every PNG in `images` to `out`, with the same name and the values of a site's masks.
 
-    The image is resized to what the network was trained at, the map back to the image's own size. Returns how many.
+    Resizes the image to the network's training size and the predicted map back to the image's size.
+
+    Returns:
+        The number of masks.
 
     Raises:
-        InputError: there is no PNG, an image has other channels than the network, the file is no network of ours, `out` is not
-            empty, or the device is not there.
+        InputError: there is no PNG, the channels of an image and the network differ, the file does not hold a network of
+            FedDP, `out` is not empty, or the device does not exist.
     """
     files = sorted(images.glob("*.png"))
     if not files:
-        raise InputError(f"{images} holds no PNG; name a folder of images, such as a site's images/")
+        raise InputError(f"{images} holds no PNG; name a folder with PNG images, such as a site's images/")
     refuse_occupied([out])
-    said = described(network)
+    metadata = described(network)
     model = load_personal(network).to(asked_for(device))
     out.mkdir(parents=True, exist_ok=True)
     for file in track(files, f"Predicting {len(files)} images"):
-        image = read_image(file, said.channels, images)
+        image = read_image(file, metadata.channels, images)
         with torch.no_grad():
-            logits = model(network_input(image, said.size)[None].to(device))
+            logits = model(network_input(image, metadata.size)[None].to(device))
             maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()
-        write_png(out / file.name, label_mask(maps > THRESHOLD, said.labels))
+        write_png(out / file.name, label_mask(maps > THRESHOLD, metadata.labels))
     return len(files)

@@ -1,4 +1,4 @@
-"""A run on this machine: export, start, follow, gather. What differs between the environments is in theirs."""
+"""A run on this machine: export the job, start it, follow it, collect its results. The environments have their own modules."""
 
 import shutil
 import sys
@@ -39,16 +39,16 @@ from feddp.stages.site import last_network
 
 @dataclass(frozen=True)
 class Request:
-    """What to run and where to leave it."""
+    """What to run, and the folder for the results."""
 
     plan: Plan
-    policies: Mapping[str, dict[str, Any]]  # each site's own properties, by name; to them is added that it takes this plan
+    policies: Mapping[str, dict[str, Any]]  # {site: its properties}; the approval of this plan is added to them
     out: Path
-    threads: int | None = None  # sites that run at once, in the simulator; all of them if None
+    threads: int | None = None  # sites that run at once in the simulator; None: all
     initial: dict[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
-        admitting = SitePolicy.admitting(self.plan)  # who starts all the sites is every one's administrator
+        admitting = SitePolicy.admitting(self.plan)  # the user starts all sites, so he is their administrator
         object.__setattr__(self, "policies", {site: admitting | dict(own) for site, own in self.policies.items()})
 
     @property
@@ -57,19 +57,19 @@ class Request:
 
 
 class Running(Protocol):
-    """A job under way."""
+    """A running job."""
 
-    progress: Path  # the server's progress.jsonl, once it is there
-    log: Path  # where to look when it fails
+    progress: Path  # the server's progress.jsonl, once it exists
+    log: Path  # the log to read after a failure
 
     def finished(self) -> bool: ...
 
     def outcome(self) -> tuple[bool, Path]:
-        """Whether the job succeeded, and the folder with the server's files."""
+        """Returns whether the job succeeded, and the folder with the server's files."""
         ...
 
     def store(self, site: str) -> Path:
-        """A site's own files of this job."""
+        """Returns a site's folder of this job."""
         ...
 
 
@@ -77,10 +77,10 @@ Environment = Callable[[Request, Path], AbstractContextManager[Running]]
 
 
 def run(request: Request, environment: Environment, name: str) -> dict[str, Any]:
-    """Runs the plan and leaves results.json, results.md, the shared tensors and every site's own network in `request.out`.
+    """Runs the plan and writes results.json, results.md, the shared tensors and every site's network to `request.out`.
 
     Raises:
-        FedDPError: the folder is taken, or the job failed; names the first real error and the log.
+        FedDPError: the folder is not empty, or the job failed; names the cause and the log.
     """
     out = request.out
     fresh(out)
@@ -89,16 +89,16 @@ def run(request: Request, environment: Environment, name: str) -> dict[str, Any]
     with environment(request, job) as running:
         content, server = awaited(request, request.sites, running)
         for site in request.sites:
-            bring_home(running.store(site), site_folder(out, site))
+            copy_results(running.store(site), site_folder(out, site))
         shutil.copy(start_file(server, content["start_round"]), out / SHARED)
     return finish(out, content)
 
 
 def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[dict[str, Any], Path]:
-    """Follows a job to its end; its results, and the folder with the server's files. Its progress is in `request.out` then.
+    """Follows a job to its end and copies its progress to `request.out`. Returns its results and the server's folder.
 
     Raises:
-        FedDPError: the job failed; names the first real error and the log.
+        FedDPError: the job failed; names the cause and the log.
     """
     Follower(request.plan, sites, running.progress).until(running.finished)
     succeeded, server = running.outcome()
@@ -110,31 +110,35 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
 
 
 def fresh(out: Path) -> None:
-    """Makes the folder of a run, which gets every site's own network, for its owner alone. InputError where it is not empty."""
+    """Creates a run's folder, readable only by its owner, because it will hold every site's network.
+
+    Raises:
+        InputError: the folder is not empty.
+    """
     refuse_occupied([out])
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
 
 
 def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
-    """Writes a run's results for people and, last of all, for programs: where results.json is, the run is whole."""
+    """Writes results.md, then results.json: a run with results.json is complete."""
     write_text(out / RESULTS_TABLE, write_markdown(results))
     write_json(out / RESULTS, results)
     return results
 
 
-def bring_home(store: Path, home: Path) -> None:
-    """Copies what a person wants of a site's own files: its last network, its metrics by image and by case, its log."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+def copy_results(store: Path, folder: Path) -> None:
+    """Copies a site's results to the run's folder: its last network, its metrics per image and per case, its log."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if network := last_network(store):
-        shutil.copy(network, home / NETWORK)
+        shutil.copy(network, folder / NETWORK)
     for name in (IMAGES, CASES, RECORD):
         if (store / name).exists():
-            shutil.copy(store / name, home / name)
+            shutil.copy(store / name, folder / name)
 
 
 def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:
-    """What ended the run: a site's own words on the last task it was asked, otherwise the server's, otherwise the log's."""
+    """Returns what ended the run: a site's first error in the last task, else the server's error, else the log's."""
     path = server / PROGRESS
     events = read_events(path if path.exists() else running.progress)
     asked = max((e["time"] for e in events if e["event"] == "ask"), default=0.0)

@@ -1,4 +1,4 @@
-"""FLARE's simulator, with the allow-list in force. It applies no site's scopes: their properties go by the environment."""
+"""FLARE's simulator with the allow-list enforced. It applies no scopes; an environment variable passes their properties."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class Simulation:
 
 @contextmanager
 def simulator(request: Request, job: Path) -> Iterator[Simulation]:
-    """Runs `job` in the simulator; its processes are gone when the block ends."""
+    """Runs `job` in the simulator; ends its processes when the block ends."""
     workspace = request.out.resolve() / "workspace"
     (workspace / "local").mkdir(parents=True)
     classes = sorted([*SERVER_CLASSES.values(), *SITE_CLASSES.values()])
@@ -62,17 +62,17 @@ def simulator(request: Request, job: Path) -> Iterator[Simulation]:
 
 
 def stop(process: subprocess.Popen[bytes], grace: float = 10) -> None:
-    """Ends a process and every descendant of it, politely first."""
+    """Ends a process and its descendants: terminates them, and kills them after `grace` seconds."""
     if process.poll() is None:
         end(psutil.Process(process.pid), grace)
         process.wait()
 
 
 def end(process: psutil.Process, grace: float = 10) -> None:
-    """The same for a process that need not be a child of ours."""
+    """Does the same for a process that is not a child of this one."""
     family = [process, *process.children(recursive=True)]
     for member in family:
-        with suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
+        with suppress(psutil.NoSuchProcess):  # it may have ended by itself
             member.terminate()
     _, alive = psutil.wait_procs(family, timeout=grace)
     for member in alive:

@@ -12,10 +12,11 @@ from typing import Any
 from feddp import protocol
 from feddp.adaptation.models import FACTS, GLOBAL, Models, completed
 from feddp.adaptation.request import AdaptationRequest
-from feddp.adaptation.unseen_site import Request, adapt
+from feddp.adaptation.unseen_site import AdaptationOptions, adapt
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
 from feddp.methods.aggregation import Spec
 from feddp.networks.weights import read_network
+from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
 from feddp.protocol import ROUNDED, STD_WITHHELD, WITHHELD, Sent
 from feddp.stages import exchange
@@ -27,7 +28,7 @@ from feddp.stages.site import last_network
 from feddp.training.device import usable
 from feddp.training.metrics import METRICS
 from feddp.training.seeds import seed_of
-from feddp.training.store import Tensors, by_site, together
+from feddp.training.store import by_site, together
 
 MASKS = "masks"
 NUMBERS = ("images", "empty_masks", "seconds")
@@ -145,7 +146,7 @@ def _adapt(host: Host, request: AdaptationRequest, tensors: Tensors) -> Mapping[
     return numbers | ({"scores": done["scores"]} if own.score else {})
 
 
-def _seeded(request: Request, secret: str) -> Request:
+def _seeded(request: AdaptationOptions, secret: str) -> AdaptationOptions:
     """Returns the request; its seed also depends on the site's secret, if the site has one."""
     settings = request.settings
     seed = seed_of(secret, settings.seed) if secret else settings.seed

@@ -1,4 +1,4 @@
-"""Public data sets -> sites' folders: one file a data set, named in one table and imported when it is prepared."""
+"""Prepares public data sets as sites' folders: one module per data set, imported only when it is used."""
 
 from functools import partial
 from importlib import import_module

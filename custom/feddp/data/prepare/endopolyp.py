@@ -1,17 +1,17 @@
-"""EndoPolyp: polyps in colonoscopy, four sites of a federation and one that no training sees.
+"""EndoPolyp: polyps in colonoscopy, four sites of a federation and an unseen site.
 
-Read, from a folder or zip that holds the public sets, each at any depth under its public name:
+The public data sets lie in a folder or zip, each at any depth under its public name:
 
     Kvasir      Kvasir-SEG/images/<n>.jpg, Kvasir-SEG/masks/<n>.jpg
     ClinicDB    CVC-ClinicDB/Original/<n>.tif, CVC-ClinicDB/Ground Truth/<n>.tif (or either under PNG/ or TIF/),
-                and CVC-ClinicDB/metadata.csv, where present, for the video sequence of each frame
+                and CVC-ClinicDB/metadata.csv, if present, with the video sequence of each frame
     ColonDB     CVC-ColonDB/images/<n>.png, CVC-ColonDB/masks/<n>.png
     ETIS        ETIS-LaribPolypDB/images/<n>.png, ETIS-LaribPolypDB/masks/<n>.png
                 or ETIS-LaribPolypDB/ETIS-LaribPolypDB/<n>.tif, ETIS-LaribPolypDB/Ground Truth/p<n>.tif
     PolypGenC1  PolypGen2021_MultiCenterData_v3/data_C1/images_C1/<n>.jpg, .../masks_C1/<n>_mask.jpg   (unseen)
 
-Masks are thresholded at 127, for JPEG leaves grey at every edge. ETIS is read from ETIS and from nowhere else, and two
-sites that share an image are refused: released code is known to have trained "ETIS" on a copy of ColonDB.
+Masks are thresholded at 127, because JPEG leaves grey pixels at edges. ETIS is read only from its own folder, and two sites
+that share an image are refused: some released code trained "ETIS" on a copy of ColonDB.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from feddp.limits import TABLE_BYTES
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a site's images lie, where its masks, and how the mask of an image is called."""
+    """The folders of a site's images and masks, and the name of an image's mask."""
 
     site: str
     images: str
@@ -56,22 +56,24 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Frames:
-    """A site's (image, mask) names by stem."""
+    """The names (image, mask) of a site's frames by stem."""
 
     layout: Layout
     pairs: dict[str, tuple[str, str]]
 
 
 def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
-    """Write <out>/Kvasir, ClinicDB, ColonDB and ETIS, and <out>-unseen/PolypGenC1 whose rows are all `test`.
+    """Writes <out>/Kvasir, ClinicDB, ColonDB and ETIS, and <out>-unseen/PolypGenC1 with all rows in split test.
 
-    Pixels at size x size, or as published where size is None. The unseen site lies outside `out` so that no federation
-    over `out` can train on it. Returns notes for the user. InputError names all sets that are missing at once, masks
-    that are missing, images that two sites share, and targets that are not empty.
+    Images have size x size pixels, or their published size if None. The unseen site lies outside `out`, so no federation over
+    `out` can train on it. Returns notes for the user.
+
+    Raises:
+        InputError: data sets (names all) or masks are missing, two sites share an image, or a target is not empty.
     """
     tree = Source(source)
     sites = _find(tree)
-    unseen = Path(os.path.realpath(out))  # which a loop of links does not fail
+    unseen = Path(os.path.realpath(out))  # realpath does not fail on a loop of links
     unseen = unseen.with_name(f"{unseen.name}-unseen")
     targets = {site: (unseen if frames.layout.unseen else out) / site for site, frames in sites.items()}
     refuse_occupied(targets.values())
@@ -114,12 +116,12 @@ def _refuse_shared(tree: Source, sites: dict[str, Frames]) -> None:
         if other != site:
             raise InputError(
                 f"{tree.path}: {first} ({other}) and {name} ({site}) are the same image. "
-                "Put each set's own images under its name."
+                "Put each data set's own images under its name."
             )
 
 
 def _patients(tree: Source, site: str, frames: Frames) -> tuple[dict[str, str], str]:
-    """Stem -> patient, and what is known of patients in this set."""
+    """Returns {stem: patient}, and a description of what defines a patient in this data set."""
     alone = {stem: f"{site}-{stem}" for stem in frames.pairs}
     tables = [name for name in tree.names if f"/{name}".endswith(f"/{CLINIC}/metadata.csv")]
     if site != "ClinicDB" or not tables:

@@ -1,10 +1,10 @@
 """Fundus: optic disc and cup in retinal photographs, four sites.
 
-Read, from a folder or zip, are the public layouts said in `fundus_layouts`.
+Reads the public layouts of `fundus_layouts` from a folder or a zip.
 
-Written are masks of 0 (background), 1 (disc) and 2 (cup), cropped with the image to 800 x 800 pixels (or the image's
-shorter side) round the disc. Drishti's published test images are its test split; a fifth of its training images is val.
-None of the sets says which eyes are of one patient.
+Masks are written as 0 (background), 1 (disc) and 2 (cup), cropped with the image to 800 x 800 pixels (or the image's shorter
+side) around the disc. Drishti's published test images are its test split; a fifth of its training images is val. None of the
+data sets tells which eyes belong to one patient.
 """
 
 from pathlib import Path
@@ -22,10 +22,10 @@ CROP = 800  # pixels
 
 
 def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
-    """Write <out>/DrishtiGS, RIMONEr3, REFUGEtrain and REFUGEval; crops at size x size, or as cut where size is None.
+    """Writes <out>/DrishtiGS, RIMONEr3, REFUGEtrain and REFUGEval; crops at size x size, or at their own size if None.
 
-    Returns notes for the user. InputError names all sets that are missing at once, masks that are missing, a mask
-    without a disc, and targets that are not empty.
+    Returns notes for the user. Raises InputError if data sets or masks are missing (names all), a mask has no disc, or a
+    target is not empty.
     """
     tree = Source(source)
     absent: dict[str, bool] = {}
@@ -53,14 +53,14 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
 
 
 def crop(image: np.ndarray, mask: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The square of CROP pixels (or the shorter side) round the middle of the disc's box, kept inside the image.
+    """Crops a square of CROP pixels (or the shorter side), inside the image, around the centre of the disc's box.
 
-    (H, W, 3) and (H, W) -> (s, s, 3) and (s, s). InputError, naming `name`, without a disc or where sizes differ.
+    (H, W, 3) and (H, W) -> (s, s, 3) and (s, s). Raises InputError with `name` if there is no disc or the sizes differ.
     """
     if image.shape[:2] != mask.shape:
-        raise InputError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Mend the source.")
+        raise InputError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Correct the source.")
     if not mask.any():
-        raise InputError(f"{name}: its mask has no optic disc to crop round. Mend the source.")
+        raise InputError(f"{name}: its mask has no optic disc, so it cannot be cropped. Correct the source.")
     side = min(CROP, *mask.shape)
     window = []
     for axis, length in enumerate(mask.shape):

@@ -1,10 +1,10 @@
-"""Where the four fundus sets keep their images and masks, and how a mask is read.
+"""Folders and mask formats of the four fundus data sets.
 
-Read, from a folder or zip that holds the public sets, each at any depth under its public name:
+The public data sets lie in a folder or zip, each at any depth under its public name:
 
     DrishtiGS    Drishti-GS1_files/Training/Images/<n>.png, Drishti-GS1_files/Training/GT/<n>/SoftMap/
                  Drishti-GS1_files/Test/Images/<n>.png, Drishti-GS1_files/Test/Test_GT/<n>/SoftMap/ (or Test/GT)
-                 each SoftMap with <n>_ODsegSoftmap.png and <n>_cupsegSoftmap.png, the share of raters of 255
+                 each SoftMap with <n>_ODsegSoftmap.png and <n>_cupsegSoftmap.png, the fraction of raters times 255
     RIMONEr3     RIM-ONE r3/{Healthy,Glaucoma and suspects}/Stereo Images/<n>.jpg, left half only
                  RIM-ONE r3/{Healthy,Glaucoma and suspects}/Average_masks/<n>-Disc-Avg.png and <n>-Cup-Avg.png
     REFUGEtrain  Training400/{Glaucoma,Non-Glaucoma}/<n>.jpg, Disc_Cup_Masks/{Glaucoma,Non-Glaucoma}/<n>.bmp
@@ -23,7 +23,7 @@ from feddp.errors import InputError
 
 @dataclass(frozen=True)
 class Eye:
-    """An image, the files of its mask, and the split where one is published."""
+    """An image, the files of its mask, and the published split, if any."""
 
     image: str
     masks: tuple[str, ...]
@@ -31,7 +31,7 @@ class Eye:
 
 
 def _folder(tree: Source, absent: dict[str, bool], *tails: str) -> tuple[str, dict[str, str]]:
-    """The first of the folders `tails` that is there, else ("", {}), the first noted as missing."""
+    """Returns the first existing folder of `tails`, or ("", {}) with a note in `absent`."""
     for tail in tails:
         path, images = tree.folder(tail)
         if images:
@@ -74,10 +74,10 @@ def _refuge(*parts: tuple[str, tuple[str, ...]]) -> Callable[[Source, dict[str, 
 
 
 def _read_pair(tree: Source, eye: Eye) -> tuple[np.ndarray, np.ndarray]:
-    """Disc and cup as two grey maps; a pixel belongs to one if at least half the raters (or of 255) say so."""
+    """Reads disc and cup from two grey maps; a pixel belongs to a class if at least half of the raters (or of 255) agree."""
     disc, cup = (tree.grey(name) >= 127.5 for name in eye.masks)
     if disc.shape != cup.shape:
-        raise InputError(f"{eye.image}: its disc and cup masks differ in size. Mend the source.")
+        raise InputError(f"{eye.image}: its disc and cup masks differ in size. Correct the source.")
     return tree.rgb(eye.image), np.where(cup, 2, disc).astype("uint8")
 
 

@@ -1,12 +1,12 @@
 """LGG-MRI: brain MRI with FLAIR-abnormality (tumour) masks, four hospitals (Buda et al., 2019; TCGA-LGG).
 
-Read, from the published zip as it is or from a folder, the tree kaggle_3m at any depth:
+Reads the tree kaggle_3m, at any depth, from the unchanged published zip or from a folder:
 
     kaggle_3m/TCGA_<site>_<patient>_<date>/TCGA_<site>_<patient>_<date>_<slice>.tif         (256, 256, 3) uint8
     kaggle_3m/TCGA_<site>_<patient>_<date>/TCGA_<site>_<patient>_<date>_<slice>_mask.tif    (256, 256) uint8, 0 or 255
 
-The three channels are pre-contrast, FLAIR and post-contrast. Sites CS, DU, FG and HT become the federation; the full
-release has patients of other codes, too few to train on, which are left out and counted.
+The three channels are pre-contrast, FLAIR and post-contrast. The federation consists of the sites CS, DU, FG and HT. Other site
+codes of the full release have too few patients to train on; they are left out and counted.
 """
 
 import re
@@ -26,10 +26,10 @@ SLICE = re.compile(r"(?:^|/)kaggle_3m/(TCGA_([^_/]+)_[^_/]+)_\d+/(\1_\d+_\d+)\.t
 
 
 def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
-    """Write <out>/CS, DU, FG and HT; images and masks at size x size, or as published where size is None.
+    """Writes <out>/CS, DU, FG and HT; images and masks at size x size, or at their published size if None.
 
-    A patient is TCGA_<site>_<patient>, split by seed. Returns notes for the user. InputError where a site or a mask is
-    missing, or where `out` already holds one of the sites.
+    A patient is TCGA_<site>_<patient>, split by seed. Returns notes for the user. Raises InputError if a site or a mask is
+    missing, or if `out` already contains one of the sites.
     """
     tree = Source(source)
     slices: dict[str, list[tuple[str, str, str]]] = {site: [] for site in SITES}
@@ -67,7 +67,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
         )
     if not others:
         return []
-    return ["Left out, not of this federation: " + ", ".join(f"{s} ({n} images)" for s, n in sorted(others.items()))]
+    return ["Left out, of other sites: " + ", ".join(f"{s} ({n} images)" for s, n in sorted(others.items()))]
 
 
 def _mask(name: str) -> str:

@@ -1,19 +1,20 @@
 """Prostate MRI: T2-weighted volumes with prostate masks, six sources (Liu et al., MS-Net, TMI 2020; SAML, MICCAI 2020).
 
-Read, from a folder or zip, is the layout of liuquande.github.io/SAML, each source's folder at any depth under any of its names:
+Reads the layout of liuquande.github.io/SAML from a folder or a zip. A source's folder may be at any depth and has one of these
+names:
 
     BIDMC, HK, UCL             PROMISE12
     I2CVB or HCRUDB            I2CVB
     ISBI or RUNMC              NCI-ISBI 2013, 3 T
-    ISBI_1.5 or BMC            NCI-ISBI 2013, 1.5 T: the site ISBI_15, for no name in a FLARE federation may have a dot
+    ISBI_1.5 or BMC            NCI-ISBI 2013, 1.5 T: the site ISBI_15, because names in a FLARE federation have no dot
 
     <source>/Case<n>.nii.gz    <source>/Case<n>_segmentation.nii.gz (or _Segmentation; either also as .nii)
 
-Labels 1 and 2 (two zones, in NCI-ISBI) are one prostate, as in MS-Net's and IOP-FL's code. Written are axial slices, with
-prostate only, as in IOP-FL's preprocessing, whose grey values go from the volume's least (0) to its 99th percentile (255), as
-in the conversion to PNG that comes with it. A stem is case and slice, counted in the volume from the feet upwards: Case07_012.
+Labels 1 and 2 (two zones, in NCI-ISBI) are one prostate, as in MS-Net's and IOP-FL's code. The output consists of the axial
+slices with prostate, as in IOP-FL's preprocessing. Grey values go from the volume's minimum (0) to its 99th percentile (255),
+as in IOP-FL's conversion to PNG. A stem is case and slice, counted in the volume from the feet upwards: Case07_012.
 
-Deviation: IOP-FL feeds a slice with its two neighbours as three channels; here a slice is one channel.
+Deviation: IOP-FL uses a slice and its two neighbours as three channels; here a slice is one channel.
 """
 
 import re
@@ -45,10 +46,13 @@ BRIGHT = 0.99  # the quantile that becomes white
 
 
 def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
-    """Write <out>/BIDMC, HK, I2CVB, ISBI, ISBI_15 and UCL; slices at size x size, or as published where size is None.
+    """Writes <out>/BIDMC, HK, I2CVB, ISBI, ISBI_15 and UCL; slices at size x size, or at their published size if None.
 
-    A patient is a case, split by seed. Returns notes for the user. InputError naming all sources, or images and masks, that
-    are missing, a file that is no volume, a mask that does not fit its image or is empty, and targets that are not empty.
+    A patient is a case, split by seed. Returns notes for the user.
+
+    Raises:
+        InputError: sources, images or masks are missing, a file is not a volume, a mask does not fit its image or is empty, or
+            a target is not empty. Names all missing sources or files.
     """
     tree = Source(source)
     sites = _find(tree)
@@ -56,8 +60,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     alone = [name for cases in sites.values() for files in cases.values() if len(files) < 2 for name in files.values()]
     if alone:
         raise InputError(
-            f"{tree.path}: {some(alone, 5)} stand alone, an image without segmentation or the other way round. "
-            "Complete them, or take them away."
+            f"{tree.path}: image or segmentation is missing beside {some(alone, 5)}. Complete them, or remove them."
         )
     refuse_occupied(out / site for site in sites)
     left_out = dict.fromkeys(sites, 0)
@@ -91,7 +94,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
 
 
 def _find(tree: Source) -> dict[str, dict[str, dict[str, str]]]:
-    """Site -> case -> {"": image, "_segmentation": mask}, in order of the cases. InputError where a file is there twice."""
+    """Returns {site: {case: {"": image, "_segmentation": mask}}}, sorted by case; raises InputError for a file found twice."""
     names = {folder: site for site, folders in FOLDERS.items() for folder in folders}
     sites: dict[str, dict[str, dict[str, str]]] = {site: {} for site in FOLDERS}
     for name in sorted(tree.names):
@@ -100,18 +103,20 @@ def _find(tree: Source) -> dict[str, dict[str, dict[str, str]]]:
             files = sites[site].setdefault(match[2], {})
             kind = (match[3] or "").lower()
             if kind in files:
-                raise InputError(f"{tree.path}: both {files[kind]} and {name} are there. Keep one.")
+                raise InputError(f"{tree.path} has both {files[kind]} and {name}. Keep one.")
             files[kind] = name
     return sites
 
 
 def _pixels(tree: Source, image: str, mask: str) -> tuple[np.ndarray, np.ndarray]:
-    """(S, H, W), uint8 each: 0 to 255, and 0 or 1."""
+    """Returns image, 0 to 255, and mask, 0 or 1: (S, H, W), uint8 each."""
     voxels, labels = read_axial(tree, image, mask)
     low, high = voxels.min(), np.quantile(voxels, BRIGHT)
     if low == high:
-        raise InputError(f"{tree.path}: {image} has no contrast: all but the brightest hundredth is {low:g}. Mend the source.")
+        raise InputError(
+            f"{tree.path}: {image} has no contrast: all voxels except the brightest 1 % are {low:g}. Correct the source."
+        )
     if not (labels > 0).any():
-        raise InputError(f"{tree.path}: {mask} is empty. Mend it, or take the case away.")
+        raise InputError(f"{tree.path}: {mask} is empty. Correct it, or remove the case.")
     grey = np.rint((voxels - low) / (high - low) * 255).clip(0, 255)
     return grey.astype("uint8"), (labels > 0).astype("uint8")

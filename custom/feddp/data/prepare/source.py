@@ -1,4 +1,4 @@
-"""A downloaded data set, folder or zip, read in place: nothing is unpacked to disk."""
+"""Reads a downloaded data set, a folder or a zip, in place, without unpacking to disk."""
 
 import gzip
 import io
@@ -22,13 +22,13 @@ FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 
 
 class Source:
-    """The files of a folder or zip by name: path below the source, with / between, the source's own name first.
+    """The files of a folder or zip by name: the source's name and the path below it, separated by /.
 
-    The own name comes first so that a user may point at a layout's top folder or at what holds it.
+    Names start with the source's name, so a user may give a layout's top folder or the folder that contains it.
     """
 
     def __init__(self, path: Path):
-        """InputError where `path` is neither a folder nor a zip, or holds too many files."""
+        """Lists the files; raises InputError if `path` is neither a folder nor a zip, or has too many files."""
         self.path = Path(path)
         self._zip = None
         if self.path.is_dir():
@@ -42,31 +42,31 @@ class Source:
             found = (f"{self.path.stem}/{name}" for name in self._zip.names)
         else:
             raise InputError(f"{self.path}: neither a folder nor a zip. Give the data set as downloaded.")
-        # Mac archives carry a shadow "._name" of every file.
+        # archives of macOS have a hidden file "._name" beside every file
         self.names = frozenset(n for n in found if not PurePosixPath(n).name.startswith("."))
 
     def open(self, name: str, most: int) -> IO[bytes]:
-        """The file `name`, to be read bit by bit. BadFile where it has more than `most` bytes, or is a link that leads out."""
+        """Opens `name`; read it in parts. Raises BadFile if it has more than `most` bytes or is a link that leads out."""
         below = name.split("/", 1)[1]
         return self._zip.open(below, most) if self._zip else opened(self.path / below, most, within=self.path)
 
     def read(self, name: str, most: int = IMAGE_BYTES) -> bytes:
-        """The bytes of `name`. InputError where they are more than `most`, or cannot be read."""
+        """Returns the bytes of `name`; raises InputError if they are more than `most` or cannot be read."""
         try:
             with self.open(name, most) as stream:
                 content = read_up_to(stream, most + 1)
         except FedDPError:
             raise
-        except Exception as error:  # what a damaged zip makes zipfile raise
+        except Exception as error:  # zipfile raises many kinds of errors for a damaged zip
             raise InputError(f"{self.path}: {name} cannot be read ({error}). {AGAIN}.") from None
         if len(content) > most:
-            raise InputError(f"{self.path}: {name} has more than {amount(most)}, the most that is read. Make it smaller.")
+            raise InputError(f"{self.path}: {name} has more than {amount(most)}, which is the limit. Make it smaller.")
         return content
 
     def folder(self, tail: str) -> tuple[str, dict[str, str]]:
-        """The one folder, at any depth, whose path ends in `tail`: its path, and stem -> name of the images in it.
+        """Returns the only folder, at any depth, whose path ends in `tail`, as (path, {stem: name} of its images).
 
-        ("", {}) where there is none. InputError where there are two, or two images of one stem.
+        Returns ("", {}) if there is none. Raises InputError if there are two folders, or two images with one stem.
         """
         folders: dict[str, dict[str, str]] = {}
         for name in sorted(self.names):
@@ -74,31 +74,31 @@ class Source:
             if file.suffix.lower() in IMAGES and f"/{file.parent}".endswith(f"/{tail}"):
                 stems = folders.setdefault(str(file.parent), {})
                 if file.stem in stems:
-                    raise InputError(f"{self.path}: both {stems[file.stem]} and {name} are there. Keep one.")
+                    raise InputError(f"{self.path} has both {stems[file.stem]} and {name}. Keep one.")
                 stems[file.stem] = name
         if len(folders) > 1:
-            raise InputError(f"{self.path}: {tail} is there more than once ({', '.join(folders)}). Keep one.")
+            raise InputError(f"{self.path} has {tail} more than once ({', '.join(folders)}). Keep one.")
         return next(iter(folders.items()), ("", {}))
 
     def rgb(self, name: str) -> np.ndarray:
-        """uint8 (H, W, 3). InputError where the image cannot be decoded."""
+        """Returns an image as uint8 (H, W, 3); raises InputError if it cannot be decoded."""
         return self._image(name, "RGB")
 
     def grey(self, name: str) -> np.ndarray:
-        """uint8 (H, W); a bilevel image becomes 0 and 255. InputError where the image cannot be decoded."""
+        """Returns an image as uint8 (H, W), a bilevel one as 0 and 255; raises InputError if it cannot be decoded."""
         return self._image(name, "L")
 
     def _image(self, name: str, mode: str) -> np.ndarray:
         return np.asarray(decode(io.BytesIO(self.read(name)), FORMATS, Path(f"{self.path}: {name}"), AGAIN, mode))
 
     def demand(self, wanted: dict[str, bool], what: str) -> None:
-        """One InputError naming every key of `wanted` that is False."""
+        """Raises InputError with all keys of `wanted` that are False."""
         missing = [name for name, there in wanted.items() if not there]
         if missing:
             raise InputError(f"{self.path}: {what} missing: {'; '.join(missing)}. Complete the download as published.")
 
     def demand_files(self, names: Iterable[str]) -> None:
-        """One InputError naming the first few of `names` that are not in the source."""
+        """Raises InputError with the first of `names` that are not in the source."""
         missing = sorted(name for name in names if name not in self.names)
         if missing:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -106,12 +106,12 @@ class Source:
 
 
 def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Image (bilinear) and mask (nearest) at size x size, or as they are where size is None.
+    """Resizes an image (bilinear) and its mask (nearest) to size x size; with size None, returns them unchanged.
 
-    uint8, (H, W, 3) or (H, W), and (H, W). InputError, naming `name`, where the two differ in height or width at the source.
+    Both are uint8: (H, W, 3) or (H, W), and (H, W). Raises InputError with `name` if height or width differ in the source.
     """
     if image.shape[:2] != mask.shape:
-        raise InputError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Mend the source.")
+        raise InputError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Correct the source.")
     if size is None:
         return image, mask
     bilinear = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)
@@ -120,7 +120,7 @@ def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> 
 
 
 def read_up_to(stream: IO[bytes] | gzip.GzipFile, count: int) -> bytes:
-    """The next `count` bytes, fewer at the end, taken bit by bit: at once, a decompressor may return more than it was to."""
+    """Reads the next `count` bytes, fewer at the end, in parts, because one read of a decompressor may return too much."""
     parts, left = [], count
     while left and (part := stream.read(min(left, MIB))):
         parts.append(part)

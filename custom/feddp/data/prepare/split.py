@@ -1,4 +1,4 @@
-"""Patients -> train, val and test, by seed; once, or for every fold of a cross-validation."""
+"""Splits patients into train, val and test by seed, once or for every fold of a cross-validation."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def split_patients(patients: Iterable[str], seed: int) -> dict[str, str]:
-    """Every distinct patient's split: a fifth each to val and test, rounded, the rest to train.
+    """Returns the split of every distinct patient: a fifth (rounded) to val, a fifth to test, the others to train.
 
-    From three patients on no split is empty. One patient goes to train, two to train and test. The same set of patients
-    and seed give the same answer in whatever order, and however often, the patients come.
+    With three or more patients no split is empty. One patient goes to train, two go to train and test. The result depends only
+    on the set of patients and the seed, not on order or repetition.
     """
     order = _shuffled(patients, seed)
     if len(order) < 3:
@@ -20,17 +20,17 @@ def split_patients(patients: Iterable[str], seed: int) -> dict[str, str]:
 
 
 def hold_out(patients: Iterable[str], seed: int) -> dict[str, str]:
-    """Train and val only, where the test patients are published: a fifth, and at least one of two or more, to val."""
+    """Returns splits train and val, for data with published test patients: a fifth, at least one of two or more, to val."""
     order = _shuffled(patients, seed)
     part = max(1, round(len(order) / 5)) if len(order) > 1 else 0
     return {name: "val" if i < part else "train" for i, name in enumerate(order)}
 
 
 def deal_patients(patients: Iterable[str], folds: int, seed: int) -> list[dict[str, str]]:
-    """Every distinct patient's split in each of `folds` folds: dealt one by one, a fold's are test, of the rest `hold_out`.
+    """Returns the split of every distinct patient per fold: the fold's patients are test, `hold_out` splits the others.
 
-    Every patient is in test exactly once, and folds differ by at most one patient. None where there are fewer patients than
-    folds, or where a fold would leave fewer than two to train and validate.
+    Every patient is in test exactly once; the folds' sizes differ by at most one patient. Returns [] if there are fewer
+    patients than folds, or if a fold would leave fewer than two patients for training and validation.
     """
     order = _shuffled(patients, seed)
     dealt = [order[i::folds] for i in range(folds)]

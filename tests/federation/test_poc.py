@@ -1,0 +1,200 @@
+"""A real federation on this machine: certificates, a process a site, the sites' own policies. One POC for all tests."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from nvflare.fuel.flare_api.api_spec import NoConnection
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from feddp.cli import app
+from feddp.data.synthesize import synthesize
+from feddp.errors import FedDPError
+from feddp.jobs import adaptation as outside
+from feddp.jobs import folder as jobs
+from feddp.protocol import rounded
+from feddp.run.poc import SERVER, PocJob, connect, federation
+from feddp.run.session import Request, copy_results
+from feddp.stages.memory import start_file
+from support.captured import value_of
+from support.deployment import approved
+
+pytestmark = pytest.mark.poc
+
+SITES = ["site-1", "site-2", "site-3"]
+
+
+@pytest.fixture(scope="module")
+def poc(tmp_path_factory, plan_for, capture):
+    """Two hospitals that consent to everything; one that takes no part in the calibration exchange, and takes others' models as
+    the newcomer. What policies and lists stop is in test_deployment.py."""
+    root = tmp_path_factory.mktemp("poc")
+    synthesize(root / "data", sites=3, images=12, size=32)
+    few = {"min_images": 1}  # two test images a site
+    few["seed"] = "plan"  # of a run on this machine, as `feddp run` has it
+    policies = {site: {"data": str(root / "data" / site), "consent": ["calibration", "outside"], **few} for site in SITES[:2]}
+    policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], **few}
+    with federation(Request(plan_for(sites=SITES), policies, root / "run")) as (kits, session):
+
+        def run(name, plan, scope=jobs.SCOPE):
+            return submit(jobs.export(plan, root / name, scope))
+
+        def submit(folder):
+            job = PocJob(kits, session, folder)
+            deadline = time.monotonic() + 240
+            while not job.finished():
+                assert time.monotonic() < deadline, f"{folder.name} did not end: {job.log.read_text()[-2000:]}"
+                time.sleep(0.5)
+            return job
+
+        yield kits, run, submit
+
+
+@pytest.fixture(scope="module")
+def feddp(poc, plan_for):
+    _, run, _ = poc
+    job = run("feddp", plan_for(sites=SITES))  # the plan that the federation was started for, and no other is approved
+    succeeded, server = job.outcome()
+    assert succeeded, job.log.read_text()[-3000:]
+    return job, server, json.loads((server / "results.json").read_text())
+
+
+def test_feddp_runs_through_both_stages_on_certificates(feddp):
+    _, _, results = feddp
+    assert set(results["sites"]) == set(SITES)
+    for site in results["sites"].values():
+        for when in ("before_calibration", "final"):
+            assert set(site[when]) == {"dice", "iou", "hd", "hd95", "assd"}
+            assert 0 <= site[when]["dice"]["mean"] <= 1
+            assert site[when]["dice"]["n"] >= 2
+            assert all("std" not in cell and cell == rounded("", cell) for cell in site[when].values())
+        assert site["std_withheld"] == 20
+    assert results["rounded"] is True
+
+
+def test_a_site_without_consent_neither_gives_nor_receives(feddp):
+    """The run goes on, and the results say who was calibrated with how many peers; the matrix has the exchangers alone."""
+    job, server, results = feddp
+    calibration = {site: results["sites"][site]["calibration"] for site in SITES}
+    assert calibration["site-1"] == calibration["site-2"] == {"calibrated": True, "peers": 1, "tuned": True}
+    assert calibration["site-3"] == {"calibrated": False, "peers": 0, "tuned": True}
+    assert set(results["matrix"]) == {"site-1", "site-2"}
+    assert all(set(row) == {"site-1", "site-2"} for row in results["matrix"].values())
+    own = load_file(job.store("site-3") / "state_00002.safetensors")
+    private = [value for name, value in own.items() if name.startswith("private/")]
+    assert len(private) == 16
+    for folder in (server, job.store("site-1"), job.store("site-2"), job.progress.parents[1]):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                content = path.read_bytes()
+                assert not any(value.numpy().tobytes()[:64] in content for value in private), path
+
+
+def test_every_site_ends_with_a_network_of_its_own(feddp):
+    job, _, _ = feddp
+    networks = [load_file(job.store(site) / "calibrated.safetensors") for site in SITES]
+    query = "encoder.model.stages_0.blocks.0.attn.q.weight"
+    assert not any((networks[i][query] == networks[j][query]).all() for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does(poc, feddp, capture, tmp_path):
+    """The job of `feddp job-outside`, from what download_job brought of the finished run, equals `feddp adapt` on the networks
+    that the donors took home, bit for bit. The newcomer keeps masks and no model, the donors' files are as they were, and no
+    value of a donor's network is in a file of the server's or in a frame that it got or sent; that the search finds what is
+    there, the shared tensors show."""
+    kits, _, submit = poc
+    earlier, server, results = feddp
+    assert results["job"] == earlier.id
+    donors, newcomer = SITES[:2], SITES[2]
+    before = {path: path.read_bytes() for site in donors for path in earlier.store(site).iterdir()}
+    data, home, options = kits.parents[3] / "data" / newcomer, tmp_path / "run", ["epochs=1", "seed=3"]
+    with capture:
+        made = outside.export(server, newcomer, donors, tmp_path / "outside", "routing", options, score=True)
+        job = submit(approved(made, *(kits / site for site in SITES)))
+    succeeded, left = job.outcome()
+    assert succeeded, job.log.read_text()[-3000:]
+
+    for site in donors:
+        copy_results(earlier.store(site), home / "sites" / site)
+    shutil.copy(start_file(server, results["start_round"]), home / "shared.safetensors")
+    (home / "results.json").write_text(json.dumps({"sites": dict.fromkeys(donors)}))
+    words = ["--models", home, "--images", data, "--out", tmp_path / "masks", "--epochs", 1, "--seed", 3, "--score"]
+    done = CliRunner().invoke(app, ["adapt", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    expected, found = ({p.name: p.read_bytes() for p in folder.glob("*.png")} for folder in (tmp_path / "masks", masks(job)))
+    assert found == expected
+    assert len(found) >= 2
+    here, there = (json.loads((folder / "adapt.json").read_text()) for folder in (tmp_path / "masks", masks(job)))
+    assert here["losses"] == there["losses"]
+
+    said = json.loads((left / "results.json").read_text())
+    assert (said["run"], said["newcomer"], said["donors"], said["without"]) == (earlier.id, newcomer, donors, {})
+    assert said["sealed"] is True
+    assert said["images"] == len(found)
+    first, least = here["losses"][0], min(here["losses"])
+    assert (said["loss_before"], said["loss"]) == (rounded("loss", first), rounded("loss", least))
+    exact = json.loads((tmp_path / "masks/scores.json").read_text())["summary"]
+    assert said["scores"] == {m: {"mean": rounded("mean", cell["mean"]), "n": cell["n"]} for m, cell in exact.items()}
+
+    assert {path: path.read_bytes() for site in donors for path in earlier.store(site).iterdir()} == before
+    assert not list(job.store(newcomer).rglob("*.safetensors"))
+    shared = load_file(start_file(server, results["start_round"]))
+    known = {value_of(tensor) for tensor in shared.values()}
+    personal = {value_of(t) for s in donors for t in load_file(earlier.store(s) / "calibrated.safetensors").values()} - known
+    assert len(personal) > 100
+    contents = [path.read_bytes() for root in (kits / SERVER, left) for path in root.rglob("*") if path.is_file()]
+    assert any(value in content for content in contents for value in known), "the control"
+    assert not any(value in content for content in contents for value in personal)
+    frames = capture.frames()
+    assert sum(value in frames for value in known) > 50, "the control"
+    assert not any(value in frames for value in personal)
+
+
+def masks(job) -> Path:
+    return job.store("site-3") / "masks"
+
+
+def test_a_job_of_an_unknown_scope_is_refused_by_every_site(poc, plan_for):
+    kits, run, _ = poc
+    job = run("unscoped", plan_for(rounds=1, sites=SITES), scope="research")
+    assert job._status != "FINISHED:COMPLETED"
+    assert not (kits / "site-1" / "feddp" / job.id).exists(), "no site opened its data for it"
+
+
+def test_the_kits_hold_our_policy_and_stream_no_logs(poc):
+    kits, _, _ = poc
+    for name in (SERVER, *SITES):
+        local = kits / name / "local"
+        for path in [p for p in (local / "resources.json", local / "resources.json.default") if p.exists()]:
+            resources = json.loads(path.read_text())
+            assert resources["class_list_enforcement_mode"] == "enforce"
+            assert all(c.startswith("feddp.flare.") for c in resources["class_allow_list"])
+            assert resources["allow_log_streaming"] is False
+            assert not {"site_log_streamer", "log_receiver"} & {c["id"] for c in resources["components"]}
+    privacy = json.loads((kits / "site-3/local/privacy.json").read_text())
+    assert privacy["scopes"][0]["task_result_filters"] == [{"path": "feddp.flare.filters.PrivateTensorGuard", "args": {}}]
+
+
+def test_a_server_that_is_not_ready_is_asked_again(monkeypatch, tmp_path):
+    """FLARE's session raises NoConnection, or a TypeError on a server that listens before it has its certificate; and where no
+    site ever joins, the last reason is said, with where to look."""
+    joined = SimpleNamespace(get_system_info=lambda: SimpleNamespace(client_info=[SimpleNamespace(name="site-1")]))
+    answers = iter([NoConnection("nobody there"), TypeError("'None' is not an instance of 'bytes'"), joined])
+
+    def session(*_, **__):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("feddp.run.poc.new_secure_session", session)
+    monkeypatch.setattr("feddp.run.poc.time.sleep", lambda _: None)
+    assert connect(tmp_path, ["site-1"]) is joined
+    monkeypatch.setattr("feddp.run.poc.READY", 0.05)
+    answers = iter(lambda: TypeError("half an answer"), None)
+    with pytest.raises(FedDPError, match=r"within 0.05 s \(last: TypeError: half an answer\); see console.log"):
+        connect(tmp_path, ["site-1"])

@@ -1,0 +1,172 @@
+"""Job folders: the committed ones are what `feddp job` exports, and every one of them runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from feddp.cli import app
+from feddp.data.synthesize import synthesize
+from feddp.errors import FedDPError
+from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.site import SiteComponent
+from feddp.jobs.folder import export
+from feddp.networks.weights import fingerprint
+from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
+from feddp.plan.schema import Plan
+from feddp.run import session
+from feddp.run.local import local
+from support import ROOT
+
+SYNTHETIC = ["--sites", "site-1,site-2,site-3,site-4", "--rounds", "15"]
+COMMITTED = {
+    "feddp_synthetic": [*SYNTHETIC, "--calibration-epochs", "5"],
+    "fedavg_synthetic": [*SYNTHETIC, "--method", "fedavg"],
+    "feddp_lgg": ["--sites", "CS,DU,FG,HT", "--classes", "tumour", "--rounds", "200", "--size", "256"],
+}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_every_committed_job_is_listed_here():
+    assert {p.name for p in (ROOT / "jobs").iterdir()} == set(COMMITTED)
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_the_committed_folder_is_what_is_exported(name, tmp_path):
+    done = CliRunner().invoke(app, ["job", "--out", str(tmp_path / name), *COMMITTED[name]])
+    assert done.exit_code == 0, done.output
+    assert files(tmp_path / name) == files(ROOT / "jobs" / name)
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_a_committed_job_names_only_the_classes_that_sites_allow(name):
+    for side, allowed in (("server", SERVER_CLASSES), ("client", SITE_CLASSES)):
+        config = (ROOT / "jobs" / name / f"app_{side}/config/config_fed_{side}.json").read_text()
+        paths = {part.split('"')[0] for part in config.split('"path": "')[1:]}
+        assert paths <= set(allowed.values())
+        assert not list((ROOT / "jobs" / name).rglob("custom")), "BYOC"
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_a_committed_job_runs_a_round(name, tmp_path):
+    """Its plan as it is, but for its numbers: one round, one calibration epoch, 32 px. Here in one process; that FLARE runs
+    what is exported to the same bits, test_environments.py shows."""
+    job = ROOT / "jobs" / name
+    config = json.loads((job / "app_server/config/config_fed_server.json").read_text())
+    (plan,) = [c["args"]["plan"] for c in config["components"]]
+    plan |= {"rounds": 1, "size": 32, "settings": {"calibration_epochs": 1}}
+    sites = json.loads((job / "meta.json").read_text())["deploy_map"]["app_client"]
+    data = tmp_path / "data"
+    synthesize(data, sites=4, images=10, size=32)
+    for made, site in zip(sorted(data.iterdir()), sites, strict=True):
+        description = json.loads((made / "dataset.json").read_text()) | {"classes": plan["classes"]}
+        (made / "dataset.json").write_text(json.dumps(description))
+        made.rename(data / site)
+    policies = {site: {"data": str(data / site), "consent": ["calibration"]} for site in sites}
+    plan = Plan.from_json(plan)
+    results = session.run(session.Request(plan, policies, tmp_path / "run"), local, name)
+    assert set(results["sites"]) == set(sites)
+    for site in results["sites"].values():
+        assert site["final"]["dice"]["n"] >= 2
+        assert ("calibration" in site) == ("calibrate" in plan.stages)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "fedmagic"], "unknown method 'fedmagic'; known: centralized, ditto, "),
+        (["--network", "vgg"], "unknown network 'vgg'; known: pvt_v2_b0-fpn, pvt_v2_b1-fpn"),
+        (["--rounds", "0"], "rounds=0"),
+        (["--size", "100"], "size=100"),
+        (["--set", "lr"], "--set lr: write key=value"),
+        (["--set", "lr=fast"], "lr='fast' cannot be read as float"),
+        (["--set", "speed=1"], "unknown setting 'speed'"),
+        (["--set", "private=queries"], "queries"),
+        (["--set", "min_sites=3"], "2 sites are fewer than min_sites=3"),
+        (["--network", "resnet18-fpn"], "'query' selects no tensor"),
+        (["--method", "fedavg", "--calibration-epochs", "3"], "fedavg has no calibration"),
+        (["--then", "igc", "--calibration-epochs", "0"], "drop one"),
+        (["--then", "magic"], "--then magic"),
+        (["--weights", "nowhere.pth"], "nowhere.pth"),
+    ],
+)
+def test_a_wrong_job_is_refused_before_it_is_written(arguments, message, tmp_path):
+    with pytest.raises(FedDPError, match=message.replace("(", r"\(")):
+        CliRunner().invoke(app, ["job", "--out", str(tmp_path / "x"), "--sites", "A,B", *arguments], catch_exceptions=False)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["method", "network"])
+def test_a_job_edited_by_hand_is_refused_by_every_component(name, plan_for):
+    """A lead can write any JSON: both sides read it the same way, and say what is known."""
+    from feddp.flare.persistor import SharedTensorPersistor
+
+    plan = plan_for().to_json() | {name: "unheard of"}
+    for component in (SiteComponent, SharedTensorPersistor):
+        with pytest.raises(FedDPError, match=f"unknown {name} 'unheard of'"):
+            component(plan)
+
+
+@pytest.mark.parametrize("weights", ["../../feddp/other/start.safetensors", WEIGHTS, "5A" * 32, "5a" * 31, "5a" * 32 + "\n"])
+def test_a_job_names_no_path_at_a_participant(plan_for, weights):
+    """A file of another job of the site, say: a plan says the SHA-256 of what its job starts from, and nothing else."""
+    with pytest.raises(FedDPError, match="is not a SHA-256 in hex"):
+        plan_for(weights=weights)
+    assert plan_for(weights="5a" * 32).weights == "5a" * 32, "the control"
+
+
+def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/meta.json").write_text("{}")
+    with pytest.raises(FedDPError, match="neither empty nor an exported job"):
+        export(plan_for(), tmp_path / "job")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FedDPError, match="something else"):
+        export(plan_for(), tmp_path / "file")
+    assert export(plan_for(), tmp_path / "ours") == export(plan_for(rounds=3), tmp_path / "ours")
+
+
+def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):
+    """In the server's app alone; both plans say what they are: here, ones."""
+    state = {name: torch.ones_like(value) for name, value in build_network(plan_for()).state_dict().items()}
+    plan = plan_for(weights=fingerprint(state))
+    job = export(plan, tmp_path / "job", initial=state)
+    assert [str(path.relative_to(job)) for path in job.rglob("*.safetensors")] == [f"app_server/config/{WEIGHTS}"]
+    initial = initial_tensors(plan, job / "app_server/config")
+    assert initial.keys() == state.keys()
+    assert all((value == 1).all() for value in initial.values())
+
+
+def test_no_job_is_exported_with_other_tensors_than_its_plan_says(plan_for, tmp_path):
+    state = build_network(plan_for()).state_dict()
+    plan = plan_for(weights=fingerprint(state))
+    for wrong, initial in ((plan, None), (plan_for(), state), (plan, {name: value + 1 for name, value in state.items()})):
+        with pytest.raises(FedDPError, match="the job job was given: .* but the job's plan has .*; export the job anew"):
+            export(wrong, tmp_path / "job", initial=initial)
+        assert not (tmp_path / "job").exists()
+    assert export(plan, tmp_path / "job", initial=state).exists(), "the control"
+
+
+def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):
+    """`--then igc` is a stage more, `--calibration-epochs 0` one less; each is a workflow of its own."""
+
+    def exported(name, *arguments):
+        done = CliRunner().invoke(app, ["job", "--out", str(tmp_path / name), "--sites", "A,B", *arguments])
+        assert done.exit_code == 0, done.output
+        server = json.loads((tmp_path / name / "app_server/config/config_fed_server.json").read_text())
+        return server["components"][0]["args"]["plan"]["stages"], [w["id"] for w in server["workflows"]]
+
+    for name, stages, *arguments in (
+        ("a", ["train", "calibrate"], "--method", "fedavg", "--then", "igc"),
+        ("b", ["train", "tune", "calibrate"], "--method", "finetune", "--then", "igc"),
+        ("c", ["train", "calibrate"], "--method", "feddp", "--then", "igc"),
+        ("d", ["train"], "--method", "feddp", "--calibration-epochs", "0"),
+        ("e", ["spectra", "train"], "--method", "feddg"),
+        ("f", ["spectra", "train", "calibrate"], "--method", "feddg", "--then", "igc"),
+    ):
+        assert exported(name, *arguments) == (stages, [*stages, "evaluate"])

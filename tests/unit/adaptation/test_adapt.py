@@ -1,0 +1,236 @@
+"""Test-time training by hand, the ways to a network, and what none of them changes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn, tensor
+
+from feddp.adaptation.fitting import Settings, fit
+from feddp.adaptation.models import GLOBAL, Models
+from feddp.adaptation.routing import Routed
+from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
+from feddp.errors import FedDPError
+from feddp.networks import build
+from feddp.partition import NORM, resolve
+
+LN3 = math.log(3)
+CPU = torch.device("cpu")
+ON_ANY = [how for how in STRATEGIES if how != "ttt"]  # that one needs a rotation head: test_ttt.py
+FACTS = {"channels": "1", "classes": '["a", "b"]', "labels": "nested", "size": "32"}
+
+
+def silent(epoch, loss):
+    """Reports nothing."""
+
+
+class Weight(nn.Module):
+    def __init__(self, w):
+        super().__init__()
+        self.w = nn.Parameter(tensor(float(w)))
+        self.still = nn.Parameter(tensor(3.0), requires_grad=False)
+
+
+def squared(network, images, chance):
+    return network.w.square() * images.mean()
+
+
+IMAGES = [torch.ones(1, 2, 2)]
+
+
+def test_the_epoch_of_the_lowest_loss_is_kept():
+    """L = w², w = 1, Adam at a rate of 1, one step an epoch. Step 1: g = 2, m̂/√v̂ = 1: w = 0, L = 0. Step 2: g = 0,
+    m̂ = 0.9 · 0.2/0.19 = 0.947368, v̂ = 0.999 · 0.004/0.001999 = 1.998999: w = −0.670056, L = 0.448975. Epoch 1 is kept."""
+    network, reports = Weight(1), []
+    done = fit(network, IMAGES, squared, Settings(epochs=2, lr=1.0), lambda *facts: reports.append(facts))
+    assert done.losses == pytest.approx([1, 0, 0.448975], abs=1e-5)
+    assert done.kept == 1
+    assert network.w.item() == pytest.approx(0, abs=1e-6)
+    assert reports == [(1, done.losses[1]), (2, done.losses[2])]
+    assert network.still.item() == 3
+
+
+def test_the_start_is_kept_to_the_bit_where_every_epoch_is_worse():
+    """At a rate of 10, w = 1 goes to −9, L = 81."""
+    network = Weight(1)
+    done = fit(network, IMAGES, squared, Settings(epochs=1, lr=10.0))
+    assert done.losses == pytest.approx([1, 81], rel=1e-5)
+    assert done.kept == 0
+    assert network.w.item() == 1
+
+
+def test_every_image_counts_once_in_the_loss():
+    """Images 1, 2, 6 in batches of 2: (2 · 1.5 + 6)/3 = 3, not (1.5 + 6)/2."""
+    images = [torch.full((1, 1, 1), value) for value in (1.0, 2.0, 6.0)]
+    assert fit(Weight(1), images, squared, Settings(epochs=0, batch=2)).losses == [3]
+
+
+def test_the_noise_is_the_same_at_every_measurement_and_another_at_every_step():
+    drawn = []
+
+    def loss(network, images, chance):
+        drawn.append(torch.rand(1, generator=chance).item())
+        return network.w * 0
+
+    fit(Weight(1), IMAGES * 2, loss, Settings(epochs=2, batch=1))
+    measured, trained = [drawn[0:2], drawn[4:6], drawn[8:10]], drawn[2:4] + drawn[6:8]
+    assert measured[0] == measured[1] == measured[2]
+    assert len({*measured[0], *trained}) == 6
+
+
+def test_a_loss_that_is_not_finite_is_said():
+    with pytest.raises(FedDPError, match="unsupervised loss is nan; lower --lr"):
+        fit(Weight(float("nan")), IMAGES, squared, Settings())
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": -1}, {"lr": 0}, {"noise": -1}, {"mix": "max"}, {"norm": "none"}, {"batch": 0}])
+def test_settings_are_checked(wrong):
+    with pytest.raises(FedDPError, match=next(iter(wrong))):
+        Settings(**wrong)
+
+
+def models_of(name, count=2):
+    """`count` personal models of a network from different seeds, and a global one; normalisations differ too."""
+    states = []
+    for seed in range(count + 1):
+        network, chance = build(name, 1, 2, seed=seed), torch.Generator().manual_seed(seed)
+        state = network.state_dict()
+        for key in resolve(network, (NORM,)).private:
+            if state[key].is_floating_point():
+                state[key].add_(0.2 * torch.rand(state[key].shape, generator=chance))
+        states.append(state)
+    return Models.of({f"site-{i}": state for i, state in enumerate(states[:-1])}, states[-1], FACTS | {"network": name})
+
+
+def pictures(count=3, size=16):
+    return list(torch.randn(count, 1, size, size, generator=torch.Generator().manual_seed(1)))
+
+
+SHORT = Settings(epochs=2, lr=0.05, neighbourhood=2, batch=2)
+
+
+def copies(states):
+    return {name: value.clone() for name, value in states.items()}
+
+
+@pytest.mark.parametrize("how", ON_ANY)
+def test_the_given_models_are_bit_identical_afterwards(toy, how):
+    models = models_of(toy)
+    before = copies(models.stacks)
+    adapted = STRATEGIES[how](models, pictures(), SHORT, CPU, silent)
+    list(predict(adapted.networks, pictures(), 2, CPU))
+    assert all(models.stacks[name].equal(value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("how", ON_ANY)
+def test_the_same_seed_gives_the_same_bits_and_leaves_torch_s_own(toy, how):
+    torch.manual_seed(11)
+    wanted = torch.rand(1)
+    torch.manual_seed(11)
+    runs = []
+    for seed in (0, 0, 1):
+        settings = Settings(epochs=2, lr=0.05, neighbourhood=2, seed=seed)
+        adapted = STRATEGIES[how](models_of(toy), pictures(), settings, CPU, silent)
+        runs.append((adapted.fit.losses, torch.stack(list(predict(adapted.networks, pictures(), 2, CPU)))))
+    assert torch.rand(1).equal(wanted)
+    assert runs[0][0] == runs[1][0]
+    assert runs[0][1].equal(runs[1][1])
+    if how == "routing":
+        assert runs[0][0] != runs[2][0]
+
+
+def test_routing_trains_the_routers_and_lowers_the_loss(toy):
+    models = models_of(toy)
+    adapted = STRATEGIES["routing"](models, pictures(), SHORT, CPU, silent)
+    (network,) = adapted.networks
+    assert not network.training
+    assert adapted.fit.losses[adapted.fit.kept] == min(adapted.fit.losses) < adapted.fit.losses[0]
+    mean = models.mean()
+    assert {key for key, value in network.state_dict().items() if ".router." not in key} == {k for k in mean if "norm" in k}
+    assert all(value.equal(mean[key]) for key, value in network.state_dict().items() if ".router." not in key)
+    assert all(layer.router.choose.weight.abs().sum() > 0 for layer in network.modules() if isinstance(layer, Routed))
+
+
+def test_routing_by_the_batch_trains_the_affine_tensors_too(toy):
+    """norm=batch is the released code's; a network without batch normalisation has none to train."""
+    settings = Settings(epochs=1, lr=0.05, neighbourhood=2, norm="batch")
+    (network,) = STRATEGIES["routing"](models_of(toy), pictures(), settings, CPU, silent).networks
+    assert network.norm.running_mean is None
+    trained = {key for key, parameter in network.named_parameters() if parameter.requires_grad}
+    assert trained == {key for key in dict(network.named_parameters()) if ".router." in key} | {"norm.weight", "norm.bias"}
+    with pytest.raises(FedDPError, match="no batch normalisation"):
+        STRATEGIES["routing"](models_of("pvt_v2_b0-fpn"), pictures(1, 32), settings, CPU, silent)
+
+
+@pytest.mark.parametrize("name", ["toy", "pvt_v2_b0-fpn"])
+def test_tent_changes_only_the_normalisations_affine_parameters(toy, name):
+    models = models_of(name)
+    adapted = STRATEGIES["tent"](models, pictures(2, 32), Settings(epochs=1, lr=0.01), CPU, silent)
+    (network,) = adapted.networks
+    given = models.state(GLOBAL)
+    changed = {key for key, value in network.state_dict().items() if not value.equal(given[key])}
+    norms = {key for key in resolve(models.network(given), (NORM,)).private if key.endswith((".weight", ".bias"))}
+    assert adapted.fit.kept == 1
+    assert changed <= norms
+    assert len(changed) > len(norms) / 2
+    assert adapted.fit.losses[1] < adapted.fit.losses[0]
+
+
+def test_tent_normalises_by_the_batch(toy):
+    (network,) = STRATEGIES["tent"](models_of(toy), pictures(), Settings(epochs=0), CPU, silent).networks
+    x = torch.stack(pictures())
+    hidden = network.norm(network.q(x)).detach()
+    wanted = torch.nn.functional.batch_norm(network.q(x), None, None, network.norm.weight, network.norm.bias, True)
+    assert hidden.equal(wanted.detach())
+
+
+def test_an_image_alone_is_refused_where_it_has_no_statistics():
+    """At 32 px a ResNet's deepest map is one pixel: two values a channel are a batch's least, 3 images by 2 leave one."""
+    with pytest.raises(FedDPError, match="3 images in batches of 2 leave a batch of one image"):
+        STRATEGIES["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=2), CPU, silent)
+    assert STRATEGIES["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=3), CPU, silent).networks
+
+
+def constant(models, *logits):
+    """Each model says one logit a class, whatever the image: weights 0, the head's bias."""
+    for name, stack in models.stacks.items():
+        if name.startswith(("q.", "head.")):
+            stack.zero_()
+    models.stacks["head.bias"].copy_(tensor(logits))
+    return models
+
+
+def test_global_average_and_ensemble_by_hand(toy):
+    """Logits of the two sites ln 3, of the global model 0. Global ½; average σ(⅔ ln 3) = 3^⅔/(1 + 3^⅔) = 0.675333;
+    ensemble (¾ + ¾ + ½)/3 = ⅔. The second class, all −ln 3: ¼ each time."""
+    models = constant(models_of(toy), [LN3, -LN3], [LN3, -LN3], [0, -LN3])
+    for how, wanted in (("global", 0.5), ("average", 0.675333), ("ensemble", 2 / 3)):
+        adapted = STRATEGIES[how](models, pictures(1), SHORT, CPU, silent)
+        assert adapted.fit.losses == []
+        (logits,) = predict(adapted.networks, pictures(1), 1, CPU)
+        maps = probabilities(logits, (3, 5))
+        assert maps.shape == (2, 3, 5)
+        assert maps[0].flatten().tolist() == pytest.approx([wanted] * 15, abs=1e-6)
+        assert maps[1].flatten().tolist() == pytest.approx([0.25] * 15, abs=1e-6)
+
+
+def test_predictions_come_in_the_images_order(toy):
+    """Whatever the batch: one network, five images."""
+    models = models_of(toy)
+    networks = STRATEGIES["ensemble"](models, pictures(5), SHORT, CPU, silent).networks
+    one, two = (torch.stack(list(predict(networks, pictures(5), batch, CPU))) for batch in (1, 2))
+    assert one.shape == (5, 3, 2, 16, 16)
+    torch.testing.assert_close(one, two)
+
+
+def test_models_are_the_networks_tensors_or_refused(toy):
+    state = build(toy, 1, 2, seed=0).state_dict()
+    facts = FACTS | {"network": toy}
+    models = Models.of({"b": state, "a": state}, state, facts)
+    assert models.names == ("a", "b", GLOBAL)
+    assert len(models) == 3
+    short = {key: value for key, value in state.items() if key != "q.bias"}
+    with pytest.raises(FedDPError, match="site b: .*q.bias is missing"):
+        Models.of({"a": state, "b": short}, state, facts)
+    with pytest.raises(FedDPError, match="global: q.bias holds values that are not finite"):
+        Models.of({"a": state}, state | {"q.bias": torch.full((4,), float("nan"))}, facts)

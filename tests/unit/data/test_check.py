@@ -1,0 +1,136 @@
+"""Each kind of problem is found, named with its file, and stops nothing."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from feddp.cli.data import app
+from feddp.data.check import check
+from feddp.data.folder import write_site
+
+FACTS = {"name": "toy", "channels": 3, "classes": ["tumour"], "labels": "nested"}
+LINES = ["i0,p0,train", "i1,p0,train", "i2,p1,val", "i3,p2,test"]
+
+
+@pytest.fixture
+def site(tmp_path):
+    image, mask = np.full((6, 8, 3), 90, np.uint8), np.eye(6, 8, dtype=np.uint8)
+    write_site(tmp_path / "A", FACTS, [(*line.split(","), image, mask) for line in LINES])
+    return tmp_path / "A"
+
+
+def png(file, shape, value=0):
+    Image.fromarray(np.full(shape, value, np.uint8)).save(file)
+
+
+def split(site, lines):
+    (site / "split.csv").write_text("\n".join(["image,patient,split", *lines]) + "\n")
+
+
+def facts(site, **changed):
+    (site / "dataset.json").write_text(json.dumps(FACTS | changed))
+
+
+# name: (what is done to the folder, the file it shows in, what is said of it); each gives exactly one problem
+PROBLEMS = {
+    "missing mask": (lambda s: (s / "masks/i1.png").unlink(), "masks/i1.png", "is missing"),
+    "extra mask": (lambda s: png(s / "masks/x.png", (6, 8)), "masks/x.png", "is not in split.csv"),
+    "missing image": (lambda s: (s / "images/i2.png").unlink(), "images/i2.png", "is missing"),
+    "extra image": (lambda s: png(s / "images/x.png", (6, 8, 3)), "images/x.png", "is not in split.csv"),
+    "not a png": (lambda s: png(s / "images/i0.jpg", (6, 8, 3)), "images/i0.jpg", "is not a .png file"),
+    "size mismatch": (lambda s: png(s / "masks/i0.png", (6, 7)), "images/i0.png", "has 8 x 6 pixels, but its mask 7 x 6"),
+    "unreadable image": (lambda s: (s / "images/i0.png").write_bytes(b"no"), "images/i0.png", "not a readable image"),
+    "truncated mask": (
+        lambda s: (s / "masks/i0.png").write_bytes((s / "masks/i0.png").read_bytes()[:45]),
+        "masks/i0.png",
+        "not a readable image",
+    ),
+    "mask value": (lambda s: png(s / "masks/i3.png", (6, 8), 255), "masks/i3.png", "has the value(s) 255"),
+    "multi-channel mask": (lambda s: png(s / "masks/i3.png", (6, 8, 3)), "masks/i3.png", "has 3 channel(s)"),
+    "channel count": (lambda s: png(s / "images/i3.png", (6, 8)), "images/i3.png", "dataset.json has 3"),
+    "patient in two splits": (
+        lambda s: split(s, ["i0,p0,train", "i1,p0,val", *LINES[2:]]),
+        "split.csv",
+        "patient p0 is in train and val",
+    ),
+    "empty train": (lambda s: split(s, ["i0,p0,val", "i1,p0,val", *LINES[2:]]), "split.csv", "split train is empty"),
+    "empty val": (lambda s: split(s, [*LINES[:2], "i2,p1,train", LINES[3]]), "split.csv", "split val is empty"),
+    "empty test": (lambda s: split(s, [*LINES[:3], "i3,p2,train"]), "split.csv", "split test is empty"),
+    "duplicate stem": (lambda s: split(s, [*LINES, LINES[0]]), "split.csv", "i0 is listed more than once"),
+    "bad header": (lambda s: (s / "split.csv").write_text("a,b\n"), "split.csv", "has the header 'a,b'"),
+    "no split.csv": (lambda s: (s / "split.csv").unlink(), "split.csv", "is missing"),
+    "no dataset.json": (lambda s: (s / "dataset.json").unlink(), "dataset.json", "is missing"),
+    "bad json": (lambda s: (s / "dataset.json").write_text("{"), "dataset.json", "is not readable JSON"),
+    "bad labels": (lambda s: facts(s, labels="other"), "dataset.json", 'labels is "other"'),
+    "bad volumes": (lambda s: facts(s, volumes=True), "dataset.json", "volumes is true"),
+    "bad unseen": (lambda s: facts(s, unseen="yes"), "dataset.json", 'unseen is "yes"'),
+}
+
+
+def test_a_good_folder_has_no_problem(site):
+    assert check(site) == []
+    assert check(site.parent) == []
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_each_problem_is_found_in_site_and_root(site, name):
+    spoil, file, what = PROBLEMS[name]
+    spoil(site)
+    for path in (site, site.parent):
+        (problem,) = check(path)
+        assert problem.file == site / file
+        assert what in problem.what
+        assert problem.remedy
+        assert "\n" not in str(problem)
+
+
+def test_an_unknown_split_word_is_found(site):
+    """The line is left out, so its image and mask are also strangers: three problems."""
+    split(site, ["i0,p0,trian", *LINES[1:]])
+    said = [str(problem) for problem in check(site)]
+    assert len(said) == 3
+    assert "image i0 has split 'trian'. Use train, val or test" in said[0]
+    assert all("i0.png: is not in split.csv" in line for line in said[1:])
+
+
+def test_all_problems_of_all_sites_come_at_once(site):
+    """Everything that can be wrong side by side in one folder, and a second site with one more."""
+    together = ["missing mask", "extra mask", "missing image", "extra image", "mask value", "size mismatch"]
+    for name in together:
+        PROBLEMS[name][0](site)
+    write_site(site.parent / "B", FACTS | {"unseen": True}, [])
+    said = " ".join(map(str, check(site.parent)))
+    for name in together:
+        assert f"{site / PROBLEMS[name][1]}: " in said
+        assert PROBLEMS[name][2] in said
+    assert len(check(site.parent)) == len(together) + 1
+
+
+def test_an_unseen_site_needs_test_images_only(site):
+    lines = [line.rsplit(",", 1)[0] + ",test" for line in LINES]
+    split(site, lines)
+    assert len(check(site)) == 2
+    facts(site, unseen=True)
+    assert check(site) == []
+
+
+def test_a_folder_without_sites_is_a_problem(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        (problem,) = check(path)
+        assert (problem.file, problem.what) == (path, "holds no site's folder")
+
+
+def test_the_command_prints_one_line_a_problem_and_exits_2(site):
+    good = CliRunner().invoke(app, ["check", str(site.parent)])
+    assert (good.exit_code, good.stdout) == (0, f"{site.parent}: A 2 train 1 val 1 test\n")
+    (site / "masks" / "i1.png").unlink()
+    png(site / "masks/i3.png", (6, 8), 7)
+    bad = CliRunner().invoke(app, ["check", str(site)])
+    assert bad.exit_code == 2
+    assert bad.stdout.splitlines() == [
+        f"{site / 'masks/i1.png'}: is missing. Add it, or remove its line from split.csv.",
+        f"{site / 'masks/i3.png'}: has the value(s) 7. Use 0 to 1 only.",
+    ]

@@ -1,0 +1,156 @@
+"""A site's folder: written whole or not at all, and opened only if its description is in order."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddp.data.folder import Row, SiteFolder, facts_of, find_sites, misfit, write_site
+from feddp.errors import FedDPError
+
+FACTS = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested", "scanner": "A"}
+IMAGE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+MASK = np.arange(20, dtype=np.uint8).reshape(4, 5) % 3
+
+
+def samples():
+    return [(f"i{n}", f"p{n}", split, IMAGE + n, MASK) for n, split in enumerate(("train", "val", "test", "train"))]
+
+
+def test_what_is_written_opens_with_the_same_bits(tmp_path):
+    write_site(tmp_path / "A", FACTS, samples())
+    folder = SiteFolder.open(tmp_path / "A")
+    assert (folder.site, folder.dataset, folder.channels, folder.labels) == ("A", "toy", 3, "nested")
+    assert folder.classes == ("disc", "cup")
+    assert folder.rows_of("train") == (Row("i0", "p0", "train"), Row("i3", "p3", "train"))
+    assert [row.split for row in folder.rows] == ["train", "val", "test", "train"]
+    assert np.array_equal(np.asarray(Image.open(folder.image_path("i3"))), IMAGE + 3)
+    assert np.array_equal(np.asarray(Image.open(folder.mask_path("i3"))), MASK)
+    assert json.loads((tmp_path / "A" / "dataset.json").read_text())["scanner"] == "A"
+
+
+def test_an_interrupted_write_leaves_no_site(tmp_path):
+    def breaks_off():
+        yield samples()[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_site(tmp_path / "A", FACTS, breaks_off())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_write_is_not_a_site_and_is_cleared_by_the_next(tmp_path):
+    """kill -9 leaves the hidden sibling behind: no site for `find_sites`, no obstacle for the next run."""
+    write_site(tmp_path / ".A.partial", FACTS, samples())
+    with pytest.raises(FedDPError, match="no site's folder"):
+        find_sites(tmp_path)
+    write_site(tmp_path / "A", FACTS, samples()[:2])
+    assert [path.name for path in tmp_path.iterdir()] == ["A"]
+    assert len(list((tmp_path / "A" / "images").iterdir())) == 2
+
+
+def test_an_occupied_target_is_refused_and_kept(tmp_path):
+    (tmp_path / "A").mkdir()
+    (tmp_path / "A" / "notes.txt").write_text("mine")
+    with pytest.raises(FedDPError, match="A: not empty. Remove it"):
+        write_site(tmp_path / "A", FACTS, samples())
+    assert (tmp_path / "A" / "notes.txt").read_text() == "mine"
+
+
+def test_an_empty_target_is_used(tmp_path):
+    (tmp_path / "A").mkdir()
+    write_site(tmp_path / "A", FACTS, samples())
+    assert len(SiteFolder.open(tmp_path / "A").rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("image", "mask", "message"),
+    [
+        (IMAGE.astype(float), MASK, "uint8"),
+        (IMAGE[..., 0], MASK, "do not fit 3 channel"),
+        (IMAGE[:2], MASK, "do not fit"),
+        (IMAGE, MASK + 1, "value 3. Use 0 to 2"),
+    ],
+)
+def test_wrong_pixels_are_not_written(tmp_path, image, mask, message):
+    with pytest.raises(FedDPError, match=f"A/i0: .*{message}"):
+        write_site(tmp_path / "A", FACTS, [("i0", "p0", "train", image, mask)])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("dataset.json", "{", "not readable JSON"),
+        ("dataset.json", "[]", "holds a list"),
+        ("dataset.json", json.dumps(FACTS | {"channels": 2}), "channels is 2. Make it 1 or 3"),
+        ("dataset.json", json.dumps(FACTS | {"channels": True}), "channels is true"),
+        ("dataset.json", json.dumps(FACTS | {"classes": []}), "classes is"),
+        ("dataset.json", json.dumps(FACTS | {"labels": "both"}), 'labels is "both"'),
+        ("dataset.json", json.dumps(FACTS | {"volumes": "case"}), 'volumes is "case". Make it "patient", or leave it out'),
+        ("dataset.json", json.dumps(FACTS | {"volumes": None}), "volumes is null"),
+        ("split.csv", "image;patient;split\n", "header 'image;patient;split'"),
+        ("split.csv", "image,patient,split\na,p,train\nb,p,test\n", "patient p is in train and test"),
+        ("split.csv", "image,patient,split\na,p,trian\n", "split 'trian'"),
+        ("split.csv", "image,patient,split\na,p,train\na,p,train\n", "listed more than once"),
+        ("split.csv", "image,patient,split\n../a,p,train\n", "is a path"),
+        ("split.csv", "image,patient,split\na,p\n", "does not have three fields"),
+    ],
+)
+def test_an_ill_formed_description_is_refused_by_name(tmp_path, file, text, message):
+    write_site(tmp_path / "A", FACTS, samples())
+    (tmp_path / "A" / file).write_text(text)
+    with pytest.raises(FedDPError, match=message) as error:
+        SiteFolder.open(tmp_path / "A")
+    assert str(tmp_path / "A" / file) in str(error.value)
+
+
+@pytest.mark.parametrize("file", ["dataset.json", "split.csv"])
+def test_a_missing_description_is_refused_by_name(tmp_path, file):
+    write_site(tmp_path / "A", FACTS, samples())
+    (tmp_path / "A" / file).unlink()
+    with pytest.raises(FedDPError, match=f"{file}: is missing"):
+        SiteFolder.open(tmp_path / "A")
+
+
+def test_a_spreadsheets_byte_order_mark_is_read(tmp_path):
+    write_site(tmp_path / "A", FACTS, samples())
+    (tmp_path / "A" / "split.csv").write_text("image,patient,split\r\ni0, p0, val\r\n", encoding="utf-8-sig")
+    assert SiteFolder.open(tmp_path / "A").rows == (Row("i0", "p0", "val"),)
+
+
+def test_a_patients_images_are_a_volume_only_where_the_folder_says_so(tmp_path):
+    for name, said in (("pictures", {}), ("slices", {"volumes": "patient"})):
+        write_site(tmp_path / name, FACTS | said, samples())
+        assert SiteFolder.open(tmp_path / name).volumes is (name == "slices")
+
+
+def test_find_sites_takes_a_root_only(tmp_path):
+    for site in ("B", "A"):
+        write_site(tmp_path / site, FACTS, samples())
+    (tmp_path / "notes").mkdir()
+    assert find_sites(tmp_path) == [tmp_path / "A", tmp_path / "B"]
+    with pytest.raises(FedDPError, match="Give the folder that holds"):
+        find_sites(tmp_path / "A")
+
+
+def test_an_unknown_split_or_folder_is_refused(tmp_path):
+    write_site(tmp_path / "A", FACTS, samples())
+    with pytest.raises(FedDPError, match="no split 'dev'"):
+        SiteFolder.open(tmp_path / "A").rows_of("dev")
+    with pytest.raises(FedDPError, match="no such folder"):
+        SiteFolder.open(tmp_path / "B")
+
+
+def test_data_fit_what_is_made_for_them(tmp_path):
+    """Of all three facts, or of the channels alone where no mask is read."""
+    write_site(tmp_path / "A", FACTS, samples())
+    folder = SiteFolder.open(tmp_path / "A")
+    facts = facts_of(folder)
+    assert list(facts) == ["channels", "classes", "labels"]
+    assert misfit(folder, facts) is None
+    assert misfit(folder, {"channels": folder.channels}) is None
+    other = facts | {"labels": "exclusive" if folder.labels == "nested" else "nested"}
+    assert misfit(folder, other) == (tuple(facts.values()), tuple(other.values()))
+    assert misfit(folder, {"channels": 7}) == ((folder.channels,), (7,))

@@ -1,0 +1,408 @@
+"""Public data sets: the real LGG subset, and small trees in the other sets' published layouts."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from feddp.cli.data import app
+from feddp.data.check import check
+from feddp.data.folder import SiteFolder, find_sites
+from feddp.data.prepare import PREPARE
+from feddp.data.prepare.fundus import crop
+from feddp.data.prepare.source import resize
+from feddp.data.prepare.split import hold_out, split_patients
+from feddp.errors import FedDPError
+from support import ROOT
+
+LGG = ROOT.parent / "shared" / "data" / "lgg-mri-segmentation.zip"
+# where the data cannot be had the tests say so; on CI they must be there
+needs_lgg = pytest.mark.skipif(not LGG.exists() and "CI" not in os.environ, reason=f"{LGG} is not here")
+
+
+def save(file, pixels):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(pixels, np.uint8)).save(file, **({"quality": 95} if file.suffix == ".jpg" else {}))
+
+
+def picture(number, height=24, width=32):
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def pixels(folder, stem):
+    return np.asarray(Image.open(folder.image_path(stem))), np.asarray(Image.open(folder.mask_path(stem)))
+
+
+# -- splitting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("patients", "expected"),
+    [
+        (3, (1, 1, 1)),
+        (4, (2, 1, 1)),
+        (10, (6, 2, 2)),
+        (16, (10, 3, 3)),
+        (45, (27, 9, 9)),
+        (1, (1, 0, 0)),
+        (2, (1, 0, 1)),
+    ],
+)
+def test_patients_are_split_60_20_20(patients, expected):
+    """round(n / 5) each to val and test, at least one of three: 16 -> round(3.2) = 3, 45 -> 9."""
+    count = Counter(split_patients([f"p{n}" for n in range(patients)], 0).values())
+    assert (count["train"], count["val"], count["test"]) == expected
+
+
+def test_the_split_follows_from_patients_and_seed_alone():
+    patients = [f"p{n}" for n in range(20)]
+    assert split_patients(patients, 3) == split_patients(patients[::-1] * 2, 3)
+    assert split_patients(patients, 3) != split_patients(patients, 4)
+    assert Counter(hold_out(patients, 0).values()) == {"train": 16, "val": 4}
+
+
+def test_a_resized_mask_invents_no_class():
+    """Background beside cup, 5 and 3 columns: any averaging on the way to 4 columns would make a disc between them."""
+    mask = np.repeat([0, 2], [5, 3])[None].repeat(8, axis=0).astype(np.uint8)
+    assert set(np.unique(resize(picture(0, 8, 8), mask, 4, "x")[1])) == {0, 2}
+
+
+# -- LGG, the real files ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lgg(tmp_path_factory):
+    out = tmp_path_factory.mktemp("lgg") / "out"
+    PREPARE["lgg"](LGG, out, 32, 0)
+    return out
+
+
+@needs_lgg
+def test_lgg_has_its_hospitals_patients_and_slices(lgg):
+    """Patients 16, 45, 14, 34 are the source's README; slices are counted here from the zip's own list of masks."""
+    assert check(lgg) == []
+    names = [Path(name).name for name in zipfile.ZipFile(LGG).namelist() if name.endswith("_mask.tif")]
+    slices = Counter(name.split("_")[1] for name in names)
+    folders = {path.name: SiteFolder.open(path) for path in find_sites(lgg)}
+    assert {site: len(f.rows) for site, f in folders.items()} == slices
+    assert sum(slices.values()) == 363
+    patients = {site: {row.patient for row in f.rows} for site, f in folders.items()}
+    assert {site: len(found) for site, found in patients.items()} == {"CS": 16, "DU": 45, "FG": 14, "HT": 34}
+    for folder in folders.values():
+        assert all(row.image.startswith(f"{row.patient}_") for row in folder.rows)
+        in_split = [{row.patient for row in folder.rows_of(split)} for split in ("train", "val", "test")]
+        assert all(in_split)
+        assert sum(map(len, in_split)) == len(set.union(*in_split))  # no patient in two
+
+
+@needs_lgg
+def test_lgg_masks_are_binary_and_some_are_empty(lgg):
+    masks = [np.asarray(Image.open(file)) for file in lgg.glob("*/masks/*.png")]
+    assert {mask.shape for mask in masks} == {(32, 32)}
+    assert set(np.unique(masks)) == {0, 1}
+    empty = sum(not mask.any() for mask in masks)
+    assert 0 < empty < len(masks) / 3
+
+
+@needs_lgg
+@pytest.mark.parametrize("size", [None, 256])
+def test_lgg_pixels_at_native_size_are_the_tiffs(tmp_path, size):
+    """One patient a hospital, of which three slices are read straight from their TIFFs."""
+    source, known = tmp_path / "kaggle_3m", {}
+    with zipfile.ZipFile(LGG) as archive:
+        for site in ("CS", "DU", "FG", "HT"):
+            patient = min(n.split("/")[2] for n in archive.namelist() if f"/TCGA_{site}_" in n)
+            for name in (n for n in archive.namelist() if f"/{patient}/" in n):
+                file = source / Path(*Path(name).parts[2:])
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(archive.read(name))
+                known[file.stem] = (site, np.asarray(Image.open(io.BytesIO(archive.read(name)))))
+    PREPARE["lgg"](source, tmp_path / "out", size, 0)
+    checked = 0
+    for stem in [stem for stem in known if not stem.endswith("_mask")]:
+        site, image = known[stem]
+        written, mask = pixels(SiteFolder.open(tmp_path / "out" / site), stem)
+        assert np.array_equal(written, image)
+        assert np.array_equal(mask * 255, known[f"{stem}_mask"][1])
+        checked += bool(mask.any())
+    assert checked >= 4
+
+
+def lgg_tree(root, sites=("CS", "DU", "FG", "HT"), patients=3):
+    for number, (site, patient) in enumerate((s, p) for s in sites for p in range(patients)):
+        stem = f"TCGA_{site}_{patient:04d}_19990101"
+        save(root / "x/kaggle_3m" / stem / f"{stem}_1.tif", picture(number, 8, 8))
+        save(root / "x/kaggle_3m" / stem / f"{stem}_1_mask.tif", np.eye(8) * 255)
+    return root
+
+
+def test_lgg_leaves_out_other_hospitals_and_says_so(tmp_path):
+    notes = PREPARE["lgg"](lgg_tree(tmp_path / "in", ("CS", "DU", "EZ", "FG", "HT")), tmp_path / "out", None, 0)
+    assert notes == ["Left out, of other sites: EZ (3 images)"]
+    assert [site.name for site in find_sites(tmp_path / "out")] == ["CS", "DU", "FG", "HT"]
+    assert all(SiteFolder.open(site).volumes for site in find_sites(tmp_path / "out"))
+
+
+def test_lgg_names_all_that_is_missing_at_once(tmp_path):
+    with pytest.raises(FedDPError, match=r"kaggle_3m/TCGA_FG_\*; kaggle_3m/TCGA_HT_\*"):
+        PREPARE["lgg"](lgg_tree(tmp_path / "in", ("CS", "DU")), tmp_path / "out", None, 0)
+    tree = lgg_tree(tmp_path / "whole")
+    next(tree.rglob("TCGA_DU_0001*_mask.tif")).unlink()
+    with pytest.raises(FedDPError, match="TCGA_DU_0001_19990101_1_mask.tif missing"):
+        PREPARE["lgg"](tree, tmp_path / "out", None, 0)
+    assert not (tmp_path / "out").exists()
+
+
+# -- EndoPolyp -------------------------------------------------------------------------------------------------------
+
+POLYPS = {
+    "Kvasir": ("Kvasir-SEG/images/{}.jpg", "Kvasir-SEG/masks/{}.jpg"),
+    "ClinicDB": ("CVC-ClinicDB/Original/{}.tif", "CVC-ClinicDB/Ground Truth/{}.tif"),
+    "ColonDB": ("CVC-ColonDB/images/{}.png", "CVC-ColonDB/masks/{}.png"),
+    "ETIS": ("ETIS-LaribPolypDB/images/{}.png", "ETIS-LaribPolypDB/masks/{}.png"),
+    "PolypGenC1": (
+        "PolypGen2021_MultiCenterData_v3/data_C1/images_C1/{}.jpg",
+        "PolypGen2021_MultiCenterData_v3/data_C1/masks_C1/{}_mask.jpg",
+    ),
+}
+BOX = np.zeros((24, 32))
+BOX[8:16, 8:24] = 255
+
+
+def polyp_tree(root, count=5):
+    """Five images a set, of stems 1 to 5 in every set, as the public sets' numbering overlaps too."""
+    for site, (image, mask) in enumerate(POLYPS.values()):
+        for number in range(1, count + 1):
+            save(root / image.format(number), picture(100 * site + number))
+            save(root / mask.format(number), BOX)
+    return root
+
+
+def test_polyps_of_each_set_become_the_site_of_that_name(tmp_path):
+    """PNG and TIFF keep their bits, so ColonDB and ETIS must equal their own pictures, 200 + n and 300 + n."""
+    (note,) = PREPARE["endopolyp"](polyp_tree(tmp_path / "in"), tmp_path / "out", None, 0)
+    unseen = tmp_path / "out-unseen"
+    assert note.endswith(str(unseen / "PolypGenC1"))
+    assert [path.name for path in find_sites(tmp_path / "out")] == ["ClinicDB", "ColonDB", "ETIS", "Kvasir"]
+    assert [path.name for path in find_sites(unseen)] == ["PolypGenC1"]
+    assert check(tmp_path / "out") == check(unseen) == []
+    for site, first in (("ClinicDB", 100), ("ColonDB", 200), ("ETIS", 300)):
+        folder = SiteFolder.open(tmp_path / "out" / site)
+        for number in range(1, 6):
+            image, mask = pixels(folder, str(number))
+            assert np.array_equal(image, picture(first + number))
+            assert np.array_equal(mask, BOX / 255)
+    assert {row.split for row in SiteFolder.open(unseen / "PolypGenC1").rows} == {"test"}
+
+
+def test_grey_jpeg_masks_are_cut_at_127(tmp_path):
+    """A JPEG mask with one 200 and one 90 grey flat, 8x8 blocks each, so flat they survive JPEG within a grey level."""
+    tree = polyp_tree(tmp_path / "in")
+    grey = np.zeros((24, 32))
+    grey[:8, :8], grey[8:16, 8:16] = 200, 90
+    save(tree / "Kvasir-SEG/masks/3.jpg", grey)
+    PREPARE["endopolyp"](tree, tmp_path / "out", None, 0)
+    assert np.array_equal(pixels(SiteFolder.open(tmp_path / "out/Kvasir"), "3")[1], grey == 200)
+
+
+def test_etis_is_never_taken_from_colondb(tmp_path):
+    tree = polyp_tree(tmp_path / "in")
+    shutil.rmtree(tree / "ETIS-LaribPolypDB")
+    with pytest.raises(FedDPError, match="sets missing: ETIS .ETIS-LaribPolypDB/images"):
+        PREPARE["endopolyp"](tree, tmp_path / "out", None, 0)
+    shutil.copytree(tree / "CVC-ColonDB", tree / "ETIS-LaribPolypDB")
+    with pytest.raises(FedDPError, match=r"CVC-ColonDB/images/1.png \(ColonDB\) and .*ETIS.* are the same image"):
+        PREPARE["endopolyp"](tree, tmp_path / "out", None, 0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_sites_that_share_a_single_image_are_refused(tmp_path):
+    tree = polyp_tree(tmp_path / "in")
+    shutil.copy(tree / "Kvasir-SEG/images/4.jpg", tree / "PolypGen2021_MultiCenterData_v3/data_C1/images_C1/2.jpg")
+    with pytest.raises(FedDPError, match=r"Kvasir-SEG/images/4.jpg .*C1/2.jpg .*same image"):
+        PREPARE["endopolyp"](tree, tmp_path / "out", None, 0)
+
+
+def test_etis_in_its_first_release_is_read(tmp_path):
+    tree = polyp_tree(tmp_path / "in")
+    shutil.rmtree(tree / "ETIS-LaribPolypDB")
+    for number in range(1, 6):
+        save(tree / f"ETIS-LaribPolypDB/ETIS-LaribPolypDB/{number}.tif", picture(number + 900))
+        save(tree / f"ETIS-LaribPolypDB/Ground Truth/p{number}.tif", BOX)
+    PREPARE["endopolyp"](tree, tmp_path / "out", None, 0)
+    assert np.array_equal(pixels(SiteFolder.open(tmp_path / "out/ETIS"), "5")[0], picture(905))
+
+
+def test_clinicdb_sequences_stay_together_where_published(tmp_path):
+    """30 frames of 10 sequences of three: patients are the sequences, so 6, 2 and 2 sequences, 18, 6 and 6 frames."""
+    tree = polyp_tree(tmp_path / "in", 30)
+    with (tree / "CVC-ClinicDB/metadata.csv").open("w", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["frame_id", "sequence_id", "png_image_path"])
+        table.writerows([n, (n - 1) // 3, f"PNG/Original/{n}.png"] for n in range(1, 31))
+    PREPARE["endopolyp"](tree, tmp_path / "out", 16, 0)
+    clinic = SiteFolder.open(tmp_path / "out/ClinicDB")
+    assert {row.image: row.patient for row in clinic.rows}["3"] == "ClinicDB-sequence-0"
+    assert [len(clinic.rows_of(split)) for split in ("train", "val", "test")] == [18, 6, 6]
+    assert not clinic.volumes  # a video's frames are no slices
+    said = {s: json.loads((tmp_path / "out" / s / "dataset.json").read_text())["patients"] for s in ("ClinicDB", "ETIS")}
+    assert said == {"ClinicDB": "video sequences of metadata.csv", "ETIS": "unknown: image level"}
+    assert pixels(clinic, "1")[0].shape == (16, 16, 3)
+
+
+def test_all_missing_sets_are_named_at_once(tmp_path):
+    tree = polyp_tree(tmp_path / "in")
+    for gone in ("Kvasir-SEG/masks", "CVC-ColonDB", "PolypGen2021_MultiCenterData_v3"):
+        shutil.rmtree(tree / gone)
+    with pytest.raises(FedDPError) as error:
+        PREPARE["endopolyp"](tree, tmp_path / "out", None, 0)
+    for named in ("Kvasir-SEG/masks", "CVC-ColonDB/images", "data_C1/images_C1"):
+        assert named in str(error.value)
+    assert "ETIS" not in str(error.value)
+
+
+def test_a_polyp_without_mask_or_of_another_size_is_refused(tmp_path):
+    tree = polyp_tree(tmp_path / "in")
+    save(tree / "CVC-ColonDB/masks/2.png", BOX[:-1])
+    with pytest.raises(FedDPError, match="CVC-ColonDB/images/2.png: image .* differ in size"):
+        PREPARE["endopolyp"](tree, tmp_path / "out", 16, 0)
+    assert not (tmp_path / "out/ColonDB").exists()
+    (tree / "CVC-ColonDB/masks/2.png").unlink()
+    with pytest.raises(FedDPError, match="1 image.* no mask, .*CVC-ColonDB/images/2.png"):
+        PREPARE["endopolyp"](tree, tmp_path / "other", 16, 0)
+
+
+# -- fundus ----------------------------------------------------------------------------------------------------------
+
+
+def rings(height=40, width=48, disc=20, cup=8, centre=(20, 24)):
+    """0 outside, 1 in a disc `disc` pixels high, 2 in a cup: squares, so that every edge is known."""
+    mask = np.zeros((height, width), np.uint8)
+    for side, value in ((disc, 1), (cup, 2)):
+        mask[centre[0] - side // 2 : centre[0] + side // 2, centre[1] - side // 2 : centre[1] + side // 2] = value
+    return mask
+
+
+def fundus_tree(root):
+    mask = rings()
+    for part, truth, numbers in (("Training", "GT", range(10)), ("Test", "Test_GT", range(10, 16))):
+        base = root / "Drishti-GS1_files" / part
+        for n in numbers:
+            save(base / f"Images/d_{n}.png", picture(n, 40, 48))
+            # Two of four raters are 128 of 255, one is 64: the half counts, the quarter does not.
+            save(base / truth / f"d_{n}/SoftMap/d_{n}_ODsegSoftmap.png", np.where(mask >= 1, 128, 64))
+            save(base / truth / f"d_{n}/SoftMap/d_{n}_cupsegSoftmap.png", np.where(mask >= 2, 255, 0))
+    for part, letter in (("Healthy", "N"), ("Glaucoma and suspects", "G")):
+        for n in range(3):
+            stem = f"{letter}-{n}-L"
+            pair = np.concatenate([np.full((40, 48, 3), 50), np.full((40, 48, 3), 200)], axis=1)
+            save(root / f"RIM-ONE r3/{part}/Stereo Images/{stem}.jpg", pair)
+            for name, value in (("Disc", 1), ("Cup", 2)):
+                save(root / f"RIM-ONE r3/{part}/Average_masks/{stem}-{name}-Avg.png", (mask >= value) * 255)
+    grey = np.array([255, 128, 0], np.uint8)[mask]
+    for part, letter in (("Glaucoma", "g"), ("Non-Glaucoma", "n")):
+        for n in range(3):
+            save(root / f"Training400/{part}/{letter}{n}.jpg", picture(n, 40, 48))
+            save(root / f"Annotation-Training400/Disc_Cup_Masks/{part}/{letter}{n}.bmp", grey)
+    for n in range(5):
+        save(root / f"REFUGE-Validation400/V{n}.jpg", picture(n, 40, 48))
+        save(root / f"REFUGE-Validation400-GT/Disc_Cup_Masks/V{n}.bmp", grey)
+    return root
+
+
+@pytest.fixture(scope="module")
+def fundus(tmp_path_factory):
+    root = tmp_path_factory.mktemp("fundus")
+    PREPARE["fundus"](fundus_tree(root / "in"), root / "out", None, 0)
+    return root / "out"
+
+
+def test_fundus_masks_are_disc_and_cup_at_every_site(fundus):
+    """40 x 48 is cropped to 40 x 40 round column 24, so columns 4 to 43: the middle of the crop is the disc's."""
+    assert check(fundus) == []
+    expected = rings()[:, 4:44]
+    count = {}
+    for folder in map(SiteFolder.open, find_sites(fundus)):
+        assert (folder.classes, folder.labels) == (("disc", "cup"), "nested")
+        count[folder.site] = len(folder.rows)
+        for row in folder.rows:
+            assert np.array_equal(pixels(folder, row.image)[1], expected)
+    assert count == {"DrishtiGS": 16, "RIMONEr3": 6, "REFUGEtrain": 6, "REFUGEval": 5}
+
+
+def test_drishtis_published_test_images_are_its_test_split(fundus):
+    """10 published training images: a fifth, 2, to val."""
+    folder = SiteFolder.open(fundus / "DrishtiGS")
+    assert {row.image for row in folder.rows_of("test")} == {f"d_{n}" for n in range(10, 16)}
+    assert [len(folder.rows_of(split)) for split in ("train", "val")] == [8, 2]
+    assert np.array_equal(pixels(folder, "d_12")[0], picture(12, 40, 48)[:, 4:44])
+
+
+def test_rim_one_is_the_left_half_of_the_pair(fundus):
+    image, _ = pixels(SiteFolder.open(fundus / "RIMONEr3"), "G-1-L")
+    assert image.shape == (40, 40, 3)
+    assert abs(image[:, :30].astype(int) - 50).max() <= 2  # JPEG; the right half is 200
+
+
+def test_the_crop_is_800_round_the_disc_and_stays_inside():
+    """Disc rows 890-909, middle 900: 500 to 1299. Disc columns 40-59 at the left border: 0 to 799."""
+    mask = rings(2000, 1900, centre=(900, 50))
+    image = np.broadcast_to(np.arange(2000)[:, None, None] % 256, (2000, 1900, 3)).astype(np.uint8)
+    cut, cut_mask = crop(image, mask, "x")
+    assert cut.shape == (800, 800, 3)
+    assert cut[0, 0, 0] == 500 % 256
+    assert np.array_equal(cut_mask, mask[500:1300, :800])
+    with pytest.raises(FedDPError, match="x: its mask has no optic disc"):
+        crop(image, np.zeros_like(mask), "x")
+
+
+def test_fundus_names_all_that_is_missing_at_once(tmp_path):
+    tree = fundus_tree(tmp_path / "in")
+    mask = tree / "Drishti-GS1_files/Test/Test_GT/d_11/SoftMap/d_11_cupsegSoftmap.png"
+    mask.unlink()
+    with pytest.raises(FedDPError, match=f"{mask.name} missing"):
+        PREPARE["fundus"](tree, tmp_path / "out", 16, 0)
+    for gone in ("RIM-ONE r3/Healthy", "REFUGE-Validation400", "Annotation-Training400"):
+        shutil.rmtree(tree / gone)
+    with pytest.raises(FedDPError) as error:
+        PREPARE["fundus"](tree, tmp_path / "out", 16, 0)
+    for named in ("RIM-ONE r3/Healthy/Stereo Images", "; REFUGE-Validation400.", "Disc_Cup_Masks/Non-Glaucoma"):
+        assert named in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+# -- all -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "tree"), [("lgg", lgg_tree), ("endopolyp", polyp_tree), ("fundus", fundus_tree)])
+def test_folder_and_zip_give_the_same_bits_at_the_asked_size(tmp_path, name, tree):
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tree(tmp_path / "in"))
+    for out, source in (("a", tmp_path / "in"), ("b", Path(packed))):
+        PREPARE[name](source, tmp_path / out, 16, 7)
+    left, right = ({f.relative_to(r): f.read_bytes() for f in r.rglob("*.*")} for r in (tmp_path / "a", tmp_path / "b"))
+    assert left == right
+    assert {Image.open(file).size for file in (tmp_path / "a").rglob("*.png")} == {(16, 16)}
+    with pytest.raises(FedDPError, match="not empty"):
+        PREPARE[name](tmp_path / "in", tmp_path / "a", 16, 7)
+
+
+def test_the_command_prepares_and_sums_up(tmp_path):
+    lgg_tree(tmp_path / "in")
+    arguments = ["--source", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--size", "8"]
+    done = CliRunner().invoke(app, ["prepare", "lgg", *arguments])
+    assert done.exit_code == 0, done.output
+    split = "1 train 1 val 1 test"
+    assert done.stdout == f"{tmp_path / 'out'}: CS {split}; DU {split}; FG {split}; HT {split}\n"
+    with pytest.raises(FedDPError, match="mnist: not a known data set. Use one of lgg, endopolyp, fundus"):
+        CliRunner().invoke(app, ["prepare", "mnist", *arguments], catch_exceptions=False)
+    with pytest.raises(FedDPError, match="nowhere: neither a folder nor a zip"):
+        PREPARE["lgg"](tmp_path / "nowhere", tmp_path / "x", None, 0)
