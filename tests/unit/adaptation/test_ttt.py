@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,13 +32,26 @@ def pictures(count=3, size=32):
     return list(torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1)))
 
 
-class Fixed(nn.Module):
-    """Whose rotation head says the same of every image: probabilities 1/2, 1/6, 1/6, 1/6."""
+class Part(nn.Module):
+    """A part of a network that does what a function does."""
 
-    def __init__(self):
+    def __init__(self, does):
         super().__init__()
-        self.encoder = lambda images: [images]
-        self.rotation_head = lambda features: tensor([math.log(3), 0.0, 0.0, 0.0]).expand(len(features), 4)
+        self.does = does
+
+    def forward(self, given):
+        return self.does(given)
+
+
+def of_parts(encoder, rotation_head):
+    """A network whose encoder and rotation head are these functions."""
+    return nn.ModuleDict({"encoder": Part(encoder), "rotation_head": Part(rotation_head)})
+
+
+def fixed():
+    """Its rotation head says the same of every image: probabilities 1/2, 1/6, 1/6, 1/6."""
+    logits = tensor([math.log(3), 0.0, 0.0, 0.0])
+    return of_parts(lambda images: [images], lambda features: logits.expand(len(features), 4))
 
 
 def test_turns_are_quarters_anticlockwise():
@@ -53,15 +65,14 @@ def test_the_rotation_loss_by_hand():
     """Softmax of (ln 3, 0, 0, 0) is 1/2 and three times 1/6: −ln ½ = ln 2 of no turn, ln 6 of any other. Of all four turns of
     every image (ln 2 + 3 ln 6)/4."""
     images = torch.zeros(2, 3, 4, 4)
-    assert rotation_loss(Fixed(), images, tensor([0, 0])).item() == pytest.approx(math.log(2))
-    assert rotation_loss(Fixed(), images, tensor([0, 3])).item() == pytest.approx((math.log(2) + math.log(6)) / 2)
-    assert every_turn(Fixed(), images).item() == pytest.approx((math.log(2) + 3 * math.log(6)) / 4)
+    assert rotation_loss(fixed(), images, tensor([0, 0])).item() == pytest.approx(math.log(2))
+    assert rotation_loss(fixed(), images, tensor([0, 3])).item() == pytest.approx((math.log(2) + math.log(6)) / 2)
+    assert every_turn(fixed(), images).item() == pytest.approx((math.log(2) + 3 * math.log(6)) / 4)
 
 
 def test_every_turn_shows_each_image_in_each_turn_under_its_name():
     seen = {}
-    network = SimpleNamespace(encoder=lambda images: [seen.setdefault("images", images)])
-    network.rotation_head = lambda features: torch.zeros(len(features), 4)
+    network = of_parts(lambda images: [seen.setdefault("images", images)], lambda features: torch.zeros(len(features), 4))
     images = torch.arange(8.0).view(2, 1, 2, 2)
     every_turn(network, images)
     for i, image in enumerate(seen["images"]):
