@@ -215,7 +215,7 @@ def test_no_private_key_is_anybody_elses_to_read(made):
 
 
 def test_a_participant_that_nobody_knows_is_not_renewed(made):
-    with pytest.raises(FedDPError, match="no certificate of hospital-x; there are .*hospital-a"):
+    with pytest.raises(FedDPError, match="no certificate of hospital-x; it has those of .*hospital-a"):
         forget(made / "kits/feddp/state/cert.json", "hospital-x")
 
 

@@ -56,7 +56,7 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
         return message.tensors
     epoch = message.scalars.get("epoch", 0)
     if type(epoch) is not int:
-        raise SealingError(f"site {context.name}: the task asks for epoch {epoch!r}, which is not a whole number")
+        raise SealingError(f"site {context.name}: it was asked for epoch {epoch!r}, which is not a whole number")
     spec = protocol.spec_of(task)
     if spec.kind is Kind.COLLECTION:
         if context.consents(spec.consent):
