@@ -40,7 +40,7 @@ ROLES = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER, CALIBRATOR, PROJECTOR,
 WORDS = (*ROLES, NONE, ALL)
 
 Rule = tuple[str, ...]
-State = dict[str, "Tensor"]
+Tensors = dict[str, "Tensor"]  # by name
 
 _FUSED = ("qkv", "kv", "in_proj_weight")  # in_proj_weight: torch.nn.MultiheadAttention
 
@@ -55,12 +55,12 @@ class Partition:
     shared: tuple[str, ...]
     private: tuple[str, ...]
 
-    def split(self, state: Mapping[str, Tensor]) -> tuple[State, State]:
+    def split(self, state: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
         """Splits a whole state into (shared, private): detached clones on the CPU. InputError for a missing or extra key."""
         check_keys(state, self.shared + self.private, "the network's state")
         return _clone(state, self.shared), _clone(state, self.private)
 
-    def join(self, shared: Mapping[str, Tensor], private: Mapping[str, Tensor]) -> State:
+    def join(self, shared: Mapping[str, Tensor], private: Mapping[str, Tensor]) -> Tensors:
         """Joins (shared, private) to a whole state of detached clones on the CPU, for a strict `load_state_dict`."""
         check_keys(shared, self.shared, "the shared part")
         check_keys(private, self.private, "the private part")
@@ -191,5 +191,5 @@ def _refuse_ties(network: nn.Module, partition: Partition) -> None:
             )
 
 
-def _clone(state: Mapping[str, Tensor], keys: tuple[str, ...]) -> State:
+def _clone(state: Mapping[str, Tensor], keys: tuple[str, ...]) -> Tensors:
     return {key: state[key].detach().to("cpu", copy=True) for key in keys}

@@ -44,7 +44,7 @@ def blocks(page: str) -> list[Block]:
 
 def blocks_for(test: str, *pages: str) -> list[Block]:
     """The shell blocks of these pages that a file of tests runs."""
-    return [block for page in pages for block in blocks(page) if block.kind in SHELL and f"tests/{test}.py" in block.note]
+    return [block for page in pages for block in blocks(page) if block.kind in SHELL and f"/{test}.py" in block.note]
 
 
 def commands_for(test: str, *pages: str) -> list[str]:

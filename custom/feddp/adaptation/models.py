@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from feddp.errors import InputError
 from feddp.files import NETWORK, RESULTS, SHARED, read_results, site_folder
 from feddp.methods import METHODS
-from feddp.methods.aggregation import Spec, Tensors, average
+from feddp.methods.aggregation import Spec, average
 from feddp.networks.header import outline
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import read_network
+from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.reading import short
 

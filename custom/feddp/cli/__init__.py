@@ -8,7 +8,7 @@ import typer
 from feddp.cli import adapt, compare, data, features, kit, run
 from feddp.errors import FedDPError, is_of_user, written_down
 
-# help and completion load this package only: a command imports what it runs in its body (tests/test_cli_opens.py)
+# help and completion load this package only: a command imports what it runs in its body (tests/integration/test_cli_opens.py)
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(data.app, name="data")
 app.add_typer(kit.app, name="kit")

@@ -1,7 +1,7 @@
 """Half-precision messages: if the plan says so, the tensors of stage 1's rounds travel as float16.
 
 FLARE's own ModelQuantizer raises on integer tensors, which every batch normalisation has, and imports bitsandbytes, a GPU
-library, even for float16. On float32 tensors this filter is bit-equal to it (`tests/test_dp_fp16.py`).
+library, even for float16. On float32 tensors this filter is bit-equal to it (`tests/integration/test_dp_fp16.py`).
 """
 
 import copy

@@ -14,6 +14,7 @@ from feddp import protocol
 from feddp.adaptation.models import GLOBAL
 from feddp.errors import SealingError
 from feddp.flare.context import SiteContext
+from feddp.partition import Tensors
 from feddp.protocol import Kind
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
@@ -21,7 +22,7 @@ from feddp.sealing.kit import Kit
 from feddp.sealing.kit_certificates import certificate_problems
 from feddp.sealing.session import Session
 from feddp.stages.message import Message
-from feddp.training.store import Tensors, by_site, together
+from feddp.training.store import by_site, together
 
 
 def simulated(fl_ctx: FLContext) -> bool:

@@ -15,8 +15,9 @@ from feddp.adaptation.unseen_site import AdaptationOptions
 from feddp.errors import InputError
 from feddp.files import SHARED, read_results
 from feddp.jobs.folder import LOCAL, SCOPE, SIMULATED, write_job
-from feddp.methods.aggregation import Spec, Tensors
+from feddp.methods.aggregation import Spec
 from feddp.networks.weights import fingerprint, read_network
+from feddp.partition import Tensors
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.stages.memory import start_file

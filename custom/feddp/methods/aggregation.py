@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from feddp.errors import ContributionError
-
-Tensors = dict[str, Tensor]
+from feddp.partition import Tensors
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from feddp.data.loading import Batch, Sample
+    from feddp.partition import Tensors
     from feddp.training.loop import BatchLoss
     from feddp.training.settings import Training
-    from feddp.training.store import Store, Tensors
+    from feddp.training.store import Store
 
 SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "calibrate"
 # in the order in which they run: {stage: file in which it leaves a site's network, "" if it leaves none}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from feddp.data.loading import Batch
-    from feddp.training.store import Tensors
+    from feddp.partition import Tensors
 
 
 @dataclass(frozen=True)

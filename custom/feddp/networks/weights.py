@@ -18,10 +18,8 @@ from feddp.files import replacing
 from feddp.limits import NETWORK_BYTES, PICKLE_BYTES
 from feddp.networks.header import Shapes, outline, unreadable
 from feddp.networks.metadata import Metadata
-from feddp.partition import some
+from feddp.partition import Tensors, some
 from feddp.reading import opened, short
-
-State = dict[str, Tensor]
 
 _CLASSIFIERS = ("head", "fc")  # first part of the names of the ImageNet classifier's tensors, in timm and the public files
 _SUFFIX = ".safetensors"
@@ -63,7 +61,7 @@ def save_network(path: str | Path, state: Mapping[str, Tensor], metadata: dict[s
         save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}, part, metadata)
 
 
-def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[State, dict[str, str]]:
+def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[Tensors, dict[str, str]]:
     """Returns (tensors, metadata) of a safetensors file of at most `most` bytes; raises InputError if it cannot be read."""
     _, metadata = outline(Path(path), most)
     try:
@@ -106,7 +104,7 @@ def load_personal(path: str | Path) -> nn.Module:
     return network.eval()
 
 
-def _read(path: Path) -> State:
+def _read(path: Path) -> Tensors:
     if path.suffix == _SUFFIX:
         return read_network(path)[0]
     try:
@@ -140,13 +138,13 @@ def _require_plain(path: Path) -> None:
             )
 
 
-def _encoder_state(state: State, encoder: nn.Module) -> State:
+def _encoder_state(state: Tensors, encoder: nn.Module) -> Tensors:
     """Renames a checkpoint's tensors to the names of `encoder`, timm's feature extractor with split key and value."""
     if "patch_embed1.proj.weight" in state:
         from timm.models.pvt_v2 import checkpoint_filter_fn
 
         state = checkpoint_filter_fn(state, encoder)
-    renamed: State = {}
+    renamed: Tensors = {}
     for name, tensor in state.items():
         first = name.split(".")[0]
         if first in _CLASSIFIERS:
@@ -168,7 +166,7 @@ def _flattened(name: str, encoder: nn.Module) -> str:
     return name
 
 
-def _load(network: nn.Module, state: State, path: Path) -> None:
+def _load(network: nn.Module, state: Tensors, path: Path) -> None:
     _fit(_shapes(state), _shapes(network.state_dict()), path)
     network.load_state_dict(state)
 

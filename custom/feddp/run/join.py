@@ -21,7 +21,7 @@ from feddp.files import RESULTS, SHARED, read_results
 from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
-from feddp.partition import Rule, chosen
+from feddp.partition import Rule, Tensors, chosen
 from feddp.plan.resolve import build_network, initial_tensors, partition_of
 from feddp.plan.schema import Plan
 from feddp.run.session import copy_results, finish, fresh
@@ -32,7 +32,7 @@ from feddp.stages.train import adopt
 from feddp.stages.tune import tune
 from feddp.training.calibration import Report
 from feddp.training.device import asked_for, settle
-from feddp.training.store import Store, Tensors
+from feddp.training.store import Store
 
 
 def join(

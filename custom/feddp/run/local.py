@@ -13,6 +13,7 @@ from feddp.flare.configuration import APPS, FILES, SERVER
 from feddp.flare.context import SiteContext, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
+from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Kind
 from feddp.run.session import Request
@@ -22,7 +23,6 @@ from feddp.stages.message import Message
 from feddp.stages.precision import narrow, widen
 from feddp.stages.server import Received, Server
 from feddp.stages.tensors import Expected
-from feddp.training.store import Tensors
 
 
 class LocalServer(Server):

@@ -13,8 +13,6 @@ from feddp.sealing.identity import Identity
 
 SEALED, HANDSHAKE = "sealed", "introduction"  # names of the tensors on the wire, each of bytes
 
-Tensors = dict[str, Tensor]
-
 
 class _Met(threading.local):
     """Recipients accepted for this thread's task; concurrent tasks must not seal for each other's recipients or epoch."""
@@ -35,7 +33,7 @@ class Session:
         self._opened: dict[tuple[str, str], int] = {}  # the last epoch, by sender and task
         self._met = _Met()
 
-    def introduce(self, exchange: str) -> Tensors:
+    def introduce(self, exchange: str) -> dict[str, Tensor]:
         """Returns this site's handshake for an exchange; envelopes for its earlier handshakes can no longer be opened."""
         message, self._challenges[exchange] = introduce(self.identity, self.job, exchange)
         return {HANDSHAKE: as_tensor(message)}
@@ -67,7 +65,7 @@ class Session:
         self._met.next = Binding(self.job, task, epoch), peers
         return [peer.name for peer in peers]
 
-    def seal(self, task: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    def seal(self, task: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the tensors sealed for the recipients accepted for this task; {} if there are no recipients.
 
         Raises:
@@ -79,7 +77,9 @@ class Session:
             raise SealingError(f"site {self.identity.name}: {task} came without handshakes of peers; nothing was sent")
         return {SEALED: as_tensor(seal(self.identity, binding, peers, tensors))} if peers else {}
 
-    def open(self, exchange: str, task: str, epoch: int, received: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensors]:
+    def open(
+        self, exchange: str, task: str, epoch: int, received: Mapping[str, Mapping[str, Tensor]]
+    ) -> dict[str, dict[str, Tensor]]:
         """Opens the envelopes of the peers and returns their tensors by peer.
 
         Raises:

@@ -16,6 +16,7 @@ from feddp.adaptation.unseen_site import AdaptationOptions, adapt
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
 from feddp.methods.aggregation import Spec
 from feddp.networks.weights import read_network
+from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
 from feddp.protocol import ROUNDED, STD_WITHHELD, WITHHELD, Sent
 from feddp.stages import exchange
@@ -27,7 +28,7 @@ from feddp.stages.site import last_network
 from feddp.training.device import usable
 from feddp.training.metrics import METRICS
 from feddp.training.seeds import seed_of
-from feddp.training.store import Tensors, by_site, together
+from feddp.training.store import by_site, together
 
 MASKS = "masks"
 NUMBERS = ("images", "empty_masks", "seconds")

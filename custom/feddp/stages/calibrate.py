@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from feddp import protocol
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, STAGES, TRAIN
+from feddp.partition import Tensors
 from feddp.plan.resolve import exchanged
 from feddp.stages import exchange
 from feddp.stages.host import Host
@@ -15,7 +16,7 @@ from feddp.stages.site import PEERS, Site
 from feddp.stages.tune import NUMBERS, summary, tuned
 from feddp.training.calibration import Tuned, calibration_loss, with_inconsistency
 from feddp.training.loop import BatchLoss
-from feddp.training.store import Tensors, by_site, together
+from feddp.training.store import by_site, together
 
 SLOT = STAGES[CALIBRATE]
 

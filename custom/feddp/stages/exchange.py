@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddp import protocol
+from feddp.partition import Tensors
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.session import SEALED, as_bytes
 from feddp.stages.message import Message
 from feddp.stages.server import Server
-from feddp.training.store import Tensors, together
+from feddp.training.store import together
 
 
 def prepare(server: Server, task: str) -> None:

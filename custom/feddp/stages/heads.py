@@ -8,6 +8,7 @@ import torch
 from feddp import protocol
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import HEADS, STAGES
+from feddp.partition import Tensors
 from feddp.plan.resolve import head_names
 from feddp.stages import exchange
 from feddp.stages.host import Host
@@ -18,7 +19,7 @@ from feddp.stages.server import Server
 from feddp.stages.site import Site
 from feddp.stages.tune import NUMBERS, summary
 from feddp.training.calibration import Tuned
-from feddp.training.store import State, Tensors, by_site
+from feddp.training.store import State, by_site
 
 SLOT = STAGES[HEADS]
 

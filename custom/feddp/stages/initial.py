@@ -3,12 +3,13 @@
 from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import Spec
+from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
 from feddp.protocol import Sent
 from feddp.stages.host import Host
 from feddp.stages.message import Message
 from feddp.stages.server import Server
-from feddp.training.store import INITIAL, Tensors
+from feddp.training.store import INITIAL
 
 
 def hand_over(server: Server) -> None:

@@ -15,11 +15,11 @@ from feddp.errors import ContributionError, FedDPError
 from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json
 from feddp.networks.header import outline
 from feddp.networks.weights import read_network, save_network
+from feddp.partition import Tensors
 from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Sent
 from feddp.stages.tensors import Expected
-from feddp.training.store import Tensors
 
 LATEST, BEST = "shared_latest", "shared_best"
 

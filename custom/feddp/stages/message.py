@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from feddp.training.store import Tensors
+from feddp.partition import Tensors
 
 
 @dataclass(frozen=True)

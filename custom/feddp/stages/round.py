@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from feddp.data.loading import Sample
-from feddp.partition import Rule
+from feddp.partition import Rule, Tensors
 from feddp.stages.site import Site
 from feddp.training.loop import BatchLoss, fit_epoch
 from feddp.training.seeds import seed_of
-from feddp.training.store import State, Tensors, optimizer_tensors
+from feddp.training.store import State, optimizer_tensors
 
 OPTIMIZER = "optimizer/"  # entry of a site's memory: the optimiser of the personal model
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from feddp import protocol
 from feddp.errors import ContributionError, FedDPError
+from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import MEASURED, STD_WITHHELD, WITHHELD, Kind, rounded
 from feddp.sealing.envelope import OVERHEAD, recipients_of
@@ -17,7 +18,6 @@ from feddp.sealing.handshake import LIMIT
 from feddp.sealing.session import HANDSHAKE, SEALED, as_bytes
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
-from feddp.training.store import Tensors
 
 Check = Callable[[str, Message], None]
 Received = Callable[[str, Callable[[], Message]], None]

@@ -13,14 +13,14 @@ from feddp.data.folder import SiteFolder, facts_of, misfit
 from feddp.data.loading import Batch, Sample, load
 from feddp.errors import FedDPError, InputError
 from feddp.methods.base import STAGES
-from feddp.partition import Rule, chosen
+from feddp.partition import Rule, Tensors, chosen
 from feddp.plan.resolve import build_method, build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.training.calibration import mean_scores
 from feddp.training.device import usable
 from feddp.training.loop import adamw, copy_of, frozen
 from feddp.training.losses import segmentation_loss
-from feddp.training.store import State, Store, Tensors, restore_optimizer
+from feddp.training.store import State, Store, restore_optimizer
 
 SLOTS = tuple(slot for slot in STAGES.values() if slot)
 PEERS = "peers"  # the file with the consenting peers' tensors

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from feddp import protocol
+from feddp.partition import Tensors
 from feddp.protocol import Sent
 from feddp.stages import exchange, initial
 from feddp.stages.host import Host
@@ -20,7 +21,7 @@ from feddp.stages.site import Site
 from feddp.stages.tensors import AMPLITUDE, Expected
 from feddp.training.seeds import seed_of
 from feddp.training.spectra import SLOT, windows
-from feddp.training.store import Tensors, by_site
+from feddp.training.store import by_site
 
 
 def serve(server: Server) -> None:

@@ -14,6 +14,7 @@ from feddp import protocol
 from feddp.errors import ContributionError
 from feddp.methods.aggregation import average
 from feddp.methods.base import STAGES, TRAIN
+from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
 from feddp.stages import initial
 from feddp.stages.host import Host
@@ -23,7 +24,6 @@ from feddp.stages.order import require, state_before
 from feddp.stages.round import LocalRound, keep
 from feddp.stages.server import Server, mean_of
 from feddp.stages.site import Scores, Site
-from feddp.training.store import Tensors
 
 START = STAGES[TRAIN]
 

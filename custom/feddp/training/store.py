@@ -25,8 +25,8 @@ from feddp.errors import InputError, PolicyError
 from feddp.files import RECORD, append_event, write_text
 from feddp.limits import STORED_BYTES
 from feddp.networks.weights import read_network, save_network
+from feddp.partition import Tensors
 
-Tensors = dict[str, Tensor]
 _STATE = re.compile(r"state_(\d{5,})\.safetensors")
 _PLAN = "plan.json"
 INITIAL = "initial"

@@ -36,6 +36,8 @@ from feddp.flare.site import kept
 from support import ROOT
 from support.site import FlareSite
 
+pytestmark = pytest.mark.tools
+
 IMAGES = ROOT / "provisioning" / "images"
 IMAGE = "registry.example.org/feddp:0.1.0"
 SERVER, HOSPITAL = "server.example.org", "hospital-a"

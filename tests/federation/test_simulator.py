@@ -32,6 +32,8 @@ from support import CAPTURE
 from support.brought import brought_by
 from support.request import SITES, request_for
 
+pytestmark = pytest.mark.simulator
+
 ROUNDS = 2
 SIZE = 64  # at 32 pixels PVTv2's attention has a single key: the queries would do nothing, and no site would differ
 

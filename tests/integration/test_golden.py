@@ -2,7 +2,7 @@
 
 This is a regression record: it says that numbers have changed, not that they were right. What is right is derived elsewhere
 (test_method_numbers, test_fedlc, test_calibration, ...). A change that is meant to change numbers comes with a record written
-anew by `python tests/test_golden.py`, and says why.
+anew by `PYTHONPATH=tests python tests/integration/test_golden.py`, and says why.
 
 Tolerances. Another build of torch, or another processor, rounds in another order. AdamW's first steps depend on a gradient's
 sign more than on its size, so where a gradient is near 0, rounding can move a weight by its whole step: losses and norms are
@@ -80,7 +80,7 @@ def flat(results, path=()):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_short_run_gives_what_it_gave(method, tiny_root, tmp_path):
     record = json.loads(RECORD.read_text())
-    assert method in record, f"{RECORD.name} has no {method}; write it anew with `python tests/test_golden.py`"
+    assert method in record, f"{RECORD.name} has no {method}; the docstring of this file says how to write it anew"
     found, wanted = flat(results_of(method, tiny_root, tmp_path)), flat(record[method])
     assert found.keys() == wanted.keys()
     near = {p: pytest.approx(v, **tolerance(p)) for p, v in wanted.items()}

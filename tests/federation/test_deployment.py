@@ -33,6 +33,8 @@ from support.deployment import HOSPITALS, LEAD, NEWCOMER, SERVER, SHIPPED_SERVER
 from support.docs_pages import blocks_for, commands_for
 from support.driven import drive
 
+pytestmark = pytest.mark.poc
+
 CONSENTING = HOSPITALS[:3]  # to the calibration exchange
 STUDY = "study"  # a scope that hospital-d lacks
 SHORT = {

@@ -35,6 +35,8 @@ from support import ROOT
 from support.certificates import put, self_signed, signed
 from support.docs_pages import blocks, commands_for
 
+pytestmark = pytest.mark.tools
+
 FOLDER = ROOT / "provisioning"
 # in the order in which they are typed
 PAGES = (

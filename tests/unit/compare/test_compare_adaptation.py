@@ -168,7 +168,7 @@ def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, 
 
 
 def test_the_command_that_the_docs_show(compare, runs, adapted):
-    (line,) = commands_for("test_compare_outside", "docs/how-to/compare.md")
+    (line,) = commands_for("test_compare_adaptation", "docs/how-to/compare.md")
     words = line.split()
     assert words[:2] == ["feddp", "compare"]
     own = {words.index(option) + more for option in ("--data", "--out") for more in (0, 1)}  # the test's

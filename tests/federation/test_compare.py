@@ -308,6 +308,7 @@ def test_the_same_command_starts_no_run_and_another_plan_is_refused(finished, fe
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.simulator
 def test_one_process_and_the_simulator_leave_the_same(finished, tiny_root, tmp_path):
     """The same results, networks and rows of the tables, bit by bit; only the job's id differs. A comparison that was begun in
     one of the two continues in the other."""

@@ -23,6 +23,8 @@ from feddp.stages.memory import start_file
 from support.captured import value_of
 from support.deployment import approved
 
+pytestmark = pytest.mark.poc
+
 SITES = ["site-1", "site-2", "site-3"]
 
 

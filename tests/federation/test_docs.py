@@ -19,6 +19,8 @@ from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS, SCALARS, TASKS
 from support.docs_pages import DOCS, PAGES, ROOT, blocks_for, text_of
 
+pytestmark = pytest.mark.tools
+
 OFFLINE = "import socket\n\ndef refuse(*_):\n    raise OSError('offline')\n\nsocket.socket.connect = refuse\n"
 FETCHED = re.compile(r'<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)="(?:https?:)?//[^"]*"|url\(\s*["\']?https?://')
 ALL = "\n".join(map(text_of, PAGES))

@@ -18,6 +18,8 @@ from feddp.run.poc import free_ports
 from support.deployment import LEAD, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, decided, environment, local
 from support.docs_pages import commands_for
 
+pytestmark = pytest.mark.poc
+
 PAGE = "docs/how-to/own-keys.md"
 HOSPITALS = ["hospital-a", "hospital-b"]
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -12,6 +13,8 @@ from feddp.run import session
 from feddp.run.simulator import simulator
 from support.docs_pages import blocks
 from support.request import SITES, request_for
+
+pytestmark = pytest.mark.simulator
 
 
 def docs_package() -> tuple[str, str]:

@@ -26,6 +26,8 @@ from feddp.run import options
 from feddp.run.local import local
 from support.docs_pages import PAGES, ROOT, SHELL, blocks, text_of
 
+pytestmark = pytest.mark.poc
+
 SITES = ("CS", "DU", "FG", "HT")
 # by command, what an option becomes; it is added where it is missing
 SHORT = {
@@ -191,7 +193,7 @@ def test_every_block_is_of_a_known_kind(page):
         if block.kind == "json":
             json.loads(block.text)
         if block.note and not block.here and not block.note.startswith("not run:"):
-            tests = re.findall(r"tests/(\w+)\.py", block.note)
+            tests = re.findall(r"tests/([\w/]+)\.py", block.note)
             assert tests
             assert all(Path(page).name in (ROOT / f"tests/{test}.py").read_text(encoding="utf-8") for test in tests), block
     indented = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)

@@ -18,6 +18,8 @@ from feddp.run.simulator import simulator
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 
+pytestmark = [pytest.mark.simulator, pytest.mark.poc]
+
 SITES = ("site-1", "site-2")
 # two stages, nothing private, a personal model that IGC exchanges, two aggregations a round, an exchange at every epoch,
 # an exchange before the rounds, a tuning

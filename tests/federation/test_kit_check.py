@@ -25,6 +25,8 @@ from feddp.provision import COMPONENTS, GUARD
 from feddp.sealing.kit import Kit
 from support import ROOT
 
+pytestmark = pytest.mark.tools
+
 SHIPPED = ROOT / "provisioning"
 SERVER, LEAD = "server.example.org", "lead@consortium.org"
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

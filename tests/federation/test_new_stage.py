@@ -59,7 +59,7 @@ def package(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("env", ["local", "sim"])
+@pytest.mark.parametrize("env", ["local", pytest.param("sim", marks=pytest.mark.simulator)])
 def test_a_stage_of_three_files_runs(env, package, plan_for, tiny_root, tmp_path):
     """Eight training images at each of two sites: 16 in all. In the simulator the job's filter lets the new number pass."""
     plan = plan_for(method="fedavg", rounds=1).to_json() | {"stages": ["train", "count"]}

@@ -21,6 +21,8 @@ from feddp.run.poc import connect
 from support import ROOT
 from support.deployment import HOSPITALS, SERVER, Deployment, approved, decided, deployment, until
 
+pytestmark = pytest.mark.poc
+
 A, B, C, D = HOSPITALS
 MEMBER = "member@consortium.org"
 KEY = "PRIVATE KEY-----"
