@@ -20,7 +20,7 @@ class _Image(TypedDict):
 
 
 class _Maps(TypedDict, total=False):
-    """The tensor that the calibration adds to image and mask (`feddp.training.calibration.with_inconsistency`)."""
+    """Tensors that the calibration adds to image and mask (`feddp.training.calibration.with_inconsistency`)."""
 
     delta: torch.Tensor
     peers: torch.Tensor
@@ -32,7 +32,7 @@ class Sample(_Image, _Maps):
 
 
 class Batch(_Image, _Maps):
-    """Samples together: tensors have one dimension more, in front."""
+    """Collated samples: tensors have an additional first dimension."""
 
     stem: list[str]
     patient: list[str]
