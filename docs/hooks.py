@@ -193,7 +193,7 @@ def task_kinds() -> str:
 
 
 def scalars() -> str:
-    return table(("scalar", "leaves as", "measured on images"), (_scalar(*item) for item in protocol.SCALARS.items()))
+    return table(("scalar", "leaves as", "measured over"), (_scalar(*item) for item in protocol.SCALARS.items()))
 
 
 def _scalar(name: str, scalar: protocol.Number | protocol.Table) -> tuple[str, str, str]:
@@ -203,7 +203,7 @@ def _scalar(name: str, scalar: protocol.Number | protocol.Table) -> tuple[str, s
         leaves = f"{scalar.digits} significant digits"
     else:
         leaves = "exact" if scalar.decimals is None else f"{scalar.decimals} decimals"
-    return code(name), leaves, "yes" if scalar.measured else "no"
+    return code(name), leaves, scalar.over.value if scalar.over else ""
 
 
 # --- the command line ----------------------------------------------------------------------------------------------------
