@@ -284,7 +284,7 @@ def test_what_a_hospital_keeps_private_stops_fedavg_there_and_the_others_go_on(f
 def test_a_method_that_a_hospital_does_not_take_is_not_deployed_there(federation, fedavg, feddp):
     """FedDP, which it takes, ran there in the same scope; and the hospital could not have approved this one."""
     job, said = fedavg
-    words = "site hospital-b: its policy accepts the methods: feddp; the job uses fedavg; add it to `methods`"
+    words = "site hospital-b: its policy accepts the methods: feddp, but the job uses fedavg; add it to `methods`"
     assert words in said["meta"]
     assert words in federation.refused("hospital-b", job)
     assert not federation.store("hospital-b", job).exists()

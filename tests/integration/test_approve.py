@@ -168,7 +168,7 @@ def test_without_a_yes_nothing_is_written(folder, kit):
     [
         ({"lr": 40}, {}, "lr=40.0 is above its upper bound 0.01"),
         ({"batch": 1}, {}, "batch=1 is below its lower bound 4"),
-        ({}, {"methods": ["fedavg"]}, "its policy accepts the methods: fedavg; the job uses feddp"),
+        ({}, {"methods": ["fedavg"]}, "its policy accepts the methods: fedavg, but the job uses feddp"),
         ({}, {"bounds": {"batch": 4, "min_sites": 4}}, "min_sites=3 is below its lower bound 4"),
         ({"batch": 16}, {"bounds": {"batch": 9}}, "it has 8 training images, but its bounds require at least 9 per step"),
         ({"sites": ("a", "b", "c")}, {}, "the job is not for site-1"),

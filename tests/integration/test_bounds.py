@@ -90,7 +90,7 @@ def test_beyond_a_bound_no_approval_helps(usual, changes, message):
 def test_a_loss_or_a_network_that_the_hospital_does_not_take(usual):
     for own, message in (
         ({"bounds": {"losses": ["dice"]}}, "loss=dice_ce is not among the losses of its bounds, dice"),
-        ({"networks": ["resnet18-fpn"]}, "resnet18-fpn; the job uses pvt_v2_b0-fpn; add it to `networks`"),
+        ({"networks": ["resnet18-fpn"]}, "resnet18-fpn, but the job uses pvt_v2_b0-fpn; add it to `networks`"),
     ):
         with pytest.raises(FedDPError, match=message):
             policy(approve="any", **own).accept("hospital", usual())

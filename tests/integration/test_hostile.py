@@ -194,7 +194,7 @@ def test_a_plan_that_declares_nothing_private_does_not_widen_the_policy(hospital
     site = hospital("fedavg", private=["query"])
     site.stopped("train", messages.pack(site.shared, **NUMBERS), r"2 tensors that may not leave \(q.bias")
     site = hospital("fedavg", methods=["feddp", "fedbn"])
-    refusal = "its policy accepts the methods: feddp, fedbn; the job uses fedavg"
+    refusal = "its policy accepts the methods: feddp, fedbn, but the job uses fedavg"
     site.stopped("train", messages.pack(site.shared, **NUMBERS), refusal)
     answer = site.executed(protocol.TRAIN, site.shared, round=0, phase=0)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION

@@ -126,7 +126,7 @@ def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
     with pytest.raises(FedDPError, match="neither empty nor an exported job"):
         export(plan_for(), tmp_path / "job")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(FedDPError, match="something else"):
+    with pytest.raises(FedDPError, match="neither empty nor an exported job"):
         export(plan_for(), tmp_path / "file")
     assert export(plan_for(), tmp_path / "ours") == export(plan_for(rounds=3), tmp_path / "ours")
 

@@ -56,7 +56,10 @@ def test_it_leaves_what_a_federation_leaves_and_says_what_it_is(run):
             rows = list(csv.DictReader(handle))
         assert len(rows) == results["sites"][site]["final"]["dice"]["n"] == 2
     events = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
-    assert [(e["event"], e["round"]) for e in events] == [("round", 1), ("answer", 1), ("round", 2), ("answer", 2)]
+    steps = [("train", 1), ("train", 2), ("adopt", 2)]  # as those of a federation of one site
+    assert [(e["task"], e["round"]) for e in events if e["event"] == "ask"] == steps
+    assert [(e["task"], e["round"]) for e in events if e["event"] == "answer"] == steps
+    assert [e["round"] for e in events if e["event"] == "round"] == [1, 2]
 
 
 def test_it_says_on_the_terminal_that_nothing_is_federated(tiny_root, tmp_path, capsys):

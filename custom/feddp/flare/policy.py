@@ -151,7 +151,7 @@ class SitePolicy:
         for what, value, taken in (("methods", plan.method, self.methods), ("networks", plan.network, self.networks)):
             if taken is not None and value not in taken:
                 reasons.append(
-                    f"its policy accepts the {what}: {', '.join(taken) or 'none'}; the job uses {value};"
+                    f"its policy accepts the {what}: {', '.join(taken) or 'none'}, but the job uses {value};"
                     f" add it to `{what}` in privacy.json, or leave this site out"
                 )
         if request is not None:
