@@ -474,7 +474,7 @@ def test_means_over_too_few_images_are_withheld_from_the_results(federation, hos
     assert sites["hospital-b"]["final"]["dice"]["n"] == 8
     withheld = [line for line in federation.audited("hospital-a", id) if "[A:evaluate#" in line]
     assert len(withheld) == 1
-    assert re.search(r"\[egress guard withheld .*\bfinal\b.*: over fewer than 9 images or cases\]$", withheld[0])
+    assert re.search(r"\[egress guard withheld .*\bfinal\b.*: measured over fewer than 9 images or cases\]$", withheld[0])
     assert federation.audited("hospital-b", id) == []
 
 

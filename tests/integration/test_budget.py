@@ -13,6 +13,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from typer.testing import CliRunner
 
 from feddp import protocol
+from feddp.adaptation.request import AdaptationRequest
 from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare import messages
@@ -88,6 +89,7 @@ def test_a_job_counts_once_and_a_new_one_beyond_the_budget_is_not_opened(hospita
 def test_a_job_of_outside_is_counted_too(hospital):
     site = hospital(budget={"jobs": 1}, consent=["outside"])
     trains(under(site, "first"))
+    site.request = AdaptationRequest("site-2", ("site-1",), "first", "average").to_json()
     answer = under(site, "second").executed(protocol.JOIN)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "1 of 1 jobs" in site.audited()[-1]

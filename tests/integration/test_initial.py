@@ -215,7 +215,7 @@ def test_a_site_starts_from_what_it_was_handed_private_tensors_included(site):
     assert same(load_file(made.store.folder / "initial.safetensors"), state)
 
 
-@pytest.mark.parametrize("task", ["train", "adopt", "introduce_spectra"])
+@pytest.mark.parametrize("task", ["train", "adopt", "introduce"])
 def test_a_site_that_missed_it_says_so_and_never_starts_from_the_seed(site, task):
     made, state = site
     shared = made.component.expected.partition.split(state)[0]
