@@ -86,14 +86,13 @@ def _counts(task: str, plan: Plan, data: Path) -> dict[str, int]:
     """Returns {name: the number of the site's images or cases over which it is measured} of a task's measured numbers."""
     spec = spec_of(task)
     over = {name: images for name in spec.scalars if (images := spec.measured_over(name))}
-    sizes = {images: _size(images, plan, data) for images in set(over.values())}
-    return {name: sizes[images] for name, images in over.items()}
-
-
-def _size(over: Over, plan: Plan, data: Path) -> int:
-    if over is Over.UNSEEN:
-        return len(Images.of(data).files)
+    if spec.over is Over.UNSEEN:
+        return dict.fromkeys(over, len(Images.of(data).files))
     folder = SiteFolder.open(data)
+    return {name: _size(images, plan, folder) for name, images in over.items()}
+
+
+def _size(over: Over, plan: Plan, folder: SiteFolder) -> int:
     if over is Over.TRAIN:
         return in_an_epoch(len(folder.rows_of("train")), plan.training.batch)
     if over is Over.SELECTION:

@@ -62,6 +62,8 @@ class LocalServer(Server):
         context = self._sites[site]  # a policy that refuses the job raises here
         try:
             return self._answer(task, context, message)
+        except Stopped:  # the whole run, not this site
+            raise
         except FedDPError as error:
             context.store.record("error", task=task, message=str(error))
             raise

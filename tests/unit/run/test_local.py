@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from feddp.errors import Stopped
 from feddp.files import PROGRESS
 from feddp.run import session
 from feddp.run.local import local
@@ -45,6 +46,22 @@ def test_a_failure_of_any_kind_at_one_site_is_that_sites(run, monkeypatch):
     assert "Traceback" in log
     assert "RuntimeError: out of memory" in log
     assert "site-2" in results["sites"]
+
+
+def test_a_stop_is_the_runs_and_no_sites_failure(run, monkeypatch, tmp_path):
+    """Training raises Stopped where the run is stopped within a step: no site is refused, and none has an error on file."""
+
+    def train(site, *arguments, **options):
+        raise Stopped("the job was aborted")
+
+    monkeypatch.setattr(stage, "train", train)
+    with pytest.raises(Stopped):
+        run()
+    out = tmp_path / "run"
+    records = list(out.rglob("record.jsonl"))
+    assert not any('"error"' in record.read_text() for record in records)
+    assert "refused" not in (out / "workspace/server" / PROGRESS).read_text()
+    assert (out / "local.log").read_text() == ""
 
 
 def test_a_policy_that_takes_no_such_job_is_that_sites_refusal(run):
