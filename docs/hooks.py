@@ -74,9 +74,9 @@ def methods() -> str:
         rows.append((f"[`{name}`](#{name})", private, stages, title.split(":")[0]))
         own = _settings_of(method.Hyper)
         sections += [f"## {name}", title, *paragraphs]
-        facts = [f"- **Private:** {private}", f"- **Stages:** {stages}"]
-        facts += [f"- **Aggregations per round:** {method.phases}"] if method.phases > 1 else []
-        sections += ["\n".join(facts), *([_settings_table(own)] if own else [])]
+        metadata = [f"- **Private:** {private}", f"- **Stages:** {stages}"]
+        metadata += [f"- **Aggregations per round:** {method.phases}"] if method.phases > 1 else []
+        sections += ["\n".join(metadata), *([_settings_table(own)] if own else [])]
     return "\n\n".join([table(("method", "private roles", "stages", "paper"), rows), *sections])
 
 
@@ -165,8 +165,10 @@ def _block(docstring: str | None) -> str:
 
 
 def file_limits() -> str:
-    found = ((name, value) for name, value in vars(limits).items() if name.isupper() and isinstance(value, int))
-    return table(("limit", "value"), ((code(name), f"{value:,}") for name, value in found))
+    """What each limit is of is the comment behind it. KeyError for a limit without one."""
+    meanings = dict(re.findall(r"^([A-Z_]+) = .*?  # (.*)$", inspect.getsource(limits), re.MULTILINE))
+    found = ((name, value) for name, value in vars(limits).items() if name.isupper() and name != "MIB")
+    return table(("at most", "of", "name"), ((f"{value:,}", meanings[name], code(name)) for name, value in found))
 
 
 # --- the task protocol ---------------------------------------------------------------------------------------------------
@@ -193,17 +195,20 @@ def task_kinds() -> str:
 
 
 def scalars() -> str:
-    return table(("scalar", "leaves as", "measured over"), (_scalar(*item) for item in protocol.SCALARS.items()))
+    return table(("scalar", "leaves as", "bounds", "measured over"), (_scalar(*item) for item in protocol.SCALARS.items()))
 
 
-def _scalar(name: str, scalar: protocol.Number | protocol.Table) -> tuple[str, str, str]:
+def _scalar(name: str, scalar: protocol.Number | protocol.Table) -> tuple[str, str, str, str]:
+    bounds = ""
+    if isinstance(scalar, protocol.Number):
+        bounds = "true or false" if scalar.flag else f"{scalar.least:,} to {scalar.most:,}"
     if isinstance(scalar, protocol.Table):
         leaves = f"mean, std and n of {codes(scalar.metrics)}"
     elif scalar.digits is not None:
         leaves = f"{scalar.digits} significant digits"
     else:
         leaves = "exact" if scalar.decimals is None else f"{scalar.decimals} decimals"
-    return code(name), leaves, scalar.over.value if scalar.over else ""
+    return code(name), leaves, bounds, scalar.over.value if scalar.over else ""
 
 
 # --- the command line ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A run's files: their names, their readers, and the functions with which the package writes JSON and event lines.
 
+<run>/run.json                       what was asked for, from which an unfinished run is continued
 <run>/results.json                   the results; written last, so a run that has this file is complete
 <run>/results.md                     the results as a table
 <run>/shared.safetensors             γ of the round that stage 1 selected
@@ -21,6 +22,7 @@ from feddp.errors import BadFile, InputError
 from feddp.limits import RESULTS_BYTES, SITES
 from feddp.reading import is_name, read_json, short
 
+RUN = "run.json"
 RESULTS = "results.json"
 RESULTS_TABLE = "results.md"
 SHARED = "shared.safetensors"
@@ -46,11 +48,20 @@ def replacing(path: Path) -> Iterator[Path]:
     part.unlink(missing_ok=True)  # left behind by a killed process with the same ids
     try:
         yield part
-        with open(part, "rb") as written:
-            os.fsync(written.fileno())
+        _to_disk(part)
         os.replace(part, path)
+        _to_disk(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _to_disk(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
@@ -67,10 +78,10 @@ def write_json(path: Path, content: Mapping[str, Any], mode: int = 0o666) -> Non
     write_text(path, json.dumps(content, indent=2) + "\n", mode)
 
 
-def append_event(path: Path, event: str, **facts: Any) -> None:
+def append_event(path: Path, event: str, **values: Any) -> None:
     """Appends an event to a file of JSON lines, with the time in seconds since 1970."""
     with open(path, "a", encoding="utf-8") as handle:
-        handle.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+        handle.write(json.dumps({"event": event, "time": time.time(), **values}) + "\n")
 
 
 def read_events(path: Path) -> list[Event]:
@@ -101,7 +112,8 @@ def read_results(run: Path) -> dict[str, Any]:
     try:
         results = read_json(run / RESULTS, RESULTS_BYTES)
     except (FileNotFoundError, BadFile) as error:
-        why = short(str(error), 300)
+        missing = f"it has no {RESULTS}" if run.exists() else "it does not exist"
+        why = missing if isinstance(error, FileNotFoundError) else short(str(error), 300)
         raise InputError(f"{run} is not a finished run ({why}); name the --out folder of a `feddp run`") from None
     sites = results.get("sites") if isinstance(results, dict) else None
     if (

@@ -7,38 +7,38 @@ an error message on a site's workstation. If a limit blocks real data, raise it 
 MIB = 1024**2
 
 # pictures: the largest of dermatoscopes, fundus cameras and mammographs have 30 million pixels. As three float32 channels of a
-# network's input, 36 million pixels take 412 MiB
-IMAGE_PIXELS = 6000 * 6000
-IMAGE_BYTES = 160 * MIB  # of the file: that many pixels of four bytes, uncompressed, and a header
+# network's input, 36 million pixels take 412 MiB, and their reading less than 1 GiB
+IMAGE_PIXELS = 6000 * 6000  # pixels of a picture
+IMAGE_BYTES = 160 * MIB  # bytes of a picture's file: that many pixels of four bytes, uncompressed, and a header
 
 # volumes: MRI of 512 x 512 x 256; the largest prostate volume has a quarter of that
-VOXELS = 512 * 512 * 256
-VOLUME_START = 16 * MIB  # bytes before the first voxel, with the header's extensions
-VOLUME_TAIL = MIB  # bytes after the last voxel; they are not read
+VOXELS = 512 * 512 * 256  # voxels of a volume
+VOLUME_START = 16 * MIB  # bytes of a NIfTI file before the first voxel, with the header's extensions
+VOLUME_TAIL = MIB  # bytes of a NIfTI file after the last voxel; they are not read
 
 # archives: the public sets have 10 to 40 thousand files
-ARCHIVE_FILES = 200_000
-ARCHIVE_DIRECTORY = 16 * MIB  # directory of a zip, read whole before the first file: 80 bytes per file
-ARCHIVE_RATIO = 1100  # deflate reaches at most 1032 : 1; a higher ratio means a false size or overlapping files
-ARCHIVE_BYTES = 256 * 1024 * MIB  # all files together, unpacked
+ARCHIVE_FILES = 200_000  # files in a data set's zip or folder
+ARCHIVE_DIRECTORY = 16 * MIB  # bytes of the directory of a zip, read whole before the first file: 80 bytes per file
+ARCHIVE_RATIO = 1100  # unpacked to packed bytes in a zip: deflate reaches 1032 : 1; more is a false size or an overlap
+ARCHIVE_BYTES = 256 * 1024 * MIB  # bytes of all files of a zip, unpacked
 
 # descriptions
-JSON_BYTES = MIB  # dataset.json, metadata of a network's file; parsed, they may take thirty times that memory
-JSON_DEPTH = 32  # our files have six levels
-RESULTS_BYTES = 32 * MIB  # results.json: the means of 100 sites with 100 networks each are 4 MiB
-TABLE_BYTES = 32 * MIB  # split.csv, or a table that comes with a data set
-TABLE_ROWS = 250_000  # as pictures of 96 x 96 pixels in memory: 36 GB
-TABLE_LINE = 4096  # characters
-FILE_NAME = 255  # bytes: the limit of file systems
+JSON_BYTES = MIB  # bytes of dataset.json, metadata of a network's file; parsed, they may take thirty times that memory
+JSON_DEPTH = 32  # levels of a JSON file: our files have six levels
+RESULTS_BYTES = 32 * MIB  # bytes of results.json: the means of 100 sites with 100 networks each are 4 MiB
+TABLE_BYTES = 32 * MIB  # bytes of split.csv, or a table that comes with a data set
+TABLE_ROWS = 250_000  # rows of a table: as pictures of 96 x 96 pixels in memory: 36 GB
+TABLE_LINE = 4096  # characters of a line of a table
+FILE_NAME = 255  # bytes of a file's name: the limit of file systems
 NAME = 255  # characters of the name of a patient, a class or a site
-CLASSES = 255  # a mask has 8 bits, and 0 is the background
+CLASSES = 255  # classes of a data set: a mask has 8 bits, and 0 is the background
 
 # networks: U-Net++ has 16 million parameters; the largest here, FPN with ResNet-50, has 26 million: 105 MB
-NETWORK_BYTES = 1024 * MIB
-STORED_BYTES = 64 * 1024 * MIB  # a site's stored peers: 100 of the largest networks, with an optimiser's state
-HEADER_SHARE = 1024  # a header may take 1/1024 of these bytes: 1 MiB, or 64 MiB; 500 tensors take 75 KiB
-PICKLE_BYTES = 16 * MIB  # names and shapes in a PyTorch file, without the values
-CHANNELS = 16
+NETWORK_BYTES = 1024 * MIB  # bytes of a network's file
+STORED_BYTES = 64 * 1024 * MIB  # bytes of a site's stored peers: 100 of the largest networks, with an optimiser's state
+HEADER_SHARE = 1024  # the divisor: a header takes at most 1/1024 of NETWORK_BYTES or STORED_BYTES
+PICKLE_BYTES = 16 * MIB  # bytes of names and shapes in a PyTorch file, without the values
+CHANNELS = 16  # channels of an image that a network takes
 SIZE = 1024  # pixels per side of the network's input, where attention takes 600 MiB per image; the paper uses 384
-LAYER_OPTION = 100_000  # the largest option is the number of virtual classes: sites times classes
-SITES = 1000
+LAYER_OPTION = 100_000  # value of an option of a network's layers: virtual classes are sites times classes
+SITES = 1000  # sites of a run

@@ -4,8 +4,8 @@ No other module lists tasks; everything about tasks is derived from this table. 
 are separate lists, because they are reviewed by hand.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -26,6 +26,7 @@ WHEN = ("before_calibration", "final")
 VOLUMES = "volumes"  # the same tables per case, if images are slices
 WITHHELD = "withheld"  # replaces numbers withheld by the site's policy; its value is the required number of images or cases
 STD_WITHHELD = "std_withheld"  # the same, if only standard deviations are withheld
+LARGEST = 2**53  # of a number; Python's integers are unbounded, so one could hold a whole image
 ROUNDED = "rounded"  # in results: whether the sites' guards rounded the numbers (`rounded`)
 
 INITIAL = "initial"
@@ -79,11 +80,22 @@ class Number:
         decimals: the decimals to which it is rounded; None: it is a count and not rounded.
         digits: the significant digits to which it is rounded, instead of decimals.
         over: the images over which it is measured, if any; a site withholds it if these are too few.
+        least, most: its bounds; the server refuses other values.
+        flag: it is true or false.
     """
 
     decimals: int | None = None
     digits: int | None = None
     over: Over | None = None
+    least: float = 0
+    most: float = LARGEST
+    flag: bool = False
+
+    def fits(self, value: Any) -> bool:
+        """Returns whether `value` is a finite number within the bounds or, of a flag, true or false."""
+        if self.flag or isinstance(value, bool):
+            return self.flag and isinstance(value, bool)
+        return isinstance(value, int | float) and self.least <= value <= self.most  # false for nan
 
     def rounded(self, value: float) -> float:
         """Returns the number as it leaves. Rounding is idempotent."""
@@ -104,8 +116,9 @@ class Table:
     by: tuple[str, ...] | None = ()
 
 
-COUNT, FLAG = Number(), Number()
-METRIC, LOSS = Number(decimals=3, over=Over.SELECTION), Number(digits=3, over=Over.TRAIN)
+COUNT, FLAG = Number(), Number(flag=True)
+METRIC = Number(decimals=3, over=Over.SELECTION, most=1)
+LOSS = Number(digits=3, over=Over.TRAIN, least=-LARGEST)
 CELL = {"mean": Number(decimals=3), "std": Number(decimals=3), "n": COUNT}  # measured over the images of its table
 SCALARS: Mapping[str, Number | Table] = {
     "consent": FLAG,
@@ -120,6 +133,7 @@ SCALARS: Mapping[str, Number | Table] = {
     "peers": Table(METRICS, Over.TEST, by=None),
 }
 NUMBERS: Mapping[str, Number | Table] = {**CELL, **SCALARS}  # with the numbers inside tables
+SHARES = ("dice", "iou")  # the metrics of tables that are at most 1
 MEASURED = frozenset(name for name, scalar in SCALARS.items() if scalar.over)
 _SCORED, _TUNED = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch")
 _ADAPTED = ("images", "empty_masks", "seconds", "loss_before", "loss", "epoch", "scores")
@@ -195,6 +209,22 @@ def rounded(name: str, value: Any) -> Any:
         return {below: rounded(below, each) for below, each in value.items()}
     number = NUMBERS.get(name)
     return number.rounded(value) if isinstance(number, Number) else value
+
+
+def numbers_of(task: str, sites: Sequence[str]) -> dict[str, Any]:
+    """Returns the numbers that an answer may hold: {name: Number, or the same one level below}."""
+    return {name: _below(SCALARS[name], sites) for name in spec_of(task).scalars}
+
+
+def _below(scalar: Number | Table, sites: Sequence[str]) -> Any:
+    if isinstance(scalar, Number):
+        return scalar
+    table = {metric: _cell(metric) for metric in scalar.metrics}
+    return table if scalar.by == () else dict.fromkeys(sites if scalar.by is None else scalar.by, table)
+
+
+def _cell(metric: str) -> dict[str, Number]:
+    return {name: replace(number, most=1) if metric in SHARES and number.decimals else number for name, number in CELL.items()}
 
 
 def consents_of(stages: Iterable[str]) -> list[str]:

@@ -96,6 +96,14 @@ def short(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def shown(value: Any) -> str:
+    """Returns any value as a text for an error, cut; Python prints no integer of more than 4300 digits."""
+    try:
+        return short(repr(value))
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that is too large to print"
+
+
 def is_name(value: Any, most: int = NAME) -> bool:
     """Returns whether `value` is a text of 1 to `most` characters that can be printed and written to a file on one line."""
     if not isinstance(value, str) or not 0 < len(value) <= most:
@@ -107,6 +115,11 @@ def is_name(value: Any, most: int = NAME) -> bool:
 def amount(count: int) -> str:
     """Returns a number of bytes as text."""
     return f"{count // MIB} MiB" if count >= MIB else f"{count} bytes"
+
+
+def counted(count: int, what: str) -> str:
+    """Returns a number of things as text: "1 epoch", "2 epochs"."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def _reason(error: Exception) -> str:

@@ -91,7 +91,7 @@ def test_methods_leave_tables_and_curves(compare, fake, tmp_path, strange, monke
     assert "2 images of clinic in split test" in found["Table IV: the unseen site clinic"]
     costs = {r["Method"]: r for r in read(out / "table_efficiency.csv")}
     assert float(costs["feddp"]["Train time (s)"]) == 4
-    assert (float(costs["feddp"]["Time at home (s)"]), float(costs["fedavg"]["Time at home (s)"])) == (5, 0)
+    assert (float(costs["feddp"]["Local time (s)"]), float(costs["fedavg"]["Local time (s)"])) == (5, 0)
     assert (float(costs["feddp"]["Joint (MB)"]), float(costs["feddp"]["Local (KB)"])) == pytest.approx((0.001, 0.012))
     assert float(costs["feddp"]["Inference (ms)"]) > 0
     with Image.open(out / "curves_methods.png") as picture:
@@ -184,6 +184,7 @@ def test_everything_failed(compare, fake, tmp_path):
         ("--methods local --set pony=1", "unknown setting 'pony'"),
         ("--methods local --studies pony", "--studies pony: unknown; there are ablation"),
         ("--methods local --seeds 0,x", "--seeds 0,x: write whole numbers"),
+        ("--methods local --seeds 0,-1", "--seeds 0,-1: write whole numbers from 0 on"),
         ("--methods local --seeds 0,0", "each once"),
         ("--methods feddp,feddp@lambda=1", "feddp and feddp@lambda=1 are the same run"),
         ("--studies lambda --unseen {strange}", "--unseen measures the networks of --methods"),
@@ -209,6 +210,14 @@ def test_a_file_is_no_place_for_a_comparison(compare, fake, tmp_path):
     assert "is a file; name a folder" in str(done.exception)
     assert not fake.calls
     assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_finished_run_is_no_place_for_a_comparison(compare, fake, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/results.json").write_text("{}")
+    assert "is the folder of a finished run; name another folder" in str(compare("--methods", "local").exception)
+    assert not fake.calls
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["results.json"]
 
 
 @pytest.mark.parametrize(

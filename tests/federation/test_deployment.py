@@ -11,6 +11,7 @@ import ssl
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
@@ -29,7 +30,7 @@ from feddp.reporting.page import table
 from feddp.sealing.envelope import MAGIC
 from support.captured import NOTHING, value_of
 from support.certificates import put, self_signed, signed
-from support.deployment import HOSPITALS, LEAD, NEWCOMER, SERVER, SHIPPED_SERVER, TUTORIAL, approved, decided, deployment, until
+from support.deployment import HOSPITALS, LEAD, NEWCOMER, SERVER, TUTORIAL, approved, decided, deployment, until
 from support.docs_pages import blocks_for, commands_for
 from support.driven import drive
 
@@ -37,11 +38,7 @@ pytestmark = pytest.mark.poc
 
 CONSENTING = HOSPITALS[:3]  # to the calibration exchange
 STUDY = "study"  # a scope that hospital-d lacks
-SHORT = {
-    "--rounds 200": "--rounds 2 --set batch=4 --set min_sites=2",
-    "--calibration-epochs 20": "--calibration-epochs 1",
-    "--size 384": "--size 64",
-}
+SHORT = {"--rounds 2": "--rounds 2 --set batch=4 --set min_sites=2"}  # jobs that go on without two of the four
 WIDGETS = ("widgets.convert_to_fed_event.ConvertToFedEvent", "logging.job_log_streamer.JobLogStreamer")
 WITHOUT = HOSPITALS[3]  # has taken the admission out of its kit, so that what stands behind it is seen
 KEY = "startup/client.key"
@@ -56,14 +53,14 @@ def blocks(kind: str) -> list[list[str]]:
 
 
 def typed(line: str, folder: Path, job: str = "") -> str:
-    """A line of the tutorial, for this federation: its server's name, a short run on small images, a job's id."""
+    """A line of the tutorial, for this federation: its folder, settings for few images, a job's id."""
     assert ("JOB_ID" in line) <= bool(job), line
-    for old, new in {SHIPPED_SERVER: SERVER, "$PWD": str(folder), "JOB_ID": job, **SHORT}.items():
+    for old, new in {"$PWD": str(folder), "JOB_ID": job, **SHORT}.items():
         line = line.replace(old, new)
     return line
 
 
-STARTING, EXPORT, APPROVING, SUBMITTING = blocks("bash")
+STARTING, EXPORT, APPROVING, SUBMITTING, STOPPING = blocks("bash")
 (CONSOLE,) = blocks("console")
 
 
@@ -602,10 +599,20 @@ def answer(kit: Path, of: Path | None) -> bytes:
 
 
 def test_the_readme_starts_what_was_started(federation):
-    """Its two lines are what `Deployment.start` runs for everybody; here they find FLARE running and leave it alone."""
+    """Its lines are what `Deployment.start` runs for everybody; here they find FLARE running and leave it alone."""
     for line in STARTING:
         kit = federation.folder / Path(typed(line, federation.folder)).parents[1]
         pid = (kit / "daemon_pid.fl").read_text()
         said = federation.shell(f"{typed(line, federation.folder)} && wait && sleep 1")
         assert "There seems to be one instance" in said
         assert (kit / "daemon_pid.fl").read_text() == pid
+
+
+def test_everybody_is_stopped(federation):
+    """The last test: FLARE's process ends, and the script that would start it again."""
+    kits = [federation.kits / name for name in (SERVER, *HOSPITALS)]
+    processes = [psutil.Process(int((kit / name).read_text())) for kit in kits for name in ("daemon_pid.fl", "pid.fl")]
+    for line in STOPPING:
+        federation.shell(typed(line, federation.folder))
+    until(lambda: not any(process.is_running() for process in processes), "some did not stop")
+    federation.started = [kit for kit in federation.started if kit not in kits]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from feddp import limits
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.cli import app
 from feddp.compare.studies import OUTSIDE, STUDIES, TABLE_II
@@ -101,6 +102,11 @@ def test_every_setting_of_all_methods_is_listed(site):
 def test_every_task_and_every_scalar_is_listed(site):
     text = built(site, "reference/tasks")
     assert [name for name in (*TASKS, *SCALARS) if f"<code>{name}</code>" not in text] == []
+
+
+def test_every_limit_says_of_what_it_is(site):
+    shown = built(site, "reference/files")
+    assert all(f"<code>{name}</code>" in shown for name in vars(limits) if name.isupper() and name != "MIB")
 
 
 def test_every_command_and_every_option_is_listed(site):

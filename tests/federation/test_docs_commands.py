@@ -1,8 +1,8 @@
 """What README and docs tell a reader to type is typed: every shell block and every Python block, page by page.
 
-Runs are shortened (`SHORT`) and take small images. Those that a reader would give to FLARE's simulator run in this process,
-which gives the same bits (test_simulator.py). One federation with certificates, `poc/run.sh`, serves all pages. Blocks that
-need more, such as kits, are marked with the test that runs them (docs_pages.py).
+Runs are shortened (`SHORT`) and take small images and a small network. Those that a reader would give to FLARE's simulator
+run in this process, which gives the same bits (test_simulator.py). One federation with certificates, `poc/run.sh`, serves all
+pages. Blocks that need more, such as kits, are marked with the test that runs them (docs_pages.py).
 """
 
 import io
@@ -22,24 +22,26 @@ from PIL import Image
 
 from feddp.cli import main
 from feddp.methods import METHODS
+from feddp.networks import NETWORKS
 from feddp.run import options
 from feddp.run.local import local
 from support.docs_pages import PAGES, ROOT, SHELL, blocks, text_of
+from support.small import Small
 
 pytestmark = pytest.mark.poc
 
 SITES = ("CS", "DU", "FG", "HT")
 # by command, what an option becomes; it is added where it is missing
 SHORT = {
-    "run": {"--rounds": "1", "--size": "32"},
-    "compare": {"--rounds": "1", "--size": "32", "--calibration-epochs": "1", "--seeds": "0", "--network": "toy"},
+    "run": {"--rounds": "1", "--size": "32", "--network": "small"},
+    "compare": {"--rounds": "1", "--size": "32", "--calibration-epochs": "1", "--seeds": "0", "--network": "small"},
     "adapt": {"--epochs": "1"},
     "join": {"--epochs": "1"},
     "features": {"--pixels": "20"},
     "prepare": {"--size": "32"},
-    "synthesize": {"--images": "6", "--size": "32"},
+    "synthesize": {"--images": "12", "--size": "32"},
 }
-HOME = ("--set", "batch=4", "--set", "tune_epochs=1", "--set", "calibration_epochs=1")  # of the stages at home
+HOME = ("--set", "batch=4", "--set", "tune_epochs=1", "--set", "calibration_epochs=1")  # of the local stages
 SCRIPT = "#!/usr/bin/env bash\n"
 NEEDED = re.compile(r"(?:--models |--run |--network |Path\(\")runs/([\w-]+)")
 MADE = re.compile(r"--out runs/([\w-]+)")
@@ -65,6 +67,7 @@ class Reader:
         self.folder, self.patch, self.names = folder, monkeypatch, {}
         monkeypatch.chdir(folder)
         monkeypatch.setattr(options, "environment", lambda name: local)
+        monkeypatch.setitem(NETWORKS, "small", Small)
 
     def shell(self, text: str) -> None:
         for line in text.replace("\\\n", " ").splitlines():
@@ -114,7 +117,7 @@ def linked(source: Path, target: Path) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """What is there before a page begins: the archive of the LGG data, small, and what was made of it."""
+    """What is there before a page begins: the archive of the LGG data, small, what was made of it, and synthetic sites."""
     folder = tmp_path_factory.mktemp("world")
     rng = np.random.default_rng(0)
     with zipfile.ZipFile(folder / "lgg-mri-segmentation.zip", "w") as archive:
@@ -130,9 +133,9 @@ def world(tmp_path_factory):
                         Image.fromarray(pixels).save(written, "tiff")
                         archive.writestr(name, written.getvalue())
     with pytest.MonkeyPatch.context() as patch:
-        Reader(folder, patch).shell("feddp data prepare lgg --source lgg-mri-segmentation.zip --out data/lgg")
-    for name in ("another_hospital", "new_hospital"):
-        shutil.copytree(folder / "data/lgg/CS", folder / "data" / name)
+        reader = Reader(folder, patch)
+        reader.shell("feddp data prepare lgg --source lgg-mri-segmentation.zip --out data/lgg")
+        reader.shell("feddp data synthesize --out data/synthetic-4")
     return folder
 
 
@@ -169,7 +172,7 @@ def poc(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_says_works(page, world, run_of, request, tmp_path, monkeypatch, toy):
+def test_what_a_page_says_works(page, world, run_of, request, tmp_path, monkeypatch):
     """From its first block to its last, in a folder that has what the page presupposes and not what it makes."""
     text = text_of(page)
     linked(world, tmp_path)
@@ -179,6 +182,7 @@ def test_what_a_page_says_works(page, world, run_of, request, tmp_path, monkeypa
         if name not in MADE.findall(text):
             linked(run_of(name), tmp_path / "runs" / name)
     if any(block.kind == "bash" and "poc/run.sh" in block.text for block in blocks(page)):
+        shutil.rmtree(tmp_path / "data/synthetic-4")
         linked(request.getfixturevalue("poc")[0], tmp_path)
     try:
         Reader(tmp_path, monkeypatch).read(page)
@@ -207,10 +211,10 @@ def test_only_what_needs_an_engine_is_not_run():
 
 
 def test_the_readme_shows_what_poc_run_prints(poc):
-    """Line by line, numbers aside."""
+    """Line by line, numbers aside, and the plural of one round."""
 
     def shape(line: str) -> str:
-        return " ".join(re.sub(r"\d+(\.\d+)?|±|—|─", "", line).split())
+        return " ".join(re.sub(r"\d+(\.\d+)?|±|—|─", "", line.replace(" rounds, seed", " round, seed")).split())
 
     printed = {shape(line) for line in poc[1].replace(" \n", " ").splitlines()} | {shape(line) for line in poc[1].splitlines()}
     (shown,) = [block.text for block in blocks("README.md") if block.kind == "text"]

@@ -199,10 +199,10 @@ def test_without_the_servers_gate_the_sites_own_holds(federation, bare):
     assert bare["pushed"][0] is None
     assert bare["left"], "nothing deleted, though the server's own name and token stood on it"
     said = "\n".join(federation.refused(A))
-    assert f"admin/admin from {B} over server localhost: {B} may not send to this site]" in said
+    assert f"admin/admin from {B} over server {SERVER}: {B} may not send to this site]" in said
     assert "sys.shell" not in said, "a peer's message is not even decoded"
-    assert "(job_id) for - from server over server localhost: train.delete_run is not answered by any site]" in said
-    assert f"__do_task__ from {B} over server localhost: {B} may not send" in "\n".join(federation.refused(A, bare["job"]))
+    assert f"(job_id) for - from server over server {SERVER}: train.delete_run is not answered by any site]" in said
+    assert f"__do_task__ from {B} over server {SERVER}: {B} may not send" in "\n".join(federation.refused(A, bare["job"]))
 
 
 def test_without_any_gate_all_of_it_succeeds(federation, bare):

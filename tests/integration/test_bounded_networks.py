@@ -22,7 +22,7 @@ from feddp.training.metrics import METRICS
 from feddp.training.store import Store
 from support.hostile_files import MIB, cost, one_line, png, safetensors, sparse
 
-FACTS = {"network": "toy", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32", "method": "feddp"}
+REQUIRED = {"network": "toy", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32", "method": "feddp"}
 HUGE = '{"local_calibration": {"sites": 1000}}'
 
 
@@ -31,7 +31,7 @@ def file(toy, tmp_path):
     """Writes a toy network's file, with other metadata if wanted."""
 
     def make(**changes):
-        said = {name: value for name, value in (FACTS | changes).items() if value is not None}
+        said = {name: value for name, value in (REQUIRED | changes).items() if value is not None}
         save_network(tmp_path / "network.safetensors", build(toy, 3, 1, seed=0).state_dict(), said)
         return tmp_path / "network.safetensors"
 
@@ -112,7 +112,7 @@ def test_predict_takes_the_network_as_a_run_leaves_it(feddp, file, pngs, tmp_pat
 
 
 def test_the_bounds_let_through_what_is_at_their_edge(tmp_path):
-    edge = FACTS | {"network": "unet", "size": str(SIZE), "channels": str(CHANNELS)}
+    edge = REQUIRED | {"network": "unet", "size": str(SIZE), "channels": str(CHANNELS)}
     edge |= {"classes": json.dumps([str(i) for i in range(255)]), "layers": '{"virtual_classes": {"virtual": 100000}}'}
     said = Metadata.of(tmp_path, edge)
     assert (said.size, said.channels, len(said.classes)) == (SIZE, CHANNELS, 255)
@@ -129,7 +129,7 @@ OPTIONS = {
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("network", ["unet", "pvt_v2_b0-fpn", "resnet18-fpn"])
 def test_the_outline_of_a_network_is_the_network_s(network, layers, tmp_path):
-    said = Metadata.of(tmp_path, FACTS | {"network": network, "layers": json.dumps({layers: OPTIONS[layers]})})
+    said = Metadata.of(tmp_path, REQUIRED | {"network": network, "layers": json.dumps({layers: OPTIONS[layers]})})
     random = torch.get_rng_state()
     found, built = said.outline(), said.build().state_dict()
     assert [(n, v.shape, v.dtype) for n, v in found.items()] == [(n, v.shape, v.dtype) for n, v in built.items()]
@@ -139,7 +139,7 @@ def test_the_outline_of_a_network_is_the_network_s(network, layers, tmp_path):
 
 def test_metadata_that_ask_for_gibibytes_cost_nothing_to_a_file_that_does_not_hold_them(tmp_path):
     """255 classes on an FPN: FedLC's last convolution has 2 · 255 · 128 · 255 · 9 weights, 571 MiB, which `build` makes."""
-    said = FACTS | {"network": "resnet18-fpn", "classes": json.dumps([str(i) for i in range(255)]), "layers": HUGE}
+    said = REQUIRED | {"network": "resnet18-fpn", "classes": json.dumps([str(i) for i in range(255)]), "layers": HUGE}
     save_network(tmp_path / "n.safetensors", {"x": torch.zeros(1)}, said)
     path = f"Path({str(tmp_path / 'n.safetensors')!r})"
     # the libraries behind a network are imported when one is first built

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from feddp.data.check import check
-from feddp.data.folder import SiteFolder
+from feddp.data.folder import SiteFolder, find_sites
+from feddp.data.images import Images
 from feddp.data.loading import load
 from feddp.data.pixels import read_image, read_mask
 from feddp.data.synthesize import synthesize
@@ -189,6 +190,13 @@ def test_names_that_no_file_can_have_end_in_one_line(feddp, site):
         assert "too long" in one or "not a finished run" in one
 
 
+def test_a_folder_with_a_name_that_none_can_have_is_refused(tmp_path):
+    for name in ("y" * 300, "y\0"):
+        for reader in (SiteFolder.open, find_sites, Images.of):
+            with pytest.raises(FedDPError, match="no such folder|no site's folder|no PNG|does not exist"):
+                reader(tmp_path / name)
+
+
 def test_a_name_as_long_as_a_file_s_may_be_is_read(site):
     row = (site / "split.csv").read_text().splitlines()[1].split(",")
     long = "x" * 251
@@ -221,10 +229,10 @@ def test_json_as_deep_as_it_may_be_is_read():
 
 
 def test_a_description_that_is_too_large_is_not_read(site):
-    facts = json.loads((site / "dataset.json").read_text())
-    (site / "dataset.json").write_text(json.dumps(facts | {"more": "x" * (JSON_BYTES - 1000)}))
+    metadata = json.loads((site / "dataset.json").read_text())
+    (site / "dataset.json").write_text(json.dumps(metadata | {"more": "x" * (JSON_BYTES - 1000)}))
     assert check(site) == []
-    (site / "dataset.json").write_text(json.dumps(facts | {"more": "x" * JSON_BYTES}))
+    (site / "dataset.json").write_text(json.dumps(metadata | {"more": "x" * JSON_BYTES}))
     with pytest.raises(FedDPError, match=r"dataset.json: has \d+ bytes; the limit is 1 MiB. Make it smaller"):
         SiteFolder.open(site)
 
@@ -241,13 +249,13 @@ def test_a_description_that_is_too_large_is_not_read(site):
     ],
 )
 def test_names_in_a_description_can_be_printed_and_are_not_endless(feddp, site, key, value):
-    facts = json.loads((site / "dataset.json").read_text())
-    (site / "dataset.json").write_text(json.dumps(facts | {key: value}))
+    metadata = json.loads((site / "dataset.json").read_text())
+    (site / "dataset.json").write_text(json.dumps(metadata | {key: value}))
     code, out, _ = feddp("data", "check", site)
     assert code == 2
     assert out.startswith(f"{site / 'dataset.json'}: {key} is ")
     assert len(out) < 1000
-    (site / "dataset.json").write_text(json.dumps(facts | {"classes": [f"c{i}" for i in range(255)], "name": "é" * 255}))
+    (site / "dataset.json").write_text(json.dumps(metadata | {"classes": [f"c{i}" for i in range(255)], "name": "é" * 255}))
     assert check(site) == []
 
 

@@ -19,7 +19,7 @@ from feddp.stages.train import train
 from support import ROOT
 from support.site import FlareSite
 
-FACTS = {"channels": 3, "classes": ("lesion",), "labels": "nested"}
+REQUIRED = {"channels": 3, "classes": ("lesion",), "labels": "nested"}
 SITES = ("site-1", "site-2", "site-3")
 SHA = "a" * 64
 # a lead's job that takes an image in one step, once its tensors make a network write it there (issue 10, 2)
@@ -38,7 +38,7 @@ def usual(plan_for):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_methods_published_defaults_are_within_the_default_bounds(method):
-    plan = Options(method=method, rounds=200, size=384).plan(FACTS, ["a", "b", "c", "d"])
+    plan = Options(method=method, rounds=200, size=384).plan(REQUIRED, ["a", "b", "c", "d"])
     policy(approve="any").accept("hospital", plan)
     assert plan.federation.min_sites == 3
 
@@ -51,7 +51,7 @@ def test_the_committed_jobs_are_within_the_default_bounds(folder):
 
 
 def test_ordinary_jobs_count_with_three_sites_or_all_of_fewer():
-    plans = {count: Options().plan(FACTS, [f"s{n}" for n in range(count)]) for count in (1, 2, 3, 9)}
+    plans = {count: Options().plan(REQUIRED, [f"s{n}" for n in range(count)]) for count in (1, 2, 3, 9)}
     assert {count: plan.federation.min_sites for count, plan in plans.items()} == {1: 1, 2: 2, 3: 3, 9: 3}
 
 

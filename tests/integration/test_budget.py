@@ -176,7 +176,7 @@ def answers(plan):
 
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].federated])
 def test_the_default_is_enough_for_as_many_whole_runs_as_it_has_jobs(plan_for, method):
-    """The papers' 200 rounds and 20 epochs at home, with every stage that a method can have, 20 times: the most is pFLFE's, of
+    """The papers' 200 rounds and 20 local epochs, with every stage that a method can have, 20 times: the most is pFLFE's, of
     two phases, 20 · (2 · 200 + 2 + 1 + 1 + 1) = 8100 of 10,000."""
     plan = plan_for(method=method, rounds=200, calibration_epochs=20, heads_epochs=20)
     stages = {*plan.stages, TUNE, CALIBRATE}

@@ -63,8 +63,8 @@ def test_a_personal_network_runs_at_home(tmp_path):
     network = build("pvt_v2_b0-fpn", 3, 1, seed=0)
     torch.nn.init.zeros_(network.segmentation_head[0].weight)
     torch.nn.init.constant_(network.segmentation_head[0].bias, 10)
-    facts = {"network": "pvt_v2_b0-fpn", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32"}
-    save_network(tmp_path / "network.safetensors", network.state_dict(), facts)
+    metadata = {"network": "pvt_v2_b0-fpn", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32"}
+    save_network(tmp_path / "network.safetensors", network.state_dict(), metadata)
     (tmp_path / "images").mkdir()
     for name, size in (("a", (40, 30)), ("b", (64, 64))):
         Image.new("RGB", size, (10, 200, 30)).save(tmp_path / f"images/{name}.png")
@@ -81,7 +81,23 @@ def test_a_personal_network_runs_at_home(tmp_path):
         assert said in done.stderr
     assert not (tmp_path / "gpu").exists()
     (tmp_path / "empty").mkdir()
-    assert "holds no PNG" in feddp(*arguments[:3], "--images", tmp_path / "empty", "--out", tmp_path / "x").stderr
+    (tmp_path / "grey").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "grey/c.png")
+    for images, said in (
+        ("empty", "holds no PNG"),
+        ("nowhere", "does not exist"),
+        ("images/a.png", "is a file; name its folder"),
+        ("grey", "has 1 channel(s) (PNG mode L), but the network expects 3. Save it as 8-bit RGB"),
+    ):
+        done = feddp(*arguments[:3], "--images", tmp_path / images, "--out", tmp_path / "x")
+        assert (done.returncode, "dataset.json" in done.stderr) == (2, False)
+        assert said in done.stderr
+
+
+def test_a_seed_is_not_negative(tmp_path):
+    done = feddp("run", "--data", tmp_path, "--out", tmp_path / "out", "--seed", -1)
+    assert done.returncode == 2
+    assert "equal to 0" in done.stderr
 
 
 def test_label_masks_by_hand():

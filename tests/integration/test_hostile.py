@@ -233,7 +233,7 @@ def test_a_job_that_claims_another_s_state_is_refused(hospital, plan_for, toy):
         answer = site.executed(protocol.TRAIN, site.shared, round=1, phase=0)
         assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
         key = {"private": "settings"}.get(next(iter(claim)), next(iter(claim)))
-        assert f"belongs to a job with {key}=" in site.audited()[-1]
+        assert f"belongs to a run with {key}=" in site.audited()[-1]
         assert {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")} == before
     site.submitted(plan_for(network=toy))  # the control: its own job goes on
     answer = site.executed(protocol.TRAIN, shared, round=1, phase=0)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import struct
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,13 +92,14 @@ def answers(site, task, tensors, scalars):
 @pytest.fixture
 def server(plan_for, toy, tmp_path):
     """Runs stages of a job that brings a network; `edit` is what its file holds instead, and `named` by its plan too."""
+    number = count()
 
     def run(*stages, answer=answers, edit=lambda state: state, named=False, **plan):
         state, wanted = brought_by(plan_for(network=toy, sites=tuple(ABC), rounds=1, **plan))
-        state = edit(state)
-        save_network(tmp_path / "config" / WEIGHTS, state, {})
+        state, folder = edit(state), tmp_path / str(next(number))
+        save_network(folder / "config" / WEIGHTS, state, {})
         wanted = replace(wanted, weights=fingerprint(state)) if named else wanted
-        return state, Run(tmp_path, wanted, ABC, answer).run(*(stages or ("train",)))
+        return state, Run(folder, wanted, ABC, answer).run(*(stages or ("train",)))
 
     return run
 
@@ -294,13 +296,13 @@ def test_a_run_with_weights_is_the_plain_loop_to_the_bit(tiny_root, plan_for, tm
 
 def test_the_command_line_names_what_it_read(plan_for, toy, tmp_path, tiny_root):
     """`--weights FILE`: the plan says the fingerprint of the tensors that `initial` gives; another file, another plan."""
-    sites, facts = jobs.federation_of(tiny_root)
+    sites, metadata = jobs.federation_of(tiny_root)
     plans = []
     for seed in (0, 1):
         file = tmp_path / f"{seed}.safetensors"
         save_network(file, brought_by(plan_for(network=toy, seed=seed))[0], {})
         options = Options("feddp", 1, network=toy, size=32, weights=str(file))
-        plans.append(options.plan(facts, sites))
+        plans.append(options.plan(metadata, sites))
         assert plans[-1].weights == fingerprint(options.initial(plans[-1])) == fingerprint(load_file(file))
     assert plans[0] != plans[1] == Plan.from_json(json.loads(json.dumps(plans[1].to_json())))
-    assert Options("feddp", 1, network=toy, size=32).plan(facts, sites).weights == ""
+    assert Options("feddp", 1, network=toy, size=32).plan(metadata, sites).weights == ""

@@ -158,7 +158,7 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
 
 @pytest.mark.parametrize("method", FEDERATED)
 def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tmp_path, method):
-    """After a round, every task of the stages at home and the evaluation, from a site that consents to nothing: numbers."""
+    """After a round, every task of the local stages and the evaluation, from a site that consents to nothing: numbers."""
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
     plan = plan_for(method=method, stages=stages, tune_epochs=1)
     asked = FlareSite(plan, tmp_path, simulated=True, data=tiny_root / "site-1", consent=[])
@@ -195,7 +195,7 @@ def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
 @pytest.mark.usefixtures("toy")
 def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, tiny_root, tmp_path, method, network):
     """FLARE may start a process for each. Two rounds, so that what one leaves behind is needed in the next, and an epoch in
-    each stage at home."""
+    each local stage."""
     plan = plan_for(method=method, network=network, start="last", tune_epochs=1)
     ends = []
     for fresh in (False, True):

@@ -44,7 +44,7 @@ def open_site(plan_for, tiny_root, tmp_path):
 
     def open(secret="", at=None, job="", **plan):
         store = Store(tmp_path / (at or str(next(calls))))
-        return Site("site-1", SiteFolder.open(tiny_root / "site-1"), plan_for(**plan), store, secret=secret, job=job)
+        return Site("site-1", SiteFolder.open(tiny_root / "site-1"), plan_for(**plan), store, secret=secret, run=job)
 
     return open
 

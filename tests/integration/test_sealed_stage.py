@@ -177,7 +177,7 @@ def collected(hospitals, plan):
 
 
 def refuses(site, task, tensors, **scalars):
-    """What the site writes down at home; the server gets a code, and the site's network is as it was."""
+    """What the site writes down for itself; the server gets a code, and the site's network is as it was."""
     before = {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")}
     assert site.answer(task, tensors, **scalars).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert {path.name: path.read_bytes() for path in site.store.folder.glob("*.safetensors")} == before
@@ -331,5 +331,5 @@ def personal(hospital, plan):
     chance = torch.Generator().manual_seed(ord(hospital.name))
     state = hospital.component.expected.network.state_dict()
     state = {k: torch.rand(v.shape, generator=chance) if v.is_floating_point() else v for k, v in state.items()}
-    save_network(hospital.folder / "feddp/earlier/calibrated.safetensors", state, plan.facts)
+    save_network(hospital.folder / "feddp/earlier/calibrated.safetensors", state, plan.metadata)
     return state

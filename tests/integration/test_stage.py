@@ -1,13 +1,14 @@
 """The controllers: what the server asks, what it accepts, what it refuses, and from which round stage 2 starts."""
 
 import json
+import time
 
 import pytest
 import torch
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 
-from feddp.flare import messages
+from feddp.flare import controller, messages
 from feddp.protocol import Sent
 from feddp.reporting.page import write_markdown
 from feddp.training.metrics import METRICS
@@ -211,6 +212,8 @@ def test_results_say_whether_what_was_exchanged_was_sealed(method, secure, said,
     run = Run(tmp_path, plan_for(method=method), SITES, good, secure=secure).run("evaluate")
     results = json.loads((run.folder / "results.json").read_text())
     assert results.get("sealed") is said
+    for site in results["sites"].values():
+        site.get("calibration", {})["peers"] = 2
     text = write_markdown(results)
     assert ("went encrypted from site to site" in text, "went in the clear" in text) == (said is True, said is False)
 
@@ -321,7 +324,7 @@ def test_calibration_after_a_method_without_personal_tensors_has_no_peers(tmp_pa
 
 
 def test_a_lost_site_is_not_waited_for_again(tmp_path, plan_for):
-    """FLARE says so of a task that only dead clients have left open; the next tasks and workflows go to the others."""
+    """It gave no sign of life; the next tasks and workflows go to the others."""
 
     def answer(site, task, tensors, scalars):
         return None if site == "B" else good(site, task, tensors, scalars)
@@ -334,6 +337,43 @@ def test_a_lost_site_is_not_waited_for_again(tmp_path, plan_for):
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["sites"]) == {"A", "C"}
     assert results["missing"] == {"B": "site B was lost at train"}
+
+
+def test_a_site_that_is_back_is_asked_again(tmp_path, plan_for):
+    """B is silent in the first round and gives a sign of life before the second."""
+
+    def answer(site, task, tensors, scalars):
+        if site == "C" and task == "train":
+            run.gone = set() if scalars["round"] else {"B"}
+            if scalars["round"]:
+                run.heard["B"] = time.monotonic()
+        silent = site == "B" and task == "train" and not scalars["round"]
+        return None if silent else good(site, task, tensors, scalars)
+
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=3), SITES, answer)
+    run.gone = {"B"}
+    run.run("train", "evaluate")
+    assert run.panics == []
+    trained = [targets for task, targets, _ in run.sent if task == "train"]
+    assert trained == [SITES, ["A", "C"], SITES]
+    assert [event["site"] for event in run.progress("returned")] == ["B"]
+    assert set(json.loads((tmp_path / "results.json").read_text())["sites"]) == set(SITES)
+
+
+def test_a_silent_site_is_waited_for_where_too_few_others_answered(tmp_path, plan_for, monkeypatch):
+    """Three are needed: the server waits GONE seconds, not SILENT, and then ends the run with the site's name."""
+    monkeypatch.setattr(controller, "GONE", 0.3)
+    monkeypatch.setattr(controller, "SILENT", 0.1)
+
+    def answer(site, task, tensors, scalars):
+        return None if site == "B" else good(site, task, tensors, scalars)
+
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1, min_sites=3), SITES, answer)
+    run.open = {"B"}
+    started = time.monotonic()
+    run.run("train")
+    assert time.monotonic() - started > 0.3
+    assert "site B: no answer to train" in run.panics[0]
 
 
 @pytest.mark.parametrize("final", [None, {}, {**dict.fromkeys(METRICS, {"mean": float("nan"), "std": 0, "n": 1})}])

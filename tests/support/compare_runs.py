@@ -56,7 +56,7 @@ def write_cases(folder: Path, dice) -> Path:
 
 
 def federation(rounds: int, home: bool) -> list[dict]:
-    """The events of a run: 100 bytes to and from each site a round, 2 s a round; at home 3 bytes each way and 5 s."""
+    """The events of a run: 100 bytes to and from each site a round, 2 s a round; in local stages 3 bytes each way and 5 s."""
     events, now = [], 0.0
     for t in range(1, rounds + 1):
         events.append({"event": "ask", "time": now, "task": "train", "round": t, "bytes": dict.fromkeys(SITES, 100)})
@@ -114,10 +114,10 @@ class FakeRuns:
         write_run(out, dice, events=federation(options.rounds, calibrated))
         (out / "workspace").mkdir()
         network = build(options.network, 3, 1, seed=options.seed)
-        facts = {"network": options.network, "channels": "3", "classes": '["lesion"]', "size": "32", "labels": "nested"}
+        metadata = {"network": options.network, "channels": "3", "classes": '["lesion"]', "size": "32", "labels": "nested"}
         save_network(out / "shared.safetensors", network.state_dict(), {"round": str(options.rounds)})
         for site in sites:
-            save_network(out / "sites" / site / "network.safetensors", network.state_dict(), facts)
+            save_network(out / "sites" / site / "network.safetensors", network.state_dict(), metadata)
         return {}
 
 

@@ -1,6 +1,6 @@
-"""A federation as a consortium runs it: kits of `nvflare provision -p project.yml`, mTLS on loopback, FLARE's own scripts.
+"""A federation as a consortium runs it: kits of `nvflare provision`, mTLS on loopback, FLARE's own scripts.
 
-Of provisioning/ as it is shipped only that is replaced which cannot be had on one machine: addresses, folders and GPUs. One
+Its project is provisioning/rehearsal.yml, as the tutorial types it, with ports and folders of the test's own. One
 federation serves one file of tests, which provisions it, may edit the kits as hospitals do, and starts it:
 
     with deployment(root) as federation:
@@ -15,25 +15,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pexpect
-import psutil
 from nvflare.fuel.flare_api.flare_api import Session
 
 from feddp.data.synthesize import synthesize
 from feddp.kit.approve import Approval
+from feddp.run.keeper import end_below
 from feddp.run.poc import connect, free_ports
-from feddp.run.simulator import end
 from support import ROOT
 
 SHIPPED = ROOT / "provisioning"
 TUTORIAL = "docs/tutorials/first-real-site.md"  # its commands are typed here
 HOSPITALS, NEWCOMER = [f"hospital-{letter}" for letter in "abcd"], "hospital-e"
-SHIPPED_SERVER, SERVER, LEAD = "server.example.org", "localhost", "lead@consortium.org"
+SERVER, LEAD = "server.example.org", "lead@consortium.org"
+LOOPBACK = "localhost"
 LIMIT = 300  # seconds that anything here may take
 PROMPT = "\r\n> $"  # at the end of what is shown
 
@@ -68,6 +68,7 @@ class Deployment:
     folder: Path  # a copy of provisioning/, where all commands are typed
     env: dict[str, str]
     workspace: str = "kits"  # of the kits, below `folder`
+    server: str = SERVER  # its kit's name
     started: list[Path] = field(default_factory=list)
     session: Session | None = None  # the lead's, when it is up
 
@@ -93,7 +94,7 @@ class Deployment:
 
     def up(self, hospitals: list[str] = HOSPITALS) -> None:
         """Starts the server and the hospitals; returns when all have joined."""
-        for name in (SERVER, *hospitals):
+        for name in (self.server, *hospitals):
             self.start(self.kits / name)
         self.session = connect(self.kits, hospitals, LEAD)
 
@@ -108,8 +109,7 @@ class Deployment:
         """Ends a participant: the script, which would start FLARE again, and all below it."""
         daemon = kit / "daemon_pid.fl"
         until(daemon.exists, f"{kit.name} never started")
-        with suppress(psutil.NoSuchProcess):
-            end(psutil.Process(int(daemon.read_text())))
+        end_below(kit)
 
     @contextmanager
     def console(self, person: str = LEAD) -> Iterator[Console]:
@@ -186,7 +186,7 @@ def until(holds: Callable[[], Any], otherwise: str) -> Any:
 
 def local(text: str, ports: tuple[int, int], root: Path) -> str:
     """A file of provisioning/ for one machine; the folder of every hospital's data is its own."""
-    for old, new in ((SHIPPED_SERVER, SERVER), ("8002", ports[0]), ("8003", ports[1]), ("/data/server", root / "server")):
+    for old, new in ((SERVER, LOOPBACK), ("8002", ports[0]), ("8003", ports[1]), ("/data/server", root / "server")):
         text = text.replace(old, str(new))
     text = text.replace('"cuda:0"', "cpu")
     text = re.sub(r"num_of_gpus: \d+", "num_of_gpus: 0", text)
@@ -194,6 +194,16 @@ def local(text: str, ports: tuple[int, int], root: Path) -> str:
         assert "/data/site" in text, name
         text = text.replace("/data/site", str(root / "data" / name), 1)
     assert not re.search(r"example\.org|800[23]|cuda|/data/s", text.replace(str(root), ""))
+    return text
+
+
+def rehearsed(text: str, ports: tuple[int, int], root: Path) -> str:
+    """rehearsal.yml with other ports and folders: each hospital's data are in `root`/data/<its name>."""
+    own = {"8002": ports[0], "8003": ports[1], "/tmp/rehearsal-server": root / "server"}
+    own |= {f"/tmp/rehearsal/site-{i}": root / "data" / name for i, name in enumerate(HOSPITALS, 1)}
+    for old, new in own.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, str(new))
     return text
 
 
@@ -215,8 +225,9 @@ def deployment(root: Path, kind: type[Deployment] = Deployment) -> Iterator[Depl
     for site, name in zip(sorted((root / "data").iterdir()), [*HOSPITALS, NEWCOMER], strict=True):
         site.rename(root / "data" / name)
     ports = free_ports()
-    for path in (folder / "project.yml", folder / "hospital-e.yml"):
-        path.write_text(local(path.read_text(encoding="utf-8"), ports, root), encoding="utf-8")
+    for written, source, change in (("project", "rehearsal", rehearsed), ("hospital-e", "hospital-e", local)):
+        text = change((folder / f"{source}.yml").read_text(encoding="utf-8"), ports, root)
+        (folder / f"{written}.yml").write_text(text, encoding="utf-8")
     federation = kind(folder, environment(root))
     federation.shell("nvflare provision -p project.yml -w kits")
     try:

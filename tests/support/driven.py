@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from feddp.flare.context import SiteContext, kept_below
+from feddp.flare.context import SiteContext, files_of, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.networks.weights import save_network
 from feddp.plan.resolve import WEIGHTS
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS
 from feddp.run.local import LocalServer
-from feddp.stages import stage_of
+from feddp.stages import served
 from feddp.stages.memory import ServerMemory
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
@@ -71,7 +71,8 @@ def drive(
     contexts = {name: opened(name) for name in names}
     asked = _Fresh(contexts, opened) if fresh else contexts
     few = replace(plan, settings=plan.settings | {"min_sites": min(plan.federation.min_sites, len(names))})
-    run = LocalServer(ServerMemory(few, job, server, server), asked, threading.Event(), folder / "log")
+    memory = ServerMemory(few, job, server, files_of(kept_below(server), job), server)
+    run = LocalServer(memory, asked, threading.Event(), folder / "log")
     for stage in plan.stages:
-        stage_of(stage).serve(run)
+        served(stage, run)
     return {name: context.open() for name, context in contexts.items()}

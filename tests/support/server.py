@@ -33,7 +33,8 @@ class Engine:
         return {"persistor": self.persistor}[name]
 
     def get_workspace(self):
-        return SimpleNamespace(get_run_dir=lambda job: str(self.folder), get_app_dir=lambda job: str(self.folder))
+        folder = str(self.folder)
+        return SimpleNamespace(get_root_dir=lambda: folder, get_run_dir=lambda job: folder, get_app_dir=lambda job: folder)
 
 
 class Run:
@@ -52,16 +53,19 @@ class Run:
         self.folder, self.sites, self.answer, self.order = folder, sites, answer, order or sites
         self.sent = []
         self.panics = []
-        self.gone = set()
+        self.gone = set()  # silent for long
+        self.open = set()  # silent from now on
 
     def run(self, *stages):
         for name in stages:
             stage = StageController(name)
             stage.broadcast = self.broadcast
             stage.cancel_all_tasks = lambda: None
-            stage.get_client_disconnect_time = lambda site: 1.0 if site in self.gone else None
+            stage.cancel_task = self.cancel
+            stage.communicator = SimpleNamespace(client_is_active=lambda name, reason, fl_ctx: None)
             stage.system_panic = lambda reason, fl_ctx: self.panics.append(reason)
             stage.start_controller(self.fl_ctx)
+            self.heard = stage.heard
             stage.control_flow(Signal(), self.fl_ctx)
         return self
 
@@ -78,7 +82,14 @@ class Run:
                 client_task.result = self.answer(site, task.name, *messages.unpack(task.data))
                 if client_task.result is not None:
                     task.result_received_cb(client_task, fl_ctx)
-        task.completion_status = TaskCompletionStatus.CLIENT_DEAD if self.gone & set(targets) else TaskCompletionStatus.OK
+        for site in self.gone & set(targets):
+            self.heard[site] = float("-inf")
+        silent = (self.gone | self.open) & set(targets)
+        task.completion_status = None if silent else TaskCompletionStatus.OK
+
+    @staticmethod
+    def cancel(task):
+        task.completion_status = TaskCompletionStatus.CANCELLED
 
     def progress(self, event):
         lines = (self.folder / "progress.jsonl").read_text().splitlines()

@@ -128,7 +128,7 @@ class FlareSite:
         return (self.folder / "audit.txt").read_text().splitlines()
 
     def events(self) -> list[dict[str, Any]]:
-        """What the site wrote down about the job, at home."""
+        """What the site wrote down about the job, in its own folder."""
         return [json.loads(line) for line in (self.store.folder / "record.jsonl").read_text().splitlines()]
 
     def last_error(self) -> str:

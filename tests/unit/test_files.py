@@ -22,6 +22,13 @@ def umask():
     os.umask(before)
 
 
+def test_a_run_that_is_not_there_is_told_from_one_that_is_not_finished(tmp_path):
+    for run, why in ((tmp_path / "nowhere", "it does not exist"), (tmp_path, "it has no results.json")):
+        with pytest.raises(FedDPError) as error:
+            read_results(run)
+        assert str(error.value) == f"{run} is not a finished run ({why}); name the --out folder of a `feddp run`"
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

@@ -20,7 +20,7 @@ from feddp.plan.schema import Plan
 from feddp.reading import short
 
 GLOBAL = "global"
-FACTS = ("network", "channels", "classes", "labels", "size")
+REQUIRED = ("network", "channels", "classes", "labels", "size")
 
 
 @dataclass(frozen=True)
@@ -30,46 +30,46 @@ class Models:
     Attributes:
         names: the M names, in the order of the stacks' first dimension.
         stacks: every tensor of the network by name, (M, ...): the only copy of the weights, read-only.
-        facts: metadata of the networks' files: network, channels, classes (JSON), labels, size, and layers (JSON) if any.
+        metadata: metadata of the networks' files: network, channels, classes (JSON), labels, size, and layers (JSON) if any.
     """
 
     names: tuple[str, ...]
     stacks: Tensors
-    facts: Mapping[str, str]
+    metadata: Mapping[str, str]
 
     @classmethod
-    def of(cls, personal: Mapping[str, Tensors], common: Tensors, facts: Mapping[str, str]) -> "Models":
+    def of(cls, personal: Mapping[str, Tensors], common: Tensors, metadata: Mapping[str, str]) -> "Models":
         """Returns the models from K personal states by site and the global state `common`.
 
         Raises:
             InputError: a state does not have exactly the network's tensors, or has a value that is not finite; names it.
         """
         states = {**{site: personal[site] for site in sorted(personal)}, GLOBAL: common}
-        network = _metadata(facts).outline()
+        network = _metadata(metadata).outline()
         spec = Spec.of(network, tuple(network))
         for name, state in states.items():
             spec.check(name, state)
-        return cls(tuple(states), {key: torch.stack([s[key] for s in states.values()]) for key in network}, facts)
+        return cls(tuple(states), {key: torch.stack([s[key] for s in states.values()]) for key in network}, metadata)
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def channels(self) -> int:
-        return _metadata(self.facts).channels
+        return _metadata(self.metadata).channels
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return _metadata(self.facts).classes
+        return _metadata(self.metadata).classes
 
     @property
     def labels(self) -> str:
-        return self.facts["labels"]
+        return self.metadata["labels"]
 
     @property
     def size(self) -> int:
         """Width and height of the network's input, in pixels."""
-        return _metadata(self.facts).size
+        return _metadata(self.metadata).size
 
     def state(self, name: str) -> Tensors:
         """Returns the tensors of one model, as views into the stacks."""
@@ -81,7 +81,7 @@ class Models:
 
     def network(self, state: Mapping[str, Tensor]) -> nn.Module:
         """Returns a new network with the values of `state`, in eval mode, on the CPU."""
-        network = _metadata(self.facts).build()
+        network = _metadata(self.metadata).build()
         network.load_state_dict(state)
         return network.eval()
 
@@ -104,10 +104,10 @@ def read_models(run: Path) -> Models:
         described(file)
     shared = read_shared(run)
     read = {site: read_network(file) for site, file in files.items()}
-    state, facts = read[min(files)]
-    refuse_layers(facts, state, shared, run)
+    state, metadata = read[min(files)]
+    refuse_layers(metadata, state, shared, run)
     personal = {site: state for site, (state, _) in read.items()}
-    return Models.of(personal, completed(shared, personal), facts)
+    return Models.of(personal, completed(shared, personal), metadata)
 
 
 def read_shared(run: Path) -> Tensors:
@@ -131,7 +131,7 @@ def plan_of(run: Path, results: Mapping[str, Any]) -> Plan:
     names = {field.name for field in fields(Plan)} & results.keys()
     sites = sorted({*results["sites"], *results.get("missing", ())})
     plan = Plan.from_json({name: results[name] for name in names} | {"sites": sites})
-    Metadata.of(run / RESULTS, plan.facts)
+    Metadata.of(run / RESULTS, plan.metadata)
     return plan
 
 
@@ -139,22 +139,22 @@ def described(file: Path) -> Metadata:
     """Returns the metadata of a network's file without reading its tensors.
 
     Raises:
-        InputError: an entry of FACTS is missing, unknown or out of range.
+        InputError: an entry of REQUIRED is missing, unknown or out of range.
     """
     metadata = outline(file)[1]
-    if lacking := [name for name in FACTS if name not in metadata]:
+    if lacking := [name for name in REQUIRED if name not in metadata]:
         raise InputError(f"{file}: its metadata lacks {', '.join(lacking)}; name a network that `feddp run` wrote")
     if metadata.get("method", "fedavg") not in METHODS:
         raise InputError(f"{file}: unknown method {short(metadata['method'])!r}; the methods are {', '.join(METHODS)}")
     return Metadata.of(file, metadata)
 
 
-def refuse_layers(facts: Mapping[str, str], state: Collection[str], shared: Collection[str], run: Path) -> None:
-    """Raises InputError if the tensors `state` of a network with the metadata `facts` have added layers outside `shared`."""
-    plain = _metadata({name: facts[name] for name in FACTS}).outline()
+def refuse_layers(metadata: Mapping[str, str], state: Collection[str], shared: Collection[str], run: Path) -> None:
+    """Raises InputError if the tensors `state` of the network that `metadata` describes have added layers outside `shared`."""
+    plain = _metadata({name: metadata[name] for name in REQUIRED}).outline()
     if own := [name for name in state if name not in plain and name not in shared]:
         raise InputError(
-            f"{run}: {facts.get('method')} gives every site layers of its own ({own[0]}, ...), which an unseen site does not"
+            f"{run}: {metadata.get('method')} gives every site layers of its own ({own[0]}, ...), which an unseen site does not"
             " have; adapt a run without added layers, or with shared ones"
         )
 
@@ -170,5 +170,5 @@ def completed(shared: Tensors, personal: Mapping[str, Tensors]) -> Tensors:
     return shared | average(own, dict.fromkeys(own, 1.0))
 
 
-def _metadata(facts: Mapping[str, str]) -> Metadata:
-    return Metadata.of(Path("the models' file"), facts)
+def _metadata(metadata: Mapping[str, str]) -> Metadata:
+    return Metadata.of(Path("the models' file"), metadata)

@@ -74,7 +74,7 @@ def ttt(models: Models, images: Sequence[Tensor], settings: Settings, device: to
     """
     network = models.network(models.state(GLOBAL)).requires_grad_(False).to(device)
     if not hasattr(network, "rotation_head"):
-        method = models.facts.get("method", "its method")
+        method = models.metadata.get("method", "its method")
         raise InputError(f"--how ttt: {method} trains no rotation head; name a run of `feddp run --method ttt`")
     encoder = chosen(network, (ENCODER,))
     for name, parameter in network.named_parameters():

@@ -12,7 +12,7 @@ from torch import Tensor
 from feddp.adaptation.fitting import Report, Settings
 from feddp.adaptation.models import Models
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
-from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
+from feddp.data.folder import SiteFolder, metadata_of, misfit, refuse_occupied
 from feddp.data.images import SPLIT, Images, label_mask
 from feddp.data.loading import load
 from feddp.data.pixels import write_png
@@ -102,7 +102,7 @@ def _require_fit(site: SiteFolder | None, models: Models, score: bool, folder: P
         if score:
             raise InputError(f"--score needs masks, but {folder} has no dataset.json, so it has none; leave --score out")
         return
-    if differing := misfit(site, facts_of(models) if score else {"channels": models.channels}):
+    if differing := misfit(site, metadata_of(models) if score else {"channels": models.channels}):
         actual, wanted = differing
         names = "(channels, classes, labels)" if score else "channels"
         raise InputError(

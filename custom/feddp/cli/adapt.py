@@ -30,6 +30,7 @@ def adapt(
     from feddp.adaptation import unseen_site
     from feddp.adaptation.fitting import Settings
     from feddp.adaptation.models import read_models
+    from feddp.reading import counted
     from feddp.training.device import asked_for
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -43,7 +44,7 @@ def adapt(
     where = asked_for(device)
     done = unseen_site.adapt(read_models(models), str(models), images, out, request, where, report)
     kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"
-    print(f"{done['images']} masks in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
+    print(f"{counted(done['images'], 'mask')} in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
     if done["empty_masks"] == done["images"]:
         why = (
             "the unsupervised loss may be lowest there: compare --how average" if done["losses"] else "the models found nothing"
@@ -82,11 +83,12 @@ def join(
     train: Annotated[str, typer.Option(help="The roles that are tuned, comma-separated; the rest is frozen.")] = "decoder,head",
     epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 20,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 1e-4,
-    seed: Annotated[int, typer.Option(help="The tuning's random draws come from it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The tuning's random draws come from it.")] = 0,
     device: Device = "cpu",
 ) -> None:
     """Tune the network of a federation at a site that was not in it but has masks; the encoder stays unchanged."""
     from feddp.reporting.page import table
+    from feddp.reporting.screen import show
     from feddp.run.join import join as run
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -94,4 +96,4 @@ def join(
     def report(epoch: int, loss: float, score: float) -> None:
         console.print(f"epoch {epoch}/{epochs}  loss: {loss:.4f}  validation IoU: {score:.4f}")
 
-    Console().print(table(run(models, data, out, words(train), epochs, lr, seed, device, report)))
+    show(table(run(models, data, out, words(train), epochs, lr, seed, device, report)))

@@ -1,12 +1,12 @@
 """`feddp compare`."""
 
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from feddp.cli.options import Data, Device, Env, Environment, Rounds, Settings, Size, Threads, Weights, words
 from feddp.errors import FedDPError, InputError
@@ -47,13 +47,12 @@ def compare(
     threads: Threads = None,
 ) -> None:
     """Run methods and studies over all sites below DATA, and leave the paper's tables and figures in OUT."""
-    from rich.markdown import Markdown
-
     from feddp.compare.comparison import compare as run
     from feddp.compare.request import ComparisonRequest
     from feddp.compare.runs import Place
     from feddp.compare.studies import TABLE_II
     from feddp.compare.variants import Common
+    from feddp.reporting.screen import on_screen, show
 
     common = Common(rounds, calibration_epochs, network, size, tuple(settings), weights)
     command = shlex.join(["feddp", *sys.argv[1:]])
@@ -63,14 +62,14 @@ def compare(
     done = run(
         ComparisonRequest(words(methods), data, out, common, _whole(seeds), studied, unseen, place, command, outside, folds)
     )
-    Console().print(Markdown(done.summary))
+    show(on_screen(done.summary))
     print(f"Tables and figures: {out}")
     if done.failed:
         raise FedDPError(f"{len(done.failed)} runs failed, the same command tries them again: {'; '.join(done.failed)}")
 
 
 def _whole(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(map(int, words(text)))
-    except ValueError:
-        raise InputError(f"--seeds {text}: write whole numbers, comma-separated") from None
+    numbers = words(text)
+    if not all(re.fullmatch("[0-9]{1,18}", number) for number in numbers):
+        raise InputError(f"--seeds {text}: write whole numbers from 0 on, comma-separated")
+    return tuple(map(int, numbers))

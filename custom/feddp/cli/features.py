@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from feddp.cli.options import Device, Seed
 
@@ -20,11 +19,10 @@ def features(
     device: Device = "cpu",
 ) -> None:
     """Show the features that runs have of test pixels: a t-SNE, and how far foreground lies from background (KL)."""
-    from rich.markdown import Markdown
-
     from feddp.features.report import FeaturesRequest
     from feddp.features.report import features as compare_features
+    from feddp.reporting.screen import on_screen, show
 
     request = FeaturesRequest(models, data, out, site, layer, pixels, seed, device)
-    Console().print(Markdown(compare_features(request).markdown()))
+    show(on_screen(compare_features(request)))
     print(f"table_kl.csv, table_kl.tex and tsne.png: {out}")

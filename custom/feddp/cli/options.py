@@ -24,7 +24,7 @@ Epochs = Annotated[
     int | None, typer.Option(help="Epochs of the calibration stage (the paper: 20, the default); 0 leaves the stage out.")
 ]
 Size = Annotated[int, typer.Option(help="Images are resized to SIZE x SIZE pixels, a multiple of 32; the paper: 384.")]
-Seed = Annotated[int, typer.Option(help="The seed of every random draw.")]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of every random draw.")]
 Settings = Annotated[list[str], typer.Option("--set", help="A hyper-parameter, key=value; `feddp methods` lists them.")]
 Then = Annotated[str | None, typer.Option(help="`igc` appends the calibration stage to any method.")]
 Weights = Annotated[str | None, typer.Option(help="Start from a local checkpoint file, or from the weights of `timm`.")]

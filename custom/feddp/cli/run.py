@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from feddp.cli.options import (
-    Data,
     Device,
     Env,
     Environment,
@@ -31,8 +29,8 @@ from feddp.run.defaults import METHOD, ROUNDS, SIZE
 
 
 def run(
-    data: Data,
-    out: Annotated[Path, typer.Option(help="A new folder for the results.")],
+    data: Annotated[Path | None, typer.Option(help="The root of the sites' folders.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the results, or an unfinished run.")] = None,
     method: Method = METHOD,
     rounds: Rounds = ROUNDS,
     calibration_epochs: Epochs = None,
@@ -46,13 +44,24 @@ def run(
     device: Device = "cpu",
     threads: Threads = None,
     without_consent: Annotated[str, typer.Option(help="Sites that refuse all exchanges between sites, comma-separated.")] = "",
+    resume: Annotated[Path | None, typer.Option(help="Continue the unfinished run in this folder; no other option.")] = None,
+    retries: Annotated[int, typer.Option(min=0, help="Continue a run that fails, at most so often.")] = 0,
 ) -> None:
     """Run a method over all sites below DATA on this machine; OUT gets tables and each site's own network."""
     from feddp.reporting.page import table
-    from feddp.run.options import Options, run_here
+    from feddp.reporting.screen import show
+    from feddp.run.options import Options, resume_here, run_here
+    from feddp.run.retry import retried
 
+    if resume is not None:
+        folder = resume
+        show(table(retried(lambda: resume_here(folder), folder, retries)))
+        return
+    if data is None or out is None:
+        raise InputError("name the sites' folders with --data and a new folder with --out, or a run to continue with --resume")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
-    Console().print(table(run_here(data, out, options, env.value, device, threads, words(without_consent))))
+    silent = words(without_consent)
+    show(table(retried(lambda: run_here(data, out, options, env.value, device, threads, silent), out, retries)))
 
 
 def job(
@@ -72,20 +81,21 @@ def job(
     settings: Settings = [],  # noqa: B006
     then: Then = None,
     weights: Weights = None,
+    resume: Annotated[str, typer.Option(help="The id of a run's first job: continue it after its last round.")] = "",
 ) -> None:
     """Export a job folder for the FLARE admin console's `submit_job`."""
     from feddp.jobs.folder import export, federation_of
     from feddp.run.options import Options
 
-    facts = {"channels": channels, "classes": words(classes), "labels": labels}
+    metadata = {"channels": channels, "classes": words(classes), "labels": labels}
     names = list(words(sites or ""))
     if data is not None:
-        names, facts = federation_of(data)
+        names, metadata = federation_of(data)
     if not names:
         raise InputError("the job has no sites: name them with --sites A,B,... or take them from --data ROOT")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
-    plan = options.plan(facts, names)
-    print(export(plan, out, scope, options.initial(plan)))
+    plan = options.plan(metadata, names)
+    print(export(plan, out, scope, options.initial(plan), resume))
 
 
 def predict(

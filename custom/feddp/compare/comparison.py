@@ -26,7 +26,7 @@ SPREAD = (
 class Comparison:
     """The outcome: the first table (Table I, where there are methods), and why runs failed, by name."""
 
-    summary: str
+    summary: ResultTable
     failed: dict[str, str]
 
 
@@ -44,7 +44,7 @@ def compare(request: ComparisonRequest) -> Comparison:
     if request.folds:
         campaigns = fold_campaigns(methods, request.common, request.seeds, request.data, request.out, request.folds)
         return _write(request, fold_tables(campaigns, methods, request.seeds, request.place), campaigns)
-    unseen = open_unseen(request.unseen, request.data, campaign.facts) if request.unseen else None
+    unseen = open_unseen(request.unseen, request.data, campaign.metadata) if request.unseen else None
     around = {name: OUTSIDE[name](len(campaign.sites)) for name in request.outside}
     outside = LeaveOneOut(around, request.common, request.seeds, request.data, request.out) if around else None
 
@@ -86,7 +86,7 @@ def _write(
         table.write(request.out)
     parts = [_header(request, campaigns), *(table.markdown() for table in tables), _remarks(campaigns, failed)]
     (request.out / "tables.md").write_text("\n".join(parts), encoding="utf-8")
-    return Comparison(tables[0].markdown(), failed)
+    return Comparison(tables[0], failed)
 
 
 def _header(request: ComparisonRequest, campaigns: Sequence[Campaign]) -> str:
@@ -101,7 +101,7 @@ def _header(request: ComparisonRequest, campaigns: Sequence[Campaign]) -> str:
             f"    {request.command}",
             "",
             *(f"{machine}." for machine in machines),
-            f"Seeds {', '.join(map(str, request.seeds))}; {common.rounds} rounds; epochs at home: {epochs};"
+            f"Seeds {', '.join(map(str, request.seeds))}; {common.rounds} rounds; local epochs: {epochs};"
             f" {common.size} px; {common.network}{'; ' + ' '.join(common.settings) if common.settings else ''}.",
             "Values are means over the seeds, image by image"
             + (", then over the folds; ± is the population standard deviation over the folds." if request.folds else SPREAD),

@@ -17,14 +17,14 @@ from feddp.methods.base import SPECTRA, TRAIN
 from feddp.networks.weights import load_personal
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
-_HEADS = ("Train time (s)", "Time at home (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
+_HEADS = ("Train time (s)", "Local time (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
 _WARM_UP, _TIMED = 3, 20
 _NOTES = (
     "Means over the seeds. Times are wall clock where each run ran, all sites on one machine; inference is batch 1 of one"
     f" site's final network, on one CPU thread, the median of at most {_TIMED} test images on this machine after"
     f" {_WARM_UP} passes.",
     "Joint and Local are the tensors' bytes that the server sent and received, of all sites together, in stage 1 and in the"
-    " stages at home; MB = 10^6, KB = 10^3 bytes.",
+    " local stages; MB = 10^6, KB = 10^3 bytes.",
 )
 
 
@@ -43,7 +43,7 @@ def train_seconds(events: list[Event]) -> float:
     return float(sum(event["seconds"] for event in events if event["event"] == "round"))
 
 
-def home_seconds(events: list[Event]) -> float:
+def local_seconds(events: list[Event]) -> float:
     """Wall-clock seconds from the first request of the local stages after training to their last response; 0 without them."""
     asked = [event["time"] for event in events if event["event"] == "ask" and _is_local(event)]
     answered = [event["time"] for event in events if event["event"] == "answer" and _is_local(event)]
@@ -76,7 +76,7 @@ def _bytes(event: Event) -> int:
 
 def _row(result: Result, data: Path, device: str) -> tuple[Cell, ...]:
     runs = [read_events(folder / PROGRESS) for folder in result.folders.values()]
-    times = [Value(float(np.mean([seconds(run) for run in runs])), digits=1) for seconds in (train_seconds, home_seconds)]
+    times = [Value(float(np.mean([seconds(run) for run in runs])), digits=1) for seconds in (train_seconds, local_seconds)]
     exchanged = [pair for run in runs if (pair := traffic(run))]
     sizes: list[Cell] = [BLANK, BLANK]
     if exchanged:

@@ -8,6 +8,7 @@ from feddp.compare.runs import Place
 from feddp.compare.studies import OUTSIDE, STUDIES
 from feddp.compare.variants import Common
 from feddp.errors import InputError
+from feddp.files import RESULTS
 from feddp.training.device import asked_for
 
 ENVIRONMENTS = ("local", "sim")  # a POC is one deployment, not a place for many runs
@@ -63,6 +64,8 @@ class ComparisonRequest:
             raise InputError(f"--folds {self.folds}: at least 2 are needed; the paper's are 5")
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file; name a folder")
+        if (self.out / RESULTS).exists():
+            raise InputError(f"--out {self.out} is the folder of a finished run; name another folder")
         if self.place.env not in ENVIRONMENTS:
             raise InputError(f"--env {self.place.env}: a comparison runs in {' or '.join(ENVIRONMENTS)}")
         # every run would fail on these, one after the other

@@ -22,13 +22,14 @@ from rich.console import Console
 from feddp.compare.scores import Result
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError, InputError
-from feddp.files import RESULTS, write_json
+from feddp.files import RESULTS, RUN, write_json
 from feddp.jobs.folder import federation_of
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.run import options as run_options
+from feddp.run.session import SIMULATED, WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,13 @@ class Run:
             raise InputError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
         return finished
 
+    def began(self) -> bool:
+        """Whether the folder holds this run, unfinished: it is continued."""
+        if not self.record.exists() or not (self.folder / RUN).exists() or (self.folder / RESULTS).exists():
+            return False
+        stored = json.loads(self.record.read_text(encoding="utf-8"))
+        return {name: stored.get(name) for name in self.wanted} == self.wanted
+
     def note(self, finished: bool, machine: str) -> None:
         self.record.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.record, {**self.wanted, "machine": machine, "finished": finished})
@@ -149,7 +157,7 @@ class Campaign:
         label: str = "",
     ):
         self.data, self.out, self.common, self.label = data, out, common, label
-        self.sites, self.facts = federation_of(data, sites)
+        self.sites, self.metadata = federation_of(data, sites)
         self.failed: dict[str, str] = {}
         self._slugs: dict[Variant, str] = {}
         self._runs: dict[str, list[Run]] = {}
@@ -204,7 +212,7 @@ class Campaign:
             self._runs[slug] = [self._run(variant, slug, seed) for seed in seeds]
 
     def _plan(self, variant: Variant, seed: int) -> Plan:
-        return variant.options(self.common, seed).plan(self.facts, self.sites)
+        return variant.options(self.common, seed).plan(self.metadata, self.sites)
 
     def _slug(self, variant: Variant, plan: Plan) -> str:
         """The folder's name, equal for equal runs: the variant with sorted changes, without those that change nothing."""
@@ -229,7 +237,8 @@ class Campaign:
         return Run(variant, variant.options(self.common, seed), wanted, folder, self.label)
 
     def _execute(self, run: Run, place: Place) -> None:
-        shutil.rmtree(run.folder, ignore_errors=True)  # of an interrupted or failed attempt
+        if not run.began():
+            shutil.rmtree(run.folder, ignore_errors=True)
         machine = f"{platform.platform()}, {os.cpu_count()} CPUs, device {place.device}, torch {torch.__version__}"
         run.note(False, machine)
         threads = place.threads if METHODS[run.options.method].federated else None
@@ -237,7 +246,8 @@ class Campaign:
             self.data, run.folder, run.options, env=place.env, device=place.device, threads=threads, sites=self.sites
         )
         # hundreds of MB per run: every site's states and copies of the job
-        shutil.rmtree(run.folder / "workspace", ignore_errors=True)
+        for folder in (WORKSPACE, SIMULATED):
+            shutil.rmtree(run.folder / folder, ignore_errors=True)
         run.note(True, machine)
 
 

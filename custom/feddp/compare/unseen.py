@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from feddp.compare.scores import Result, over_seeds
 from feddp.compare.tables import OPTIMISTIC, failed
-from feddp.data.folder import SiteFolder, facts_of, misfit
+from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.data.loading import Sample, load
 from feddp.data.progress import track
 from feddp.errors import InputError
@@ -23,8 +23,8 @@ ENSEMBLE = "Ensemble"
 _METRICS = ("dice", "assd")
 
 
-def open_unseen(path: Path, data: Path, facts: Mapping[str, Any]) -> SiteFolder:
-    """The folder of an unseen site, for the federation below `data`, whose channels, classes and labels are `facts`.
+def open_unseen(path: Path, data: Path, metadata: Mapping[str, Any]) -> SiteFolder:
+    """The folder of an unseen site, for the federation below `data`, whose channels, classes and labels are `metadata`.
 
     Raises:
         InputError: it is a site of the federation, differs in channels, classes or labels, or has no image in split test.
@@ -32,9 +32,11 @@ def open_unseen(path: Path, data: Path, facts: Mapping[str, Any]) -> SiteFolder:
     folder = SiteFolder.open(path)
     if path.resolve().parent == data.resolve():
         raise InputError(f"--unseen {path} is a site of the federation; name a folder outside {data}")
-    if misfit(folder, facts):
-        found = facts_of(folder)
-        raise InputError(f"--unseen {path} has {found}, the federation {dict(facts)}; prepare it like the federation's sites")
+    if misfit(folder, metadata):
+        found = metadata_of(folder)
+        raise InputError(
+            f"--unseen {path} has {found}, the federation {dict(metadata)}; prepare it like the federation's sites"
+        )
     if not folder.rows_of("test"):
         raise InputError(f"--unseen {path} has no image in split test, which is what is measured; put some there in split.csv")
     return folder

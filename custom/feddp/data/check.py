@@ -19,10 +19,13 @@ def check(path: Path) -> list[Problem]:
     only tested on, so its splits train and val may be empty.
     """
     path = Path(path)
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        return [Problem(path, what, "Give a site's folder, or the folder that holds them")]
     if _looks_like_site(path):
         return _check_site(path)
     hidden = "."  # hidden folders are left by an interrupted `write_site` and are not sites
-    children = sorted(path.iterdir()) if path.is_dir() else []
+    children = sorted(path.iterdir())
     sites = [child for child in children if _looks_like_site(child) and not child.name.startswith(hidden)]
     if not sites:
         return [Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")]
@@ -34,14 +37,14 @@ def _looks_like_site(path: Path) -> bool:
 
 
 def _check_site(site: Path) -> list[Problem]:
-    facts, problems = read_dataset(site / "dataset.json")
+    metadata, problems = read_dataset(site / "dataset.json")
     # pixels are checked only with a valid dataset.json, which gives the rules, and only inside the folder
     sound = not problems
     rows, more = read_split(site / "split.csv")
     problems += more
     readable = bool(rows) or not more
     if readable:
-        problems += _empty_splits(site, facts, rows)
+        problems += _empty_splits(site, metadata, rows)
     stems = {row.image for row in rows}
     for part in ("images", "masks"):
         try:
@@ -51,14 +54,14 @@ def _check_site(site: Path) -> list[Problem]:
             sound = False  # the files outside are not read
     for row in track(rows, f"Checking {site.name}"):
         if sound:
-            problems += _check_pixels(site, row, facts["channels"], len(facts["classes"]))
+            problems += _check_pixels(site, row, metadata["channels"], len(metadata["classes"]))
         else:
             problems += _missing(site, row)
     return problems
 
 
-def _empty_splits(site: Path, facts: dict[str, Any], rows: tuple[Row, ...]) -> list[Problem]:
-    needed = ("test",) if facts.get("unseen") is True else SPLITS
+def _empty_splits(site: Path, metadata: dict[str, Any], rows: tuple[Row, ...]) -> list[Problem]:
+    needed = ("test",) if metadata.get("unseen") is True else SPLITS
     filled = {row.split for row in rows}
     remedy = "Give every split at least one patient"
     return [Problem(site / "split.csv", f"split {s} is empty", remedy) for s in needed if s not in filled]

@@ -40,29 +40,29 @@ class Row:
 def read_dataset(file: Path) -> tuple[dict[str, Any], list[Problem]]:
     """Returns the metadata in dataset.json and its problems; the metadata are complete only if there is no problem."""
     try:
-        facts = read_json(file, within=file.parent)
+        metadata = read_json(file, within=file.parent)
     except FileNotFoundError:
         return {}, [Problem(file, "is missing", "Write it: name, channels, classes and labels")]
     except BadFile as bad:
         return {}, [bad.problem]
-    if not isinstance(facts, dict):
-        return {}, [Problem(file, f"holds a {type(facts).__name__}, not an object", "Correct it")]
-    listed = facts.get("classes")
+    if not isinstance(metadata, dict):
+        return {}, [Problem(file, f"holds a {type(metadata).__name__}, not an object", "Correct it")]
+    listed = metadata.get("classes")
     classes = listed if isinstance(listed, list) else []
     named = 0 < len(classes) <= CLASSES and all(map(is_name, classes))
     rules = {
-        "name": (is_name(facts.get("name")), f"a line of 1 to {NAME} characters"),
-        "channels": (type(facts.get("channels")) is int and facts["channels"] in (1, 3), "1 or 3"),
+        "name": (is_name(metadata.get("name")), f"a line of 1 to {NAME} characters"),
+        "channels": (type(metadata.get("channels")) is int and metadata["channels"] in (1, 3), "1 or 3"),
         "classes": (
             named and len(set(classes)) == len(classes),
             f"a non-empty list of distinct names, at most {CLASSES}, each a line of at most {NAME} characters",
         ),
-        "labels": (facts.get("labels") in LABELS, '"nested" or "exclusive"'),
-        "volumes": (facts.get("volumes", VOLUMES) == VOLUMES, f'"{VOLUMES}", or leave it out'),
-        "unseen": (isinstance(facts.get("unseen", False), bool), "true or false"),
+        "labels": (metadata.get("labels") in LABELS, '"nested" or "exclusive"'),
+        "volumes": (metadata.get("volumes", VOLUMES) == VOLUMES, f'"{VOLUMES}", or leave it out'),
+        "unseen": (isinstance(metadata.get("unseen", False), bool), "true or false"),
     }
-    return facts, [
-        Problem(file, f"{key} is {short(json.dumps(facts.get(key)))}", f"Make it {rule}")
+    return metadata, [
+        Problem(file, f"{key} is {short(json.dumps(metadata.get(key)))}", f"Make it {rule}")
         for key, (good, rule) in rules.items()
         if not good
     ]

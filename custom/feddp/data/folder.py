@@ -9,6 +9,7 @@ labels "nested": the map of class c is mask >= c (the optic disc includes the cu
 """
 
 import csv
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -56,9 +57,9 @@ class SiteFolder:
     def open(cls, path: Path) -> "SiteFolder":
         """Reads dataset.json and split.csv; raises InputError with the first problem and the number of others."""
         path = Path(path)
-        if not path.is_dir():
+        if not os.path.isdir(path):  # unlike Path.is_dir, no error for a name that is too long
             raise InputError(f"{path}: there is no such folder. Give a site's folder, which has a dataset.json.")
-        facts, problems = read_dataset(path / "dataset.json")
+        metadata, problems = read_dataset(path / "dataset.json")
         rows, more = read_split(path / "split.csv")
         problems += more
         if problems:
@@ -67,12 +68,12 @@ class SiteFolder:
         return cls(
             path=path,
             site=path.resolve().name,
-            dataset=facts["name"],
-            channels=facts["channels"],
-            classes=tuple(facts["classes"]),
-            labels=facts["labels"],
+            dataset=metadata["name"],
+            channels=metadata["channels"],
+            classes=tuple(metadata["classes"]),
+            labels=metadata["labels"],
             rows=rows,
-            volumes="volumes" in facts,
+            volumes="volumes" in metadata,
         )
 
     def image_path(self, stem: str) -> Path:
@@ -88,7 +89,7 @@ class SiteFolder:
         return tuple(row for row in self.rows if row.split == split)
 
 
-def facts_of(described: Described) -> dict[str, Any]:
+def metadata_of(described: Described) -> dict[str, Any]:
     """Returns the metadata that a folder and a plan or network for it must share, by name."""
     return {"channels": described.channels, "classes": described.classes, "labels": described.labels}
 
@@ -96,7 +97,7 @@ def facts_of(described: Described) -> dict[str, Any]:
 def misfit(folder: SiteFolder, wanted: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
     """Returns (the folder's values, the wanted values) if they differ, else None.
 
-    `wanted` is the metadata of a plan or a network (`facts_of`), or a part of it.
+    `wanted` is the metadata of a plan or a network (`metadata_of`), or a part of it.
     """
     actual, values = tuple(getattr(folder, name) for name in wanted), tuple(wanted.values())
     return None if actual == values else (actual, values)
@@ -106,7 +107,8 @@ def find_sites(root: Path) -> list[Path]:
     """Returns the sites' folders directly under `root`, sorted by name; raises InputError if there is none."""
     root = Path(root)
     # hidden folders are left by an interrupted `write_site`
-    sites = sorted(file.parent for file in root.glob("*/dataset.json") if not file.parent.name.startswith("."))
+    found = root.glob("*/dataset.json") if os.path.isdir(root) else ()
+    sites = sorted(file.parent for file in found if not file.parent.name.startswith("."))
     if not sites:
         raise InputError(
             f"{root} contains no site's folder (none of its folders has a dataset.json). "

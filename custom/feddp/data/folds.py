@@ -32,19 +32,19 @@ def write_fold(site: SiteFolder, target: Path, lines: Lines) -> None:
     Raises:
         InputError: `target` exists with other content.
     """
-    facts = (site.path / "dataset.json").read_bytes()
+    metadata = (site.path / "dataset.json").read_bytes()
     if not target.exists():
-        _write(site, target, facts, lines)
-    elif not _holds(target, facts, lines):
+        _write(site, target, metadata, lines)
+    elif not _holds(target, metadata, lines):
         raise InputError(f"{target} holds other folds, or the folds of other data; choose another --out, or remove it")
 
 
-def _write(site: SiteFolder, target: Path, facts: bytes, lines: Lines) -> None:
+def _write(site: SiteFolder, target: Path, metadata: bytes, lines: Lines) -> None:
     """Writes to a hidden folder beside the target and renames it, so an interrupted run leaves no incomplete site."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    (partial / "dataset.json").write_bytes(facts)
+    (partial / "dataset.json").write_bytes(metadata)
     with open(partial / "split.csv", "w", newline="", encoding="utf-8") as stream:
         csv.writer(stream, lineterminator="\n").writerows(lines)
     for file in (path for row in site.rows for path in (site.image_path(row.image), site.mask_path(row.image))):
@@ -60,9 +60,9 @@ def _place(file: Path, target: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def _holds(target: Path, facts: bytes, lines: Lines) -> bool:
+def _holds(target: Path, metadata: bytes, lines: Lines) -> bool:
     try:
         with open(target / "split.csv", newline="", encoding="utf-8") as stream:
-            return (target / "dataset.json").read_bytes() == facts and list(csv.reader(stream)) == lines
+            return (target / "dataset.json").read_bytes() == metadata and list(csv.reader(stream)) == lines
     except OSError:
         return False

@@ -1,5 +1,6 @@
 """Images for prediction, from a site's folder (split test) or any folder of PNGs, and predictions as masks."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,13 @@ class Images:
         Raises:
             InputError: there is no image, or the site's folder is not valid.
         """
-        if (folder / "dataset.json").exists():
+        if os.path.exists(folder / "dataset.json"):  # unlike Path.exists, no error for a name that is too long
             site = SiteFolder.open(folder)
             files = [site.image_path(row.image) for row in site.rows_of(SPLIT)]
             if not files:
                 raise InputError(f"{folder} has no image in split {SPLIT}; add some to split.csv, or name its folder images/")
             return cls(files, folder, site)
-        files = sorted(folder.glob("*.png"))
+        files = pngs(folder)
         if not files:
             raise InputError(f"{folder} has no PNG and is not a site's folder; name a folder of images, or a site's folder")
         return cls(files, folder, None)
@@ -50,10 +51,19 @@ class Images:
         """
         inputs, shapes = [], []
         for file in track(self.files, f"Loading {len(self.files)} images"):
-            image = read_image(file, channels, self.folder)
+            image = read_image(file, channels, self.folder, network=self.site is None)
             inputs.append(network_input(image, size))
             shapes.append(image.shape[:2])
         return inputs, shapes
+
+
+def pngs(folder: Path) -> list[Path]:
+    """Returns the PNGs of a folder, sorted by name; raises InputError if there is no such folder."""
+    if not os.path.exists(folder):  # unlike Path.exists, also of a name that is too long
+        raise InputError(f"{folder} does not exist; name a folder of PNG images")
+    if not os.path.isdir(folder):
+        raise InputError(f"{folder} is a file; name its folder")
+    return sorted(folder.glob("*.png"))
 
 
 def label_mask(maps: torch.Tensor, labels: str) -> np.ndarray:

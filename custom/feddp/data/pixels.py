@@ -53,8 +53,11 @@ def _open(file: Path, within: Path) -> Image.Image:
         raise BadFile(Problem(file, "is missing", "Add it, or remove its line from split.csv")) from None
 
 
-def read_image(file: Path, channels: int, within: Path) -> np.ndarray:
+def read_image(file: Path, channels: int, within: Path, network: bool = False) -> np.ndarray:
     """Returns an image as uint8 (H, W, 3) or, with one channel, (H, W).
+
+    Args:
+        network: whether the number of channels is a network's and not that of a dataset.json, for the error.
 
     Raises:
         BadFile: the file is missing, unreadable or too large, has other channels, or is a link out of the folder `within`.
@@ -62,8 +65,9 @@ def read_image(file: Path, channels: int, within: Path) -> np.ndarray:
     image = _open(file, within)
     if image.mode != MODES[channels]:
         actual = f"{len(image.getbands())} channel(s) (PNG mode {image.mode})"
-        remedy = f"Save it as 8-bit {MODES[channels]}, or correct dataset.json"
-        raise BadFile(Problem(file, f"has {actual}, but dataset.json has {channels}", remedy))
+        wanted, more = ("the network expects", "") if network else ("dataset.json has", ", or correct dataset.json")
+        remedy = f"Save it as 8-bit {MODES[channels]}{more}"
+        raise BadFile(Problem(file, f"has {actual}, but {wanted} {channels}", remedy))
     return np.asarray(image)
 
 

@@ -66,7 +66,7 @@ def synthesize_site(folder: Path, index: int, images: int, size: int, seed: int)
     habits = habits_of(index, seed)
     patients = [f"P{number // 2:03d}" for number in range(images)]
     splits = split_patients(patients, seed)
-    facts = {
+    metadata = {
         "name": "synthetic",
         "channels": 3,
         "classes": ["lesion"],
@@ -84,7 +84,7 @@ def synthesize_site(folder: Path, index: int, images: int, size: int, seed: int)
         )
         for number, patient in enumerate(track(patients, f"Drawing {Path(folder).name}"))
     )
-    write_site(folder, facts, samples)
+    write_site(folder, metadata, samples)
 
 
 def habits_of(index: int, seed: int) -> Habits:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from feddp.adaptation.models import described, network_files
-from feddp.data.folder import SiteFolder, facts_of, misfit, refuse_occupied
+from feddp.data.folder import SiteFolder, metadata_of, misfit, refuse_occupied
 from feddp.data.images import SPLIT
 from feddp.data.loading import load
 from feddp.data.progress import track
@@ -63,6 +63,8 @@ def features(request: FeaturesRequest) -> ResultTable:
     asked_for(request.device)
     files = {title: _chosen(run, request.sites) for title, run in _titles(request.models).items()}
     sites = sorted({site for of_run in files.values() for site in of_run})
+    if missing := [site for site in sites if not (request.data / site).is_dir()]:
+        raise InputError(f"--data {request.data} has no {', '.join(missing)}; name the data that --models was run on")
     folders = {site: SiteFolder.open(request.data / site) for site in sites}
     found = {
         title: {site: _pixels(request, file, folders[site]) for site, file in of_run.items()} for title, of_run in files.items()
@@ -102,7 +104,7 @@ def _divergence(pixels: Pixels | None) -> float | None:
 def _pixels(request: FeaturesRequest, file: Path, folder: SiteFolder) -> Pixels:
     """Returns sampled pixels; raises InputError if the data of `folder` do not fit the network, or it has no test image."""
     metadata = described(file)
-    if differing := misfit(folder, facts_of(metadata)):
+    if differing := misfit(folder, metadata_of(metadata)):
         raise InputError(
             f"{folder.path} is not of (channels, classes, labels) = {differing[1]}, as {file}; name the data it was run on"
         )

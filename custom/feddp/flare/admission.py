@@ -16,7 +16,7 @@ from nvflare.apis.app_deployer_spec import AppDeployerSpec
 from nvflare.apis.app_validation import AppValidator
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import AdminCommandNames, FLContextKey, WorkspaceConstants
+from nvflare.apis.fl_constant import AdminCommandNames, FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext, Person
@@ -28,9 +28,12 @@ from feddp.errors import FedDPError, PolicyError
 from feddp.flare.archive import read_app
 from feddp.flare.audit import audit, one_line
 from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER
+from feddp.flare.context import files_of
 from feddp.flare.documents import only_json, require_equal
 from feddp.flare.job_folder import META, admitted, read_folder, require_meta, require_object
 from feddp.flare.policy import SitePolicy
+from feddp.flare.site import kept_by
+from feddp.training.store import require_stored_plan
 
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -76,8 +79,8 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         site = workspace.site_name
         if not isinstance(job_id, str) or not JOB_ID.fullmatch(job_id):
             raise PolicyError("its id does not have the form of FLARE's job ids")
-        kept = os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT) or workspace.get_root_dir()
-        for folder in (Path(workspace.get_run_dir(job_id)), Path(kept) / "feddp" / job_id):
+        kept = kept_by(site, workspace.get_root_dir())
+        for folder in (Path(workspace.get_run_dir(job_id)), files_of(kept, job_id)):
             if os.path.lexists(folder):
                 raise PolicyError(f"site {site}: a job of this id was deployed before; submit the job again for a new id")
         require_equal("the app", APPS[CLIENT], app_name, "its name")
@@ -89,6 +92,10 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
             raise PolicyError(f"{META}: deploy_map does not name site {site}")
         policy = self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx)
         policy.accept(site, job.plan, job.asked)
+        if job.resume:
+            if not JOB_ID.fullmatch(job.resume):
+                raise PolicyError("the run that it continues does not have the form of FLARE's job ids")
+            require_stored_plan(files_of(kept, job.resume), job.plan.to_json())
 
     @staticmethod
     def _policy(privacy: Path, site: str, scope: str, fl_ctx: FLContext) -> SitePolicy:

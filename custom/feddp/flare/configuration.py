@@ -1,5 +1,5 @@
-"""The contents of a job's folder, a function of its plan and, for an unseen site, of the request. The export writes them; the
-server and the sites accept nothing else (`feddp.flare.admission`)."""
+"""The contents of a job's folder, a function of its plan and, for an unseen site, of the request, or of the run that the job
+continues. The export writes them; the server and the sites accept nothing else (`feddp.flare.admission`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,9 +29,13 @@ SITE_CLASSES = {
 CHUNK, CHUNK_SIZE = "tensor_download_chunk_size", 32 * 1024 * 1024
 
 
-def app_configuration(side: str, plan: Plan, request: AdaptationRequest | None = None) -> dict[str, Any]:
-    """Returns the content of config_fed_server.json or config_fed_client.json."""
-    return (_server if side == SERVER else _client)(plan, request)
+def app_configuration(side: str, plan: Plan, request: AdaptationRequest | None = None, resume: str = "") -> dict[str, Any]:
+    """Returns the content of config_fed_server.json or config_fed_client.json.
+
+    Args:
+        resume: the id of the run that the job continues, if any.
+    """
+    return (_server if side == SERVER else _client)(plan, request, resume)
 
 
 def job_meta(name: str, scope: str, plan: Plan, request: AdaptationRequest | None = None) -> dict[str, Any]:
@@ -43,7 +47,7 @@ def job_meta(name: str, scope: str, plan: Plan, request: AdaptationRequest | Non
     return {"name": name, "scope": scope, **needed, "deploy_map": deploy_map, "resource_spec": {}}
 
 
-def _server(plan: Plan, request: AdaptationRequest | None) -> dict[str, Any]:
+def _server(plan: Plan, request: AdaptationRequest | None, resume: str) -> dict[str, Any]:
     controller, half = SERVER_CLASSES["stage"], _half(plan, request)
     stages = stages_of(plan, request is not None)
     return {
@@ -53,11 +57,11 @@ def _server(plan: Plan, request: AdaptationRequest | None) -> dict[str, Any]:
         "workflows": [{"id": stage, "path": controller, "args": {"stage": stage}} for stage in stages],
         # both ends convert received tensors first and sent tensors last
         **_filters(data=half, result=half),
-        "components": [{"id": "persistor", "path": SERVER_CLASSES["persistor"], "args": _arguments(plan, request)}],
+        "components": [{"id": "persistor", "path": SERVER_CLASSES["persistor"], "args": _arguments(plan, request, resume)}],
     }
 
 
-def _client(plan: Plan, request: AdaptationRequest | None) -> dict[str, Any]:
+def _client(plan: Plan, request: AdaptationRequest | None, resume: str) -> dict[str, Any]:
     half, strip = _half(plan, request), [SITE_CLASSES["strip"]] if request is None else []
     tasks = protocol.tasks_of(stages_of(plan, request is not None))
     return {
@@ -65,13 +69,14 @@ def _client(plan: Plan, request: AdaptationRequest | None) -> dict[str, Any]:
         CHUNK: CHUNK_SIZE,
         "executors": [{"tasks": tasks, "executor": {"path": SITE_CLASSES["stages"]}}],
         **_filters(data=half, result=[*strip, *half]),
-        "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": _arguments(plan, request)}],
+        "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": _arguments(plan, request, resume)}],
     }
 
 
-def _arguments(plan: Plan, request: AdaptationRequest | None) -> dict[str, Any]:
+def _arguments(plan: Plan, request: AdaptationRequest | None, resume: str) -> dict[str, Any]:
     """Returns the arguments of both sides' components."""
-    return {"plan": plan.to_json(), **({"adaptation": request.to_json()} if request else {})}
+    more = {"adaptation": request.to_json()} if request else {"resume": resume} if resume else {}
+    return {"plan": plan.to_json(), **more}
 
 
 def _half(plan: Plan, request: AdaptationRequest | None) -> list[str]:

@@ -22,6 +22,7 @@ class SiteContext:
     """One site in one job.
 
     Args:
+        run: the id of the job with which the run began; the site's files and draws belong to the run.
         expected: the tensors of the answers of the job's plan.
         kept: the folder of this site's files, of all jobs and across jobs.
         simulated: whether the job is a simulation on one machine; then it is not counted, and the site has no secret.
@@ -33,7 +34,7 @@ class SiteContext:
     def __init__(
         self,
         name: str,
-        job: str,
+        run: str,
         expected: Expected,
         request: AdaptationRequest | None,
         policy: SitePolicy,
@@ -41,7 +42,7 @@ class SiteContext:
         simulated: bool,
     ):
         plan = expected.plan
-        self.name, self.job, self.plan, self.request, self.policy = name, job, plan, request, policy
+        self.name, self.run, self.plan, self.request, self.policy = name, run, plan, request, policy
         self.expected, self.kept, self.simulated = expected, kept, simulated
         self.stopped: Callable[[], bool] = lambda: False
         self._site: Site | None = None
@@ -63,23 +64,23 @@ class SiteContext:
 
     @cached_property
     def store(self) -> Store:
-        """This site's own files of this job."""
-        return Store(self.files(self.job))
+        """This site's own files of this run."""
+        return Store(self.files(self.run))
 
     @cached_property
     def secret(self) -> str:
         """The site's part of every seed; empty in a simulation, and if the policy's `seed` is "plan"."""
         return secret_of(self.kept) if self.policy.seed == OWN and not self.simulated else ""
 
-    def files(self, job: str) -> Path:
-        """Returns this site's folder of a job; raises InputError if `job` is not a valid id."""
-        return files_of(self.kept, job)
+    def files(self, run: str) -> Path:
+        """Returns this site's folder of a run; raises InputError if `run` is not a valid id."""
+        return files_of(self.kept, run)
 
     def consents(self, word: str) -> bool:
         return self.policy.consents(word)
 
     def enter(self) -> None:
-        """Counts this job in the data's budget and configures the process for the policy's device, once per process.
+        """Counts this run in the data's budget and configures the process for the policy's device, once per process.
 
         Raises:
             PolicyError: the policy's budget allows no further job.
@@ -87,7 +88,7 @@ class SiteContext:
         if self._entered:
             return
         if not self.simulated:
-            self._ledger.enter(self.policy.data, self.job, self.policy.budget)
+            self._ledger.enter(self.policy.data, self.run, self.policy.budget)
         settle(self.policy.device, self.policy.threads)
         self._entered = True
 
@@ -98,7 +99,7 @@ class SiteContext:
             PolicyError: the policy's budget allows no further evaluation.
         """
         if not self.simulated:
-            self._ledger.measured(self.policy.data, self.job, self.policy.budget)
+            self._ledger.measured(self.policy.data, self.run, self.policy.budget)
 
     @property
     def _ledger(self) -> Ledger:
@@ -125,17 +126,17 @@ class SiteContext:
                 first_network(self),
                 lambda: self.stopped(),
                 self.secret,
-                self.job,
+                self.run,
             )
         return self._site
 
 
 def kept_below(root: Path) -> Path:
-    """Returns the folder in which a site with the workspace `root` keeps its files."""
+    """Returns the folder in which a participant with the workspace `root` keeps its files of runs."""
     return root / "feddp"
 
 
-def files_of(kept: Path, job: str) -> Path:
-    """Returns a site's folder of a job, below `kept`; raises InputError if `job` is not a valid id."""
-    require_job_id(job)
-    return kept / job
+def files_of(kept: Path, run: str) -> Path:
+    """Returns a participant's folder of a run, below `kept`; raises InputError if `run` is not a valid id."""
+    require_job_id(run)
+    return kept / run

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from nvflare.apis.client import Client
-from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -15,12 +15,15 @@ from nvflare.apis.signal import Signal
 from feddp.errors import ContributionError, FedDPError, Stopped
 from feddp.flare import messages
 from feddp.flare.persistor import persistor_of
-from feddp.stages import stage_of
+from feddp.stages import served, stage_of
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
 from feddp.stages.server import Received, Server
 
 POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
+# seconds without a sign of life after which a site is skipped, if enough others have answered; and after which none is waited
+# for. A site's job process gives one every 10 s, also while it computes
+SILENT, GONE = 30.0, 600.0
 
 
 class StageController(Controller):
@@ -32,14 +35,23 @@ class StageController(Controller):
 
     def __init__(self, stage: str):
         super().__init__(task_check_period=POLL)
-        self.stage = stage_of(stage)
+        stage_of(stage)
+        self.stage = stage
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         self.memory = persistor_of(fl_ctx).memory(fl_ctx)
+        self.heard: dict[str, float] = {}  # {site: the time of its last sign of life in this stage}
+        told = self.communicator.client_is_active
+
+        def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
+            self.heard[client_name] = time.monotonic()
+            told(client_name, reason, fl_ctx)
+
+        self.communicator.client_is_active = client_is_active  # FLARE calls it for every request of a site's job process
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
-            self.stage.serve(FlareServer(self, self.memory, abort_signal, fl_ctx))
+            served(self.stage, FlareServer(self, self.memory, abort_signal, fl_ctx))
         except Stopped:
             self.log_info(fl_ctx, "stopped: the job was aborted", fire_event=False)
         except FedDPError as error:
@@ -62,6 +74,7 @@ class FlareServer(Server):
         # sealed, unless FLARE runs without certificates
         super().__init__(memory, sealed=fl_ctx.get_prop(FLContextKey.SECURE_MODE) is not False)
         self._controller, self._abort_signal, self._fl_ctx = controller, abort_signal, fl_ctx
+        self._asked = float("-inf")  # the time of the last request
 
     def joined(self) -> list[str]:
         return [client.name for client in self._fl_ctx.get_engine().get_clients()]
@@ -69,10 +82,19 @@ class FlareServer(Server):
     def warn(self, message: str) -> None:
         self._controller.log_warning(self._fl_ctx, message, fire_event=False)
 
+    def sites(self) -> list[str]:
+        for site in [site for site in self.memory.lost if self._silence(site) < SILENT]:
+            del self.memory.lost[site]
+            self.progress("returned", site=site)
+        return super().sites()
+
     def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+        answered: set[str] = set()
+
         def result_received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             site, result = client_task.client.name, client_task.result
             client_task.result = None  # frees the tensors once the round is over
+            answered.add(site)
             received(site, partial(_reply, site, task, result))
 
         parcels = [(list(sites), data)] if isinstance(data, Message) else [([site], data[site]) for site in sites]
@@ -82,14 +104,21 @@ class FlareServer(Server):
             content = messages.pack(message.tensors, **message.scalars)
             tasks.append(Task(name=task, data=content, result_received_cb=result_received, timeout=limit))
             self._controller.broadcast(task=tasks[-1], fl_ctx=self._fl_ctx, targets=targets, min_responses=len(targets))
+        self._asked = time.monotonic()
         while any(each.completion_status is None for each in tasks):
             if self._abort_signal.triggered:
                 raise Stopped("the job was aborted")
             time.sleep(POLL)
-        if all(each.completion_status != TaskCompletionStatus.CLIENT_DEAD for each in tasks):
-            return set()
-        # FLARE forgets dead clients after each workflow; the next workflow would wait for them forever
-        return {site for site in sites if self._controller.get_client_disconnect_time(site)}
+            silence = min((self._silence(site) for site in sites if site not in answered), default=0.0)
+            if silence > (SILENT if len(answered) >= self.plan.federation.min_sites else GONE):
+                for each in tasks:
+                    self._controller.cancel_task(each)
+                break
+        return {site for site in sites if site not in answered and self._silence(site) > SILENT}
+
+    def _silence(self, site: str) -> float:
+        """Returns the seconds since a site's last sign of life, or since it was asked if there was none."""
+        return time.monotonic() - self._controller.heard.get(site, self._asked)
 
 
 def _reply(site: str, task: str, result: Shareable) -> Message:

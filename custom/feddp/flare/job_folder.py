@@ -16,6 +16,7 @@ from feddp.flare.documents import LARGEST, at, parsed, require_equal
 from feddp.plan.resolve import WEIGHTS
 from feddp.plan.schema import Plan
 from feddp.training.settings import require_name
+from feddp.training.store import require_job_id
 
 META = "meta.json"
 # keys that FLARE's server adds to meta.json
@@ -32,10 +33,17 @@ RESOURCES = {"num_of_gpus": (int, 64), "mem_per_gpu_in_GiB": (int | float, 1024)
 
 @dataclass(frozen=True)
 class Job:
-    """The whole content of a job's folder: the plan and, for an adaptation at an unseen site, the request."""
+    """The whole content of a job's folder: the plan; for an adaptation at an unseen site, the request; the run it continues."""
 
     plan: Plan
     request: AdaptationRequest | None = None
+    resume: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.resume, str):
+            raise InputError(f"resume={str(self.resume)[:80]!r} is not a run's id; export the job with `feddp job`")
+        if self.resume:
+            require_job_id(self.resume)
 
     @property
     def asked(self) -> dict[str, Any] | None:
@@ -53,9 +61,9 @@ def admitted(side: str, data: bytes) -> Job:
     document = parsed(what, data)
     args = at(what, document, "components", 0, "args")
     plan = Plan.from_json(require_object(what, "components[0].args.plan", at(what, document, "components", 0, "args", "plan")))
-    asked = args.get("adaptation") if isinstance(args, dict) else None
-    job = Job(plan, AdaptationRequest.from_json(asked) if asked is not None else None)
-    require_equal(what, _as_read(app_configuration(side, job.plan, job.request)), document)
+    asked, resume = (args.get("adaptation"), args.get("resume", "")) if isinstance(args, dict) else (None, "")
+    job = Job(plan, AdaptationRequest.from_json(asked) if asked is not None else None, resume)
+    require_equal(what, _as_read(app_configuration(side, job.plan, job.request, job.resume)), document)
     return job
 
 

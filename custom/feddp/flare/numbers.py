@@ -10,9 +10,8 @@ from feddp.data.images import Images
 from feddp.data.loading import in_an_epoch
 from feddp.errors import PolicyError
 from feddp.plan.schema import Plan
-from feddp.protocol import CELL, MEASURED, SCALARS, Number, Over, Table, spec_of
+from feddp.protocol import LARGEST, MEASURED, SCALARS, Over, Table, numbers_of, spec_of
 
-LARGEST = 2**53  # Python's integers are unbounded: one could hold a whole image
 # the tables over the test images leave together or not at all
 _TOGETHER = frozenset(name for name, scalar in SCALARS.items() if isinstance(scalar, Table) and scalar.over is Over.TEST)
 
@@ -23,19 +22,7 @@ def checked(site: str, task: str, scalars: Mapping[str, Any], plan: Plan) -> dic
     Raises:
         PolicyError: the task has no such name, or a value is not a number, not finite or beyond LARGEST.
     """
-    return _plain(f"site {site}: task {task} tried to send", scalars, _known(task, plan))
-
-
-def _known(task: str, plan: Plan) -> dict[str, Any]:
-    """Returns the scalars that a task may send: {name: None for a number, or the same one level below}."""
-    return {name: _below(SCALARS[name], plan) for name in spec_of(task).scalars}
-
-
-def _below(scalar: Number | Table, plan: Plan) -> dict[str, Any] | None:
-    if isinstance(scalar, Number):
-        return None
-    table = dict.fromkeys(scalar.metrics, dict.fromkeys(CELL))
-    return table if scalar.by == () else dict.fromkeys(plan.sites if scalar.by is None else scalar.by, table)
+    return _plain(f"site {site}: task {task} tried to send", scalars, numbers_of(task, plan.sites))
 
 
 def _plain(who: str, scalars: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,9 +31,10 @@ def _plain(who: str, scalars: Mapping[str, Any], known: Mapping[str, Any]) -> di
         if name not in known:
             raise PolicyError(f"{who} {str(name)[:20]!r} among its scalars; nothing was sent")
         below = known[name]
-        if isinstance(value, dict) and below is not None:
+        table = isinstance(below, dict)
+        if isinstance(value, dict) and table:
             plain[name] = _plain(who, value, below)
-        elif not isinstance(value, int | float) or below is not None:
+        elif not isinstance(value, int | float) or table:
             raise PolicyError(f"{who} a {type(value).__name__} among its scalars ({name}); nothing was sent")
         elif isinstance(value, bool):
             plain[name] = value

@@ -8,7 +8,9 @@ from nvflare.apis.fl_context import FLContext
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError
+from feddp.flare.context import files_of
 from feddp.flare.messages import register_tensors
+from feddp.flare.site import kept_by
 from feddp.plan.schema import Plan
 from feddp.stages.memory import ServerMemory
 
@@ -19,12 +21,14 @@ class SharedTensorPersistor(FLComponent):
     Args:
         plan: the run, as `Plan.to_json`; for an adaptation, the finished run.
         adaptation: the request of an adaptation at an unseen site, as `AdaptationRequest.to_json`.
+        resume: the id of the run that the job continues.
     """
 
-    def __init__(self, plan: dict[str, Any], adaptation: dict[str, Any] | None = None):
+    def __init__(self, plan: dict[str, Any], adaptation: dict[str, Any] | None = None, resume: str = ""):
         super().__init__()
         self.plan = Plan.from_json(plan)
         self.request = AdaptationRequest.from_json(adaptation) if adaptation else None
+        self.resume = resume
         self._memory: ServerMemory | None = None
         register_tensors()
 
@@ -34,7 +38,10 @@ class SharedTensorPersistor(FLComponent):
             workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
             # workspace.get_app_config_dir omits "config" in kits of `nvflare package`
             config = Path(workspace.get_app_dir(job)) / "config"
-            self._memory = ServerMemory(self.plan, job, Path(workspace.get_run_dir(job)), config, self.request)
+            own = files_of(kept_by(fl_ctx.get_identity_name(), workspace.get_root_dir()), self.resume or job)
+            if self.resume and not own.is_dir():
+                raise InputError(f"the server has no run {self.resume}; name its first job, or export without --resume")
+            self._memory = ServerMemory(self.plan, own.name, Path(workspace.get_run_dir(job)), own, config, self.request)
         return self._memory
 
 

@@ -21,6 +21,8 @@ from feddp.sealing.session import Session
 from feddp.stages.tensors import Expected
 from feddp.training.store import Store
 
+SIMULATED_FILES = "FEDDP_SIMULATED_FILES"  # environment variable: the folder of all participants' files in the simulator
+
 
 class SiteComponent(FLComponent):
     """Creates the site's context when the job's first task arrives.
@@ -28,13 +30,15 @@ class SiteComponent(FLComponent):
     Args:
         plan: the run, as `Plan.to_json`; for an adaptation, the finished run.
         adaptation: the request of an adaptation at an unseen site, as `AdaptationRequest.to_json`.
+        resume: the id of the run that the job continues.
     """
 
-    def __init__(self, plan: dict[str, Any], adaptation: dict[str, Any] | None = None):
+    def __init__(self, plan: dict[str, Any], adaptation: dict[str, Any] | None = None, resume: str = ""):
         super().__init__()
         self.plan = Plan.from_json(plan)
         self.expected = Expected(self.plan)
         self.request = AdaptationRequest.from_json(adaptation) if adaptation else None
+        self.resume = resume
         # FLARE runs a task that the server pushes in parallel with the fetched one; both use the same network
         self.one_at_a_time = threading.Lock()
         self._context: SiteContext | None = None
@@ -53,13 +57,15 @@ class SiteComponent(FLComponent):
             if not here:
                 require_gate(site)
             policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), here)
-            self._context = SiteContext(site, fl_ctx.get_job_id(), self.expected, self.request, policy, kept(fl_ctx), here)
+            self._context = SiteContext(site, self._run(fl_ctx), self.expected, self.request, policy, kept(fl_ctx), here)
         return self._context
 
-    @staticmethod
-    def store(fl_ctx: FLContext) -> Store:
-        """Returns this site's files of this job, independent of the policy."""
-        return Store(files_of(kept(fl_ctx), fl_ctx.get_job_id()))
+    def store(self, fl_ctx: FLContext) -> Store:
+        """Returns this site's files of this run, independent of the policy."""
+        return Store(files_of(kept(fl_ctx), self._run(fl_ctx)))
+
+    def _run(self, fl_ctx: FLContext) -> str:
+        return self.resume or str(fl_ctx.get_job_id())
 
     def seals(self, fl_ctx: FLContext) -> Session:
         """Returns this site's session of the job's sealed exchanges.
@@ -73,12 +79,19 @@ class SiteComponent(FLComponent):
 
 
 def kept(fl_ctx: FLContext) -> Path:
-    """Returns the folder of all jobs' files and of the files kept across jobs. No server reads it.
+    """Returns this site's folder of all runs' files and of the files kept across runs. No server reads it."""
+    return kept_by(fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
 
-    It lies in the site's workspace. In a container, whose workspace ends with the job, it lies in FLARE's NVFL_RESULT_ROOT.
+
+def kept_by(participant: str, workspace: str) -> Path:
+    """Returns a participant's folder of all runs' files.
+
+    It lies in the participant's workspace. In a container, whose workspace ends with the job, it lies in FLARE's
+    NVFL_RESULT_ROOT. The simulator, which empties its workspace at every start, gives a folder in SIMULATED_FILES.
     """
-    root = os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT)
-    return kept_below(Path(root or fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
+    if SIMULATED_FILES in os.environ:
+        return kept_below(Path(os.environ[SIMULATED_FILES]) / participant)
+    return kept_below(Path(os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT) or workspace))
 
 
 def site_component(fl_ctx: FLContext) -> SiteComponent:

@@ -77,7 +77,7 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     plan = plan_of(run, results)
     file = run / SHARED if (run / SHARED).exists() else start_file(run, results["start_round"])
     shared, network = some(read_network(file)[0], run), build_network(plan)
-    refuse_layers(plan.facts, network.state_dict(), shared, run)
+    refuse_layers(plan.metadata, network.state_dict(), shared, run)
     Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(file), shared)
     # one donor is enough, and an adaptation may take longer than a round; `weights` is now γ, not the run's initial network
     settings = plan.settings | {"min_sites": 1, "task_timeout": 0}
@@ -87,6 +87,6 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
 def _rehearse(plan: Plan, request: AdaptationOptions) -> None:
     """Raises InputError if the strategy does not fit the network (TTT without its head), before any model travels."""
     state = build_network(plan).state_dict()
-    models, blank = Models.of({"donor": state}, state, plan.facts), torch.zeros(2, plan.channels, 64, 64)
+    models, blank = Models.of({"donor": state}, state, plan.metadata), torch.zeros(2, plan.channels, 64, 64)
     once = replace(request.settings, epochs=0)
     STRATEGIES[request.how](models, list(blank), once, torch.device("cpu"), lambda epoch, loss: None)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
-from feddp.data.folder import SiteFolder, facts_of, find_sites, misfit
+from feddp.data.folder import SiteFolder, find_sites, metadata_of, misfit
 from feddp.errors import InputError
 from feddp.files import write_text
 from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
@@ -18,12 +18,13 @@ from feddp.networks.weights import save_network
 from feddp.plan.resolve import WEIGHTS, build_network, partition_of, require_initial
 from feddp.plan.schema import Plan
 from feddp.training.settings import require_name
+from feddp.training.store import require_job_id
 
 SCOPE, META = "feddp", "meta.json"
 SIMULATED, LOCAL = "simulate_job", "local_job"  # the job ids in FLARE's simulator and in one process
 
 
-def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, Tensor] | None = None) -> Path:
+def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, Tensor] | None = None, resume: str = "") -> Path:
     """Writes a ready-to-submit job folder for the plan's sites, replacing an earlier job; returns it.
 
     Args:
@@ -32,6 +33,8 @@ def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, T
         scope: the scope of the sites' privacy.json under which the job runs.
         initial: the tensors of the whole network from which every site starts. They travel in the server's app and then in a
             task, because FLARE's client accepts no app of more than 4 MiB over HTTP.
+        resume: the id of the run that the job continues after its last completed round; the plan must be the run's, or have
+            more rounds.
 
     Raises:
         InputError: there are too few sites, the private rule does not fit the network, the tensors are not the plan's, or the
@@ -44,7 +47,9 @@ def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, T
     if len(plan.sites) < plan.federation.min_sites:
         least = plan.federation.min_sites
         raise InputError(f"{len(plan.sites)} sites are fewer than min_sites={least}; name more sites, or lower min_sites")
-    return write_job(folder, scope, plan, None, initial)
+    if resume:
+        require_job_id(resume)
+    return write_job(folder, scope, plan, None, initial, resume)
 
 
 def write_job(
@@ -53,6 +58,7 @@ def write_job(
     plan: Plan,
     request: AdaptationRequest | None,
     brought: Mapping[str, Tensor] | None,
+    resume: str = "",
 ) -> Path:
     """Writes a job folder, replacing an earlier job; returns it.
 
@@ -69,7 +75,7 @@ def write_job(
     shutil.rmtree(folder, ignore_errors=True)
     _write(folder / META, job_meta(folder.name, scope, plan, request))
     for side in SIDES:
-        _write(folder / APPS[side] / FILES[side], app_configuration(side, plan, request))
+        _write(folder / APPS[side] / FILES[side], app_configuration(side, plan, request, resume))
     if brought is not None:
         save_network((folder / APPS[SERVER] / FILES[SERVER]).with_name(WEIGHTS), brought, {})
     return folder
@@ -110,8 +116,8 @@ def federation_of(root: Path, only: Sequence[str] | None = None) -> tuple[list[s
     folders = [SiteFolder.open(path) for name, path in paths.items() if only is None or name in only]
     first = folders[0]
     for other in folders[1:]:
-        if misfit(other, facts_of(first)):
+        if misfit(other, metadata_of(first)):
             raise InputError(
                 f"sites {first.site} and {other.site} differ in channels, classes or labels; a federation needs them equal"
             )
-    return [folder.site for folder in folders], facts_of(first)
+    return [folder.site for folder in folders], metadata_of(first)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddp.data.folder import SiteFolder, facts_of, misfit
+from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.errors import InputError, PolicyError
 from feddp.files import write_json
 from feddp.flare.admission import scope_properties
@@ -66,7 +66,7 @@ class Approval:
         if self.data and not self.job.request:
             folder = SiteFolder.open(self.data)
             reasons += self.policy.bounds.too_few(len(folder.rows_of("train")))
-            if differing := misfit(folder, facts_of(self.job.plan)):
+            if differing := misfit(folder, metadata_of(self.job.plan)):
                 here, wanted = (f"{n} channels, {', '.join(classes)} ({labels})" for n, classes, labels in differing)
                 reasons.append(f"the job is for {wanted}, but {self.data} has {here}; ask its lead to export it for these")
         if self.kit.name not in (self.job.request.sites if self.job.request else self.job.plan.sites):
@@ -101,7 +101,7 @@ def read_job(folder: Path) -> tuple[dict[str, Any], Job]:
     if extra:
         raise InputError(f"{folder} holds {extra[0]!r}, which no exported job has; export the job with `feddp job`")
     job, at_server = (read_folder(side, folder / APPS[side]) for side in reversed(SIDES))
-    if at_server.plan != job.plan:
+    if (at_server.plan, at_server.resume) != (job.plan, job.resume):
         raise InputError(f"{folder}: the server's app has another plan than the sites'; export the job with `feddp job`")
     with open(folder / META, "rb") as handle:
         meta = parsed(META, handle.read(LARGEST + 1))

@@ -7,6 +7,7 @@ from torch import nn
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
+from feddp.flare.bounds import LEAST_SITES
 from feddp.flare.job_folder import Job
 from feddp.flare.policy import SitePolicy
 from feddp.methods.aggregation import Spec
@@ -15,6 +16,7 @@ from feddp.partition import Partition, select
 from feddp.plan.resolve import build_network, exchanged, head_names, partition_of
 from feddp.plan.schema import Plan
 from feddp.protocol import OUTSIDE, consents_of
+from feddp.reading import counted
 
 # the meaning for privacy of a setting that differs from its default; the others have no known effect
 PRIVACY = {
@@ -28,6 +30,8 @@ PRIVACY = {
     "augment": "without augmentation, the network sees the original images",
     "selection": "with test, the test images select the round, which reveals more about them",
     "min_sites": "with fewer sites in a mean, each contribution has more weight",
+    "aggregation": "with median or trimmed, a number of γ may be that of one site alone, and every site receives it",
+    "norm_factor": "a round in which the server refuses sites is a mean of fewer contributions",
     "private": "every tensor not named here is sent to the server in every round",
     "precision": "the same tensors leave with fewer digits",
     "spectra": "the peers receive the centres of the amplitude spectra of that many training images",
@@ -44,9 +48,11 @@ def described(name: str, job: Job, policy: SitePolicy, data: Path | None) -> lis
         f"method {plan.method}, network {plan.network}, images of {plan.channels} channels at {plan.size} x {plan.size}",
         f"classes {', '.join(plan.classes)} ({plan.labels}); seed {plan.seed}",
     ]
+    if job.resume:
+        lines.append(f"continues run {job.resume} after its last completed round, with the files that it left here")
     lines += _outside(job, job.request, policy) if job.request else _rounds(plan, policy, data)
-    lines += [_tensors(job), *_settings(plan)]
-    return lines
+    lines.append(_tensors(job))
+    return lines if job.request else [*lines, *_settings(plan)]
 
 
 def _outside(job: Job, request: AdaptationRequest, policy: SitePolicy) -> list[str]:
@@ -68,15 +74,18 @@ def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
     training = plan.training
     names = f"{len(partition.shared)} tensors, {spec.nbytes:,} bytes" + (" (in half precision)" if plan.federation.half else "")
     images = len(SiteFolder.open(data).rows_of("train")) if data else None
-    steps = f", {-(-images // training.batch)} steps per epoch for the {images} training images here" if images else ""
+    steps = (
+        f", {counted(-(-images // training.batch), 'step')} per epoch for the {images} training images here" if images else ""
+    )
+    epochs = counted(training.local_epochs, "epoch")
     phases = f" in {plan.phases} phases" if plan.phases > 1 else ""
     return [
         f"sites: {', '.join(plan.sites)}; a round needs the answers of {plan.federation.min_sites}",
-        f"sent to the server in each of {plan.rounds} rounds{phases}: {names}, and means of losses and metrics",
+        f"sent to the server in every round ({plan.rounds} in all){phases}: {names}, and means of losses and metrics",
         f"not sent to the server: {len(partition.private)} tensors of this network ({', '.join(partition.private[:2])}, ...)"
         if partition.private
         else "not sent to the server: no tensor; the whole network is shared",
-        f"each round: {training.local_epochs} epochs in steps of {training.batch} images{steps}; learning rate {training.lr}",
+        f"each round: {epochs} in steps of {training.batch} images{steps}; learning rate {training.lr}",
         f"stages: {', '.join(plan.stages)}",
         *([_consent(word, policy) for word in consents_of(plan.stages)] or ["consent: this job needs none"]),
         *(f"  with consent, sealed, to the other sites: {what}" for what in _exchanged(plan, network, partition)),
@@ -89,7 +98,7 @@ def _exchanged(plan: Plan, network: nn.Module, partition: Partition) -> Iterator
     if SPECTRA in plan.stages:
         yield f"once, the centres of the amplitude spectra of {plan.hyper.spectra} training images"
     if HEADS in plan.stages:
-        yield f"in each of {plan.heads.heads_epochs} epochs, {len(head_names(network))} tensors of the head"
+        yield f"in every epoch ({plan.heads.heads_epochs} in all), {len(head_names(network))} tensors of the head"
     if CALIBRATE in plan.stages and plan.calibration.lambda_ > 0 and (names := exchanged(plan, partition)):
         size = Spec.of(network.state_dict(), names).nbytes
         yield f"once, {len(names)} tensors, {size:,} bytes, which complete this site's whole network"
@@ -125,5 +134,6 @@ def _settings(plan: Plan) -> list[str]:
         f"  {name}={value} (default {known[name]}): {meanings[name]}; "
         + (f"privacy: {PRIVACY[name]}" if name in PRIVACY else "privacy: nothing more leaves")
         for name, value in plan.settings.items()
+        if (name, value) != ("min_sites", min(LEAST_SITES, len(plan.sites)))  # which `feddp job` writes by itself
     ]
     return ["settings that differ from the defaults:", *changed] if changed else ["settings: all have the method's defaults"]

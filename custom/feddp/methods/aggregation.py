@@ -1,13 +1,21 @@
-"""The server's arithmetic: check what a site sent, and average it in a fixed order."""
+"""The server's arithmetic: check what a site sent, and combine the contributions in a fixed order.
 
+Source of the robust rules, the coordinate-wise median and trimmed mean: (Yin et al., ICML 2018, Definitions 1 and 2).
+"""
+
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from feddp.errors import ContributionError
+from feddp.methods.base import MEDIAN, TRIMMED
 from feddp.partition import Tensors
+
+LEAST = 3  # contributions among which one can be told from the others
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class Spec:
             if value.shape != shape or value.dtype != dtype:
                 got, want = f"{tuple(value.shape)} {value.dtype}", f"{tuple(shape)} {dtype}"
                 raise ContributionError(f"site {site}: {name} is {got}, expected {want}")
+            if value.layout != torch.strided or value.is_meta:
+                raise ContributionError(f"site {site}: {name} is not a plain tensor with values")
             # a float64 sum of finite values is finite, and is ten times faster than a check of each value
             if not torch.isfinite(value.sum(dtype=torch.float64)):
                 raise ContributionError(f"site {site}: {name} holds values that are not finite")
@@ -62,13 +72,7 @@ def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[
     Raises:
         ContributionError: there is no contribution, or the sites' tensor names differ.
     """
-    if not contributions:
-        raise ContributionError("there is no contribution to average")
-    sites = sorted(contributions)
-    names = contributions[sites[0]].keys()
-    for site in sites:
-        if contributions[site].keys() != names:
-            raise ContributionError(f"site {site}: its tensor names differ from those of site {sites[0]}")
+    sites, names = _alike(contributions)
     total = sum(weights[site] for site in sites)
     result = {}
     for name in names:
@@ -76,5 +80,82 @@ def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[
         mean = first.to(torch.float64, copy=True).mul_(weights[sites[0]] / total)
         for site in sites[1:]:
             mean.add_(contributions[site][name], alpha=weights[site] / total)
-        result[name] = (mean if first.is_floating_point() else mean.round()).to(first.dtype)
+        result[name] = _as(first, mean)
     return result
+
+
+def combine(rule: str, contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> Tensors:
+    """Returns the contributions combined by `rule`, one of `feddp.methods.base.AGGREGATIONS`; only the means use `weights`.
+
+    Raises:
+        ContributionError: as `average` and `trimmed_mean`.
+    """
+    if rule == MEDIAN:
+        return trimmed_mean(contributions, (len(contributions) - 1) // 2)
+    return trimmed_mean(contributions, 1) if rule == TRIMMED else average(contributions, weights)
+
+
+def trimmed_mean(contributions: Mapping[str, Mapping[str, Tensor]], dropped: int) -> Tensors:
+    """Returns, for every coordinate, the mean over the sites without the `dropped` lowest and the `dropped` highest values.
+
+    Of m sites, dropping (m − 1) // 2 on each side leaves one or two values: the coordinate-wise median. Dropping one is the
+    trimmed mean with β = 1/m. If at most `dropped` sites are malicious, each result lies between two honest values. Types and
+    counters are treated as in `average`; no order of arrival changes a bit.
+
+    Raises:
+        ContributionError: there are fewer than three contributions, or the sites' tensor names differ.
+    """
+    sites, names = _alike(contributions)
+    _require_several(sites)
+    result = {}
+    for name in names:
+        ordered = torch.stack([contributions[site][name] for site in sites]).sort(dim=0).values
+        mean = ordered[dropped : len(sites) - dropped].to(torch.float64).mean(dim=0)
+        result[name] = _as(ordered, mean)
+    return result
+
+
+def outliers(
+    contributions: Mapping[str, Mapping[str, Tensor]], shared: Mapping[str, Tensor], factor: float
+) -> dict[str, tuple[float, float]]:
+    """Returns {site: (‖γ_k − γ‖, the largest accepted norm)} of the norms above `factor` times their median.
+
+    The norm is over all floating-point tensors together, in float64; integer counters are left out.
+
+    Raises:
+        ContributionError: there are fewer than three contributions.
+    """
+    _require_several(sorted(contributions))
+    norms = {site: _distance(tensors, shared) for site, tensors in sorted(contributions.items())}
+    most = factor * median(norms.values())
+    return {site: (norm, most) for site, norm in norms.items() if norm > most}
+
+
+def _distance(tensors: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> float:
+    changes = (value.to(torch.float64) - shared[name] for name, value in tensors.items() if value.is_floating_point())
+    return math.hypot(*(torch.linalg.vector_norm(change).item() for change in changes))
+
+
+def _as(like: Tensor, mean: Tensor) -> Tensor:
+    """Converts a float64 mean to the type of `like`; integers are rounded."""
+    return (mean if like.is_floating_point() else mean.round()).to(like.dtype)
+
+
+def _alike(contributions: Mapping[str, Mapping[str, Tensor]]) -> tuple[list[str], list[str]]:
+    """Returns the sites in alphabetical order and the names of their tensors; raises as `average`."""
+    if not contributions:
+        raise ContributionError("there is no contribution to average")
+    sites = sorted(contributions)
+    names = contributions[sites[0]].keys()
+    for site in sites:
+        if contributions[site].keys() != names:
+            raise ContributionError(f"site {site}: its tensor names differ from those of site {sites[0]}")
+    return sites, list(names)
+
+
+def _require_several(sites: list[str]) -> None:
+    if len(sites) < LEAST:
+        raise ContributionError(
+            f"{len(sites)} contributions ({', '.join(sites)}), but aggregation=median, aggregation=trimmed and norm_factor need"
+            f" {LEAST}; add sites, or set aggregation=uniform and norm_factor=0"
+        )

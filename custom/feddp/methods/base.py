@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from feddp.training.settings import Training
     from feddp.training.store import Store
 
+# how the server combines the sites' contributions: a mean, weighted or not, or a robust statistic (`aggregation.combine`)
+AGGREGATIONS = UNIFORM, SAMPLES, MEDIAN, TRIMMED = "uniform", "samples", "median", "trimmed"
 SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "calibrate"
 # in the order in which they run: {stage: file in which it leaves a site's network, "" if it leaves none}
 STAGES = {SPECTRA: "", TRAIN: "start", TUNE: "tuned", HEADS: "heads", CALIBRATE: "calibrated"}

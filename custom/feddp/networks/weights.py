@@ -23,6 +23,7 @@ from feddp.reading import opened, short
 
 _CLASSIFIERS = ("head", "fc")  # first part of the names of the ImageNet classifier's tensors, in timm and the public files
 _SUFFIX = ".safetensors"
+CHECKSUM = "checksum"  # metadata entry: SHA-256 of the tensors' fingerprint and the other metadata
 
 
 def load_checkpoint(network: nn.Module, path: str | Path) -> None:
@@ -53,22 +54,38 @@ def load_checkpoint(network: nn.Module, path: str | Path) -> None:
 
 
 def save_network(path: str | Path, state: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes tensors and texts to a safetensors file, whole or not at all: after a crash, the former file is still there."""
+    """Writes tensors and texts to a safetensors file, whole or not at all: after a crash, the former file is still there.
+
+    The file's metadata also get a checksum of tensors and texts, which `read_network` compares.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # safetensors refuses tensors that share memory or are not contiguous
+    tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
     with replacing(path) as part:
-        # safetensors refuses tensors that share memory or are not contiguous
-        save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}, part, metadata)
+        save_file(tensors, part, {**metadata, CHECKSUM: _checksum(tensors, metadata)})
 
 
 def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[Tensors, dict[str, str]]:
-    """Returns (tensors, metadata) of a safetensors file of at most `most` bytes; raises InputError if it cannot be read."""
+    """Returns (tensors, metadata) of a safetensors file of at most `most` bytes.
+
+    Raises:
+        InputError: the file cannot be read, or its content differs from the checksum that `save_network` wrote, if it has one.
+    """
     _, metadata = outline(Path(path), most)
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # safetensors raises many kinds of errors for damaged files
         raise unreadable(Path(path), type(error).__name__) from error
+    written = metadata.pop(CHECKSUM, None)
+    if written is not None and written != _checksum(tensors, metadata):
+        raise unreadable(Path(path), "its content does not match its checksum: the file is damaged")
+    return tensors, metadata
+
+
+def _checksum(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    return hashlib.sha256(f"{fingerprint(state)}{json.dumps(metadata, sort_keys=True)}".encode()).hexdigest()
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:

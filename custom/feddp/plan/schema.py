@@ -16,9 +16,10 @@ from typing import Any
 from feddp.errors import InputError
 from feddp.limits import CHANNELS, CLASSES, SIZE
 from feddp.methods import METHODS
-from feddp.methods.base import HEADS, SPECTRA, STAGES, TRAIN
+from feddp.methods.base import AGGREGATIONS, HEADS, SPECTRA, STAGES, TRAIN, UNIFORM
 from feddp.networks import NETWORKS
 from feddp.networks.metadata import LABELS
+from feddp.reading import shown
 from feddp.training.settings import (
     COUNT,
     Calibration,
@@ -48,7 +49,14 @@ LONGEST = {"classes": CLASSES, "stages": len(STAGES), "sites": COUNT}
 class Federation:
     """Settings of the federation: how the server collects and aggregates the contributions."""
 
-    aggregation: str = setting("uniform", "uniform (as in all four papers), or samples: weighted by training samples")
+    aggregation: str = setting(
+        UNIFORM,
+        "uniform: the mean of the contributions (as in all four papers); samples: weighted by training samples; median: of each"
+        " number; trimmed: the mean of each number without its lowest and its highest value. The last two need 3 answers",
+    )
+    norm_factor: float = setting(
+        0.0, "refuses a contribution whose change ‖γ_k − γ‖ is above this many times the median; needs 3 answers; 0: none"
+    )
     min_sites: int = setting(2, "valid answers that a task needs; `feddp job` and `run` set 3 for 3 sites or more", COUNT)
     task_timeout: int = setting(0, "seconds to wait for a site's answer; 0: until FLARE reports the site dead")
     start: str = setting("auto", "the round that stage 1 selects: last or best; auto: last if a stage follows, else best")
@@ -57,11 +65,15 @@ class Federation:
 
     def __post_init__(self) -> None:
         require_bounds(self)
-        require_choice(self, "aggregation", ("uniform", "samples"))
+        require_choice(self, "aggregation", AGGREGATIONS)
         require_choice(self, "start", ("auto", "last", "best"))
         require_choice(self, "precision", ("float32", "float16"))
         require_positive(self, "min_sites")
-        require_not_negative(self, "task_timeout")
+        require_not_negative(self, "task_timeout", "norm_factor")
+        if 0 < self.norm_factor < 1:
+            raise InputError(
+                f"norm_factor={self.norm_factor} would refuse half of the sites; give 0, or a number of at least 1"
+            )
 
     @property
     def half(self) -> bool:
@@ -89,17 +101,17 @@ class Plan:
     def __post_init__(self) -> None:
         self._check_types()
         if self.method not in METHODS:
-            raise InputError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
+            raise InputError(f"unknown method {shown(self.method)}; known: {', '.join(METHODS)}")
         if self.network not in NETWORKS:
-            raise InputError(f"unknown network {self.network!r}; known: {', '.join(NETWORKS)}")
+            raise InputError(f"unknown network {shown(self.network)}; known: {', '.join(NETWORKS)}")
         if self.weights and not re.fullmatch(r"[0-9a-f]{64}", self.weights):
             # a path would point to a file of the participant's machine
             raise InputError(
-                f"weights={self.weights!r} is not a SHA-256 in hex: a plan holds the fingerprint of its initial tensors;"
+                f"weights={shown(self.weights)} is not a SHA-256 in hex: a plan holds the fingerprint of its initial tensors;"
                 " export the job with `feddp job --weights`"
             )
         if self.labels not in LABELS:
-            raise InputError(f"labels={self.labels!r} is unknown; choose one of {', '.join(LABELS)}")
+            raise InputError(f"labels={shown(self.labels)} is unknown; choose one of {', '.join(LABELS)}")
         if self.rounds < 1:
             raise InputError(f"rounds={self.rounds}: a run needs at least 1 round; raise rounds")
         if self.channels < 1 or not self.classes:
@@ -122,7 +134,7 @@ class Plan:
         known = self.known_settings(self.method)
         for name in self.settings:
             if name not in known:
-                raise InputError(f"unknown setting {name!r}; known for {self.method}: {', '.join(known)}")
+                raise InputError(f"unknown setting {shown(name)}; known for {self.method}: {', '.join(known)}")
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "classes", tuple(self.classes))
         object.__setattr__(self, "sites", tuple(self.sites))
@@ -137,22 +149,22 @@ class Plan:
         """Raises InputError for the first entry of a wrong type; a job's JSON may be written by hand."""
         for name in ("method", "network", "labels", "weights"):
             if not isinstance(getattr(self, name), str):
-                raise InputError(f"{name}={getattr(self, name)!r} is not a text; correct the plan")
+                raise InputError(f"{name}={shown(getattr(self, name))} is not a text; correct the plan")
         for name in ("channels", "size", "rounds", "seed"):
             if type(getattr(self, name)) is not int:
-                raise InputError(f"{name}={getattr(self, name)!r} is not a whole number; correct the plan")
+                raise InputError(f"{name}={shown(getattr(self, name))} is not a whole number; correct the plan")
             require_most(name, abs(getattr(self, name)), LARGEST[name])
         for name in ("classes", "stages", "sites"):
             value = getattr(self, name)
             if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-                raise InputError(f"{name}={value!r} is not a list of names; correct the plan")
+                raise InputError(f"{name}={shown(value)} is not a list of names; correct the plan")
             require_most(f"the number of {name}", len(value), LONGEST[name])
             for item in value:
                 require_name(name, item)
             if name != "stages" and len(set(value)) < len(value):
-                raise InputError(f"{name}={value!r} has a name twice; correct the plan")
+                raise InputError(f"{name}={shown(value)} has a name twice; correct the plan")
         if not isinstance(self.settings, Mapping):
-            raise InputError(f"settings={self.settings!r} is not an object of names and values; correct the plan")
+            raise InputError(f"settings={shown(self.settings)} is not an object of names and values; correct the plan")
 
     @cached_property
     def training(self) -> Training:
@@ -201,11 +213,15 @@ class Plan:
         Raises:
             InputError: a key is missing or unknown, or a value is out of range.
         """
+        if not isinstance(data, Mapping):
+            raise InputError(f"the job's plan is {shown(data)}, not an object; export it with `feddp job`")
         optional = {f.name for f in fields(cls) if f.default is not MISSING or f.default_factory is not MISSING}
         known = {f.name for f in fields(cls)}
         unknown, missing = sorted(data.keys() - known), sorted(known - optional - data.keys())
         if unknown or missing:
-            raise InputError(f"the job's plan has unknown keys {unknown} and lacks {missing}; export it with `feddp job`")
+            raise InputError(
+                f"the job's plan has unknown keys {shown(unknown)} and lacks {missing}; export it with `feddp job`"
+            )
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:
@@ -225,7 +241,7 @@ class Plan:
         return METHODS[self.method].layers(self)
 
     @property
-    def facts(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         """The metadata of a network's file (`feddp.networks.weights.load_personal`)."""
         metadata = {"network": self.network, "channels": str(self.channels), "classes": json.dumps(self.classes)}
         metadata |= {"labels": self.labels, "size": str(self.size), "method": self.method, "seed": str(self.seed)}

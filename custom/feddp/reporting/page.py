@@ -7,9 +7,15 @@ from rich import box
 from rich.table import Table
 
 from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
+from feddp.reading import counted
 from feddp.reporting.tables import BLANK, SHOWN, markdown_lines, shown_value
 
 _ROUNDED = "Each site rounded what it measured, metrics to three decimals and losses to three digits, before it left."
+_BEFORE = {
+    False: "before: the networks of the selected round; final: after the local stages, where the method has any.",
+    True: "before: the federation's network; final: after local post-training.",
+}
+_PEERS = "peers: the sites whose networks took part in this site's calibration."
 _METRICS, _CASE_METRICS = ("dice", "assd"), ("dice", "iou")
 
 
@@ -27,15 +33,14 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         "",
         "± is the standard deviation over a site's test images, and over the sites in Average. An image on which exactly one"
         " of mask and prediction is empty counts with the image's diagonal as its distance.",
-        f"Stage 1 handed on round {results['start_round']} (best by mean validation IoU: {results['best_round']}).",
+        _BEFORE["joined" in results],
+        f"Stage 1 selected round {results['start_round']} (best by mean validation IoU: {results['best_round']}).",
     ]
     lines += _notes(results)
     for site in sites:
         lines += _exchanges(site, results["sites"][site])
-    if "sealed" in results:
-        how = (
-            "encrypted from site to site" if results["sealed"] else "in the clear, by the simulator, which has no certificates"
-        )
+    if "sealed" in results and _exchanged(results["sites"].values()):
+        how = "encrypted from site to site" if results["sealed"] else "in the clear: this environment has no certificates"
         lines.append(f"What the sites exchanged went {how}.")
     lines += [f"**{site} is missing**: {reason}" for site, reason in sorted(results["missing"].items())]
     if VOLUMES in results["average"]:
@@ -52,7 +57,7 @@ def table(results: Mapping[str, Any]) -> Table:
     title = _title(results)
     if results["selection"] == "test":
         title += " (optimistic: chosen on the test images)"
-    caption = "\n".join(_notes(results)) or None
+    caption = "\n".join((_BEFORE["joined" in results], _PEERS, *_notes(results)))
     view = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1))
     for head in ("site", *(text for metric in _METRICS for text in (f"{SHOWN[metric].head}\nbefore", "\nfinal")), "peers"):
         view.add_column(head, justify="left" if head == "site" else "right", no_wrap=True)
@@ -64,7 +69,9 @@ def table(results: Mapping[str, Any]) -> Table:
 
 
 def _title(results: Mapping[str, Any]) -> str:
-    return f"{results['method']} on {results['network']}, {results['rounds']} rounds, seed {results['seed']}"
+    start = "local post-training after " if "joined" in results else ""
+    rounds = counted(results["rounds"], "round")
+    return f"{start}{results['method']} on {results['network']}, {rounds}, seed {results['seed']}"
 
 
 def _notes(results: Mapping[str, Any]) -> list[str]:
@@ -74,6 +81,12 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         least = {site: found[word] for site, found in sorted(results["sites"].items()) if word in found}
         notes += [f"{site}: its policy withholds {what} over fewer than {n} test images or cases." for site, n in least.items()]
     return notes
+
+
+def _exchanged(sites: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether sites can have exchanged something: not if each one that counts its peers had none."""
+    peers = [found[stage]["peers"] for found in sites for stage in ("spectra", "calibration") if found.get(stage)]
+    return not peers or any(peers)
 
 
 def _exchanges(site: str, found: Mapping[str, Any]) -> list[str]:
@@ -97,7 +110,7 @@ def _before_and_final(parts: Mapping[str, Any], metrics: Sequence[str]) -> Itera
     """A table of two rows, before the last stage at a site and after it; `parts`: {column: summaries under WHEN}."""
     heads = ["", *(f"{SHOWN[metric].head} {column}" for metric in metrics for column in parts)]
     rows = [
-        [when.replace("_", " "), *(_cell(part.get(when), metric) for metric in metrics for part in parts.values())]
+        [when.removesuffix("_calibration"), *(_cell(part.get(when), metric) for metric in metrics for part in parts.values())]
         for when in WHEN
     ]
     return markdown_lines(heads, rows)

@@ -65,6 +65,13 @@ class Follower:
             bar.update(task, completed=event["round"])
             losses = self._values("loss") or WITHHELD
             bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  loss: {losses}")
+        elif kind == "resumed":
+            bar.update(task, completed=event["round"])
+            bar.console.print(f"continuing after round {event['round']} of {event['of']}")
+        elif kind == "returned":
+            bar.console.print(f"site {event['site']} is back")
+        elif kind == "damaged":
+            bar.console.print(f"damaged: {event['message']}")
         elif kind == "refused":
             bar.console.print(f"refused: {event['reason']}")
         elif kind == "error":

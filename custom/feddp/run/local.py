@@ -12,19 +12,20 @@ from feddp import protocol
 from feddp.errors import ContributionError, FedDPError, Stopped
 from feddp.files import PROGRESS, append_event
 from feddp.flare.configuration import APPS, FILES, SERVER
-from feddp.flare.context import SiteContext, kept_below
+from feddp.flare.context import SiteContext, files_of, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
 from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Kind
 from feddp.run.session import Request
-from feddp.stages import answered, stage_of, stages_of
+from feddp.stages import answered, served, stages_of
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
 from feddp.stages.precision import narrow, widen
 from feddp.stages.server import Received, Server
 from feddp.stages.tensors import Expected
+from feddp.training.store import release
 
 
 class LocalServer(Server):
@@ -122,9 +123,10 @@ class LocalRun:
     """
 
     def __init__(self, out: Path, serve: Callable[[Path, Path, threading.Event], None]):
+        self.id = LOCAL
         self._workspace, self.log = out / "workspace", out / "local.log"
         self._server = self._workspace / "server"
-        self._server.mkdir(parents=True)
+        self._server.mkdir(parents=True, exist_ok=True)
         self.progress = self._server / PROGRESS
         self._stopped, self._serve = threading.Event(), serve
         self._failed: BaseException | None = None
@@ -158,6 +160,7 @@ class LocalRun:
         if not self.finished():
             print("stopping after the present step ...", file=sys.stderr)
         self._thread.join()
+        release(self._workspace)
 
 
 @contextmanager
@@ -176,10 +179,11 @@ def local(request: Request, job: Path) -> Iterator[LocalRun]:
     plan, root = request.plan, request.out / "workspace"
 
     def serve(server: Path, log: Path, stopped: threading.Event) -> None:
-        memory = ServerMemory(plan, LOCAL, server, (job / APPS[SERVER] / FILES[SERVER]).parent)
+        config = (job / APPS[SERVER] / FILES[SERVER]).parent
+        memory = ServerMemory(plan, LOCAL, server, files_of(kept_below(server), LOCAL), config)
         asked = LocalServer(memory, LocalSites(plan, request.policies, root), stopped, log)
         for stage in stages_of(plan, adapts=False):
-            stage_of(stage).serve(asked)
+            served(stage, asked)
 
     with followed(request.out, serve) as running:
         yield running

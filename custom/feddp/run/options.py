@@ -8,16 +8,20 @@ from typing import Any
 from torch import Tensor
 
 from feddp.errors import InputError
+from feddp.files import RUN
 from feddp.flare.bounds import LEAST_SITES
+from feddp.flare.configuration import APPS, SERVER
 from feddp.flare.policy import PLAN
 from feddp.jobs.folder import federation_of
+from feddp.limits import RESULTS_BYTES
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
 from feddp.networks import DEFAULT
-from feddp.networks.weights import fingerprint, load_checkpoint
-from feddp.plan.resolve import build_network
+from feddp.networks.weights import fingerprint, load_checkpoint, read_network
+from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS
+from feddp.reading import read_json
 from feddp.run import pooled, session
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
 from feddp.run.session import Environment, Request
@@ -62,8 +66,8 @@ class Options:
     then: str | None = None
     weights: str | None = None
 
-    def plan(self, facts: Mapping[str, Any], sites: Sequence[str]) -> Plan:
-        """The plan for these sites, whose channels, classes and labels are `facts`.
+    def plan(self, metadata: Mapping[str, Any], sites: Sequence[str]) -> Plan:
+        """The plan for these sites, whose channels, classes and labels are `metadata`.
 
         Raises:
             InputError: an option is unknown, cannot be read or contradicts another; or as `initial`.
@@ -96,7 +100,7 @@ class Options:
             stages=stages,
             sites=tuple(sorted(sites)),
             settings=values,
-            **facts,
+            **metadata,
         )
         initial = self.initial(plan)
         return plan if initial is None else replace(plan, weights=fingerprint(initial))
@@ -137,8 +141,8 @@ def run_here(
     Raises:
         InputError: an option is wrong, `out` is taken, or the run failed; says which, and where its log is.
     """
-    sites, facts = federation_of(data, sites)
-    plan = options.plan(facts, sites)
+    sites, metadata = federation_of(data, sites)
+    plan = options.plan(metadata, sites)
     if threads is not None and env != "sim":
         raise InputError(f"--threads is the simulator's, and not for --env {env}")
     if unknown := sorted(set(without_consent) - set(sites)):
@@ -154,7 +158,7 @@ def run_here(
         }
         for site in sites
     }
-    request = Request(plan, policies, out, threads, options.initial(plan))
+    request = Request(plan, policies, out, threads, options.initial(plan), env)
     if not METHODS[options.method].federated:
         if env == "poc" or threads is not None or without_consent:
             raise InputError(
@@ -162,3 +166,20 @@ def run_here(
             )
         return pooled.run(request)
     return session.run(request, environment(env), name=f"{options.method}_{data.resolve().name}")
+
+
+def resume_here(out: Path) -> dict[str, Any]:
+    """Continues the unfinished run in `out` after its last completed round; returns its results.
+
+    Raises:
+        InputError: there is no unfinished run in `out`, or as `session.run`.
+    """
+    if not (out / RUN).exists():
+        raise InputError(f"{out} holds no run; start one with `feddp run --data ROOT --out {out}`")
+    stored = read_json(out / RUN, RESULTS_BYTES)
+    plan, jobs = Plan.from_json(stored["plan"]), [path for path in (out / "job").glob("*") if path.is_dir()]
+    initial = read_network(jobs[0] / APPS[SERVER] / "config" / WEIGHTS)[0] if plan.weights and jobs else None
+    request = Request(plan, stored["policies"], out, stored["threads"], initial, stored["env"])
+    if not METHODS[plan.method].federated:
+        return pooled.run(request)
+    return session.run(request, environment(stored["env"]), jobs[0].name if jobs else plan.method)

@@ -16,21 +16,26 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS
 from feddp.provision import POLICY
-from feddp.run.session import Request
-from feddp.run.simulator import stop
+from feddp.run.keeper import watched
+from feddp.run.session import POC, Request
 
 PROJECT, SERVER, LEAD = "feddp", "localhost", "lead@feddp.org"
 READY = 90  # seconds within which every site must have joined
 
 
 class PocJob:
-    """A job submitted to a running POC."""
+    """A job submitted to a running POC.
 
-    def __init__(self, kits: Path, session: Session, job: Path):
+    Args:
+        resume: the id of the run that the job continues.
+    """
+
+    def __init__(self, kits: Path, session: Session, job: Path, resume: str = ""):
         self.kits, self.session = kits, session
         self.log = kits / SERVER / "log.txt"
         with self._spoken():
             self.id: str = session.submit_job(str(job.resolve()))
+        self._run = resume or self.id
         self.progress = kits / SERVER / self.id / PROGRESS
         self._checked, self._status = 0.0, ""
 
@@ -55,7 +60,7 @@ class PocJob:
             raise FedDPError(f"the POC server does not answer ({type(error).__name__}: {error}); see {self.log}") from error
 
     def store(self, site: str) -> Path:
-        return self.kits / site / "feddp" / self.id
+        return self.kits / site / "feddp" / self._run
 
 
 def project(request: Request, ports: tuple[int, int]) -> dict[str, Any]:
@@ -85,32 +90,30 @@ def project(request: Request, ports: tuple[int, int]) -> dict[str, Any]:
 def federation(request: Request) -> Iterator[tuple[Path, Session]]:
     """Provisions and starts every participant; yields the kits and the lead's session; stops everything at the end."""
     workspace, home = request.out.resolve() / "poc", request.out.resolve() / "home"
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     # FLARE stores its user configuration in the home folder; this one belongs to the run
     env = {**os.environ, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(workspace)}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    kits = prepare(request, workspace, env)
-    processes = []
-    session = None
-    try:
+    kits = request.out.resolve() / POC
+    if not (kits / SERVER).exists():
+        kits = prepare(request, workspace, env)
+    with watched(workspace):
         for name in (SERVER, *request.sites):
-            with open(kits / name / "console.log", "w", encoding="utf-8") as console:
+            with open(kits / name / "console.log", "a", encoding="utf-8") as console:
                 start = ["bash", str(kits / name / "startup" / "sub_start.sh"), "--once"]
-                processes.append(subprocess.Popen(start, env=env, stdout=console, stderr=subprocess.STDOUT))
+                subprocess.Popen(start, env=env, stdout=console, stderr=subprocess.STDOUT)
         session = connect(kits, request.sites)
-        yield kits, session
-    finally:
-        if session is not None:
+        try:
+            yield kits, session
+        finally:
             session.close()
-        for process in reversed(processes):
-            stop(process)
 
 
 @contextmanager
 def poc(request: Request, job: Path) -> Iterator[PocJob]:
     """Starts a POC for one job, which the lead submits."""
     with federation(request) as (kits, session):
-        yield PocJob(kits, session, job)
+        yield PocJob(kits, session, job, request.resume)
 
 
 def prepare(request: Request, workspace: Path, env: dict[str, str]) -> Path:

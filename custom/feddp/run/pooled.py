@@ -11,12 +11,13 @@ from rich.console import Console
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import Sample, load
 from feddp.files import site_folder
-from feddp.flare.context import SiteContext
+from feddp.flare.context import SiteContext, files_of, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
+from feddp.methods.base import TRAIN
 from feddp.run.local import LocalServer, followed
-from feddp.run.session import Request, awaited, copy_results, finish, fresh
-from feddp.stages import train
+from feddp.run.session import Request, awaited, begin, copy_results, finish
+from feddp.stages import served, train
 from feddp.stages.evaluate import evaluate
 from feddp.stages.memory import ServerMemory
 from feddp.stages.results import gathered
@@ -61,7 +62,7 @@ def run(request: Request) -> dict[str, Any]:
         InputError: the folder is not empty, or a site's data do not fit the plan.
     """
     plan, out = request.plan, request.out
-    fresh(out)
+    begin(request)
     console = Console(stderr=True)
     console.print(f"{plan.method}: all images of {', '.join(request.sites)} in one place, outside FLARE, without a federation")
     folders = {site: SiteFolder.open(Path(request.policies[site]["data"])) for site in request.sites}
@@ -70,13 +71,13 @@ def run(request: Request) -> dict[str, Any]:
     alone = replace(plan, weights="", settings=plan.settings | {"min_sites": 1})
 
     def serve(server: Path, log: Path, stopped: threading.Event) -> None:
-        memory = ServerMemory(alone, LOCAL, server, server)
-        train.serve(LocalServer(memory, {POOL: pool}, stopped, log))
-        network, facts = pool.store.read(train.START)
+        memory = ServerMemory(alone, LOCAL, server, files_of(kept_below(server), LOCAL), server)
+        served(TRAIN, LocalServer(memory, {POOL: pool}, stopped, log))
+        network, metadata = pool.store.read(train.START)
         sites = {}
         for name, folder in folders.items():
             site = Site(name, folder, plan, Store(out / "workspace" / name), pool.device)
-            site.store.write(train.START, network, **facts | {"site": name})
+            site.store.write(train.START, network, **metadata | {"site": name})
             sites[name] = {when: summary for when, summary in evaluate(site).items() if when != "peers"}
             copy_results(site.store.folder, site_folder(out, name))
         memory.write_results(gathered(plan, sites, memory.start_round, memory.best_round))

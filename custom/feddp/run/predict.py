@@ -6,7 +6,7 @@ import torch
 
 from feddp.adaptation.models import described
 from feddp.data.folder import refuse_occupied
-from feddp.data.images import label_mask
+from feddp.data.images import label_mask, pngs
 from feddp.data.loading import network_input
 from feddp.data.pixels import read_image, write_png
 from feddp.data.progress import track
@@ -25,10 +25,10 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
         The number of masks.
 
     Raises:
-        InputError: there is no PNG, the channels of an image and the network differ, the file does not hold a network of
-            FedDP, `out` is not empty, or the device does not exist.
+        InputError: there is no folder or no PNG, the channels of an image and the network differ, the file does not hold a
+            network of FedDP, `out` is not empty, or the device does not exist.
     """
-    files = sorted(images.glob("*.png"))
+    files = pngs(images)
     if not files:
         raise InputError(f"{images} holds no PNG; name a folder with PNG images, such as a site's images/")
     refuse_occupied([out])
@@ -36,7 +36,7 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
     model = load_personal(network).to(asked_for(device))
     out.mkdir(parents=True, exist_ok=True)
     for file in track(files, f"Predicting {len(files)} images"):
-        image = read_image(file, metadata.channels, images)
+        image = read_image(file, metadata.channels, images, network=True)
         with torch.no_grad():
             logits = model(network_input(image, metadata.size)[None].to(device))
             maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()

@@ -1,17 +1,18 @@
 """A run on this machine: export the job, start it, follow it, collect its results. The environments have their own modules."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from feddp.data.folder import refuse_occupied
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
 from feddp.files import (
     CASES,
     IMAGES,
@@ -20,6 +21,7 @@ from feddp.files import (
     RECORD,
     RESULTS,
     RESULTS_TABLE,
+    RUN,
     SHARED,
     read_events,
     site_folder,
@@ -35,6 +37,11 @@ from feddp.reporting.page import write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
+from feddp.training.store import hold
+
+# where the server's files of a run lie, below the run's folder: of the simulator, of one process, of a POC
+WORKSPACE, SIMULATED, POC = "workspace", "simulated", "poc/feddp/prod_00"
+SERVER_FILES = (f"{SIMULATED}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Request:
     out: Path
     threads: int | None = None  # sites that run at once in the simulator; None: all
     initial: dict[str, Tensor] | None = None
+    env: str = "sim"  # the environment's name, for whoever continues the run
+    resume: str = ""  # the id of the run that is continued
 
     def __post_init__(self) -> None:
         admitting = SitePolicy.admitting(self.plan)  # the user starts all sites, so he is their administrator
@@ -59,6 +68,7 @@ class Request:
 class Running(Protocol):
     """A running job."""
 
+    id: str
     progress: Path  # the server's progress.jsonl, once it exists
     log: Path  # the log to read after a failure
 
@@ -79,19 +89,60 @@ Environment = Callable[[Request, Path], AbstractContextManager[Running]]
 def run(request: Request, environment: Environment, name: str) -> dict[str, Any]:
     """Runs the plan and writes results.json, results.md, the shared tensors and every site's network to `request.out`.
 
+    If `request.out` holds an unfinished run of this plan, it is continued after its last completed round.
+
     Raises:
-        FedDPError: the folder is not empty, or the job failed; names the cause and the log.
+        FedDPError: the folder holds something else, or the job failed; names the cause, the log and the command that continues.
     """
     out = request.out
-    fresh(out)
-    job = jobs.export(request.plan, out / "job" / name, initial=request.initial)
+    request = replace(request, resume=begin(request))
+    job = jobs.export(request.plan, out / "job" / name, initial=request.initial, resume=request.resume)
     print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
     with environment(request, job) as running:
+        if not request.resume:
+            write_json(out / RUN, record(request) | {"job": running.id})
         content, server = awaited(request, request.sites, running)
         for site in request.sites:
             copy_results(running.store(site), site_folder(out, site))
         shutil.copy(start_file(server, content["start_round"]), out / SHARED)
     return finish(out, content)
+
+
+def begin(request: Request) -> str:
+    """Prepares a run's folder. Returns the id of the run that it continues, "" where the run begins.
+
+    Raises:
+        InputError: the folder holds something else than an unfinished run of this request.
+    """
+    out, wanted = request.out, json.loads(json.dumps(record(request)))
+    if not (out / RUN).exists():
+        fresh(out)
+        write_json(out / RUN, wanted)
+        hold(out, patience=0)
+        return ""
+    if (out / RESULTS).exists():
+        raise InputError(f"{out} holds a finished run; name another folder")
+    hold(out, patience=0)
+    stored = read_json(out / RUN, RESULTS_BYTES)
+    job = stored.pop("job", "")
+    if differing := [key for key in wanted if stored.get(key) != wanted[key]]:
+        raise InputError(
+            f"{out} holds an unfinished run with another {differing[0]}; continue that one with `feddp run --resume {out}`,"
+            " or name another folder"
+        )
+    print(f"{out} holds this run, unfinished: it is continued", file=sys.stderr)
+    return str(job) if begun(out, str(job)) else ""
+
+
+def record(request: Request) -> dict[str, Any]:
+    """What `feddp run --resume` needs to know about a run."""
+    policies = {site: dict(policy) for site, policy in request.policies.items()}
+    return {"env": request.env, "plan": request.plan.to_json(), "policies": policies, "threads": request.threads}
+
+
+def begun(out: Path, job: str) -> bool:
+    """Whether the server of a run began it, in any environment."""
+    return bool(job) and any((out / folder / job).is_dir() for folder in SERVER_FILES)
 
 
 def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[dict[str, Any], Path]:
@@ -104,7 +155,8 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
     succeeded, server = running.outcome()
     results = server / RESULTS
     if not succeeded or not results.exists():
-        raise FedDPError(f"the job failed: {_first_error(running, sites, server)}; log: {running.log}")
+        cause = _first_error(running, sites, server)
+        raise FedDPError(f"the job failed: {cause}; log: {running.log}; to go on: feddp run --resume {request.out}")
     shutil.copy(server / PROGRESS, request.out / PROGRESS)
     return read_json(results, RESULTS_BYTES), server
 
@@ -141,6 +193,8 @@ def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:
     """Returns what ended the run: a site's first error in the last task, else the server's error, else the log's."""
     path = server / PROGRESS
     events = read_events(path if path.exists() else running.progress)
+    begins = [number for number, event in enumerate(events) if event["event"] == "resumed"]
+    events = events[begins[-1] :] if begins else events  # those before are of an earlier attempt
     asked = max((e["time"] for e in events if e["event"] == "ask"), default=0.0)
     records = [e | {"site": site} for site in sites for e in read_events(running.store(site) / RECORD)]
     errors = sorted((e for e in records if e["event"] == "error" and e["time"] >= asked), key=lambda e: e["time"])

@@ -5,25 +5,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-
-import psutil
 
 from feddp.files import PROGRESS, write_text
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.context import kept_below
 from feddp.flare.policy import SIMULATED
+from feddp.flare.site import SIMULATED_FILES
 from feddp.jobs.folder import SIMULATED as SIMULATED_JOB
 from feddp.provision import restrict
+from feddp.run import session
+from feddp.run.keeper import watched
 from feddp.run.session import Request
 
 
 class Simulation:
-    """A simulator's process and its workspace."""
+    """A simulator's process, its workspace and the folder of all participants' files."""
 
-    def __init__(self, process: subprocess.Popen[bytes], workspace: Path, log: Path):
-        self.process, self.workspace, self.log = process, workspace, log
+    id = SIMULATED_JOB
+
+    def __init__(self, process: subprocess.Popen[bytes], workspace: Path, files: Path, log: Path):
+        self.process, self.workspace, self.files, self.log = process, workspace, files, log
         self.progress = self._server / PROGRESS
 
     @property
@@ -37,14 +40,14 @@ class Simulation:
         return self.process.returncode == 0, self._server
 
     def store(self, site: str) -> Path:
-        return kept_below(self.workspace / site) / SIMULATED_JOB
+        return kept_below(self.files / site) / SIMULATED_JOB
 
 
 @contextmanager
 def simulator(request: Request, job: Path) -> Iterator[Simulation]:
     """Runs `job` in the simulator; ends its processes when the block ends."""
     workspace = request.out.resolve() / "workspace"
-    (workspace / "local").mkdir(parents=True)
+    (workspace / "local").mkdir(parents=True, exist_ok=True)
     classes = sorted([*SERVER_CLASSES.values(), *SITE_CLASSES.values()])
     write_text(workspace / "local" / "resources.json", json.dumps(restrict({"format_version": 2}, classes), indent=2))
     log = request.out / "simulator.log"
@@ -52,30 +55,9 @@ def simulator(request: Request, job: Path) -> Iterator[Simulation]:
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job.resolve())]
     command += ["-w", str(workspace), "-c", ",".join(request.sites), "-t", str(threads)]
     home = request.out.resolve() / "home"
-    home.mkdir()
-    env = {**os.environ, "HOME": str(home), SIMULATED: json.dumps(dict(request.policies))}
-    with open(log, "w", encoding="utf-8") as output:
+    home.mkdir(exist_ok=True)
+    files = request.out.resolve() / session.SIMULATED
+    env = {**os.environ, "HOME": str(home), SIMULATED: json.dumps(dict(request.policies)), SIMULATED_FILES: str(files)}
+    with watched(workspace), open(log, "a", encoding="utf-8") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
-        try:
-            yield Simulation(process, workspace, log)
-        finally:
-            stop(process)
-
-
-def stop(process: subprocess.Popen[bytes], grace: float = 10) -> None:
-    """Ends a process and its descendants: terminates them, and kills them after `grace` seconds."""
-    if process.poll() is None:
-        end(psutil.Process(process.pid), grace)
-        process.wait()
-
-
-def end(process: psutil.Process, grace: float = 10) -> None:
-    """Does the same for a process that is not a child of this one."""
-    family = [process, *process.children(recursive=True)]
-    for member in family:
-        with suppress(psutil.NoSuchProcess):  # it may have ended by itself
-            member.terminate()
-    _, alive = psutil.wait_procs(family, timeout=grace)
-    for member in alive:
-        with suppress(psutil.NoSuchProcess):
-            member.kill()
+        yield Simulation(process, workspace, files, log)

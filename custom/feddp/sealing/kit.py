@@ -1,13 +1,14 @@
 """The configuration of a startup kit: its participant, its project and the server's address."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import JSON_BYTES
-from feddp.reading import read
+from feddp.reading import is_name, read, short, shown
 
 SERVER, CLIENT, ADMIN = "server", "client", "admin"  # the kinds of kits, as in the names of FLARE's files
 KINDS = (SERVER, CLIENT, ADMIN)
@@ -42,7 +43,8 @@ class Kit:
         try:
             return cls(folder, kinds[0], *_identity(kinds[0], content))
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise BadFile(Problem(path, f"is not as FLARE writes it ({type(error).__name__}: {error})", AGAIN)) from error
+            why = short(f"{type(error).__name__}: {error}")
+            raise BadFile(Problem(path, f"is not as FLARE writes it ({why})", AGAIN)) from error
 
     @property
     def configuration(self) -> Path:
@@ -69,8 +71,8 @@ class Kit:
         """
         try:
             content = read_json(self.configuration)
-            return str(content["admin"]["server_identity"] if self.kind == ADMIN else content["servers"][0]["identity"])
-        except (KeyError, IndexError, TypeError) as error:
+            return _text(content["admin"]["server_identity"] if self.kind == ADMIN else content["servers"][0]["identity"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise BadFile(Problem(self.configuration, "lacks the server's identity", AGAIN)) from error
 
     def effective(self, name: str) -> Path:
@@ -80,15 +82,30 @@ class Kit:
 
 
 def _identity(kind: str, content: dict[str, Any]) -> tuple[str, str, tuple[str, int]]:
-    """Returns name, project and server."""
+    """Returns name, project and server; raises KeyError, IndexError, TypeError or ValueError where one is missing or wrong."""
     if kind == ADMIN:
         admin = content["admin"]
-        return admin["username"], admin["project_name"], (admin["host"], int(admin["port"]))
+        return _text(admin["username"]), _text(admin["project_name"]), (_text(admin["host"]), _port(admin["port"]))
     first = content["servers"][0]
-    host, port = first["service"]["target"].rsplit(":", 1)
+    host, port = _text(first["service"]["target"]).rsplit(":", 1)
     # the name of a client behind relays starts with theirs: relay.site
-    name = first["admin_server"] if kind == SERVER else content["client"]["fqsn"].rsplit(".", 1)[-1]
-    return name, first["name"], (host, int(port))
+    name = first["admin_server"] if kind == SERVER else _text(content["client"]["fqsn"]).rsplit(".", 1)[-1]
+    return _text(name), _text(first["name"]), (_text(host), _port(port))
+
+
+def _text(value: Any) -> str:
+    if not is_name(value):
+        raise ValueError(f"{shown(value)} is no name")
+    return str(value)
+
+
+def _port(value: Any) -> int:
+    # int() reads digits of other scripts, blanks and underscores too
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,5}", value):
+        value = int(value)
+    if type(value) is not int or not 0 < value < 2**16:
+        raise ValueError(f"{shown(value)} is no port")
+    return value
 
 
 def components(path: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Checks a kit's certificate: participant, project, dates and key."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -8,7 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from feddp.errors import Problem
+from feddp.errors import InputError, Problem
 from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid
 from feddp.sealing.kit import AGAIN, Kit
 
@@ -23,7 +24,12 @@ def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Probl
     Args:
         fingerprint: SHA-256 of the consortium's root certificate, as FLARE and OpenSSL print it, received over another channel
             than the kit. Without it, a kit of another consortium with the same name passes.
+
+    Raises:
+        InputError: the fingerprint is not a SHA-256.
     """
+    if fingerprint is not None and not re.fullmatch("[0-9a-f]{64}", _plain(fingerprint)):
+        raise InputError(f"--fingerprint {fingerprint} is not a SHA-256, which has 64 hexadecimal digits; copy all of them")
     problems: list[Problem] = []
     certificate = _read(kit.certificate, x509.load_pem_x509_certificate, problems)
     root = _read(kit.root, x509.load_pem_x509_certificate, problems)

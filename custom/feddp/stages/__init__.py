@@ -39,6 +39,17 @@ def stages_of(plan: Plan, adapts: bool) -> tuple[str, ...]:
     return (ADAPT_STAGE,) if adapts else (*plan.stages, EVALUATE_STAGE)
 
 
+def served(name: str, server: Server) -> None:
+    """Runs a stage's server half, unless an earlier job of this run has completed it.
+
+    The evaluation is never noted as complete: a job that continues a finished run gives its results again.
+    """
+    if name not in server.memory.done:
+        stage_of(name).serve(server)
+        if name != EVALUATE_STAGE:
+            server.memory.finish(name)
+
+
 def answered(task: str, message: Message, host: Host) -> Message:
     """Returns a site's answer to a task. A site that does not consent neither gives tensors to peers nor takes theirs.
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from feddp import protocol
-from feddp.adaptation.models import FACTS, GLOBAL, Models, completed
+from feddp.adaptation.models import GLOBAL, REQUIRED, Models, completed
 from feddp.adaptation.request import AdaptationRequest
 from feddp.adaptation.unseen_site import AdaptationOptions, adapt
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
@@ -116,8 +116,8 @@ def _own_network(host: Host, job: str) -> Tensors:
     if file is None:
         raise InputError(f"site {host.name}: job {job} left no network here; correct the job's id, or leave this donor out")
     state, metadata = read_network(file)
-    wanted = host.plan.facts
-    if wrong := [f"{n}={metadata.get(n)}, not {wanted[n]}" for n in FACTS if metadata.get(n) != wanted[n]]:
+    wanted = host.plan.metadata
+    if wrong := [f"{n}={metadata.get(n)}, not {wanted[n]}" for n in REQUIRED if metadata.get(n) != wanted[n]]:
         raise InputError(f"site {host.name}: {file} is another network than this job's: {'; '.join(wrong)}")
     return state
 
@@ -130,7 +130,7 @@ def _adapt(host: Host, request: AdaptationRequest, tensors: Tensors) -> Mapping[
     require_initial(host.plan, f"site {host.name} was sent as the global model", shared)
     for donor, given in personal.items():  # the server cannot check sealed models, so the site checks them
         host.expected.check(Sent.MODEL, donor, given)
-    models = Models.of(personal, completed(shared, personal), host.plan.facts)
+    models = Models.of(personal, completed(shared, personal), host.plan.metadata)
     own = _seeded(request.request, host.secret)
 
     def report(epoch: int, loss: float) -> None:

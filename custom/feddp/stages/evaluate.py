@@ -97,19 +97,23 @@ def answer(task: str, message: Message, host: Host) -> Message:
 def evaluate(site: Site) -> dict[str, Any]:
     """Test metrics of this site's network before and after its last stage, and of its peers' networks.
 
-    Per-image values are written to `images.csv` and per-case values to `cases.csv`; these files stay at the site.
+    Per-image values are written to `images.csv` and per-case values to `cases.csv`; these files stay at the site. Asked again
+    about the same networks, the site returns the same result, which it could not measure again without its peers' networks.
 
     Returns:
         {"before_calibration": summary, "final": summary, "peers": {site: summary}}, each as `metrics.summarize` returns it.
         If the images are slices of volumes, also VOLUMES: {"before_calibration": summary, "final": summary} over the cases.
     """
     final = site.latest()
+    if stored := site.evaluated():
+        return stored
     before = (site.slots(before=STAGES[site.plan.stages[-1]]) or [final])[-1]
     measured = {slot: _measure(site, site.store.read(slot)[0]) for slot in dict.fromkeys((before, final))}
     found = _summaries(site, "image", {slot: images for slot, (images, _) in measured.items()}, before, final)
     if site.folder.volumes:
         found[VOLUMES] = _summaries(site, "case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
     found["peers"] = {peer: _summary(_measure(site, state)[0]) for peer, state in peer_networks(site).items()}
+    site.keep_evaluation(found)
     for received in (PEERS, RECEIVED_SPECTRA):  # peers' tensors are no longer needed
         site.store.remove(received)
     return found

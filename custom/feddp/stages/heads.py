@@ -26,10 +26,13 @@ SLOT = STAGES[HEADS]
 
 def serve(server: Server) -> None:
     exchange.prepare(server, protocol.INTRODUCE)
-    for epoch in range(1, server.plan.heads.heads_epochs + 1):
+    memory = server.memory
+    for epoch in range(memory.epoch + 1, server.plan.heads.heads_epochs + 1):
         heads = exchange.collect(server, protocol.COLLECT_HEADS, epoch=epoch)
         peers = exchange.hand_out(server, protocol.CALIBRATE_HEADS, heads, NUMBERS, epoch=epoch)
-        server.memory.note_peers(peers)
+        memory.note_peers(peers)
+        memory.epoch = epoch
+        memory.note()
 
 
 def answer(task: str, message: Message, host: Host) -> Message:
@@ -77,7 +80,7 @@ def calibrate(site: Site, peers: Mapping[str, Tensors], epoch: int) -> Tuned:
         site.save(SLOT)
     history = {"losses": torch.tensor(losses, dtype=torch.float64), "scores": torch.tensor(scores, dtype=torch.float64)}
     after = local.state()
-    keep(site, State(step, after.private, optimizer=after.optimizer, memory=history), {step - 1})
+    keep(site, State(step, after.private, optimizer=after.optimizer, memory=history), {step - 1, step - 2, _exchanges(site)})
     site.store.record(SLOT, epoch=epoch, of=settings.heads_epochs, loss=losses[-1], iou=scores[-1])
     return Tuned(losses, scores, best)
 

@@ -1,8 +1,15 @@
 """The server's memory of a run: the plan, the shared tensors, the progress, and what one stage leaves for the next.
 
-Of a network, the server keeps the shared tensors only.
+Of a network, the server keeps the shared tensors only. A run may consist of several jobs: each continues from what the job
+before it left in the run's own folder.
+
+plan.json                      the plan of the run
+shared_latest.safetensors      γ of the last completed round; its metadata hold the round and the rest of the state
+shared_previous.safetensors    the same of the time before, in case the latest is damaged
+shared_best.safetensors        γ of the best round so far
 """
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
-from feddp.errors import ContributionError, FedDPError
+from feddp.errors import ContributionError, FedDPError, InputError
 from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json
+from feddp.methods.base import TRAIN
 from feddp.networks.header import outline
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Tensors
@@ -20,30 +28,66 @@ from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Sent
 from feddp.stages.tensors import Expected
+from feddp.training.store import claim
 
-LATEST, BEST = "shared_latest", "shared_best"
+LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
+_NUMBERS = ("start_round", "best_round", "best_iou", "epoch")
+_LISTS = ("peers", "styles", "done")
 
 
 class ServerMemory:
-    """Keeps γ of the latest and of the best round in the server's run folder.
+    """Keeps γ of the latest and of the best round, and what a later job needs to continue the run.
 
     Args:
-        job: the job's id.
+        run: the id of the job with which the run began; a job that continues it has an id of its own.
         folder: the run folder of this job; `download_job` downloads it.
+        kept: the folder of the run, which outlives this job.
         config: the folder of the job's app with the initial tensors, if the plan names any.
         request: of a job that adapts a finished run's models.
+
+    Raises:
+        PolicyError: `kept` belongs to another plan.
     """
 
-    def __init__(self, plan: Plan, job: str, folder: Path, config: Path, request: AdaptationRequest | None = None):
-        self.plan, self.job, self.folder, self.request = plan, job, folder, request
+    def __init__(self, plan: Plan, run: str, folder: Path, kept: Path, config: Path, request: AdaptationRequest | None = None):
+        self.plan, self.run, self.folder, self.kept, self.request = plan, run, folder, kept, request
         self.expected, self._config = Expected(plan), config
         self.handed_over = False  # whether the server has sent the job's initial tensors
+        self.round = 0  # completed rounds
+        self.epoch = 0  # completed epochs of an exchange of heads
         self.start_round: int | None = None  # the round from which the stages after stage 1 start
         self.best_round: int | None = None
+        self.best_iou: float | None = None
+        self.done: list[str] = []  # completed stages
         self.handshakes: dict[str, Tensors] = {}  # {consent word: handshakes of the consenting sites, named `<site>/<name>`}
         self.peers: dict[str, list[str]] = {}  # {site: the peers it was calibrated with}
         self.styles: dict[str, list[str]] = {}  # {site: the peers whose amplitude spectra it trains with} (FedDG)
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
+        if request is None:
+            self._open()
+
+    def _open(self) -> None:
+        """Reads the state that an earlier job of this run left, if any."""
+        self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        extended = claim(self.kept, self.plan.to_json())
+        self._link_progress()
+        if not self._file(LATEST).exists():
+            return
+        try:
+            _, metadata = read_network(self._file(LATEST))
+        except InputError as error:
+            self.progress("damaged", message=f"{error}; the round before it is used")
+            os.replace(self._file(PREVIOUS), self._file(LATEST))
+            _, metadata = read_network(self._file(LATEST))
+        self.round, state = int(metadata["round"]), json.loads(metadata["state"])
+        for name in (*_NUMBERS, *_LISTS):
+            setattr(self, name, state[name])
+        if extended or TRAIN not in self.done:
+            self.done, self.epoch, self.start_round, self.peers = [], 0, None, {}
+        self._link(LATEST)
+        if self._file(BEST).exists():
+            self._link(BEST)
+        self.progress("resumed", round=self.round, of=self.plan.rounds, done=self.done, epoch=self.epoch)
 
     def brought(self) -> Tensors | None:
         """Returns the initial tensors that the job carries, or None.
@@ -57,6 +101,10 @@ class ServerMemory:
         """γ^0: the shared part of the common start."""
         return self.expected.partition.split(self.brought() or self.expected.network.state_dict())[0]
 
+    def latest(self) -> Tensors:
+        """γ of the last completed round, or of the common start."""
+        return self.load(LATEST)[0] if self.round else self.first()
+
     def save(self, shared: Mapping[str, Tensor], round: int) -> None:
         """Writes γ of `round` as the latest, whole or not at all.
 
@@ -67,17 +115,48 @@ class ServerMemory:
             raise ContributionError(
                 f"the persistor was given {len(wrong)} tensors that are not shared ({wrong[0]}, ...); not written"
             )
-        save_network(self.folder / f"{LATEST}.safetensors", dict(shared), {"round": str(round)})
+        self.round = round
+        self._write(shared)
+
+    def finish(self, stage: str) -> None:
+        """Notes that a stage is complete: a later job of this run starts after it."""
+        self.done.append(stage)
+        self.note()
+
+    def note(self) -> None:
+        """Writes the state beside γ. Before the first round there is nothing to write: a later job starts anew."""
+        if self.request is None and self.round:
+            self._write(self.load(LATEST)[0])
+
+    def _write(self, shared: Mapping[str, Tensor]) -> None:
+        state = {name: getattr(self, name) for name in (*_NUMBERS, *_LISTS)}
+        if self._file(LATEST).exists():
+            _hard_link(self._file(LATEST), self._file(PREVIOUS))
+        save_network(self._file(LATEST), dict(shared), {"round": str(self.round), "state": json.dumps(state)})
+        self._link(LATEST)
 
     def keep_best(self) -> None:
         """Marks the latest round as the best so far: a hard link to its file, which `save` replaces and never edits."""
-        with replacing(self.folder / f"{BEST}.safetensors") as link:
-            os.link(self.folder / f"{LATEST}.safetensors", link)
+        _hard_link(self._file(LATEST), self._file(BEST))
+        self._link(BEST)
 
     def load(self, name: str) -> tuple[Tensors, int]:
         """Returns γ and its round."""
-        shared, metadata = read_network(self.folder / f"{name}.safetensors")
+        shared, metadata = read_network(self._file(name))
         return shared, int(metadata["round"])
+
+    def _file(self, name: str) -> Path:
+        return self.kept / f"{name}.safetensors"
+
+    def _link(self, name: str) -> None:
+        """Shows a file of the run in this job's folder, from which it is downloaded."""
+        _hard_link(self._file(name), self.folder / f"{name}.safetensors")
+
+    def _link_progress(self) -> None:
+        """Continues the progress of the jobs before this one: one file, in the run's folder and in this job's."""
+        path = self.kept / PROGRESS
+        path.touch()
+        _hard_link(path, self.folder / PROGRESS)
 
     def note_peers(self, peers: Mapping[str, list[str]]) -> None:
         """Records the peers whose tensors each site was calibrated with, in any stage or epoch."""
@@ -89,8 +168,16 @@ class ServerMemory:
         append_event(self.folder / PROGRESS, event, **metadata)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Writes results.json with the job's id, by which a later job finds this job's files at the sites."""
-        write_json(self.folder / RESULTS, {"job": self.job, **results})
+        """Writes results.json with the run's id, by which a later job finds this run's files at the sites."""
+        write_json(self.folder / RESULTS, {"job": self.run, **results})
+
+
+def _hard_link(source: Path, target: Path) -> None:
+    """Gives a file a second name, which replaces an older file of that name."""
+    if target.exists() and target.samefile(source):
+        return
+    with replacing(target) as link:
+        os.link(source, link)
 
 
 def start_file(folder: Path, round: int) -> Path:

@@ -1,6 +1,5 @@
 """The interface through which a stage's server half sees the server: it asks sites and checks their answers."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -10,9 +9,11 @@ from torch import Tensor
 
 from feddp import protocol
 from feddp.errors import ContributionError, FedDPError
+from feddp.methods.aggregation import outliers
 from feddp.partition import Tensors
 from feddp.plan.schema import Plan
-from feddp.protocol import MEASURED, STD_WITHHELD, WITHHELD, Kind, rounded
+from feddp.protocol import COUNT, MEASURED, STD_WITHHELD, WITHHELD, Kind, Number, rounded
+from feddp.reading import shown
 from feddp.sealing.envelope import OVERHEAD, recipients_of
 from feddp.sealing.handshake import LIMIT
 from feddp.sealing.session import HANDSHAKE, SEALED, as_bytes
@@ -99,6 +100,7 @@ class Server(ABC):
         """
         half = task in protocol.with_shared() and self.plan.federation.half
         sites = [site for site in self.sites() if isinstance(data, Message) or site in data]
+        known = protocol.numbers_of(task, sorted(self.joined()))
         accepted: dict[str, Message] = {}
         refused: dict[str, str] = {}
 
@@ -109,7 +111,7 @@ class Server(ABC):
         def received(site: str, reply: Callable[[], Message]) -> None:
             try:
                 answer = reply()
-                _check_numbers(site, answer.scalars, numbers)
+                check_numbers(site, answer.scalars, numbers, known)
                 self._check_tensors(task, site, answer)
                 check(site, answer)
             except FedDPError as error:
@@ -128,12 +130,29 @@ class Server(ABC):
                 refuse(site, f"site {site}: no answer to {task}")
                 if site in vanished:
                     self.memory.lost[site] = f"site {site} was lost at {task}"
+        for site, reason in self._outliers(task, data, accepted).items():
+            del accepted[site]
+            refuse(site, reason)
         if len(accepted) < self.plan.federation.min_sites:
             raise ContributionError(
                 f"{task}: {len(accepted)} of {len(sites)} sites answered well, "
                 f"min_sites={self.plan.federation.min_sites}. {'; '.join(refused[s] for s in sorted(refused))}"
             )
         return {site: accepted[site] for site in sorted(accepted)}
+
+    def _outliers(self, task: str, data: Message | Mapping[str, Message], accepted: Mapping[str, Message]) -> dict[str, str]:
+        """Returns {site: the reason} of the contributions that the plan's `norm_factor` refuses."""
+        federation = self.plan.federation
+        asked = federation.norm_factor and protocol.spec_of(task).kind is Kind.ROUND and len(accepted) >= federation.min_sites
+        if not asked or not isinstance(data, Message):
+            return {}
+        contributions = {site: answer.tensors for site, answer in accepted.items()}
+        found = outliers(contributions, data.tensors, federation.norm_factor)
+        what = f"norm_factor={federation.norm_factor:g} times the median norm"
+        return {
+            site: f"site {site}: its tensors changed by {norm:.3g}, more than {most:.3g}, {what}"
+            for site, (norm, most) in found.items()
+        }
 
     def _check_tensors(self, task: str, site: str, answer: Message) -> None:
         """Raises FedDPError for other tensors than the task's, and for sealed messages larger than they need to be."""
@@ -149,12 +168,33 @@ class Server(ABC):
             expected.check(spec.tensors, site, answer.tensors)
 
 
-def _check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str]) -> None:
+def check_numbers(site: str, scalars: Mapping[str, Any], names: Sequence[str], known: Mapping[str, Any]) -> None:
+    """Checks an answer's numbers.
+
+    Args:
+        names: those that it must hold, unless its policy withholds them.
+        known: the bounds of every number that it may hold (`feddp.protocol.numbers_of`).
+
+    Raises:
+        ContributionError: a number is missing or outside its bounds, or a table holds an unknown name; names the site.
+    """
     withheld = MEASURED - scalars.keys() if WITHHELD in scalars else frozenset()
-    for name in (*names, *(word for word in (WITHHELD, STD_WITHHELD) if word in scalars)):
-        value = scalars.get(name)
-        if name not in withheld and (not isinstance(value, int | float) or not math.isfinite(value)):
-            raise ContributionError(f"site {site}: its answer's {name} is {value!r}, not a finite number")
+    bounds = {**known, WITHHELD: COUNT, STD_WITHHELD: COUNT}
+    required = [name for name in names if name not in withheld]
+    for name in dict.fromkeys((*required, *(name for name in bounds if name in scalars))):
+        _check_number(site, name, scalars.get(name), bounds[name])
+
+
+def _check_number(site: str, name: str, value: Any, known: Any) -> None:
+    if isinstance(known, Number):
+        if not known.fits(value):
+            wanted = "true or false" if known.flag else f"a finite number from {known.least} to {known.most}"
+            raise ContributionError(f"site {site}: its answer's {name} is {shown(value)}, not {wanted}")
+    elif not isinstance(value, Mapping) or not value.keys() <= known.keys():
+        raise ContributionError(f"site {site}: its answer's {name} is {shown(value)}, not a table of {', '.join(known)}")
+    else:
+        for below, each in value.items():
+            _check_number(site, f"{name}/{below}", each, known[below])
 
 
 def nbytes(tensors: Mapping[str, Tensor], half: bool) -> int:

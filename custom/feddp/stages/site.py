@@ -1,17 +1,20 @@
 """A site of a run: its images, its network and its files on disk. The stages' site halves use it."""
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from feddp.data.folder import SiteFolder, facts_of, misfit
+from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.data.loading import Batch, Sample, load
 from feddp.errors import FedDPError, InputError
+from feddp.files import write_json
 from feddp.methods.base import STAGES
 from feddp.partition import Rule, Tensors, chosen
 from feddp.plan.resolve import build_method, build_network, partition_of
@@ -44,7 +47,7 @@ class Site:
         device: "cpu", "cuda" or "cuda:N".
         initial: the whole network to start from; default: initialised from the plan's seed.
         secret: this site's part of every seed; without it, all draws follow from the plan's seed.
-        job: the job's id, used with the secret: otherwise a comparison of two jobs with one seed reveals an image that one
+        run: the run's id, used with the secret: otherwise a comparison of two runs with one seed reveals an image that one
             of them left out.
         stopped: asked before every step; training raises Stopped once it returns true.
 
@@ -62,9 +65,9 @@ class Site:
         initial: Mapping[str, Tensor] | None = None,
         stopped: Callable[[], bool] = lambda: False,
         secret: str = "",
-        job: str = "",
+        run: str = "",
     ):
-        if differing := misfit(folder, facts_of(plan)):
+        if differing := misfit(folder, metadata_of(plan)):
             found, wanted = differing
             raise InputError(
                 f"site {name}: {folder.path / 'dataset.json'} says (channels, classes, labels) = {found}, the job {wanted};"
@@ -72,7 +75,7 @@ class Site:
             )
         self.device = usable(device, f"site {name}: device", "correct it in the site's policy")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
-        self._secret, self._job = secret, job
+        self._secret, self._run = secret, run
         self.method = build_method(plan)
         self.network = build_network(plan)
         if initial is not None:
@@ -143,7 +146,7 @@ class Site:
 
     def seed(self, *what: int | str) -> tuple[int | str, ...]:
         """Returns the parts of the seed of a draw at this site; `what` names the draw."""
-        own = (self._secret, self._job) if self._secret else ()
+        own = (self._secret, self._run) if self._secret else ()
         return *own, self.plan.seed, self.name, *what
 
     def standing_seed(self, what: str) -> tuple[int | str, ...]:
@@ -153,12 +156,28 @@ class Site:
     # --- networks on disk --------------------------------------------------------------------------------------------
 
     def save(self, slot: str) -> None:
-        """Writes the network as the result of a stage."""
-        self.store.write(slot, self.network.state_dict(), **self.plan.facts, site=self.name)
+        """Writes the network as the result of a stage; an evaluation of earlier results no longer holds."""
+        self._evaluation.unlink(missing_ok=True)
+        self.store.write(slot, self.network.state_dict(), **self.plan.metadata, site=self.name)
 
     def restore(self, slot: str) -> None:
         """Loads a stage's result into the network."""
         self.network.load_state_dict(self.store.read(slot)[0])
+
+    @property
+    def _evaluation(self) -> Path:
+        return self.store.folder / "evaluation.json"
+
+    def evaluated(self) -> dict[str, Any] | None:
+        """Returns the evaluation of the present results, if there was one."""
+        if not self._evaluation.exists():
+            return None
+        stored: dict[str, Any] = json.loads(self._evaluation.read_text(encoding="utf-8"))
+        return stored
+
+    def keep_evaluation(self, found: dict[str, Any]) -> None:
+        """Stores the evaluation of the present results."""
+        write_json(self._evaluation, found)
 
     def slots(self, before: str = "") -> list[str]:
         """Returns the existing results in the stages' order; with `before`, only those of stages before that slot."""

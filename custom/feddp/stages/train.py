@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddp import protocol
 from feddp.errors import ContributionError
-from feddp.methods.aggregation import average
+from feddp.methods.aggregation import combine
 from feddp.methods.base import STAGES, TRAIN
 from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
@@ -34,15 +34,16 @@ def serve(server: Server) -> None:
     """Runs all rounds, then lets every site adopt the round from which the later stages start."""
     initial.hand_over(server)
     plan, memory = server.plan, server.memory
-    shared, best = memory.first(), Best(server)
+    shared, best = memory.latest(), Best(server)
     method = build_method(plan)
-    for t in range(plan.rounds):
+    for t in range(memory.round, plan.rounds):
         started, slowest = time.monotonic(), 0.0
         for phase in range(plan.phases):
             answers = _ask_to_train(server, shared, t, phase)
             if t > 0 and phase == 0:
                 best.note(t, answers)
-            mean = average({site: answer.tensors for site, answer in answers.items()}, _weights(server, answers))
+            sent = {site: answer.tensors for site, answer in answers.items()}
+            mean = combine(plan.federation.aggregation, sent, _weights(server, answers))
             shared = method.aggregate(shared, mean)
             slowest += max(answer.scalars["seconds"] for answer in answers.values())
         server.save(shared, t + 1)
@@ -62,7 +63,7 @@ class Best:
     """Tracks the best round by mean validation IoU; of equal rounds, the first."""
 
     def __init__(self, server: Server):
-        self._server, self._iou = server, float("-inf")
+        self._server = server
 
     def note(self, round: int, answers: Mapping[str, Message]) -> None:
         """Compares `round`, the latest saved one, by the scores in the answers to it.
@@ -74,11 +75,11 @@ class Best:
         if iou is None:
             if self._server.plan.start == "best":
                 raise ContributionError(
-                    "every site withholds its validation IoU, for it has fewer images than its policy's min_images,"
-                    " so no round is the best; submit the job with --set start=last"
+                    "no site sent its validation IoU: every site has fewer images than min_images in its policy."
+                    " The best round is therefore unknown; submit the job with --set start=last"
                 )
-        elif iou > self._iou:
-            self._iou, memory.best_round = iou, round
+        elif memory.best_iou is None or iou > memory.best_iou:
+            memory.best_iou, memory.best_round = iou, round
             memory.keep_best()
 
 
@@ -167,7 +168,9 @@ def train(
     local = LocalRound(site, state, step, plan.training.lr, phase)
     loss = site.method.round(local)
     mine, _ = site.partition.split(site.network.state_dict())
-    keep(site, local.state(), {step} | ({best * plan.phases} if best is not None else set()))
+    # a server that lost its latest file asks for the round before again
+    starts = {first * plan.phases for first in (round, max(round - 1, 0), round if best is None else best)}
+    keep(site, local.state(), {step} | starts)
     metrics = {"loss": loss, **scores, "samples": float(len(site.samples)), "seconds": time.monotonic() - started}
     site.store.record("train", round=round, phase=phase, **metrics)
     return mine, metrics

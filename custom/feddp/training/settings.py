@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feddp.errors import InputError
+from feddp.reading import shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,6 +22,8 @@ MOST = 1e6  # the largest value of a setting without a limit of its own
 COUNT = 1_000  # the largest number of sites, or of names in any other list of a plan
 # no characters that a FLARE parser expands ($, braces), and no similar letters of other scripts
 _NAME = re.compile(r"\w[\w .+-]{0,63}", re.ASCII)
+# int() and float() read digits of other scripts too, underscores and blanks
+_NUMBER = re.compile(r"[-+.0-9A-Za-z]{1,64}")
 
 
 def setting(default: Any, meaning: str, most: float = MOST) -> Any:
@@ -102,32 +105,34 @@ def require_bounds(settings: DataclassInstance) -> None:
 def require_positive(settings: Any, *names: str) -> None:
     for name in names:
         if not 0 < getattr(settings, name) < math.inf:  # refuses nan too
-            raise InputError(f"{key(name)}={getattr(settings, name)} must be a number above 0; correct {key(name)}")
+            raise InputError(f"{key(name)}={shown(getattr(settings, name))} must be a number above 0; correct {key(name)}")
 
 
 def require_not_negative(settings: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(settings, name) < math.inf:  # refuses nan too
-            raise InputError(f"{key(name)}={getattr(settings, name)} must be a number of at least 0; correct {key(name)}")
+            raise InputError(
+                f"{key(name)}={shown(getattr(settings, name))} must be a number of at least 0; correct {key(name)}"
+            )
 
 
 def require_most(name: str, value: float, most: float) -> None:
     """Raises InputError if `value` is above `most`, beyond which a job would take endless time or fill the disk."""
     if value > most:
-        raise InputError(f"{name}={value}: at most {most:.15g}; lower {name}")
+        raise InputError(f"{name}={shown(value)}: at most {most:.15g}; lower {name}")
 
 
 def require_name(what: str, value: Any) -> None:
     """Raises InputError if `value` is not a plain name of at most 64 characters."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InputError(
-            f"{what} {str(value)[:80]!r} must have at most 64 letters, digits, spaces and '_', '.', '+', '-'; correct it"
+            f"{what} {shown(value)} must have at most 64 letters, digits, spaces and '_', '.', '+', '-'; correct it"
         )
 
 
 def require_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
     if getattr(settings, name) not in choices:
-        raise InputError(f"{key(name)}={getattr(settings, name)!r} is not one of {', '.join(choices)}; choose one of them")
+        raise InputError(f"{key(name)}={shown(getattr(settings, name))} is not one of {', '.join(choices)}; choose one of them")
 
 
 def key(field: str) -> str:
@@ -170,13 +175,16 @@ def _read(name: str, value: Any, kind: Any) -> Any:
             return {"true": True, "false": False}[value.lower()]
         if isinstance(value, bool) != (kind is bool):  # in JSON, true is not 1
             raise ValueError
-        if kind is str and not isinstance(value, str):
+        if not isinstance(value, str if kind is str else int | float | str):
+            raise ValueError
+        if kind in (int, float) and isinstance(value, str) and not _NUMBER.fullmatch(value):
             raise ValueError
         if kind is int and not isinstance(value, str) and int(value) != value:
             raise ValueError
         return kind(value)
     except (KeyError, ValueError, TypeError, OverflowError):
-        raise InputError(f"{name}={value!r} cannot be read as {getattr(kind, '__name__', kind)}; correct the value") from None
+        kind = getattr(kind, "__name__", kind)
+        raise InputError(f"{name}={shown(value)} cannot be read as {kind}; correct the value") from None
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:

@@ -10,13 +10,15 @@ images.csv, cases.csv     metrics per image and, if images are slices, per volum
 record.jsonl              the log of the rounds; it never leaves the site
 """
 
+import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +26,13 @@ from torch import Tensor, nn
 from feddp.errors import InputError, PolicyError
 from feddp.files import RECORD, append_event, write_text
 from feddp.limits import STORED_BYTES
+from feddp.networks.header import unreadable
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Tensors
+from feddp.reading import short
 
 _STATE = re.compile(r"state_(\d{5,})\.safetensors")
-_PLAN = "plan.json"
+_PLAN, _LOCK = "plan.json", ".lock"
 INITIAL = "initial"
 
 
@@ -57,27 +61,8 @@ class Store:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def claim(self, plan: Mapping[str, Any]) -> None:
-        """Saves the plan with which the folder is first opened, and refuses any other plan.
-
-        The server chooses a job's id. With another plan under the same id, that plan's private rule would apply to the tensors
-        stored here.
-
-        Raises:
-            PolicyError: the folder belongs to another plan, or holds tensors but no plan.
-        """
-        path, text = self.folder / _PLAN, json.dumps(plan, indent=2, sort_keys=True) + "\n"
-        if path.exists():
-            first, now = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
-            if wrong := sorted(key for key in first.keys() | now.keys() if first.get(key) != now.get(key)):
-                key = wrong[0]
-                raise PolicyError(
-                    f"{self.folder} belongs to a job with {key}={first.get(key)!r}, but this job of the same id has"
-                    f" {key}={now.get(key)!r}. Refused: the stored state belongs to another plan; submit the job as a new one"
-                )
-        elif any(self.folder.glob("*.safetensors")):
-            raise PolicyError(f"{self.folder} holds tensors but no {_PLAN}; submit the job as a new one")
-        else:
-            write_text(path, text)
+        """As `claim`, for this store's folder."""
+        claim(self.folder, plan)
 
     def write(self, name: str, tensors: Mapping[str, Tensor], **metadata: str) -> None:
         save_network(self._path(name), tensors, metadata)
@@ -100,16 +85,24 @@ class Store:
         self.write(f"state_{state.round:05d}", tensors, round=str(state.round))
 
     def load_state(self, round: int) -> State:
-        """Returns the state after `round` rounds, or an earlier one if the site missed rounds; empty before the first round."""
-        known = [r for r in self._rounds() if r <= round]
-        if not known:
-            return State(0)
-        tensors, metadata = self.read(f"state_{known[-1]:05d}")
-        groups: dict[str, Tensors] = {group: {} for group in GROUPS}
-        for key, value in tensors.items():
-            group, name = key.split("/", 1)
-            groups[group][name] = value
-        return State(int(metadata["round"]), **groups)
+        """Returns the state after `round` rounds, or an earlier one if the site missed rounds; empty before the first round.
+
+        A damaged file is removed, with a line in the log, if there is a state before it; that one is returned.
+
+        Raises:
+            InputError: the file is damaged and there is no state before it.
+        """
+        known = sorted(r for r in self._rounds() if r <= round)
+        while known:
+            name = f"state_{known.pop():05d}"
+            try:
+                return _state(self._path(name), *self.read(name))
+            except InputError as error:
+                if not known:
+                    raise
+                self.record("damaged", message=f"{error}; it was removed, and the state before it is used")
+                self.remove(name)
+        return State(0)
 
     def latest(self) -> int:
         """Returns the number of rounds before the latest state; 0 if there is no state."""
@@ -126,9 +119,108 @@ class Store:
     def _rounds(self) -> list[int]:
         return sorted(int(m[1]) for m in map(_STATE.fullmatch, os.listdir(self.folder)) if m)
 
-    def record(self, event: str, **facts: Any) -> None:
+    def record(self, event: str, **values: Any) -> None:
         """Appends an event with its time to this site's log."""
-        append_event(self.folder / RECORD, event, **facts)
+        append_event(self.folder / RECORD, event, **values)
+
+
+def _state(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> State:
+    """Returns the state in a file's content; raises InputError if it is not one that `save_state` wrote."""
+    round = metadata.get("round", "")
+    if not re.fullmatch(r"[0-9]{1,9}", round):
+        raise unreadable(path, f"its round is {short(repr(round))}")
+    groups: dict[str, Tensors] = {group: {} for group in GROUPS}
+    for key, value in tensors.items():
+        group, _, name = key.partition("/")
+        if group not in groups or not name:
+            raise unreadable(path, f"{short(repr(key))} is no tensor of a state")
+        groups[group][name] = value
+    return State(int(round), **groups)
+
+
+def _stored_plan(path: Path) -> dict[str, Any]:
+    """Returns the plan in plan.json; raises PolicyError if the file is damaged."""
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also UnicodeDecodeError, its child
+        raise PolicyError(f"{path} is damaged ({type(error).__name__}); submit the job as a new one") from None
+    if not isinstance(plan, dict):
+        raise PolicyError(f"{path} is damaged (no JSON object); submit the job as a new one")
+    return plan
+
+
+def claim(folder: Path, plan: Mapping[str, Any]) -> bool:
+    """Takes a run's folder for this process: saves the plan with which it is first opened, and refuses any other plan.
+
+    The server chooses which run a job continues. With another plan, that plan's private rule would apply to the tensors stored
+    here. Only the number of rounds may grow: that extends the run.
+
+    Returns:
+        Whether the plan has more rounds than the stored one.
+
+    Raises:
+        PolicyError: the folder belongs to another plan, holds tensors but no plan, or is in use by another process.
+    """
+    hold(folder)
+    first, now = require_stored_plan(folder, plan), json.loads(json.dumps(plan))
+    if first is None and any(folder.glob("*.safetensors")):
+        raise PolicyError(f"{folder} holds tensors but no {_PLAN}; submit the job as a new one")
+    if first != now:
+        write_text(folder / _PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
+    return first is not None and first != now
+
+
+def require_stored_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the plan to which a run's folder belongs; None if it belongs to none: this site was absent so far.
+
+    Raises:
+        PolicyError: it is another plan than `plan`; names the difference. A plan with more rounds is no other plan.
+    """
+    path = folder / _PLAN
+    if not path.exists():
+        return None
+    first, now = _stored_plan(path), json.loads(json.dumps(plan))
+    wrong = sorted(key for key in first.keys() | now.keys() if first.get(key) != now.get(key))
+    if not wrong or (wrong == ["rounds"] and type(first.get("rounds")) is int and now["rounds"] > first["rounds"]):
+        return first
+    raise PolicyError(
+        f"{folder} belongs to a run with {wrong[0]}={first.get(wrong[0])!r}, but this job has {wrong[0]}={now.get(wrong[0])!r}."
+        " Refused: the stored state belongs to another plan; submit the job as a new one"
+    )
+
+
+_held: dict[Path, IO[bytes]] = {}  # the locks of this process; the system frees the rest when the process ends
+PATIENCE = 60.0  # seconds to wait for the end of another process with the same folder
+
+
+def hold(folder: Path, patience: float = PATIENCE) -> None:
+    """Locks a run's folder for this process, for as long as the process lives.
+
+    Raises:
+        PolicyError: another process still has it after `patience` seconds.
+    """
+    path, deadline = (folder / _LOCK).resolve(), time.monotonic() + patience
+    if path in _held:
+        return
+    handle = open(path, "wb")  # noqa: SIM115  # it stays open: closing it would free the lock
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                handle.close()
+                raise PolicyError(f"{folder} is in use by another process; end that one first") from None
+            time.sleep(0.2)
+        else:
+            _held[path] = handle
+            return
+
+
+def release(root: Path) -> None:
+    """Frees this process's locks of the folders below `root`, when a run in this process has ended."""
+    below = root.resolve()
+    for path in [path for path in _held if path.is_relative_to(below)]:
+        _held.pop(path).close()
 
 
 def together(tensors: Mapping[str, Mapping[str, Tensor]]) -> Tensors:

@@ -17,7 +17,7 @@ from feddp.partition import NORM, resolve
 LN3 = math.log(3)
 CPU = torch.device("cpu")
 ON_ANY = [how for how in STRATEGIES if how != "ttt"]  # that one needs a rotation head: test_ttt.py
-FACTS = {"channels": "1", "classes": '["a", "b"]', "labels": "nested", "size": "32"}
+REQUIRED = {"channels": "1", "classes": '["a", "b"]', "labels": "nested", "size": "32"}
 
 
 def silent(epoch, loss):
@@ -42,7 +42,7 @@ def test_the_epoch_of_the_lowest_loss_is_kept():
     """L = w², w = 1, Adam at a rate of 1, one step an epoch. Step 1: g = 2, m̂/√v̂ = 1: w = 0, L = 0. Step 2: g = 0,
     m̂ = 0.9 · 0.2/0.19 = 0.947368, v̂ = 0.999 · 0.004/0.001999 = 1.998999: w = −0.670056, L = 0.448975. Epoch 1 is kept."""
     network, reports = Weight(1), []
-    done = fit(network, IMAGES, squared, Settings(epochs=2, lr=1.0), lambda *facts: reports.append(facts))
+    done = fit(network, IMAGES, squared, Settings(epochs=2, lr=1.0), lambda *metadata: reports.append(metadata))
     assert done.losses == pytest.approx([1, 0, 0.448975], abs=1e-5)
     assert done.kept == 1
     assert network.w.item() == pytest.approx(0, abs=1e-6)
@@ -99,7 +99,7 @@ def models_of(name, count=2):
             if state[key].is_floating_point():
                 state[key].add_(0.2 * torch.rand(state[key].shape, generator=chance))
         states.append(state)
-    return Models.of({f"site-{i}": state for i, state in enumerate(states[:-1])}, states[-1], FACTS | {"network": name})
+    return Models.of({f"site-{i}": state for i, state in enumerate(states[:-1])}, states[-1], REQUIRED | {"network": name})
 
 
 def pictures(count=3, size=16):
@@ -225,12 +225,12 @@ def test_predictions_come_in_the_images_order(toy):
 
 def test_models_are_the_networks_tensors_or_refused(toy):
     state = build(toy, 1, 2, seed=0).state_dict()
-    facts = FACTS | {"network": toy}
-    models = Models.of({"b": state, "a": state}, state, facts)
+    metadata = REQUIRED | {"network": toy}
+    models = Models.of({"b": state, "a": state}, state, metadata)
     assert models.names == ("a", "b", GLOBAL)
     assert len(models) == 3
     short = {key: value for key, value in state.items() if key != "q.bias"}
     with pytest.raises(FedDPError, match="site b: .*q.bias is missing"):
-        Models.of({"a": state, "b": short}, state, facts)
+        Models.of({"a": state, "b": short}, state, metadata)
     with pytest.raises(FedDPError, match="global: q.bias holds values that are not finite"):
-        Models.of({"a": state}, state | {"q.bias": torch.full((4,), float("nan"))}, facts)
+        Models.of({"a": state}, state | {"q.bias": torch.full((4,), float("nan"))}, metadata)

@@ -145,17 +145,24 @@ def test_the_loss_by_hand_and_on_upright_images(open_site, monkeypatch, weight):
 # --- outside ----------------------------------------------------------------------------------------------------------------
 
 
-def facts_of(method, layers, network="resnet18-fpn"):
-    facts = {"network": network, "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32", "method": method}
-    return facts | ({"layers": json.dumps(layers)} if layers else {})
+def metadata_of(method, layers, network="resnet18-fpn"):
+    metadata = {
+        "network": network,
+        "channels": "3",
+        "classes": '["lesion"]',
+        "labels": "nested",
+        "size": "32",
+        "method": method,
+    }
+    return metadata | ({"layers": json.dumps(layers)} if layers else {})
 
 
 def run_of(plan, folder):
     """A finished run of two sites whose networks are from different seeds."""
     for seed, name in enumerate(("A", "B")):
         state = build(plan.network, 3, 1, seed=seed, layers=plan.layers).state_dict()
-        facts = facts_of(plan.method, plan.layers, plan.network) | {"site": name}
-        save_network(folder / "sites" / name / "network.safetensors", state, facts)
+        metadata = metadata_of(plan.method, plan.layers, plan.network) | {"site": name}
+        save_network(folder / "sites" / name / "network.safetensors", state, metadata)
     network = build(plan.network, 3, 1, seed=2, layers=plan.layers)
     save_network(folder / "shared.safetensors", partition_of(plan, network).split(network.state_dict())[0], {"round": "1"})
     (folder / "results.json").write_text(json.dumps({"sites": {"A": {}, "B": {}}}))
@@ -229,6 +236,6 @@ def test_only_layers_that_each_site_has_for_itself_are_refused(plan_for, tmp_pat
 
 
 def test_models_of_facts_without_layers_are_as_before():
-    facts = facts_of("fedavg", {})
+    metadata = metadata_of("fedavg", {})
     state = build("resnet18-fpn", 3, 1, seed=0).state_dict()
-    assert Models.of({"A": state}, state, facts).network(state).state_dict().keys() == state.keys()
+    assert Models.of({"A": state}, state, metadata).network(state).state_dict().keys() == state.keys()

@@ -353,8 +353,8 @@ class Driven:
     """In the place of `run_here`: the plain loop, and what a run of it leaves for a hospital outside."""
 
     def __call__(self, data, out, options, env="sim", device="cpu", threads=None, without_consent=(), sites=None):
-        names, facts = federation_of(data, sites)
-        plan = options.plan(facts, names)
+        names, metadata = federation_of(data, sites)
+        plan = options.plan(metadata, names)
         done = drive(plan, data, out / "workspace", tuple(names))
         write_run(out, {site: {"start": {"a": 0.5}} for site in names})
         for name, site in done.items():

@@ -83,6 +83,38 @@ def test_what_is_unfinished_is_run_anew(campaign, fake, monkeypatch):
     assert len(fake.calls) == 1
 
 
+@pytest.mark.parametrize(
+    ("files", "rounds", "kept"),
+    [
+        (["run.json"], 2, True),
+        (["run.json"], 3, False),  # another plan
+        ([], 2, False),  # it never began
+        (["run.json", "results.json"], 2, False),  # it ended, and the comparison before it noted that
+    ],
+)
+def test_a_run_that_was_broken_off_is_continued(campaign, fake, monkeypatch, files, rounds, kept):
+    """Its folder reaches `feddp run` as it was left; any other one is removed first."""
+
+    def broken(data, out, *args, **kwargs):
+        out.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            (out / name).write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_options, "run_here", broken)
+    with pytest.raises(KeyboardInterrupt):
+        campaign("fedavg").execute()
+    found = []
+
+    def again(data, out, *args, **kwargs):
+        found.extend(path.name for path in out.iterdir()) if out.exists() else None
+        raise FedDPError("enough")
+
+    monkeypatch.setattr(run_options, "run_here", again)
+    campaign("fedavg", rounds=rounds).execute()
+    assert found == (files if kept else [])
+
+
 def test_a_failed_run_stops_no_other_and_is_tried_again(campaign, fake, capsys):
     fake.broken = {"fedavg"}
     made = campaign("fedavg", "local")

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from feddp.compare.efficiency import home_seconds, inference_ms, traffic, train_seconds
+from feddp.compare.efficiency import inference_ms, local_seconds, traffic, train_seconds
 from feddp.compare.figures import curves, mean_curve
 from feddp.compare.scores import BEFORE, CASE, FINAL, Result, scores
 from feddp.compare.statistics import best_two, compare_images, sentence
@@ -241,15 +241,15 @@ def test_seconds_and_bytes_by_hand(result):
     the evaluation that follows."""
     events = read_events(result("x", [ONE[0]], events=federation(3, home=True)).folders[0] / PROGRESS)
     assert train_seconds(events) == 6
-    assert home_seconds(events) == 5
+    assert local_seconds(events) == 5
     assert traffic(events) == (1400, 12)
     without = federation(3, home=False)
-    assert (home_seconds(without), traffic(without)) == (0, (1400, 0))
+    assert (local_seconds(without), traffic(without)) == (0, (1400, 0))
 
 
 def test_a_run_without_a_federation_has_no_traffic(tmp_path):
     assert traffic([]) is None
-    assert (train_seconds([]), home_seconds([]), curves([]), mean_curve({})) == (0, 0, {}, {})
+    assert (train_seconds([]), local_seconds([]), curves([]), mean_curve({})) == (0, 0, {}, {})
     assert read_events(tmp_path / PROGRESS) == []
     lone = [{"event": "answer", "site": "pool", "task": "train", "round": 2, "scalars": {"iou": 0.5}}]
     assert traffic(lone) is None

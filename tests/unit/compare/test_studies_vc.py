@@ -15,14 +15,14 @@ from feddp.reporting.tables import SHOWN, shown_value
 from support.compare_runs import row, write_run
 
 SITES = ["A", "B", "C", "D"]
-FACTS = {"channels": 3, "classes": ("disc", "cup"), "labels": "nested"}
+REQUIRED = {"channels": 3, "classes": ("disc", "cup"), "labels": "nested"}
 CN = 3 * 4  # classes with the background, times sites
 VIRTUAL = "segmentation_head.0.virtual"
 LEVELS = {"unet": [f"decoder.stages.{i}" for i in range(4)], "pvt_v2_b0-fpn": [f"decoder.{p}" for p in ("p4", "p3", "p2")]}
 
 
 def plan_of(variant: Variant, network: str) -> Plan:
-    return variant.options(Common(2, None, network, 32), seed=0).plan(FACTS, SITES)
+    return variant.options(Common(2, None, network, 32), seed=0).plan(REQUIRED, SITES)
 
 
 def rows(study: str, network: str):

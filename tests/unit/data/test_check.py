@@ -11,14 +11,14 @@ from feddp.cli.data import app
 from feddp.data.check import check
 from feddp.data.folder import write_site
 
-FACTS = {"name": "toy", "channels": 3, "classes": ["tumour"], "labels": "nested"}
+REQUIRED = {"name": "toy", "channels": 3, "classes": ["tumour"], "labels": "nested"}
 LINES = ["i0,p0,train", "i1,p0,train", "i2,p1,val", "i3,p2,test"]
 
 
 @pytest.fixture
 def site(tmp_path):
     image, mask = np.full((6, 8, 3), 90, np.uint8), np.eye(6, 8, dtype=np.uint8)
-    write_site(tmp_path / "A", FACTS, [(*line.split(","), image, mask) for line in LINES])
+    write_site(tmp_path / "A", REQUIRED, [(*line.split(","), image, mask) for line in LINES])
     return tmp_path / "A"
 
 
@@ -30,8 +30,8 @@ def split(site, lines):
     (site / "split.csv").write_text("\n".join(["image,patient,split", *lines]) + "\n")
 
 
-def facts(site, **changed):
-    (site / "dataset.json").write_text(json.dumps(FACTS | changed))
+def metadata(site, **changed):
+    (site / "dataset.json").write_text(json.dumps(REQUIRED | changed))
 
 
 # name: (what is done to the folder, the file it shows in, what is said of it); each gives exactly one problem
@@ -64,9 +64,9 @@ PROBLEMS = {
     "no split.csv": (lambda s: (s / "split.csv").unlink(), "split.csv", "is missing"),
     "no dataset.json": (lambda s: (s / "dataset.json").unlink(), "dataset.json", "is missing"),
     "bad json": (lambda s: (s / "dataset.json").write_text("{"), "dataset.json", "is not readable JSON"),
-    "bad labels": (lambda s: facts(s, labels="other"), "dataset.json", 'labels is "other"'),
-    "bad volumes": (lambda s: facts(s, volumes=True), "dataset.json", "volumes is true"),
-    "bad unseen": (lambda s: facts(s, unseen="yes"), "dataset.json", 'unseen is "yes"'),
+    "bad labels": (lambda s: metadata(s, labels="other"), "dataset.json", 'labels is "other"'),
+    "bad volumes": (lambda s: metadata(s, volumes=True), "dataset.json", "volumes is true"),
+    "bad unseen": (lambda s: metadata(s, unseen="yes"), "dataset.json", 'unseen is "yes"'),
 }
 
 
@@ -101,7 +101,7 @@ def test_all_problems_of_all_sites_come_at_once(site):
     together = ["missing mask", "extra mask", "missing image", "extra image", "mask value", "size mismatch"]
     for name in together:
         PROBLEMS[name][0](site)
-    write_site(site.parent / "B", FACTS | {"unseen": True}, [])
+    write_site(site.parent / "B", REQUIRED | {"unseen": True}, [])
     said = " ".join(map(str, check(site.parent)))
     for name in together:
         assert f"{site / PROBLEMS[name][1]}: " in said
@@ -113,14 +113,15 @@ def test_an_unseen_site_needs_test_images_only(site):
     lines = [line.rsplit(",", 1)[0] + ",test" for line in LINES]
     split(site, lines)
     assert len(check(site)) == 2
-    facts(site, unseen=True)
+    metadata(site, unseen=True)
     assert check(site) == []
 
 
 def test_a_folder_without_sites_is_a_problem(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
-        (problem,) = check(path)
-        assert (problem.file, problem.what) == (path, "holds no site's folder")
+    (tmp_path / "file").touch()
+    for name, what in (("", "holds no site's folder"), ("nowhere", "does not exist"), ("file", "is a file")):
+        (problem,) = check(tmp_path / name)
+        assert (problem.file, problem.what) == (tmp_path / name, what)
 
 
 def test_the_command_prints_one_line_a_problem_and_exits_2(site):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddp.data.folder import Row, SiteFolder, facts_of, find_sites, misfit, write_site
+from feddp.data.folder import Row, SiteFolder, find_sites, metadata_of, misfit, write_site
 from feddp.errors import FedDPError
 
-FACTS = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested", "scanner": "A"}
+REQUIRED = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested", "scanner": "A"}
 IMAGE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 MASK = np.arange(20, dtype=np.uint8).reshape(4, 5) % 3
 
@@ -19,7 +19,7 @@ def samples():
 
 
 def test_what_is_written_opens_with_the_same_bits(tmp_path):
-    write_site(tmp_path / "A", FACTS, samples())
+    write_site(tmp_path / "A", REQUIRED, samples())
     folder = SiteFolder.open(tmp_path / "A")
     assert (folder.site, folder.dataset, folder.channels, folder.labels) == ("A", "toy", 3, "nested")
     assert folder.classes == ("disc", "cup")
@@ -36,16 +36,16 @@ def test_an_interrupted_write_leaves_no_site(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_site(tmp_path / "A", FACTS, breaks_off())
+        write_site(tmp_path / "A", REQUIRED, breaks_off())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_write_is_not_a_site_and_is_cleared_by_the_next(tmp_path):
     """kill -9 leaves the hidden sibling behind: no site for `find_sites`, no obstacle for the next run."""
-    write_site(tmp_path / ".A.partial", FACTS, samples())
+    write_site(tmp_path / ".A.partial", REQUIRED, samples())
     with pytest.raises(FedDPError, match="no site's folder"):
         find_sites(tmp_path)
-    write_site(tmp_path / "A", FACTS, samples()[:2])
+    write_site(tmp_path / "A", REQUIRED, samples()[:2])
     assert [path.name for path in tmp_path.iterdir()] == ["A"]
     assert len(list((tmp_path / "A" / "images").iterdir())) == 2
 
@@ -54,13 +54,13 @@ def test_an_occupied_target_is_refused_and_kept(tmp_path):
     (tmp_path / "A").mkdir()
     (tmp_path / "A" / "notes.txt").write_text("mine")
     with pytest.raises(FedDPError, match="A: not empty. Remove it"):
-        write_site(tmp_path / "A", FACTS, samples())
+        write_site(tmp_path / "A", REQUIRED, samples())
     assert (tmp_path / "A" / "notes.txt").read_text() == "mine"
 
 
 def test_an_empty_target_is_used(tmp_path):
     (tmp_path / "A").mkdir()
-    write_site(tmp_path / "A", FACTS, samples())
+    write_site(tmp_path / "A", REQUIRED, samples())
     assert len(SiteFolder.open(tmp_path / "A").rows) == 4
 
 
@@ -75,7 +75,7 @@ def test_an_empty_target_is_used(tmp_path):
 )
 def test_wrong_pixels_are_not_written(tmp_path, image, mask, message):
     with pytest.raises(FedDPError, match=f"A/i0: .*{message}"):
-        write_site(tmp_path / "A", FACTS, [("i0", "p0", "train", image, mask)])
+        write_site(tmp_path / "A", REQUIRED, [("i0", "p0", "train", image, mask)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,12 +84,12 @@ def test_wrong_pixels_are_not_written(tmp_path, image, mask, message):
     [
         ("dataset.json", "{", "not readable JSON"),
         ("dataset.json", "[]", "holds a list"),
-        ("dataset.json", json.dumps(FACTS | {"channels": 2}), "channels is 2. Make it 1 or 3"),
-        ("dataset.json", json.dumps(FACTS | {"channels": True}), "channels is true"),
-        ("dataset.json", json.dumps(FACTS | {"classes": []}), "classes is"),
-        ("dataset.json", json.dumps(FACTS | {"labels": "both"}), 'labels is "both"'),
-        ("dataset.json", json.dumps(FACTS | {"volumes": "case"}), 'volumes is "case". Make it "patient", or leave it out'),
-        ("dataset.json", json.dumps(FACTS | {"volumes": None}), "volumes is null"),
+        ("dataset.json", json.dumps(REQUIRED | {"channels": 2}), "channels is 2. Make it 1 or 3"),
+        ("dataset.json", json.dumps(REQUIRED | {"channels": True}), "channels is true"),
+        ("dataset.json", json.dumps(REQUIRED | {"classes": []}), "classes is"),
+        ("dataset.json", json.dumps(REQUIRED | {"labels": "both"}), 'labels is "both"'),
+        ("dataset.json", json.dumps(REQUIRED | {"volumes": "case"}), 'volumes is "case". Make it "patient", or leave it out'),
+        ("dataset.json", json.dumps(REQUIRED | {"volumes": None}), "volumes is null"),
         ("split.csv", "image;patient;split\n", "header 'image;patient;split'"),
         ("split.csv", "image,patient,split\na,p,train\nb,p,test\n", "patient p is in train and test"),
         ("split.csv", "image,patient,split\na,p,trian\n", "split 'trian'"),
@@ -99,7 +99,7 @@ def test_wrong_pixels_are_not_written(tmp_path, image, mask, message):
     ],
 )
 def test_an_ill_formed_description_is_refused_by_name(tmp_path, file, text, message):
-    write_site(tmp_path / "A", FACTS, samples())
+    write_site(tmp_path / "A", REQUIRED, samples())
     (tmp_path / "A" / file).write_text(text)
     with pytest.raises(FedDPError, match=message) as error:
         SiteFolder.open(tmp_path / "A")
@@ -108,27 +108,27 @@ def test_an_ill_formed_description_is_refused_by_name(tmp_path, file, text, mess
 
 @pytest.mark.parametrize("file", ["dataset.json", "split.csv"])
 def test_a_missing_description_is_refused_by_name(tmp_path, file):
-    write_site(tmp_path / "A", FACTS, samples())
+    write_site(tmp_path / "A", REQUIRED, samples())
     (tmp_path / "A" / file).unlink()
     with pytest.raises(FedDPError, match=f"{file}: is missing"):
         SiteFolder.open(tmp_path / "A")
 
 
 def test_a_spreadsheets_byte_order_mark_is_read(tmp_path):
-    write_site(tmp_path / "A", FACTS, samples())
+    write_site(tmp_path / "A", REQUIRED, samples())
     (tmp_path / "A" / "split.csv").write_text("image,patient,split\r\ni0, p0, val\r\n", encoding="utf-8-sig")
     assert SiteFolder.open(tmp_path / "A").rows == (Row("i0", "p0", "val"),)
 
 
 def test_a_patients_images_are_a_volume_only_where_the_folder_says_so(tmp_path):
     for name, said in (("pictures", {}), ("slices", {"volumes": "patient"})):
-        write_site(tmp_path / name, FACTS | said, samples())
+        write_site(tmp_path / name, REQUIRED | said, samples())
         assert SiteFolder.open(tmp_path / name).volumes is (name == "slices")
 
 
 def test_find_sites_takes_a_root_only(tmp_path):
     for site in ("B", "A"):
-        write_site(tmp_path / site, FACTS, samples())
+        write_site(tmp_path / site, REQUIRED, samples())
     (tmp_path / "notes").mkdir()
     assert find_sites(tmp_path) == [tmp_path / "A", tmp_path / "B"]
     with pytest.raises(FedDPError, match="Give the folder that holds"):
@@ -136,7 +136,7 @@ def test_find_sites_takes_a_root_only(tmp_path):
 
 
 def test_an_unknown_split_or_folder_is_refused(tmp_path):
-    write_site(tmp_path / "A", FACTS, samples())
+    write_site(tmp_path / "A", REQUIRED, samples())
     with pytest.raises(FedDPError, match="no split 'dev'"):
         SiteFolder.open(tmp_path / "A").rows_of("dev")
     with pytest.raises(FedDPError, match="no such folder"):
@@ -144,13 +144,13 @@ def test_an_unknown_split_or_folder_is_refused(tmp_path):
 
 
 def test_data_fit_what_is_made_for_them(tmp_path):
-    """Of all three facts, or of the channels alone where no mask is read."""
-    write_site(tmp_path / "A", FACTS, samples())
+    """Of all three metadata, or of the channels alone where no mask is read."""
+    write_site(tmp_path / "A", REQUIRED, samples())
     folder = SiteFolder.open(tmp_path / "A")
-    facts = facts_of(folder)
-    assert list(facts) == ["channels", "classes", "labels"]
-    assert misfit(folder, facts) is None
+    metadata = metadata_of(folder)
+    assert list(metadata) == ["channels", "classes", "labels"]
+    assert misfit(folder, metadata) is None
     assert misfit(folder, {"channels": folder.channels}) is None
-    other = facts | {"labels": "exclusive" if folder.labels == "nested" else "nested"}
-    assert misfit(folder, other) == (tuple(facts.values()), tuple(other.values()))
+    other = metadata | {"labels": "exclusive" if folder.labels == "nested" else "nested"}
+    assert misfit(folder, other) == (tuple(metadata.values()), tuple(other.values()))
     assert misfit(folder, {"channels": 7}) == ((folder.channels,), (7,))

@@ -12,10 +12,10 @@ from feddp.data.folder import SiteFolder, write_site
 from feddp.data.loading import batches, load
 from feddp.errors import FedDPError
 
-FACTS = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested"}
+REQUIRED = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested"}
 
 
-def site(path, facts=FACTS, count=7):
+def site(path, metadata=REQUIRED, count=7):
     chance = np.random.default_rng(0)
     rows = [
         (
@@ -27,7 +27,7 @@ def site(path, facts=FACTS, count=7):
         )
         for n in range(count)
     ]
-    write_site(path, facts, rows)
+    write_site(path, metadata, rows)
     return SiteFolder.open(path), rows
 
 
@@ -64,7 +64,7 @@ def test_at_native_size_pixels_are_normalised_and_classes_nested(tmp_path):
 
 
 def test_exclusive_labels_are_one_map_a_value(tmp_path):
-    folder, rows = site(tmp_path / "A", FACTS | {"labels": "exclusive"})
+    folder, rows = site(tmp_path / "A", REQUIRED | {"labels": "exclusive"})
     for sample, (*_, mask) in zip(load(folder, "train", 8), rows, strict=True):
         assert np.array_equal(sample["mask"].numpy(), np.stack([mask == 1, mask == 2]).astype(np.float32))
 
@@ -73,7 +73,7 @@ def test_resized_mask_stays_binary_and_in_place(tmp_path):
     """A 4x4 mask whose lower right quarter is 1, doubled: every pixel becomes 2x2, its quarter 4x4 of 8x8."""
     mask = np.zeros((4, 4), np.uint8)
     mask[2:, 2:] = 1
-    write_site(tmp_path / "A", FACTS, [("a", "p", "test", np.zeros((4, 4, 3), np.uint8), mask)])
+    write_site(tmp_path / "A", REQUIRED, [("a", "p", "test", np.zeros((4, 4, 3), np.uint8), mask)])
     (sample,) = load(SiteFolder.open(tmp_path / "A"), "test", 8)
     expected = torch.zeros(8, 8)
     expected[4:, 4:] = 1
@@ -85,15 +85,15 @@ def test_a_shrunk_mask_is_read_at_pixel_centres(tmp_path):
     """6 -> 2: the new centres, 0.5 and 1.5 of 2, lie at 1.5 and 4.5 of 6, in pixels 1 and 4 and not in 0 and 3."""
     mask = np.zeros((6, 6), np.uint8)
     mask[np.ix_([1, 4], [1, 4])] = 2
-    write_site(tmp_path / "A", FACTS, [("a", "p", "test", np.zeros((6, 6, 3), np.uint8), mask)])
+    write_site(tmp_path / "A", REQUIRED, [("a", "p", "test", np.zeros((6, 6, 3), np.uint8), mask)])
     (sample,) = load(SiteFolder.open(tmp_path / "A"), "test", 2)
     assert torch.equal(sample["mask"], torch.ones(2, 2, 2))
 
 
 def test_grey_images_and_other_shapes(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (6, 10), np.uint8)
-    facts = {"name": "grey", "channels": 1, "classes": ["a"], "labels": "nested"}
-    write_site(tmp_path / "A", facts, [("a", "p", "val", image, np.zeros((6, 10), np.uint8))])
+    metadata = {"name": "grey", "channels": 1, "classes": ["a"], "labels": "nested"}
+    write_site(tmp_path / "A", metadata, [("a", "p", "val", image, np.zeros((6, 10), np.uint8))])
     (sample,) = load(SiteFolder.open(tmp_path / "A"), "val", 16)
     assert (sample["image"].shape, sample["mask"].shape) == ((1, 16, 16), (1, 16, 16))
     assert abs(sample["image"].mean()) < 1e-5

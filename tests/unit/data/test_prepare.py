@@ -404,5 +404,7 @@ def test_the_command_prepares_and_sums_up(tmp_path):
     assert done.stdout == f"{tmp_path / 'out'}: CS {split}; DU {split}; FG {split}; HT {split}\n"
     with pytest.raises(FedDPError, match="mnist: not a known data set. Use one of lgg, endopolyp, fundus"):
         CliRunner().invoke(app, ["prepare", "mnist", *arguments], catch_exceptions=False)
-    with pytest.raises(FedDPError, match="nowhere: neither a folder nor a zip"):
-        PREPARE["lgg"](tmp_path / "nowhere", tmp_path / "x", None, 0)
+    (tmp_path / "file").touch()
+    for name, what in (("nowhere", "nowhere does not exist"), ("file", "file: neither a folder nor a zip")):
+        with pytest.raises(FedDPError, match=what):
+            PREPARE["lgg"](tmp_path / name, tmp_path / "x", None, 0)

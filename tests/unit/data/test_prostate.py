@@ -78,10 +78,10 @@ def test_six_sources_become_six_sites(prepared):
     assert [path.name for path in find_sites(out)] == sorted(SITES)
     # three of six slices have no prostate, in each of ten cases
     assert notes == ["Slices left out, without prostate: BIDMC 30, HK 30, I2CVB 30, ISBI 30, ISBI_15 30, UCL 30"]
-    facts = json.loads((out / "ISBI_15" / "dataset.json").read_text())
+    metadata = json.loads((out / "ISBI_15" / "dataset.json").read_text())
     expected = {"name": "Prostate-MRI", "channels": 1, "classes": ["prostate"], "labels": "nested", "split_seed": 0}
-    assert facts.items() >= expected.items()
-    assert facts["source"].startswith("NCI-ISBI 2013")
+    assert metadata.items() >= expected.items()
+    assert metadata["source"].startswith("NCI-ISBI 2013")
 
 
 def test_every_site_may_take_part_in_a_flare_federation():

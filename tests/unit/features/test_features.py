@@ -195,11 +195,11 @@ def run(tmp_path):
     def make(method: str, name: str | None = None, sites=("site-1", "site-2"), network="resnet18-fpn"):
         folder = tmp_path / (name or method)
         plan = Plan(method, network, 3, ("lesion",), "nested", 64, 1, sites=("site-1", "site-2"))
-        facts = {"network": network, "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "64"}
-        facts |= {"layers": json.dumps(plan.layers)} if plan.layers else {}
+        metadata = {"network": network, "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "64"}
+        metadata |= {"layers": json.dumps(plan.layers)} if plan.layers else {}
         for seed, site in enumerate(sites):
             state = build(network, 3, 1, seed=seed, layers=plan.layers).state_dict()
-            save_network(folder / "sites" / site / "network.safetensors", state, facts)
+            save_network(folder / "sites" / site / "network.safetensors", state, metadata)
         (folder / "results.json").write_text(json.dumps({"sites": dict.fromkeys(sites, {})}))
         return folder
 
@@ -264,7 +264,7 @@ def test_one_site_and_the_encoder_s_features(feddp, run, data, tmp_path):
         ({"--layer": "middle"}, "--layer middle: there are decoder, encoder"),
         ({"--device": "cuda:99"}, "--device cuda:99 cannot be used"),
         ({"--out": "{occupied}"}, "not empty"),
-        ({"--data": "{nothing}"}, "there is no such folder"),
+        ({"--data": "{nothing}"}, "has no site-1, site-2; name the data that --models was run on"),
         ({"--data": "{other}"}, "is not of (channels, classes, labels) = (3, ('lesion',), 'nested')"),
     ],
 )
@@ -272,8 +272,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing(feddp, run, data, tmp_path, ch
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied/file").touch()
     synthesize(tmp_path / "other", sites=2, images=6, size=32)
-    for facts in tmp_path.glob("other/*/dataset.json"):
-        facts.write_text(facts.read_text().replace('"nested"', '"exclusive"'))
+    for metadata in tmp_path.glob("other/*/dataset.json"):
+        metadata.write_text(metadata.read_text().replace('"nested"', '"exclusive"'))
     given = {"--models": run("fedavg"), "--data": data, "--out": tmp_path / "out"}
     given |= {k: v.format(**{n: tmp_path / n for n in ("nothing", "occupied", "other")}) for k, v in changes.items()}
     code, _, err = feddp("features", *(part for pair in given.items() for part in pair))
@@ -286,8 +286,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing(feddp, run, data, tmp_path, ch
 def test_a_network_without_its_facts_is_named(feddp, run, data, tmp_path):
     folder = run("fedavg")
     file = folder / "sites/site-2/network.safetensors"
-    state, facts = read_network(file)
-    save_network(file, state, {name: value for name, value in facts.items() if name != "size"})
+    state, metadata = read_network(file)
+    save_network(file, state, {name: value for name, value in metadata.items() if name != "size"})
     code, _, err = feddp("features", "--models", folder, "--data", data, "--out", tmp_path / "out")
     assert code == 2
     assert f"{file}: its metadata lacks size" in " ".join(err.split())

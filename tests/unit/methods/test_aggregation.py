@@ -7,7 +7,7 @@ import torch
 from torch import tensor
 
 from feddp.errors import FedDPError
-from feddp.methods.aggregation import Spec, average
+from feddp.methods.aggregation import Spec, average, combine, outliers, trimmed_mean
 
 EVEN = {"a": 1.0, "b": 1.0, "c": 1.0}
 
@@ -84,6 +84,111 @@ def test_differing_names_are_an_error(other):
         average({"a": {"w": tensor(1.0)}, "b": other}, {"a": 1.0, "b": 1.0})
 
 
+def numbered(*values):
+    return {site: {"w": tensor([value])} for site, value in zip("abcdefg", values, strict=False)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "result"),
+    [
+        ("median", (1.0, 7.0, 2.0), 2.0),
+        ("median", (1.0, 7.0, 2.0, 3.0), 2.5),
+        ("median", (1.0, 7.0, 2.0, 3.0, -9.0), 2.0),
+        ("trimmed", (1.0, 7.0, 2.0), 2.0),
+        ("trimmed", (1.0, 7.0, 2.0, 3.0), 2.5),
+        ("trimmed", (1.0, 7.0, 2.0, 3.0, -9.0), 2.0),
+        ("trimmed", (1.0, 7.0, 2.0, 3.0, -9.0, 6.0), 3.0),
+        ("median", (1.0, 7.0, 2.0, 3.0, -9.0, 6.0), 2.5),
+        ("uniform", (1.0, 7.0, 2.0, 3.0, -9.0, 6.0), 5 / 3),
+    ],
+)
+def test_median_and_trimmed_mean(rule, values, result):
+    """1, 2, 7: the middle is 2. 1, 2, 3, 7: (2 + 3)/2, for both rules. −9, 1, 2, 3, 7: median 2, trimmed (1 + 2 + 3)/3 = 2.
+
+    −9, 1, 2, 3, 6, 7: median (2 + 3)/2 = 2.5, trimmed (1 + 2 + 3 + 6)/4 = 3, mean 10/6.
+    """
+    contributions = numbered(*values)
+    combined = combine(rule, contributions, dict.fromkeys(contributions, 1.0))["w"]
+    assert combined.item() == pytest.approx(result)
+    assert combined.dtype == torch.float32
+
+
+def test_a_robust_rule_takes_each_coordinate_by_itself():
+    """Columns (1, 5, 2) and (30, 10, 20): medians 2 and 20, of two different sites."""
+    given = {"a": {"w": tensor([1.0, 30.0])}, "b": {"w": tensor([5.0, 10.0])}, "c": {"w": tensor([2.0, 20.0])}}
+    assert combine("median", given, EVEN)["w"].tolist() == [2, 20]
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+def test_weights_do_not_change_a_robust_rule(rule):
+    given = numbered(1.0, 7.0, 2.0)
+    assert combine(rule, given, {"a": 100.0, "b": 1.0, "c": 1.0})["w"].item() == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "counts", "result"),
+    [("median", (3, 900, 4), 4), ("trimmed", (3, 900, 4), 4), ("median", (3, 4, 6, 7), 5), ("median", (3, 4, 5, 7), 4)],
+)
+def test_counters_keep_their_type_in_a_robust_rule(rule, counts, result):
+    """The middle of 3, 4, 900 is 4; (4 + 6)/2 = 5; (4 + 5)/2 = 4.5 is rounded to the even 4."""
+    given = {site: {"n": tensor(count)} for site, count in zip("abcd", counts, strict=False)}
+    found = combine(rule, given, dict.fromkeys(given, 1.0))["n"]
+    assert (found.item(), found.dtype, found.shape) == (result, torch.int64, ())
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+def test_robust_rules_leave_inputs_and_order_alone(rule, dtype):
+    """Any order of arrival gives the same bits, and writing into the result changes no contribution."""
+    rows = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).mul(100).to(dtype)
+    found = []
+    for order in permutations(range(4)):
+        given = {f"site-{k}": {"w": rows[k].clone()} for k in order}
+        found.append(combine(rule, given, {})["w"])
+        found[-1].add_(0)
+        assert all(given[f"site-{k}"]["w"].equal(rows[k]) for k in order)
+    assert found[0].dtype == dtype
+    assert all(other.equal(found[0]) for other in found)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+def test_equal_tensors_stay_themselves_under_a_robust_rule(rule):
+    kernels = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    assert combine(rule, {site: {"v": kernels.clone()} for site in "abcde"}, {})["v"].equal(kernels)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+def test_two_contributions_have_no_robust_combination(rule):
+    with pytest.raises(FedDPError, match=r"2 contributions \(a, b\), but .* need 3"):
+        combine(rule, numbered(1.0, 2.0), {})
+    with pytest.raises(FedDPError, match="no contribution"):
+        combine(rule, {}, {})
+    with pytest.raises(FedDPError, match="site b: its tensor names differ"):
+        trimmed_mean({"a": {"w": tensor(1.0)}, "b": {}, "c": {"w": tensor(1.0)}}, 1)
+
+
+def test_outliers_by_their_norm():
+    """γ = (1, 1) and (2); the changes are (3, 4) and 0: norm 5; (0, 0) and 6: 6; (8, 0) and 15: 17. The median is 6.
+
+    At a factor of 2, 17 > 12 and site c is named with both; at 3, 17 < 18 and nobody is. The counter n does not count.
+    """
+    shared = {"w": tensor([1.0, 1.0]), "v": tensor([2.0]), "n": tensor(0)}
+
+    def sent(w, v):
+        return {"w": shared["w"] + tensor(w), "v": shared["v"] + v, "n": tensor(10**6)}
+
+    given = {"a": sent([3.0, 4.0], 0.0), "b": sent([0.0, 0.0], 6.0), "c": sent([8.0, 0.0], 15.0)}
+    assert outliers(given, shared, 2.0) == {"c": (17.0, 12.0)}
+    assert outliers(given, shared, 3.0) == {}
+    with pytest.raises(FedDPError, match="need 3"):
+        outliers({site: given[site] for site in "ab"}, shared, 2.0)
+
+
+def test_no_contribution_is_an_outlier_where_none_changed():
+    shared = {"w": tensor([1.0])}
+    assert outliers(dict.fromkeys("abc", shared), shared, 1.0) == {}
+
+
 STATE = {"w": torch.ones(2, 3), "n": tensor(3), "h": torch.ones(4, dtype=torch.bfloat16), "private": torch.ones(9)}
 SPEC = Spec.of(STATE, ("w", "n", "h"))
 GOOD = {name: STATE[name] for name in ("h", "n", "w")}
@@ -114,6 +219,8 @@ def without(name):
         (GOOD | {"w": tensor([[0, 0, 0], [0, 0, float("nan")]])}, "w holds values that are not finite"),
         (GOOD | {"w": tensor([[0, 0, 0], [0, float("inf"), 0]])}, "w holds values that are not finite"),
         (GOOD | {"h": tensor([0, -float("inf"), 0, 0]).bfloat16()}, "h holds values that are not finite"),
+        (GOOD | {"w": torch.ones(2, 3).to_sparse()}, "w is not a plain tensor"),
+        (GOOD | {"w": torch.ones(2, 3, device="meta")}, "w is not a plain tensor"),
         (GOOD | {"w": [[1.0] * 3] * 2}, "w is a list, not a tensor"),
         (GOOD | {"n": None}, "n is a NoneType, not a tensor"),
         ({}, "3 wrong tensor names: h is missing; n is missing; w is missing"),

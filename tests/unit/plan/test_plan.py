@@ -132,7 +132,9 @@ def test_every_setting_is_reached_by_its_name(plan_for, method, name):
         ({"lambda_": 0.5}, "unknown setting 'lambda_'"),
         ({"loss": "focal"}, "loss='focal' is not one of dice_ce, dice"),
         ({"selection": "train"}, "selection='train'"),
-        ({"aggregation": "median"}, "aggregation='median'"),
+        ({"aggregation": "krum"}, "aggregation='krum' is not one of uniform, samples, median, trimmed"),
+        ({"norm_factor": 0.5}, "norm_factor=0.5 would refuse half of the sites"),
+        ({"norm_factor": -3}, "norm_factor=-3.0"),
         ({"start": "first"}, "start='first'"),
         ({"delta": "mean"}, "delta='mean'"),
         ({"lr": "-0.1"}, "lr=-0.1"),
@@ -166,6 +168,63 @@ def test_a_bad_value_is_named(plan_for, changes, message):
     with pytest.raises(FedDPError) as raised:
         plan_for(**changes)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch", "٤"),  # 4 in Arabic digits, which int() reads
+        ("lr", "１e-3"),  # a full-width 1, which float() reads
+        ("batch", "1_0"),
+        ("batch", " 4 "),
+        ("lr", "1e-3\n"),
+        ("lr", b"1"),
+        ("batch", bytearray(b"4")),
+        ("batch", True),
+        ("lr", False),
+        ("batch", [4]),
+        ("lr", {}),
+        ("augment", 1),
+        ("augment", []),
+        ("augment", "ＴＲＵＥ"),
+        ("loss", ["dice"]),
+        ("loss", {"dice": 1}),
+        ("private", {"query": 1}),
+        ("private", True),
+    ],
+)
+def test_what_only_resembles_a_value_is_refused(plan_for, name, value):
+    with pytest.raises(FedDPError, match=f"{name}=.* cannot be read as"):
+        plan_for(settings={name: value})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"channels": True},
+        {"rounds": True},
+        {"size": "٦٤"},
+        {"weights": "٤" * 64},
+        {"method": []},
+        {"classes": [["lesion"]]},
+        {"seed": 10**5000},
+        {"settings": {"lr": 10**5000}},
+        {"settings": {"batch": -(10**5000)}},
+        {"settings": {"batch": "9" * 100_000}},
+        {"settings": {"x" * 100_000: 1}},
+    ],
+)
+def test_a_refusal_of_an_absurd_entry_is_short(plan_for, changes):
+    """Python cannot print 10^5000, and a message must not be as long as the entry that it refuses."""
+    with pytest.raises(FedDPError) as raised:
+        plan_for(**changes)
+    assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("data", [[], None, "plan", 7])
+def test_a_plan_that_is_no_object_is_refused(data):
+    with pytest.raises(FedDPError, match="the job's plan is .*, not an object"):
+        Plan.from_json(data)
 
 
 def test_lambda_may_be_zero_and_is_told_so(plan_for):
@@ -242,7 +301,7 @@ def test_an_unknown_private_role_is_named(plan_for, toy):
 
 
 def test_peers_exchange_what_is_private_and_after_a_tuning_everything(plan_for, toy):
-    """γ is known to all and the private tensors complete it; a tuning at home changes the shared ones too."""
+    """γ is known to all and the private tensors complete it; a local tuning changes the shared ones too."""
     plan = plan_for(network=toy)
     network = build_network(plan)
     partition = partition_of(plan, network)

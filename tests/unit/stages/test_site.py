@@ -250,12 +250,14 @@ def test_adopt_joins_gamma_and_rho_of_the_same_round(plan_for, open_site, toy):
 
 
 def test_states_that_nobody_needs_are_removed(plan_for, open_site, toy):
-    """Round t needs the state t, and leaves t + 1; both stay, in case round t comes again."""
+    """Round t needs the state t, and leaves t + 1; both stay, in case round t comes again, and t - 1, in case the server lost
+    its latest file and asks for the round before."""
     site = open_site(plan_for(network=toy, rounds=3))
     trained_to = first(site)
     for round in range(3):
         trained_to, _ = train(site, trained_to, round)
     assert sorted(path.name for path in site.store.folder.glob("state_*")) == [
+        "state_00001.safetensors",
         "state_00002.safetensors",
         "state_00003.safetensors",
     ]
@@ -441,7 +443,7 @@ def test_the_network_is_evaluated_before_and_after_its_last_stage(adopted, chang
 
 
 def test_peers_are_evaluated_and_then_forgotten(adopted):
-    """site-2's network as it was handed on, rebuilt at site-1 from γ and ρ_2, on site-1's test images.
+    """site-2's network as it was sent, rebuilt at site-1 from γ and ρ_2, on site-1's test images.
 
     Here γ says "nothing" everywhere (a bias of −50), and site-1's calibrated network, of another γ, "lesion" everywhere.
     """
@@ -479,8 +481,8 @@ def slices(plan_for, open_site, toy, tiny_root, tmp_path):
             row[1:] = [patient, "test"]
         lines = [",".join(row) for row in (["image", "patient", "split"], rows[0], rows[2], rows[1], *rows[3:])]
         (data / "split.csv").write_text("\n".join(lines) + "\n")
-        facts = json.loads((data / "dataset.json").read_text())
-        (data / "dataset.json").write_text(json.dumps(facts | said))
+        metadata = json.loads((data / "dataset.json").read_text())
+        (data / "dataset.json").write_text(json.dumps(metadata | said))
         site = open_site(plan_for(network=toy, method="finetune"), data=data)
         state = site.network.state_dict() | {"head.weight": torch.zeros(1, 4, 1, 1)}
         for slot, bias in (("start", 50.0), ("tuned", -50.0)):

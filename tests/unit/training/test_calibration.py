@@ -185,8 +185,8 @@ def tuned(network, directions, lr):
     def loss(logits, batch):
         return -next(steps) * network.w.sum()
 
-    def report(*facts):
-        reports.append(facts)
+    def report(*metadata):
+        reports.append(metadata)
 
     result = tune(network, VALIDATION, VALIDATION, loss, PLAIN, len(directions), lr, ("s", 0), lambda: False, report)
     return result, reports

@@ -3,15 +3,18 @@
 import copy
 import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, PolicyError
+from feddp.files import RECORD, read_events
 from feddp.training.loop import adamw
-from feddp.training.store import State, Store, optimizer_tensors, restore_optimizer
+from feddp.training.store import State, Store, claim, hold, optimizer_tensors, restore_optimizer
 
 
 @pytest.fixture
@@ -110,6 +113,63 @@ def test_an_unreadable_file_is_named(store, content):
     path.write_bytes(path.read_bytes()[:-2] if content is None else content)
     with pytest.raises(FedDPError, match="state_00004.safetensors cannot be read"):
         store.load_state(4)
+
+
+def flipped(path) -> None:
+    """Changes one bit of the last tensor in a file."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_state_gives_way_to_the_one_before_it(store):
+    """One bit of a tensor is another number, which no format notices: the checksum does."""
+    for round in (3, 4):
+        store.save_state(state(round))
+    flipped(store.folder / "state_00004.safetensors")
+    assert store.load_state(4).round == 3
+    (line,) = [event for event in read_events(store.folder / RECORD) if event["event"] == "damaged"]
+    assert "state_00004.safetensors cannot be read as tensors (its content does not match its checksum" in line["message"]
+    assert store.latest() == 3, "the damaged file is gone"
+
+
+def test_the_metadata_are_under_the_checksum_too(store):
+    store.write("start", {"a": torch.ones(2)}, round="3")
+    path = store.folder / "start.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"round":"3"', b'"round":"4"'))
+    with pytest.raises(FedDPError, match="does not match its checksum"):
+        store.read("start")
+
+
+def plan_of(**changes) -> dict:
+    return {"method": "feddp", "rounds": 2} | changes
+
+
+def test_a_run_may_get_more_rounds_and_no_other_plan(store):
+    assert claim(store.folder, plan_of()) is False
+    assert claim(store.folder, plan_of(rounds=5)) is True
+    assert claim(store.folder, plan_of(rounds=5)) is False
+    for other in (plan_of(rounds=4), plan_of(rounds=5, method="fedavg"), plan_of(rounds=6, seed=1)):
+        with pytest.raises(PolicyError, match="belongs to a run with"):
+            claim(store.folder, other)
+    assert claim(store.folder, plan_of(rounds=5)) is False, "a refused plan changes nothing"
+
+
+def test_a_folder_is_one_processs_at_a_time(store):
+    """Another process waits for its end, then says who to end."""
+    hold(store.folder)
+    hold(store.folder)  # this process has it
+    code = f"""
+from pathlib import Path
+from feddp.errors import PolicyError
+from feddp.training.store import hold
+try:
+    hold(Path({str(store.folder)!r}), patience=0.3)
+except PolicyError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "is in use by another process" in done.stdout
 
 
 def test_a_missing_file_is_named(store):

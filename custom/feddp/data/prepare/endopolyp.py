@@ -82,13 +82,13 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
         patients, known = _patients(tree, site, frames)
         splits = dict.fromkeys(patients.values(), "test") if frames.layout.unseen else None
         splits = splits or split_patients(patients.values(), seed)
-        facts = {"name": "EndoPolyp", "channels": 3, "classes": ["polyp"], "labels": "nested", "patients": known}
-        facts |= {"unseen": True} if frames.layout.unseen else {"split_seed": seed}
+        metadata = {"name": "EndoPolyp", "channels": 3, "classes": ["polyp"], "labels": "nested", "patients": known}
+        metadata |= {"unseen": True} if frames.layout.unseen else {"split_seed": seed}
         samples = (
             (stem, patients[stem], splits[patients[stem]], *_pixels(tree, *pair, size))
             for stem, pair in track(frames.pairs.items(), f"Preparing {site}", total=len(frames.pairs))
         )
-        write_site(targets[site], facts, samples)
+        write_site(targets[site], metadata, samples)
     return [f"The unseen site is outside the federation: {targets['PolypGenC1']}"]
 
 

@@ -35,7 +35,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     refuse_occupied(out / site for site in sites)
     for site, eyes in sites.items():
         splits = _splits(eyes, seed)
-        facts = {
+        metadata = {
             "name": "Fundus",
             "channels": 3,
             "classes": ["disc", "cup"],
@@ -48,7 +48,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
             (stem, f"{site}-{stem}", splits[stem], *resize(*crop(*read(tree, eye), eye.image), size, eye.image))
             for stem, eye in track(eyes.items(), f"Preparing {site}", total=len(eyes))
         )
-        write_site(out / site, facts, samples)
+        write_site(out / site, metadata, samples)
     return []
 
 

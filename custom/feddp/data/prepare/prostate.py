@@ -75,7 +75,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
             left_out[site] += int((~mask.any(axis=(1, 2))).sum())
 
     for site, cases in sites.items():
-        facts = {
+        metadata = {
             "name": "Prostate-MRI",
             "channels": 1,
             "classes": ["prostate"],
@@ -88,7 +88,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
             "intensities": "the volume's least to its 99th percentile",
             "split_seed": seed,
         }
-        write_site(out / site, facts, samples(site, split_patients(cases, seed)))
+        write_site(out / site, metadata, samples(site, split_patients(cases, seed)))
     listed = ", ".join(f"{site} {count}" for site, count in left_out.items())
     return [f"Slices left out, without prostate: {listed}"] if any(left_out.values()) else []
 

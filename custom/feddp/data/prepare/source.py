@@ -40,6 +40,8 @@ class Source:
         elif _is_zip(self.path):
             self._zip = Archive(self.path)
             found = (f"{self.path.stem}/{name}" for name in self._zip.names)
+        elif not self.path.exists():
+            raise InputError(f"{self.path} does not exist. Give the data set as downloaded: a folder or a zip.")
         else:
             raise InputError(f"{self.path}: neither a folder nor a zip. Give the data set as downloaded.")
         # archives of macOS have a hidden file "._name" beside every file

@@ -1,0 +1,68 @@
+"""Ends a run's FLARE processes, whatever ends the command that started them.
+
+The command holds a pipe to a small process of its own, the keeper. When the command ends, in whatever way, the system closes
+the pipe, and the keeper ends what the command left behind.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+GRACE = 10.0  # seconds between the request to end and the kill
+_PARTS = ("nvflare.", "sub_start.sh")  # in the command lines of FLARE's processes
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[None]:
+    """Ends FLARE's processes with files below `folder`: an earlier attempt's at the start, this run's at the end.
+
+    This process may be killed meanwhile: they end all the same.
+    """
+    end_below(folder)
+    command = [sys.executable, "-m", "feddp.run.keeper", str(folder)]
+    # in a session of its own, so that Ctrl-C does not reach it
+    keeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        end_below(folder)
+        keeper.communicate()
+
+
+def end_below(folder: Path, grace: float = GRACE) -> None:
+    """Ends every FLARE process that names a path below `folder` in its command line, kills it after `grace` seconds."""
+    while family := list(_processes(folder)):  # again: a script may have started another one meanwhile
+        for process in family:
+            with suppress(psutil.NoSuchProcess):  # it may have ended by itself
+                process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=grace)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=grace)
+
+
+def _processes(folder: Path) -> Iterator[psutil.Process]:
+    inside = f"{folder.resolve()}{os.sep}"
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        ours = process.pid != os.getpid() and any(part in word for word in words for part in _PARTS)
+        if ours and any(f"{word}{os.sep}".startswith(inside) for word in words) and process.info["status"] != "zombie":
+            yield process
+
+
+def main() -> None:
+    for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sent, signal.SIG_IGN)
+    sys.stdin.buffer.read()  # until the command has ended
+    end_below(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

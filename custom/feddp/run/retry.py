@@ -1,0 +1,32 @@
+"""Continues a run that failed, after a pause that doubles."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from feddp.errors import FedDPError, InputError
+from feddp.files import RUN
+
+PAUSE, LONGEST = 5.0, 300.0  # seconds before the second attempt, and at most
+
+
+def retried(attempt: Callable[[], dict[str, Any]], out: Path, retries: int) -> dict[str, Any]:
+    """Returns the results of `attempt`, which is called again, at most `retries` times, when the run in `out` fails.
+
+    Raises:
+        FedDPError: the last attempt failed, or the first one did before the run began.
+    """
+    for number in range(retries):
+        try:
+            return attempt()
+        except InputError:
+            raise
+        except FedDPError as error:
+            if not (out / RUN).exists():
+                raise
+            pause = min(PAUSE * 2**number, LONGEST)
+            print(f"{error}; attempt {number + 2} of {retries + 1} in {pause:.0f} s", file=sys.stderr)
+            time.sleep(pause)
+    return attempt()

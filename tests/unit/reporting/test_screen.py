@@ -1,0 +1,62 @@
+"""What a terminal shows of results: whole numbers, what the columns mean, and only what happened."""
+
+import pytest
+
+from feddp.reporting.page import table, write_markdown
+from feddp.reporting.screen import on_screen, show
+from feddp.reporting.tables import ResultTable, Value
+from feddp.training.metrics import METRICS
+
+NAMES = [f"hospital-of-the-{side}" for side in ("north", "south")]
+
+
+def results(peers: int = 1, **more) -> dict:
+    summary = {metric: {"mean": 0.8125, "std": 0.0625, "n": 8} for metric in METRICS}
+    site = {"before_calibration": summary, "final": summary}
+    calibration = {"calibrated": peers > 0, "peers": peers, "tuned": True}
+    return {
+        "method": "feddp",
+        "network": "unet",
+        "rounds": 1,
+        "seed": 0,
+        "federated": True,
+        "selection": "val",
+        "sites": {name: site | {"calibration": calibration} for name in NAMES},
+        "average": site,
+        "start_round": 1,
+        "best_round": 1,
+        "missing": {},
+        "matrix": {},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_number_and_no_name_is_cut(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    show(table(results()))
+    heads = ("Method", *(f"Dice (%) {name}" for name in NAMES), "Average")
+    cells = ("feddp@private=query|head", *(Value(81.25, 6.25) for _ in range(3)))
+    show(on_screen(ResultTable("t", "A [title]", heads, (None, max, max, None), (cells,), ("A [note].",))))
+    said = capsys.readouterr().out
+    assert "…" not in said
+    assert said.count("81.25 ± 6.25") == 2 * 3 + 3
+    assert all(word in said for word in (*NAMES, "feddp@private=query|head", "A [title]", "A [note].", "peers"))
+
+
+def test_the_title_says_what_was_done_and_the_note_what_the_columns_are():
+    assert table(results()).title == "feddp on unet, 1 round, seed 0"
+    assert "final: after the local stages" in table(results()).caption
+    joined = results(joined={"run": "runs/x", "train": ["head"]})
+    assert table(joined).title == "local post-training after feddp on unet, 1 round, seed 0"
+    assert "final: after local post-training" in write_markdown(joined)
+    assert "| before |" in write_markdown(joined)
+
+
+@pytest.mark.parametrize(
+    ("sealed", "peers", "said"), [(True, 1, "encrypted from site to site"), (False, 1, "in the clear"), (False, 0, None)]
+)
+def test_how_an_exchange_went_is_said_where_there_was_one(sealed, peers, said):
+    text = write_markdown(results(peers, sealed=sealed))
+    assert ("What the sites exchanged went" in text) == (said is not None)
+    assert said is None or said in text
