@@ -187,8 +187,8 @@ def bare(federation, guarded):
     seen["all"] = {site: federation.attack(everything(site)) for site in (A, C)}
     seen["job"] = job = federation.submit("fedavg")
     seen["pushed"] = federation.attack([push(A, job), push(C, job)])
-    seen["ended"] = federation.attack([ending(job, "abort")])
-    federation.finished(job)
+    federation.attack([ending(job, "abort")])
+    seen["status"] = federation.finished(job)["status"]
     seen["left"] = (federation.kits / A / "feddp/of-a-run").exists()
     return seen
 
@@ -210,5 +210,6 @@ def test_without_any_gate_all_of_it_succeeds(federation, bare):
     assert [said and KEY in said for said in bare[C]] == [True, True], "a peer and a member read the private key"
     assert None not in bare["all"][C], dict(zip(TOPICS, bare["all"][C], strict=True))
     assert bare["pushed"][1] is not None
-    assert bare["ended"] != [None]
+    # that the job ended is what shows the abort: on a busy machine its answer comes after the attacker's five seconds
+    assert bare["status"] != "FINISHED:COMPLETED"
     assert not (federation.results(bare["job"]) / "results.json").exists(), "50 rounds were not over"
