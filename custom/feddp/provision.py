@@ -31,12 +31,17 @@ PRIVATE_FILES = "feddp.flare.private_files.PrivateFiles"
 # by kind of participant: the component that refuses messages to its cells that a federation does not need
 GATE = {SERVER: "feddp.flare.gate.ServerGate", CLIENT: "feddp.flare.gate.SiteGate"}
 LAUNCHER = "feddp.flare.launcher.RestartingLauncher"  # in place of FLARE's, where jobs are processes of the site's machine
+ORPHAN = "feddp.flare.orphan.EndsWithParent"
+# by kind of participant: the component with which a client that was started again takes part in running jobs again
+REJOIN = {SERVER: "feddp.flare.tokens.NewTokens", CLIENT: "feddp.flare.unfinished.Unfinished"}
 # by kind of kit: our components, in addition to FLARE's; `feddp kit check` requires each of them exactly as written here
 COMPONENTS = {
     kind: [
         {"id": "private_files", "path": PRIVATE_FILES, "args": {}},
         {"id": "cell_gate", "path": gate, "args": {}},
         {"id": "app_deployer", "path": DEPLOYER, "args": {}},
+        {"id": "orphan", "path": ORPHAN, "args": {}},
+        {"id": "rejoin", "path": REJOIN[kind], "args": {}},
     ]
     for kind, gate in GATE.items()
 }

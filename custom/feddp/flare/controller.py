@@ -24,6 +24,7 @@ POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 # seconds without a sign of life after which a site is skipped, if enough others have answered; and after which none is waited
 # for. A site's job process gives one every 10 s, also while it computes
 SILENT, GONE = 30.0, 600.0
+CLIENTS = 5.0  # seconds between two looks, while the server waits, at which clients have registered anew
 
 
 class StageController(Controller):
@@ -75,6 +76,7 @@ class FlareServer(Server):
         super().__init__(memory, sealed=fl_ctx.get_prop(FLContextKey.SECURE_MODE) is not False)
         self._controller, self._abort_signal, self._fl_ctx = controller, abort_signal, fl_ctx
         self._asked = float("-inf")  # the time of the last request
+        self._learned = time.monotonic()  # the time of the last look at the clients' tokens
 
     def joined(self) -> list[str]:
         return [client.name for client in self._fl_ctx.get_engine().get_clients()]
@@ -109,12 +111,23 @@ class FlareServer(Server):
             if self._abort_signal.triggered:
                 raise Stopped("the job was aborted")
             time.sleep(POLL)
+            self._learn_clients()
             silence = min((self._silence(site) for site in sites if site not in answered), default=0.0)
             if silence > (SILENT if len(answered) >= self.plan.federation.min_sites else GONE):
                 for each in tasks:
                     self._controller.cancel_task(each)
                 break
         return {site for site in sites if site not in answered and self._silence(site) > SILENT}
+
+    def _learn_clients(self) -> None:
+        """Asks the parent process for the clients' tokens: a client whose parent process was started again has a new one."""
+        if time.monotonic() - self._learned < CLIENTS:
+            return
+        try:
+            self._fl_ctx.get_engine().sync_clients_from_main_process()
+        except RuntimeError as error:  # the parent process did not answer for 30 s
+            self.warn(f"the clients' tokens are not known ({error}); asked again")
+        self._learned = time.monotonic()
 
     def _silence(self, site: str) -> float:
         """Returns the seconds since a site's last sign of life, or since it was asked if there was none."""

@@ -8,16 +8,17 @@ from nvflare.tool.deploy import deploy_common as flare
 
 from feddp.errors import Problem
 from feddp.kit.settings import BUILT, resources
-from feddp.provision import AT_SERVER, COMPONENTS, DEPLOYER, GATE, LAUNCHER, PRIVATE_FILES, SETTINGS
+from feddp.provision import AT_SERVER, COMPONENTS, DEPLOYER, GATE, LAUNCHER, ORPHAN, PRIVATE_FILES, REJOIN, SETTINGS
 from feddp.sealing.kit import CLIENT, SERVER, Kit, read_json
 
 _STORAGE = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
-_OURS = {PRIVATE_FILES, DEPLOYER}
+_OURS = {PRIVATE_FILES, DEPLOYER, ORPHAN}
 # the classes that `nvflare provision` and `nvflare deploy prepare` write, without those that send logs or events; and ours
 REVIEWED = {
     SERVER: _OURS
     | {
         GATE[SERVER],
+        REJOIN[SERVER],
         AT_SERVER,
         "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
         "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
@@ -31,6 +32,7 @@ REVIEWED = {
     CLIENT: _OURS
     | {
         GATE[CLIENT],
+        REJOIN[CLIENT],
         flare.GPU_RESOURCE_MANAGER,
         flare.GPU_RESOURCE_CONSUMER,
         flare.PASSTHROUGH_RESOURCE_MANAGER,

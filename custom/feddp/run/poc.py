@@ -4,9 +4,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from feddp.run.session import POC, Request
 
 PROJECT, SERVER, LEAD = "feddp", "localhost", "lead@feddp.org"
 READY = 90  # seconds within which every site must have joined
+TRIES = 3  # starts of a site after a signal ended it
 
 
 class PocJob:
@@ -97,16 +100,47 @@ def federation(request: Request) -> Iterator[tuple[Path, Session]]:
     kits = request.out.resolve() / POC
     if not (kits / SERVER).exists():
         kits = prepare(request, workspace, env)
-    with watched(workspace):
-        for name in (SERVER, *request.sites):
-            with open(kits / name / "console.log", "a", encoding="utf-8") as console:
-                start = ["bash", str(kits / name / "startup" / "sub_start.sh"), "--once"]
-                subprocess.Popen(start, env=env, stdout=console, stderr=subprocess.STDOUT)
+    with watched(workspace), restarted([SERVER, *request.sites], partial(_start, kits, env)):
         session = connect(kits, request.sites)
         try:
             yield kits, session
         finally:
             session.close()
+
+
+def _start(kits: Path, env: dict[str, str], name: str) -> subprocess.Popen[bytes]:
+    """Starts a participant's FLARE process."""
+    with open(kits / name / "console.log", "a", encoding="utf-8") as console:
+        command = ["bash", str(kits / name / "startup" / "sub_start.sh"), "--once"]
+        return subprocess.Popen(command, env=env, stdout=console, stderr=subprocess.STDOUT)
+
+
+@contextmanager
+def restarted(names: list[str], start: Callable[[str], subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Starts the server, the first of `names`, and the sites; a site that a signal ends is started again.
+
+    FLARE's script does so too, but first waits five seconds. The server is not: its jobs end with it.
+    """
+    processes = {name: start(name) for name in names}
+    done = threading.Event()
+
+    def watch() -> None:
+        left = dict.fromkeys(names[1:], TRIES)
+        while not done.wait(1):
+            for name in [name for name in left if (processes[name].poll() or 0) < 0]:
+                left[name] -= 1
+                print(f"{name}: signal {-processes[name].returncode} ended its FLARE client; started again", file=sys.stderr)
+                processes[name] = start(name)
+                if not left[name]:
+                    del left[name]
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watching.join()
 
 
 @contextmanager
