@@ -1,0 +1,245 @@
+"""A participant's process was killed: orphans end, a site's jobs start again, and the server's jobs know the new client."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from nvflare.apis.client import Client
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, RunProcessKey, SystemComponents
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.resource_manager_spec import ResourceConsumerSpec
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.resource_managers.auto_clean_resource_manager import AutoCleanResourceManager
+from nvflare.private.fed.client.client_engine_internal_spec import ClientEngineInternalSpec
+from nvflare.private.fed.server.client_manager import ClientManager
+
+from feddp.flare import controller, unfinished
+from feddp.flare.tokens import NewTokens
+from feddp.flare.unfinished import TRIES, UNFINISHED, Unfinished
+from support.server import SITES, Run, good
+
+SITE, JOB = "hospital-a", "3b7f0d5e-8a0c-4c5e-9d58-1f2a90c1c3ab"
+
+# a FLARE client's process with a job's process: the latter builds the component and starts its run, then computes for ever
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True, stdout=subprocess.PIPE)
+print(child.pid, child.stdout.readline().decode(), flush=True)
+time.sleep(600)
+"""
+CHILD = """
+import time
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ProcessType
+from nvflare.apis.fl_context import FLContext
+from feddp.flare.orphan import EndsWithParent
+fl_ctx = FLContext()
+fl_ctx.set_prop(FLContextKey.PROCESS_TYPE, ProcessType.{kind}, private=True, sticky=False)
+EndsWithParent().handle_event(EventType.START_RUN, fl_ctx)
+print("runs", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("kind", "ends"), [("CLIENT_JOB", True), ("SERVER_JOB", True), ("CLIENT_PARENT", False)])
+def test_a_jobs_process_ends_with_its_parent(kind, ends):
+    command = [sys.executable, "-c", PARENT, CHILD.format(kind=kind)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(parent.stdout.readline().split()[0]))
+    try:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        _, alive = psutil.wait_procs([child], timeout=5 if ends else 2)
+        assert (alive == []) is ends
+    finally:
+        if child.is_running():
+            child.kill()
+        parent.stdout.close()
+
+
+class Resources(AutoCleanResourceManager):
+    """FLARE's manager of two processors; `check_resources` and the book-keeping are FLARE's own."""
+
+    def _deallocate(self, resources):
+        self.resources["cpus"] += resources["cpus"]
+
+    def _check_required_resource_available(self, resource_requirement):
+        return resource_requirement.get("cpus", 0) <= self.resources["cpus"]
+
+    def _reserve_resource(self, resource_requirement):
+        self.resources["cpus"] -= resource_requirement.get("cpus", 0)
+        return {"cpus": resource_requirement.get("cpus", 0)}
+
+    def _resource_to_dict(self):
+        return dict(self.resources)
+
+
+class Consumer(ResourceConsumerSpec):
+    def consume(self, resources):
+        pass
+
+
+class Engine(ClientEngineInternalSpec):
+    """What the component and FLARE's START_JOB ask of a client's engine."""
+
+    def __init__(self, root):
+        self.started = []
+        self.components = {
+            SystemComponents.RESOURCE_MANAGER: Resources({"cpus": 2}, expiration_period=30),
+            SystemComponents.RESOURCE_CONSUMER: Consumer(),
+        }
+        self.root = root
+
+    def get_component(self, name):
+        return self.components[name]
+
+    def new_context(self):
+        fl_ctx = FLContext()
+        fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(self.root), SITE), private=True)
+        fl_ctx.set_prop("__identity_name__", SITE, private=False)
+        fl_ctx.get_engine = lambda *a, **k: self
+        fl_ctx.get_identity_name = lambda *a, **k: SITE
+        return fl_ctx
+
+    def start_app(self, job_id, job_meta, allocated_resource=None, token=None, resource_manager=None):
+        self.started.append((job_id, job_meta["resource_spec"], allocated_resource))
+
+
+Engine.__abstractmethods__ = frozenset()
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A site's workspace with a deployed job, and the component as each new parent process builds it."""
+    for folder in ("startup", "local", JOB):
+        (tmp_path / folder).mkdir()
+    lines = []
+    monkeypatch.setattr(unfinished, "audit", lambda fl_ctx, line: lines.append(line) or line)
+
+    class Site:
+        root, noted, told = tmp_path, tmp_path / "feddp" / UNFINISHED, lines
+
+        def __init__(self, needs=None):
+            self.meta = {"job_id": JOB, "resource_spec": {SITE: needs or {}}}
+            (tmp_path / JOB / "meta.json").write_text(json.dumps(self.meta))
+
+        def event(self, event_type, **props):
+            """In a parent process of its own; returns the jobs that it started."""
+            engine = Engine(tmp_path)
+            fl_ctx = engine.new_context()
+            for name, value in props.items():
+                fl_ctx.set_prop(name, value, private=True, sticky=False)
+            Unfinished().handle_event(event_type, fl_ctx)
+            return engine.started
+
+        def launched(self):
+            self.event(EventType.AFTER_JOB_LAUNCH, **{FLContextKey.JOB_META: self.meta})
+
+        def started_again(self, monkeypatch):
+            monkeypatch.setattr(unfinished.threading, "Thread", Now)
+            return self.event(EventType.SYSTEM_START)
+
+    return Site
+
+
+class Now:
+    """A thread that has run when it was started."""
+
+    def __init__(self, target, args, daemon):
+        self.start = lambda: target(*args)
+
+
+def test_a_job_that_ran_is_started_again_with_its_resources(site, monkeypatch):
+    site = site(needs={"cpus": 2})
+    site.launched()
+    assert site.started_again(monkeypatch) == [(JOB, {SITE: {"cpus": 2}}, {"cpus": 2})]
+    assert site.told == [f"job {JOB} ran when this site's client ended; it is started again"]
+
+
+def test_a_job_that_ended_is_not(site, monkeypatch):
+    site = site()
+    site.launched()
+    site.event(EventType.JOB_COMPLETED, **{FLContextKey.CURRENT_JOB_ID: JOB})
+    assert site.started_again(monkeypatch) == []
+    assert site.told == []
+
+
+def test_it_is_given_up_after_some_starts_within_an_hour(site, monkeypatch):
+    site = site()
+    site.launched()
+    starts = [len(site.started_again(monkeypatch)) for _ in range(TRIES + 2)]
+    assert starts == [1] * TRIES + [0, 0]
+    assert f"it is given up: it was started again {TRIES} times within 60 minutes" in site.told[-1]
+    assert len(site.told) == TRIES + 1, "the last start does not know the job any more"
+
+
+def test_restarts_of_long_ago_do_not_count(site, monkeypatch):
+    """A run of days outlives a machine's weekly restart."""
+    site = site()
+    site.launched()
+    site.noted.write_text(json.dumps({JOB: [time.time() - 3601 - i for i in range(TRIES)]}))
+    assert len(site.started_again(monkeypatch)) == 1
+
+
+def test_without_the_resources_or_the_files_it_is_given_up_with_the_reason(site, monkeypatch):
+    needy = site(needs={"cpus": 3})
+    needy.launched()
+    assert needy.started_again(monkeypatch) == []
+    assert 'the site lacks its resources ({"cpus": 3})' in needy.told[-1]
+    needy.launched()
+    (needy.root / JOB / "meta.json").unlink()
+    assert needy.started_again(monkeypatch) == []
+    assert "its files are not in this workspace any more" in needy.told[-1]
+
+
+def test_a_damaged_note_starts_nothing_and_names_the_file(site, monkeypatch):
+    site = site()
+    site.launched()
+    site.noted.write_text('["' + JOB)
+    assert site.started_again(monkeypatch) == []
+    assert f"{site.noted} is damaged" in site.told[-1]
+
+
+def test_a_client_that_registers_again_keeps_its_place_in_the_servers_jobs():
+    """FLARE's own client manager: hospital-a's old token is gone, hospital-b's stays."""
+    manager = ClientManager()
+    old, new, other = Client(SITE, "old"), Client(SITE, "new"), Client("hospital-b", "b")
+    manager.clients = {client.token: client for client in (new, other)}
+    before = {client.token: client for client in (old, other)}
+    processes = {"job": {RunProcessKey.PARTICIPANTS: before}, "others": {RunProcessKey.PARTICIPANTS: {"b": other}}}
+    engine = SimpleNamespace(run_processes=processes, get_clients=lambda: list(manager.get_clients().values()))
+    fl_ctx = FLContext()
+    fl_ctx.get_engine = lambda *a, **k: engine
+    NewTokens().handle_event(EventType.CLIENT_REGISTER_PROCESSED, fl_ctx)
+    assert processes["job"][RunProcessKey.PARTICIPANTS] == {"new": new, "b": other}
+    assert processes["others"][RunProcessKey.PARTICIPANTS] == {"b": other}
+    assert before.keys() == {"old", "b"}, "FLARE's threads may still walk through it"
+
+
+def test_a_waiting_server_asks_for_the_tokens(tmp_path, plan_for, monkeypatch):
+    """Site B is silent for 0.3 s of a round; its new token can be known only by asking meanwhile."""
+    monkeypatch.setattr(controller, "CLIENTS", 0.1)
+    monkeypatch.setattr(controller, "SILENT", 0.3)
+
+    def answer(site, task, tensors, scalars):
+        return None if site == "B" else good(site, task, tensors, scalars)
+
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer)
+    run.open = {"B"}
+    asked = []
+
+    def sync():
+        asked.append(time.monotonic())
+        if len(asked) == 1:
+            raise RuntimeError("Cannot get participating clients")
+
+    run.fl_ctx.get_engine().sync_clients_from_main_process = sync
+    run.run("train")
+    assert run.panics == []
+    assert len(asked) > 1, "a parent process that did not answer is asked again"
