@@ -43,9 +43,11 @@ class Outcome:
     seconds: float = 0.0
 
 
-def command(arguments: argparse.Namespace, out: Path) -> list[str]:
-    settings = [f"--set={setting}" for setting in arguments.set]
-    words = ["run", "--data", arguments.data, "--out", out, "--env", arguments.env, "--method", arguments.method]
+def command(arguments: argparse.Namespace, out: Path, env: str) -> list[str]:
+    # a round waits for every site: one that missed a round would rightly change the outcome
+    sites = sum((folder / "dataset.json").exists() for folder in arguments.data.iterdir())
+    settings = [f"--set={setting}" for setting in (f"min_sites={sites}", *arguments.set)]
+    words = ["run", "--data", arguments.data, "--out", out, "--env", env, "--method", arguments.method]
     words += ["--rounds", arguments.rounds, "--calibration-epochs", arguments.epochs, "--size", 32, *settings]
     return [sys.executable, "-m", "feddp", *map(str, words)]
 
@@ -79,7 +81,7 @@ def survive(arguments: argparse.Namespace, seed: int, out: Path, whole: Path) ->
     resumed = [sys.executable, "-m", "feddp", "run", "--resume", str(out)]
     while True:
         outcome.starts += 1
-        words = resumed if (out / "run.json").exists() else command(arguments, out)
+        words = resumed if (out / "run.json").exists() else command(arguments, out, arguments.env)
         process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
         while process.poll() is None:
             done = sum(event["event"] in STEPS for event in events(out)) if out.exists() else 0
@@ -163,9 +165,9 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=["batch=4"])
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    whole = arguments.out / f"whole-{arguments.env}-{arguments.method}"
-    if not (whole / "results.json").exists():
-        subprocess.run(command(arguments, whole), check=True, stdout=subprocess.DEVNULL)
+    whole = arguments.out / f"whole-{arguments.method}"
+    if not (whole / "results.json").exists():  # in one process: it has the bits of any environment
+        subprocess.run(command(arguments, whole, "local"), check=True, stdout=subprocess.DEVNULL)
     bad = 0
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
         outcome = survive(arguments, seed, arguments.out / f"{arguments.env}-{arguments.method}-{seed}", whole)
