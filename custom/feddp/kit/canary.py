@@ -33,7 +33,7 @@ from feddp.reading import counted
 from feddp.sealing.kit import ADMIN, Kit
 
 ROUNDS, WITHIN = 2, 1800.0  # rounds of a canary; seconds that it may take, by default
-POLL, CONNECT, ENDS = 1.0, 20.0, 120.0  # seconds between two looks, to log in, for an aborted job to end
+POLL, CONNECT, ENDS = 2.0, 20.0, 120.0  # seconds between two looks, to log in, for an aborted job to end
 FINISHED = "FINISHED"  # the beginning of every final status
 
 
@@ -133,9 +133,8 @@ def _ended(session: Session, id: str) -> dict[str, Any]:
     deadline = time.monotonic() + ENDS
     while time.monotonic() < deadline:
         meta: dict[str, Any] = session.get_job_meta(id)
-        told = (
-            meta["status"] != RunStatus.FAILED_TO_RUN.value or "job_deploy_detail" in meta
-        )  # FLARE writes the reason after the status
+        # FLARE writes the reasons after this status
+        told = meta["status"] != RunStatus.FAILED_TO_RUN.value or "job_deploy_detail" in meta
         if meta["status"].startswith(FINISHED) and told:
             return meta
         time.sleep(POLL)
