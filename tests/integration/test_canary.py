@@ -228,7 +228,7 @@ def test_whatever_ends_the_watch_aborts_the_job(lead, folder, error):
 def test_a_hospitals_kit_is_told_who_may(folder, tmp_path):
     kit = Kit(tmp_path / "kit", CLIENT, "site-1", "feddp", ("server", 8002))
     with pytest.raises(InputError, match="is the kit of a client, which cannot submit jobs; the lead runs the canary"):
-        canary(kit, folder)
+        canary(kit, folder, 60.0)
 
 
 def test_a_job_that_is_no_canary(lead, folder, plan_for, tmp_path):

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.job_def import RunStatus
+from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from rich.console import Console
@@ -32,7 +32,7 @@ from feddp.protocol import TRAIN
 from feddp.reading import counted
 from feddp.sealing.kit import ADMIN, Kit
 
-ROUNDS, WITHIN = 2, 1800.0  # rounds of a canary; seconds that it may take, by default
+ROUNDS = 2
 POLL, CONNECT, ENDS = 2.0, 20.0, 120.0  # seconds between two looks, to log in, for an aborted job to end
 FINISHED = "FINISHED"  # the beginning of every final status
 
@@ -48,7 +48,7 @@ class Crossing:
     back: float
 
 
-def canary(kit: Kit, folder: Path, within: float = WITHIN) -> tuple[list[str], list[str]]:
+def canary(kit: Kit, folder: Path, within: float) -> tuple[list[str], list[str]]:
     """Runs the first rounds of the job in `folder`; returns lines about its links, and a line for every problem.
 
     Args:
@@ -69,7 +69,7 @@ def canary(kit: Kit, folder: Path, within: float = WITHIN) -> tuple[list[str], l
         finally:
             session.abort_job(id)  # without effect on a job that has ended
         meta = _ended(session, id)
-        events = before_abort(_events(session, id)) if meta.get("start_time") else []
+        events = before_abort(_events(session, id)) if meta.get(JobMetaKey.START_TIME.value) else []
     return _lines(job, id, events), _problems(kit, id, meta, events)
 
 
@@ -134,7 +134,7 @@ def _ended(session: Session, id: str) -> dict[str, Any]:
     while time.monotonic() < deadline:
         meta: dict[str, Any] = session.get_job_meta(id)
         # FLARE writes the reasons after this status
-        told = meta["status"] != RunStatus.FAILED_TO_RUN.value or "job_deploy_detail" in meta
+        told = meta["status"] != RunStatus.FAILED_TO_RUN.value or JobMetaKey.JOB_DEPLOY_DETAIL.value in meta
         if meta["status"].startswith(FINISHED) and told:
             return meta
         time.sleep(POLL)
@@ -198,7 +198,7 @@ def _lines(job: Job, id: str, events: Sequence[Event]) -> list[str]:
 
 def _problems(kit: Kit, id: str, meta: Mapping[str, Any], events: Sequence[Event]) -> list[str]:
     complete = any(map(_completes, events))
-    replies = (line.partition(": ") for line in meta.get("job_deploy_detail", []))
+    replies = (line.partition(": ") for line in meta.get(JobMetaKey.JOB_DEPLOY_DETAIL.value, []))
     problems = [f"{site}: {said}" for site, _, said in replies if said != "OK"]
     if not complete and meta["status"] == RunStatus.FINISHED_ABORTED.value:  # by us, when the time was over
         problems += _unanswered(kit, events)
