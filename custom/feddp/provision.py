@@ -12,7 +12,6 @@ from nvflare.apis.fl_constant import AdminCommandNames
 from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
-from nvflare.tool.deploy.deploy_common import PROCESS_CLIENT_LAUNCHER
 
 from feddp.errors import PolicyError
 from feddp.files import write_json
@@ -30,10 +29,10 @@ LOGGING = "nvflare.app_common.logging."  # FLARE's components that send and rece
 PRIVATE_FILES = "feddp.flare.private_files.PrivateFiles"
 # by kind of participant: the component that refuses messages to its cells that a federation does not need
 GATE = {SERVER: "feddp.flare.gate.ServerGate", CLIENT: "feddp.flare.gate.SiteGate"}
-LAUNCHER = "feddp.flare.launcher.RestartingLauncher"  # in place of FLARE's, where jobs are processes of the site's machine
 ORPHAN = "feddp.flare.orphan.EndsWithParent"
 # by kind of participant: the component with which a client that was started again takes part in running jobs again
 REJOIN = {SERVER: "feddp.flare.tokens.NewTokens", CLIENT: "feddp.flare.unfinished.Unfinished"}
+RESTARTER = "feddp.flare.launcher.JobRestarter"
 # by kind of kit: our components, in addition to FLARE's; `feddp kit check` requires each of them exactly as written here
 COMPONENTS = {
     kind: [
@@ -45,6 +44,7 @@ COMPONENTS = {
     ]
     for kind, gate in GATE.items()
 }
+COMPONENTS[CLIENT] += [{"id": "job_restarter", "path": RESTARTER, "args": {}}]
 # by kind of kit: further top-level keys of resources.json, which `feddp kit check` requires exactly. FLARE's server validates
 # its own app of a job with `app_validator`; our deployer does not see that app
 SETTINGS: dict[str, dict[str, Any]] = {SERVER: {"app_validator": {"path": AT_SERVER, "args": {}}}, CLIENT: {}}
@@ -101,11 +101,7 @@ def restrict(resources: dict[str, Any], classes: list[str], *more: dict[str, Any
 
     Our components come first: FLARE builds in the order of the file, and its storages create their folders when they are built.
     """
-    flares = [
-        c | {"path": LAUNCHER} if c["path"] == PROCESS_CLIENT_LAUNCHER else c
-        for c in resources.get("components", [])
-        if not c["path"].startswith(LOGGING)
-    ]
+    flares = [c for c in resources.get("components", []) if not c["path"].startswith(LOGGING)]
     ours = {
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": classes,

@@ -24,10 +24,12 @@ from safetensors.torch import load_file
 from feddp.jobs import folder as jobs
 from feddp.kit.approve import Approval
 from feddp.kit.check import check
+from feddp.networks.header import outline
 from feddp.plan.schema import Plan
 from feddp.provision import DEPLOYER
 from feddp.reporting.page import table
 from feddp.sealing.envelope import MAGIC
+from feddp.training.store import Store
 from support.captured import NOTHING, value_of
 from support.certificates import put, self_signed, signed
 from support.deployment import HOSPITALS, LEAD, NEWCOMER, SERVER, TUTORIAL, approved, decided, deployment, until
@@ -237,6 +239,28 @@ def test_no_personal_value_passes_the_server_and_its_keys_open_no_envelope(feder
         assert len(own.decrypt(bytes.fromhex(slot["key"]), OAEP)) == 32
         with pytest.raises(ValueError, match="Decryption"):
             server.decrypt(bytes.fromhex(slot["key"]), OAEP)
+
+
+# before a long run
+
+
+def test_a_canary_of_two_rounds_times_every_hospitals_links(federation, feddp):
+    """The whole network but the queries goes both ways: 4,972,257 numbers of four bytes. What its rounds gave is kept."""
+    plan = replace(plan_of(federation.folder / "jobs/feddp"), rounds=50, size=32)
+    approved(jobs.export(plan, federation.folder / "jobs/feddp_lgg"), *(federation.kits / name for name in HOSPITALS))
+    (line,) = commands_for("test_deployment", "docs/how-to/lead.md")
+    before = {folder.name for folder in (federation.kits / LEAD / "transfer").iterdir()}
+    said = federation.shell(line.replace("kits/lead", "kits/feddp/prod_00/lead"))
+    numbers = r"19\.9 MB to the site in (\S+) s, 19\.9 MB back in (\S+) s; the site worked (\S+) s$"
+    found = re.findall(rf"^(hospital-.): {numbers}", said, re.MULTILINE)
+    assert [site for site, *_ in found] == HOSPITALS
+    round = float(re.search(r"^round 2 took (\S+) s; 50 such rounds", said, re.MULTILINE)[1])
+    assert all(sum(map(float, seconds)) <= round + 0.2 for _, *seconds in found), "four numbers, rounded to tenths"
+    job = re.search(r"^job (\S+) was ended; export the job again with --resume \1 ", said, re.MULTILINE)[1]
+    assert federation.session.get_job_meta(job)["status"] == "FINISHED:ABORTED"
+    assert {folder.name for folder in (federation.kits / LEAD / "transfer").iterdir()} == before
+    assert int(outline(federation.store(SERVER, job) / "shared_latest.safetensors")[1]["round"]) >= 2
+    assert all(Store(federation.store(name, job)).latest() >= 2 for name in HOSPITALS)
 
 
 # `nvflare job`, with a job that two hospitals' policies forbid

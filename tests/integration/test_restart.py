@@ -10,8 +10,8 @@ import pytest
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
-from feddp.flare import launcher
-from feddp.flare.launcher import TRIES, RestartedProcess
+from feddp.flare import endings
+from feddp.flare.launcher import TRIES, RestartedJob
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 ENDED = "pass"
@@ -28,7 +28,7 @@ def job(tmp_path):
         def __init__(self, *codes):
             self.codes, self.started, self.told, self.left = [*codes], 0, [], tmp_path / "rc"
             self.left.write_text("101\n")
-            self.handle = RestartedProcess(self.start, self.told.append, self.left, pause=0.01)
+            self.handle = RestartedJob(self.start, self.told.append, self.left, pause=0.01)
             handles.append(self.handle)
 
         def start(self):
@@ -95,7 +95,7 @@ def test_want_of_memory_is_told_from_other_signals(job, monkeypatch, tmp_path):
     """The kernel's counter grew by one while the process ran."""
     counter = tmp_path / "vmstat"
     counter.write_text("pgfault 7\noom_kill 4\n")
-    monkeypatch.setattr(launcher, "_VMSTAT", counter)
+    monkeypatch.setattr(endings, "_VMSTAT", counter)
     job = job(WAITS, ENDED)
     waiting = threading.Thread(target=job.handle.wait)
     waiting.start()
@@ -107,15 +107,15 @@ def test_want_of_memory_is_told_from_other_signals(job, monkeypatch, tmp_path):
 
 
 def test_a_machine_without_the_counter_has_no_such_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(launcher, "_VMSTAT", tmp_path / "none")
-    assert launcher._killed_for_memory() == 0
+    monkeypatch.setattr(endings, "_VMSTAT", tmp_path / "none")
+    assert endings.killed_for_memory() == 0
 
 
 def test_the_pause_doubles(job):
     """0.2 s, then 0.4 s."""
     made = job(KILLED, KILLED, ENDED)
     made.started = 0
-    slow = RestartedProcess(made.start, made.told.append, made.left, pause=0.2)
+    slow = RestartedJob(made.start, made.told.append, made.left, pause=0.2)
     started = time.monotonic()
     slow.wait()
     assert time.monotonic() - started > 0.6

@@ -15,9 +15,14 @@ def check(
     fingerprint: Annotated[
         str | None, typer.Option(help="SHA-256 of the consortium's root certificate, received by another way than the kit.")
     ] = None,
+    canary: Annotated[
+        Path | None, typer.Option(help="A job's folder: with the kit of a person, run its first two rounds and time the links.")
+    ] = None,
+    within: Annotated[float, typer.Option(min=1, help="Seconds that the canary may take.")] = 1800,
 ) -> None:
     """Print every problem of files, certificate, policy, data and connection, one per line; exit code 2 if there is any.
-    Otherwise print what the policy allows to leave."""
+    Otherwise print what the policy allows to leave. With --canary, submit a job, end it after two rounds, and print bytes and
+    seconds of every site's messages."""
     from feddp.kit.check import check as find_problems
     from feddp.kit.check import unseen
     from feddp.kit.effective import effective
@@ -30,6 +35,14 @@ def check(
     typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
     for line in effective(opened):
         typer.echo(line)
+    if canary is not None:
+        from feddp.kit.canary import canary as try_links
+
+        lines, problems_of_links = try_links(opened, canary, within)
+        for line in (*lines, *problems_of_links):
+            typer.echo(line)
+        if problems_of_links:
+            raise typer.Exit(2)
 
 
 @app.command()

@@ -25,6 +25,7 @@ POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 # for. A site's job process gives one every 10 s, also while it computes
 SILENT, GONE = 30.0, 600.0
 CLIENTS = 5.0  # seconds between two looks, while the server waits, at which clients have registered anew
+READY = "taskCheck"  # FLARE's client asks so, when it has an answer, whether the server still wants it
 
 
 class StageController(Controller):
@@ -46,6 +47,8 @@ class StageController(Controller):
 
         def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
             self.heard[client_name] = time.monotonic()
+            if reason == READY:
+                self.memory.progress("computed", site=client_name)
             told(client_name, reason, fl_ctx)
 
         self.communicator.client_is_active = client_is_active  # FLARE calls it for every request of a site's job process

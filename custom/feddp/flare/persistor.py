@@ -5,6 +5,7 @@ from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
+from nvflare.widgets.info_collector import InfoCollector
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError
@@ -14,9 +15,13 @@ from feddp.flare.site import kept_by
 from feddp.plan.schema import Plan
 from feddp.stages.memory import ServerMemory
 
+STATS = "feddp"  # our part of what FLARE's command `show_stats server JOB_ID` shows
+
 
 class SharedTensorPersistor(FLComponent):
     """Opens the server's memory, which stores shared tensors and refuses all others (`feddp.stages.memory`).
+
+    Adds the number of completed rounds to `show_stats`, by which a person sees how far a job is.
 
     Args:
         plan: the run, as `Plan.to_json`; for an adaptation, the finished run.
@@ -31,6 +36,11 @@ class SharedTensorPersistor(FLComponent):
         self.resume = resume
         self._memory: ServerMemory | None = None
         register_tensors()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._memory is not None:
+            rounds = {"round": self._memory.round, "of": self.plan.rounds}
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(STATS, rounds)
 
     def memory(self, fl_ctx: FLContext) -> ServerMemory:
         """Returns the memory, one for all workflows of the job."""

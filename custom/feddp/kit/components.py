@@ -8,7 +8,7 @@ from nvflare.tool.deploy import deploy_common as flare
 
 from feddp.errors import Problem
 from feddp.kit.settings import BUILT, resources
-from feddp.provision import AT_SERVER, COMPONENTS, DEPLOYER, GATE, LAUNCHER, ORPHAN, PRIVATE_FILES, REJOIN, SETTINGS
+from feddp.provision import AT_SERVER, COMPONENTS, DEPLOYER, GATE, ORPHAN, PRIVATE_FILES, REJOIN, RESTARTER, SETTINGS
 from feddp.sealing.kit import CLIENT, SERVER, Kit, read_json
 
 _STORAGE = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
@@ -36,7 +36,8 @@ REVIEWED = {
         flare.GPU_RESOURCE_MANAGER,
         flare.GPU_RESOURCE_CONSUMER,
         flare.PASSTHROUGH_RESOURCE_MANAGER,
-        LAUNCHER,
+        RESTARTER,
+        flare.PROCESS_CLIENT_LAUNCHER,
         flare.DOCKER_CLIENT_LAUNCHER,
         flare.K8S_CLIENT_LAUNCHER,
     },

@@ -1,0 +1,244 @@
+"""`feddp kit check --canary`: the first two rounds of a job, and what they say of the links, before days are spent on the rest.
+
+A canary is the job itself, submitted with a person's kit and aborted after its second round. So no hospital approves anything
+else, nothing leaves a hospital that the job would not send, and a job with `--resume` goes on after these rounds.
+
+Times are those of the server's clock and its events: it asks a site, FLARE's client announces that the site has its answer
+(`computed`), the answer has arrived. The second round is measured, because in the first one a site also opens its images.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.job_def import JobMetaKey, RunStatus
+from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from feddp.errors import FedDPError, InputError
+from feddp.files import PROGRESS, Event, read_events
+from feddp.flare.job_folder import Job
+from feddp.flare.persistor import STATS
+from feddp.kit.approve import read_job
+from feddp.protocol import TRAIN
+from feddp.reading import counted
+from feddp.sealing.kit import ADMIN, Kit
+
+ROUNDS = 2
+POLL, CONNECT, ENDS = 2.0, 20.0, 120.0  # seconds between two looks, to log in, for an aborted job to end
+FINISHED = "FINISHED"  # the beginning of every final status
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A round's message to one site and back: bytes of tensors, and seconds on each way and at the site."""
+
+    down: int
+    up: int
+    to_site: float
+    at_site: float
+    back: float
+
+
+def canary(kit: Kit, folder: Path, within: float) -> tuple[list[str], list[str]]:
+    """Runs the first rounds of the job in `folder`; returns lines about its links, and a line for every problem.
+
+    Args:
+        kit: of a person who may submit jobs.
+        within: seconds until the job is aborted, if its rounds are not complete.
+
+    Raises:
+        FedDPError: the kit is not a person's, the job is not suitable, a site has not joined, or the server does not answer.
+    """
+    job = _suitable(kit, folder)
+    with _spoken(kit), closing(new_secure_session(kit.name, str(kit.folder.resolve()), timeout=CONNECT)) as session:
+        joined = {client.name for client in session.get_system_info().client_info}
+        if absent := sorted(set(job.plan.sites) - joined):
+            raise InputError(f"{', '.join(absent)} of {folder}: not connected to the server; start these kits, then try again")
+        id = session.submit_job(str(folder.resolve()))
+        try:
+            _watch(session, id, time.monotonic() + within)
+        finally:
+            session.abort_job(id)  # without effect on a job that has ended
+        meta = _ended(session, id)
+        events = before_abort(_events(session, id)) if meta.get(JobMetaKey.START_TIME.value) else []
+    return _lines(job, id, events), _problems(kit, id, meta, events)
+
+
+def _suitable(kit: Kit, folder: Path) -> Job:
+    if kit.kind != ADMIN:
+        raise InputError(
+            f"{kit.folder} is the kit of a {kit.kind}, which cannot submit jobs; the lead runs the canary with the lead's kit"
+            " (feddp kit check --canary JOB_FOLDER KIT), and sees this site's bytes and seconds"
+        )
+    _, job = read_job(folder)
+    if job.request or job.resume or job.plan.rounds <= ROUNDS:
+        raise InputError(
+            f"{folder} is no job of more than {ROUNDS} rounds that begins a run; submit it itself, or name another job's folder"
+        )
+    return job
+
+
+@contextmanager
+def _spoken(kit: Kit) -> Iterator[None]:
+    """Turns any exception of FLARE's session into a FedDPError."""
+    try:
+        yield
+    except FedDPError:
+        raise
+    except Exception as error:
+        host, port = kit.server
+        raise FedDPError(
+            f"the server {host}:{port} did not do what {kit.name} asked ({type(error).__name__}: {error});"
+            " read its log.txt, and abort the job in the admin console if it still runs"
+        ) from error
+
+
+def _watch(session: Session, id: str, deadline: float) -> None:
+    """Shows the rounds; returns when they are complete, the job has ended, or the time is over."""
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} rounds")
+    with Progress(*columns, TimeElapsedColumn(), console=Console(file=sys.stderr)) as bar:
+        task, done = bar.add_task(f"canary {id}: submitted", total=ROUNDS), 0
+        while done < ROUNDS and time.monotonic() < deadline:
+            status = session.get_job_meta(id)["status"]
+            if status.startswith(FINISHED):
+                return
+            done = _rounds(session, id) if status == RunStatus.RUNNING.value else 0
+            bar.update(task, completed=min(done, ROUNDS), description=f"canary {id}: {status.lower()}")
+            time.sleep(POLL)
+
+
+def _rounds(session: Session, id: str) -> int:
+    """Returns the number of completed rounds of a running job; 0 while its process starts or ends."""
+    try:
+        return int(session.show_stats(id, "server").get("server", {}).get(STATS, {}).get("round", 0))
+    except (JobNotRunning, JobNotFound):
+        return 0
+
+
+def _ended(session: Session, id: str) -> dict[str, Any]:
+    """Returns a job's metadata when it has ended, with the sites' replies to its deployment if it could not run.
+
+    Raises:
+        FedDPError: it does not end.
+    """
+    deadline = time.monotonic() + ENDS
+    while time.monotonic() < deadline:
+        meta: dict[str, Any] = session.get_job_meta(id)
+        # FLARE writes the reasons after this status
+        told = meta["status"] != RunStatus.FAILED_TO_RUN.value or JobMetaKey.JOB_DEPLOY_DETAIL.value in meta
+        if meta["status"].startswith(FINISHED) and told:
+            return meta
+        time.sleep(POLL)
+    raise FedDPError(f"job {id} did not end within {ENDS:.0f} s after its abort; abort it in the admin console")
+
+
+def _events(session: Session, id: str) -> list[Event]:
+    """Returns the server's progress of an ended job. The download, with the shared tensors, is removed."""
+    with TemporaryDirectory() as folder:
+        return read_events(Path(session.download_job_result(id, folder)) / "workspace" / PROGRESS)
+
+
+def before_abort(events: Sequence[Event]) -> Sequence[Event]:
+    """Returns the events until the canary's rounds are complete, or until a site answers that its work was aborted."""
+    for number, event in enumerate(events):
+        if _completes(event):
+            return events[: number + 1]
+        if event["event"] == "refused" and ReturnCode.TASK_ABORTED in event["reason"]:
+            return events[:number]
+    return events
+
+
+def _completes(event: Event) -> bool:
+    return bool(event["event"] == "round" and event["round"] == ROUNDS)
+
+
+def crossings(events: Sequence[Event]) -> dict[str, Crossing]:
+    """Returns {site: its last crossing in the measured round}; a round with several phases has several."""
+    found: dict[str, Crossing] = {}
+    asked: Event | None = None
+    for event in events:
+        if event["event"] == "ask":
+            asked = event if event["task"] == TRAIN and event["round"] == ROUNDS else None
+            computed: dict[str, float] = {}
+        elif asked and event["event"] == "computed":
+            computed.setdefault(event["site"], event["time"])  # FLARE's client announces again after a failure
+        elif asked and event["event"] == "answer" and event["site"] in computed:
+            site, at_site = event["site"], float(event["scalars"]["seconds"])  # rounded by the site's guard
+            to_site = max(0.0, computed[site] - asked["time"] - at_site)
+            found[site] = Crossing(asked["bytes"][site], event["bytes"], to_site, at_site, event["time"] - computed[site])
+    return found
+
+
+def _lines(job: Job, id: str, events: Sequence[Event]) -> list[str]:
+    found = crossings(events)
+    lines = [
+        f"{site}: {_mb(c.down)} to the site in {c.to_site:.1f} s, {_mb(c.up)} back in {c.back:.1f} s; the site worked"
+        f" {c.at_site:.1f} s"
+        for site, c in sorted(found.items())
+    ]
+    ways = [(seconds, way, site) for site, c in found.items() for seconds, way in ((c.to_site, "to"), (c.back, "from"))]
+    if ways:
+        seconds, way, site = max(ways)
+        lines.append(f"slowest way: {way} {site}, {seconds:.1f} s")
+    for event in filter(_completes, events):
+        seconds, rounds = event["seconds"], job.plan.rounds
+        lines.append(f"round {ROUNDS} took {seconds:.1f} s; {rounds} such rounds take {_duration(rounds * seconds)}")
+        lines.append(f"job {id} was ended; export the job again with --resume {id} to go on after these rounds")
+    return lines
+
+
+def _problems(kit: Kit, id: str, meta: Mapping[str, Any], events: Sequence[Event]) -> list[str]:
+    complete = any(map(_completes, events))
+    replies = (line.partition(": ") for line in meta.get(JobMetaKey.JOB_DEPLOY_DETAIL.value, []))
+    problems = [f"{site}: {said}" for site, _, said in replies if said != "OK"]
+    if not complete and meta["status"] == RunStatus.FINISHED_ABORTED.value:  # by us, when the time was over
+        problems += _unanswered(kit, events)
+    for event in events:
+        if event["event"] in ("refused", "error"):
+            problems.append(str(event["reason" if event["event"] == "refused" else "message"]))
+    if not complete and not problems:
+        problems.append(f"job {id} ended ({meta['status']}) before round {ROUNDS} was complete; read log.txt of the server")
+    return list(dict.fromkeys(problems))
+
+
+def _unanswered(kit: Kit, events: Sequence[Event]) -> Iterator[str]:
+    """Yields a line for each site whose answer to the last task did not come in time, with the way that it is on."""
+    begins = max((number for number, event in enumerate(events) if event["event"] == "ask"), default=None)
+    if begins is None:
+        return
+    asked, later = events[begins], events[begins + 1 :]
+    heard = {kind: {event["site"] for event in later if event["event"] == kind} for kind in ("computed", "answer", "refused")}
+    host, port = kit.server
+    for site in asked["sites"]:
+        if site in heard["answer"] | heard["refused"]:
+            continue
+        what = f"{site}: task {asked['task']} ({_mb(asked['bytes'][site])}) did not come back in time"
+        through = "let firewall and proxy pass messages of this size and connections of this length"
+        if site in heard["computed"]:
+            yield f"{what}: the site has its answer, which does not get through to {host}:{port}; {through}"
+        else:
+            yield (
+                f"{what}: either the site is still at work, and log.txt of the job there says `got task assignment:"
+                f" name={asked['task']}` (then allow more with --within), or the task does not get through from {host}:{port};"
+                f" {through}"
+            )
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else counted(size, "byte")
