@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from feddp import protocol
 from feddp.errors import ContributionError, FedDPError, Stopped
 from feddp.files import PROGRESS, append_event
@@ -83,7 +85,7 @@ class LocalServer(Server):
         return Message(_carried(answer.tensors, half and kind is Kind.ROUND), answer.scalars)
 
 
-def _carried(tensors: Tensors, half: bool) -> Tensors:
+def _carried(tensors: Mapping[str, Tensor], half: bool) -> Tensors:
     """Returns the tensors as they arrive: copies, rounded to half precision if they travel so."""
     copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
     return {name: widen(narrow(name, value)) for name, value in copies.items()} if half else copies
