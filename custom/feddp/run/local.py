@@ -99,14 +99,14 @@ class LocalSites(Mapping[str, SiteContext]):
     """
 
     def __init__(self, plan: Plan, policies: Mapping[str, Mapping[str, object]], root: Path):
-        self._plan, self._policies, self._root = plan, policies, root
+        self._expected, self._policies, self._root = Expected(plan), policies, root
         self._made: dict[str, SiteContext] = {}
 
     def __getitem__(self, site: str) -> SiteContext:
         if site not in self._made:
             policy = SitePolicy.of(site, self._policies[site], simulated=True)
             kept = kept_below(self._root / site)
-            self._made[site] = SiteContext(site, LOCAL, Expected(self._plan), None, policy, kept, simulated=True)
+            self._made[site] = SiteContext(site, LOCAL, self._expected, None, policy, kept, simulated=True)
         return self._made[site]
 
     def __iter__(self) -> Iterator[str]:
