@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError
 from feddp.methods.aggregation import combine, outliers
 from feddp.methods.base import AGGREGATIONS
 from feddp.stages import spool as module
@@ -149,11 +149,11 @@ def test_no_file_stays_of_a_round_that_is_broken_off(memory, tmp_path):
     assert nameless(tmp_path) == []
 
 
-def test_a_full_disk_is_named(monkeypatch, tmp_path):
-    """/dev/full takes nothing. The answer is refused with this reason, and the run ends if too few are left."""
+def test_a_full_disk_is_named(memory, monkeypatch):
+    """/dev/full takes nothing. Each answer is refused with this reason, and too few are left."""
     monkeypatch.setattr(module, "TemporaryFile", lambda dir: open("/dev/full", "w+b", buffering=0))  # noqa: SIM115
-    with (
-        Spool(tmp_path) as spool,
-        pytest.raises(FedDPError, match=rf"cannot write a contribution in {tmp_path} \(No space left on device\); free space"),
-    ):
-        spool.put({"a": torch.ones(3)})
+    server = Asked(memory)
+    monkeypatch.setattr(server, "warn", lambda message: None)
+    reason = r"site-00: the server cannot write a contribution in .*kept \(No space left on device\); free space there"
+    with Spool(memory.kept) as spool, pytest.raises(ContributionError, match=rf"0 of 32 sites answered well.*{reason}"):
+        train._ask_to_train(server, memory.first(), 0, 0, spool)
