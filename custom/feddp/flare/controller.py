@@ -107,8 +107,9 @@ class FlareServer(Server):
         for targets, message in parcels:
             limit = self.plan.federation.task_timeout
             content = messages.pack(message.tensors, **message.scalars)
-            tasks.append(Task(name=task, data=content, result_received_cb=result_received, timeout=limit))
-            self._controller.broadcast(task=tasks[-1], fl_ctx=self._fl_ctx, targets=targets, min_responses=len(targets))
+            each = Task(name=task, data=content, result_received_cb=result_received, task_done_cb=_released, timeout=limit)
+            tasks.append(each)
+            self._controller.broadcast(task=each, fl_ctx=self._fl_ctx, targets=targets, min_responses=len(targets))
         self._asked = time.monotonic()
         while any(each.completion_status is None for each in tasks):
             if self._abort_signal.triggered:
@@ -135,6 +136,16 @@ class FlareServer(Server):
     def _silence(self, site: str) -> float:
         """Returns the seconds since a site's last sign of life, or since it was asked if there was none."""
         return time.monotonic() - self._controller.heard.get(site, self._asked)
+
+
+def _released(task: Task, fl_ctx: FLContext) -> None:
+    """Unties a finished task from its clients' tasks.
+
+    Each names the other, so only Python's cyclic garbage collector would free them, with γ and all answers. It runs seldom:
+    the process held the tensors of dozens of rounds.
+    """
+    task.client_tasks.clear()
+    task.last_client_task_map.clear()
 
 
 def _reply(site: str, task: str, result: Shareable) -> Message:

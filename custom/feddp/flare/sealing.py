@@ -4,11 +4,12 @@ With certificates both are mandatory: a stage gets only peers' tensors that were
 neither certificates nor guard: its exchanges are in the clear.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from torch import Tensor
 
 from feddp import protocol
 from feddp.adaptation.models import GLOBAL
@@ -43,7 +44,7 @@ def identity_of(fl_ctx: FLContext) -> Identity:
     return Identity.read(site, kit.certificate, kit.key, kit.root, kit.server_identity)
 
 
-def arriving(context: SiteContext, seals: Callable[[], Session], task: str, message: Message) -> Tensors:
+def arriving(context: SiteContext, seals: Callable[[], Session], task: str, message: Message) -> Mapping[str, Tensor]:
     """Returns a task's tensors for the site's half of the stage.
 
     Args:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from feddp import protocol
 from feddp.errors import ContributionError, FedDPError, Stopped
 from feddp.files import PROGRESS, append_event
@@ -83,7 +85,7 @@ class LocalServer(Server):
         return Message(_carried(answer.tensors, half and kind is Kind.ROUND), answer.scalars)
 
 
-def _carried(tensors: Tensors, half: bool) -> Tensors:
+def _carried(tensors: Mapping[str, Tensor], half: bool) -> Tensors:
     """Returns the tensors as they arrive: copies, rounded to half precision if they travel so."""
     copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
     return {name: widen(narrow(name, value)) for name, value in copies.items()} if half else copies
@@ -97,14 +99,14 @@ class LocalSites(Mapping[str, SiteContext]):
     """
 
     def __init__(self, plan: Plan, policies: Mapping[str, Mapping[str, object]], root: Path):
-        self._plan, self._policies, self._root = plan, policies, root
+        self._expected, self._policies, self._root = Expected(plan), policies, root
         self._made: dict[str, SiteContext] = {}
 
     def __getitem__(self, site: str) -> SiteContext:
         if site not in self._made:
             policy = SitePolicy.of(site, self._policies[site], simulated=True)
             kept = kept_below(self._root / site)
-            self._made[site] = SiteContext(site, LOCAL, Expected(self._plan), None, policy, kept, simulated=True)
+            self._made[site] = SiteContext(site, LOCAL, self._expected, None, policy, kept, simulated=True)
         return self._made[site]
 
     def __iter__(self) -> Iterator[str]:

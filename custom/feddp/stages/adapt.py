@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from feddp import protocol
 from feddp.adaptation.models import GLOBAL, REQUIRED, Models, completed
 from feddp.adaptation.request import AdaptationRequest
@@ -122,7 +124,7 @@ def _own_network(host: Host, job: str) -> Tensors:
     return state
 
 
-def _adapt(host: Host, request: AdaptationRequest, tensors: Tensors) -> Mapping[str, Any]:
+def _adapt(host: Host, request: AdaptationRequest, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
     """Writes the masks to this site's disk and returns the numbers that leave."""
     where = usable(host.device, f"site {host.name}: device", "correct it in the site's policy")
     personal = by_site(tensors)

@@ -1,5 +1,9 @@
 """Initial tensors: a job may carry a network, which every site receives first and starts from."""
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from feddp import protocol
 from feddp.errors import FedDPError
 from feddp.partition import Tensors
@@ -27,7 +31,7 @@ def hand_over(server: Server) -> None:
     memory.handed_over = True
 
 
-def keep(host: Host, tensors: Tensors) -> None:
+def keep(host: Host, tensors: Mapping[str, Tensor]) -> None:
     """Stores the network that the job carries: this site starts from it, private tensors included.
 
     Raises:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from feddp.partition import Tensors
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Message:
     """A task, or the answer to one: tensors by name, and scalars or tables of them by name."""
 
-    tensors: Tensors = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     scalars: Mapping[str, Any] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from feddp.sealing.handshake import LIMIT
 from feddp.sealing.session import HANDSHAKE, SEALED, as_bytes
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
+from feddp.stages.spool import Spool
 
 Check = Callable[[str, Message], None]
 Received = Callable[[str, Callable[[], Message]], None]
@@ -78,6 +80,7 @@ class Server(ABC):
         data: Message | Mapping[str, Message],
         numbers: Sequence[str],
         check: Check = lambda site, answer: None,
+        spool: Spool | None = None,
         **metadata: Any,
     ) -> dict[str, Message]:
         """Sends a task to every site, or to each site its own, and waits for the answers.
@@ -89,6 +92,7 @@ class Server(ABC):
             data: one message for all sites, or {site: message}, which asks only these sites.
             numbers: the finite scalars that an answer must hold; a site may withhold a mean by its policy.
             check: raises ContributionError for an answer that must be refused.
+            spool: takes the tensors of every accepted answer when it comes, so that they do not stay in memory.
             metadata: further entries of this task's progress lines.
 
         Returns:
@@ -114,11 +118,12 @@ class Server(ABC):
                 check_numbers(site, answer.scalars, numbers, known)
                 self._check_tensors(task, site, answer)
                 check(site, answer)
+                kept = answer if spool is None else replace(answer, tensors=spool.put(answer.tensors))
             except FedDPError as error:
                 refuse(site, str(error) if site in str(error) else f"site {site}: {error}")
                 self.warn(f"refused: {refused[site]}")
             else:
-                accepted[site] = answer
+                accepted[site] = kept
                 scalars = {n: answer.scalars[n] for n in (*numbers, WITHHELD) if n in answer.scalars}
                 self.progress("answer", site=site, task=task, **metadata, bytes=nbytes(answer.tensors, half), scalars=scalars)
 

@@ -24,6 +24,7 @@ from feddp.stages.order import require, state_before
 from feddp.stages.round import LocalRound, keep
 from feddp.stages.server import Server, mean_of
 from feddp.stages.site import Scores, Site
+from feddp.stages.spool import Spool
 
 START = STAGES[TRAIN]
 
@@ -39,11 +40,12 @@ def serve(server: Server) -> None:
     for t in range(memory.round, plan.rounds):
         started, slowest = time.monotonic(), 0.0
         for phase in range(plan.phases):
-            answers = _ask_to_train(server, shared, t, phase)
-            if t > 0 and phase == 0:
-                best.note(t, answers)
-            sent = {site: answer.tensors for site, answer in answers.items()}
-            mean = combine(plan.federation.aggregation, sent, _weights(server, answers))
+            with Spool(memory.kept) as spool:
+                answers = _ask_to_train(server, shared, t, phase, spool)
+                if t > 0 and phase == 0:
+                    best.note(t, answers)
+                sent = {site: answer.tensors for site, answer in answers.items()}
+                mean = combine(plan.federation.aggregation, sent, _weights(server, answers))
             shared = method.aggregate(shared, mean)
             slowest += max(answer.scalars["seconds"] for answer in answers.values())
         server.save(shared, t + 1)
@@ -83,7 +85,7 @@ class Best:
             memory.keep_best()
 
 
-def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int) -> dict[str, Message]:
+def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Spool) -> dict[str, Message]:
     def check(site: str, answer: Message) -> None:
         _check_round(site, answer, t, phase)
         if answer.scalars["samples"] < 1:
@@ -92,7 +94,7 @@ def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int) -> dict[s
     best = server.memory.best_round
     scalars = {"round": t, "phase": phase} | ({} if best is None else {"keep": best})
     numbers = ("loss", "samples", "seconds", *(("dice", "iou") if t and not phase else ()))
-    return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, round=t + 1, phase=phase)
+    return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, spool, round=t + 1, phase=phase)
 
 
 def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dict[str, Message]:

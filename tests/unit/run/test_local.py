@@ -69,3 +69,13 @@ def test_a_policy_that_takes_no_such_job_is_that_sites_refusal(run):
     assert "site-2" in refused(out)["site-2", "train"]
     assert list(results["sites"]) == ["site-1"]
     assert "site-2" in results["missing"]
+
+
+def test_64_sites_in_one_process(toy, plan_for, tiny_root, tmp_path):
+    """Each has the images of one of two sites, and draws of its own."""
+    sites = [f"site-{i:02}" for i in range(64)]
+    plan = plan_for(method="fedavg", network=toy, rounds=1, sites=sites, min_sites=64, start="last")
+    policies = {site: {"data": str(tiny_root / SITES[i % 2]), "seed": "plan"} for i, site in enumerate(sites)}
+    results = session.run(Request(plan, policies, tmp_path / "run"), local, "fedavg")
+    assert list(results["sites"]) == sites
+    assert refused(tmp_path / "run") == {}

@@ -16,6 +16,7 @@ from feddp.stages import evaluate, train
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
 from feddp.stages.server import Server
+from feddp.stages.spool import Spool
 from feddp.training.metrics import METRICS
 from feddp.training.volumes import VOLUME_METRICS
 from support.fuzz import ANY, cases, changed
@@ -60,6 +61,12 @@ def server(toy, plan_for, tmp_path):
     return Asked(ServerMemory(plan, "job", tmp_path, tmp_path / "kept", tmp_path))
 
 
+@pytest.fixture
+def spool(tmp_path):
+    with Spool(tmp_path) as spool:
+        yield spool
+
+
 def numbers(value):
     """Every number below, with its name."""
     for name, below in value.items():
@@ -71,12 +78,12 @@ def numbers(value):
 
 @cases(200)
 @given(scalars=changed(TRAINED))
-def test_numbers_of_a_round(server, scalars):
+def test_numbers_of_a_round(server, spool, scalars):
     if not isinstance(scalars, dict):
         return
     first = server.memory.first()
     server.answers = dict.fromkeys(SITES, Message(first, TRAINED)) | {"A": Message(first, scalars)}
-    accepted = train._ask_to_train(server, first, 1, 0)
+    accepted = train._ask_to_train(server, first, 1, 0, spool)
     assert {"B", "C", "D"} <= accepted.keys()
     if "A" in accepted:
         for name in TRAINED:
@@ -134,7 +141,7 @@ def tensor(draw):
 
 @cases(200)
 @given(data=st.data(), rule=st.sampled_from(AGGREGATIONS), factor=st.sampled_from([0.0, 1.0, 3.0]))
-def test_tensors_of_a_round(server, data, rule, factor):
+def test_tensors_of_a_round(server, spool, data, rule, factor):
     """A contribution with changed tensors is accepted only if they are exactly the plan's and finite.
 
     The three others send γ itself, so median and trimmed mean of all four are γ whatever the fourth sends.
@@ -152,7 +159,7 @@ def test_tensors_of_a_round(server, data, rule, factor):
     server.answers = dict.fromkeys(SITES, Message(first, TRAINED)) | {"A": Message(mine, TRAINED)}
     federation = server.plan.federation
     object.__setattr__(federation, "norm_factor", factor)
-    accepted = train._ask_to_train(server, first, 1, 0)
+    accepted = train._ask_to_train(server, first, 1, 0, spool)
     assert {"B", "C", "D"} <= accepted.keys()
     if "A" in accepted:
         assert mine.keys() == first.keys()
@@ -184,11 +191,11 @@ def test_a_collection(server, scalars, tensors):
         assert not tensors
 
 
-def test_the_drawn_server_accepts_good_answers(server):
+def test_the_drawn_server_accepts_good_answers(server, spool):
     """The control of the tests above."""
     first = server.memory.first()
     server.answers = dict.fromkeys(SITES, Message(first, TRAINED))
-    assert sorted(train._ask_to_train(server, first, 1, 0)) == sorted(SITES)
+    assert sorted(train._ask_to_train(server, first, 1, 0, spool)) == sorted(SITES)
     server.answers = dict.fromkeys(SITES, Message({}, EVALUATED))
     assert sorted(server.ask(protocol.EVALUATE, Message(), (), evaluate._check)) == sorted(SITES)
     server.answers = dict.fromkeys(SITES, Message({}, {}))
