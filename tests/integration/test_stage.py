@@ -357,7 +357,10 @@ def test_a_site_that_is_back_is_asked_again(tmp_path, plan_for):
     trained = [targets for task, targets, _ in run.sent if task == "train"]
     assert trained == [SITES, ["A", "C"], SITES]
     assert [event["site"] for event in run.progress("returned")] == ["B"]
-    assert set(json.loads((tmp_path / "results.json").read_text())["sites"]) == set(SITES)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["sites"]) == set(SITES)
+    assert results["missed"] == {"B": 2}
+    assert "B took no part in 2 rounds of 3" in write_markdown(results)
 
 
 def test_a_silent_site_is_waited_for_where_too_few_others_answered(tmp_path, plan_for, monkeypatch):

@@ -1,5 +1,6 @@
 """The workflow that runs a stage's server half over FLARE."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -68,7 +69,10 @@ class StageController(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        self.memory.progress("refused", site=client.name, task=task_name, reason="the answer came after the end of its task")
+        self.note_late(client.name, task_name)
+
+    def note_late(self, site: str, task: str) -> None:
+        self.memory.progress("refused", site=site, task=task, reason="the answer came after the end of its task")
 
 
 class FlareServer(Server):
@@ -95,10 +99,14 @@ class FlareServer(Server):
 
     def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
         answered: set[str] = set()
+        over = threading.Event()
 
         def result_received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             site, result = client_task.client.name, client_task.result
             client_task.result = None  # frees the tensors once the round is over
+            if over.is_set():  # it was on its way when the task was given up
+                self._controller.note_late(site, task)
+                return
             answered.add(site)
             received(site, partial(_reply, site, task, result))
 
@@ -121,6 +129,7 @@ class FlareServer(Server):
                 for each in tasks:
                     self._controller.cancel_task(each)
                 break
+        over.set()
         return {site for site in sites if site not in answered and self._silence(site) > SILENT}
 
     def _learn_clients(self) -> None:

@@ -43,6 +43,8 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         how = "encrypted from site to site" if results["sealed"] else "in the clear: this environment has no certificates"
         lines.append(f"What the sites exchanged went {how}.")
     lines += [f"**{site} is missing**: {reason}" for site, reason in sorted(results["missing"].items())]
+    missed = results.get("missed", {})
+    lines += [f"{site} took no part in {counted(n, 'round')} of {results['rounds']}" for site, n in missed.items()]
     if VOLUMES in results["average"]:
         lines += ["", "By case, all test slices of a patient as one volume (± over a site's test cases):", ""]
         lines += _before_and_final({column: part.get(VOLUMES, {}) for column, part in parts.items()}, _CASE_METRICS)

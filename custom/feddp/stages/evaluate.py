@@ -41,6 +41,8 @@ def serve(server: Server) -> None:
     results = gathered(plan, sites, memory.start_round, memory.best_round, missing, matrix, nbytes)
     if {SPECTRA, HEADS, CALIBRATE} & set(plan.stages):
         results["sealed"] = server.sealed  # what the sites exchanged
+    if memory.missed:
+        results["missed"] = dict(sorted(memory.missed.items()))
     results[ROUNDED] = server.sealed  # sites with certificates have a guard, and guards round
     memory.write_results(results)
     server.progress("done")

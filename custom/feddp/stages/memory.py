@@ -11,7 +11,7 @@ shared_best.safetensors        γ of the best round so far
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from feddp.training.store import claim
 
 LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
 _NUMBERS = ("start_round", "best_round", "best_iou", "epoch")
-_LISTS = ("peers", "styles", "done")
+_LISTS = ("peers", "styles", "done", "missed")
 
 
 class ServerMemory:
@@ -62,6 +62,7 @@ class ServerMemory:
         self.handshakes: dict[str, Tensors] = {}  # {consent word: handshakes of the consenting sites, named `<site>/<name>`}
         self.peers: dict[str, list[str]] = {}  # {site: the peers it was calibrated with}
         self.styles: dict[str, list[str]] = {}  # {site: the peers whose amplitude spectra it trains with} (FedDG)
+        self.missed: dict[str, int] = {}  # {site: how many rounds' means lack its contribution}; others missed none
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
         if request is None:
             self._open()
@@ -157,6 +158,11 @@ class ServerMemory:
         path = self.kept / PROGRESS
         path.touch()
         _hard_link(path, self.folder / PROGRESS)
+
+    def note_missed(self, sites: Collection[str]) -> None:
+        """Counts a round that ends without the contributions of these sites."""
+        for site in sites:
+            self.missed[site] = self.missed.get(site, 0) + 1
 
     def note_peers(self, peers: Mapping[str, list[str]]) -> None:
         """Records the peers whose tensors each site was calibrated with, in any stage or epoch."""

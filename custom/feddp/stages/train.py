@@ -38,7 +38,7 @@ def serve(server: Server) -> None:
     shared, best = memory.latest(), Best(server)
     method = build_method(plan)
     for t in range(memory.round, plan.rounds):
-        started, slowest = time.monotonic(), 0.0
+        started, slowest, absent = time.monotonic(), 0.0, set[str]()
         for phase in range(plan.phases):
             with Spool(memory.kept) as spool:
                 answers = _ask_to_train(server, shared, t, phase, spool)
@@ -48,6 +48,8 @@ def serve(server: Server) -> None:
                 mean = combine(plan.federation.aggregation, sent, _weights(server, answers))
             shared = method.aggregate(shared, mean)
             slowest += max(answer.scalars["seconds"] for answer in answers.values())
+            absent |= set(server.joined()) - answers.keys()
+        memory.note_missed(absent)
         server.save(shared, t + 1)
         seconds = time.monotonic() - started
         server.progress("round", round=t + 1, of=plan.rounds, seconds=seconds, beyond_compute=seconds - slowest)
