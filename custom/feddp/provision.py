@@ -31,7 +31,7 @@ PRIVATE_FILES = "feddp.flare.private_files.PrivateFiles"
 GATE = {SERVER: "feddp.flare.gate.ServerGate", CLIENT: "feddp.flare.gate.SiteGate"}
 ORPHAN = "feddp.flare.orphan.EndsWithParent"
 # by kind of participant: the component with which a client that was started again takes part in running jobs again
-REJOIN = {SERVER: "feddp.flare.tokens.NewTokens", CLIENT: "feddp.flare.unfinished.Unfinished"}
+REJOIN = {SERVER: "feddp.flare.participants.Participants", CLIENT: "feddp.flare.unfinished.Unfinished"}
 RESTARTER = "feddp.flare.launcher.JobRestarter"
 # by kind of kit: our components, in addition to FLARE's; `feddp kit check` requires each of them exactly as written here
 COMPONENTS = {

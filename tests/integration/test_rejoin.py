@@ -20,7 +20,7 @@ from nvflare.private.fed.client.client_engine_internal_spec import ClientEngineI
 from nvflare.private.fed.server.client_manager import ClientManager
 
 from feddp.flare import controller, unfinished
-from feddp.flare.tokens import NewTokens
+from feddp.flare.participants import Participants
 from feddp.flare.unfinished import TRIES, UNFINISHED, Unfinished
 from support.server import SITES, Run, good
 
@@ -216,10 +216,19 @@ def test_a_client_that_registers_again_keeps_its_place_in_the_servers_jobs():
     engine = SimpleNamespace(run_processes=processes, get_clients=lambda: list(manager.get_clients().values()))
     fl_ctx = FLContext()
     fl_ctx.get_engine = lambda *a, **k: engine
-    NewTokens().handle_event(EventType.CLIENT_REGISTER_PROCESSED, fl_ctx)
+    Participants().handle_event(EventType.CLIENT_REGISTER_PROCESSED, fl_ctx)
     assert processes["job"][RunProcessKey.PARTICIPANTS] == {"new": new, "b": other}
     assert processes["others"][RunProcessKey.PARTICIPANTS] == {"b": other}
     assert before.keys() == {"old", "b"}, "FLARE's threads may still walk through it"
+
+
+def test_a_job_that_is_done_waits_half_a_minute_for_a_client_that_is_gone():
+    """FLARE's own default, 900 s, would keep a finished run RUNNING."""
+    runner = SimpleNamespace(client_outcome_wait_timeout=900.0)
+    fl_ctx = FLContext()
+    fl_ctx.get_engine = lambda *a, **k: SimpleNamespace(job_runner=runner)
+    Participants().handle_event(EventType.SYSTEM_START, fl_ctx)
+    assert runner.client_outcome_wait_timeout == 30
 
 
 def test_a_waiting_server_asks_for_the_tokens(tmp_path, plan_for, monkeypatch):

@@ -1,7 +1,7 @@
 """A site whose parent process was started again starts its unfinished jobs again.
 
 FLARE's script starts the parent process again, but nobody would start its jobs' processes, which have ended with it. The client
-registers with a new token, which the server's jobs learn (`feddp.flare.tokens`).
+registers with a new token, which the server's jobs learn (`feddp.flare.participants`).
 """
 
 import json
