@@ -116,6 +116,8 @@ def kill(draw: random.Random, process: subprocess.Popen, out: Path, only: str, o
     except psutil.NoSuchProcess:
         return
     outcome.kills.append(f"{role} after {done} events")
+    if victim.pid == process.pid:
+        process.wait()  # the next kill is for the next attempt
 
 
 def outlived(out: Path) -> list[str]:
