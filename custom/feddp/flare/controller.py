@@ -12,7 +12,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from feddp.errors import ContributionError, FedDPError, Stopped
+from feddp.errors import ContributionError, FedDPError, Stopped, StorageError
 from feddp.flare import messages
 from feddp.flare.persistor import persistor_of
 from feddp.stages import served, stage_of
@@ -55,8 +55,13 @@ class StageController(Controller):
         except Stopped:
             self.log_info(fl_ctx, "stopped: the job was aborted", fire_event=False)
         except FedDPError as error:
-            self.memory.progress("error", message=str(error))
-            self.system_panic(str(error), fl_ctx)
+            full = isinstance(error, StorageError)
+            again = f"; then submit the job again, exported with `feddp job --resume {self.memory.run}`" if full else ""
+            self.system_panic(f"{error}{again}", fl_ctx)
+            try:
+                self.memory.progress("error", message=str(error))
+            except StorageError as unwritten:  # the log has the error
+                self.log_error(fl_ctx, str(unwritten), fire_event=False)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         self.cancel_all_tasks()
@@ -114,6 +119,9 @@ class FlareServer(Server):
                 for each in tasks:
                     self._controller.cancel_task(each)
                 break
+        for each in tasks:
+            if each.exception is not None:  # in `received`, which FLARE calls: no site is to blame
+                raise each.exception
         return {site for site in sites if site not in answered and self._silence(site) > SILENT}
 
     def _silence(self, site: str) -> float:
