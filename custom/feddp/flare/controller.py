@@ -120,8 +120,8 @@ class FlareServer(Server):
                     self._controller.cancel_task(each)
                 break
         for each in tasks:
-            if each.exception is not None:  # in `received`, which FLARE calls: no site is to blame
-                raise each.exception
+            if error := getattr(each, "exception", None):  # FLARE puts there what `received` raised: no site is to blame
+                raise error
         return {site for site in sites if site not in answered and self._silence(site) > SILENT}
 
     def _silence(self, site: str) -> float:
