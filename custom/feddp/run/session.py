@@ -112,7 +112,8 @@ def _continued(out: Path) -> Iterator[None]:
 def _run(request: Request, environment: Environment, name: str) -> dict[str, Any]:
     out = request.out
     job = jobs.export(request.plan, out / "job" / name, initial=request.initial, resume=request.resume)
-    print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
+    if request.env != "local":  # one process asks nobody
+        print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
     with environment(request, job) as running:
         if not request.resume:
             write_json(out / RUN, record(request) | {"job": running.id})

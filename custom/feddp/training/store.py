@@ -221,6 +221,19 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
             return
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process has locked a run's folder with `hold`."""
+    path = folder / _LOCK
+    if not path.exists():
+        return False
+    with open(path, "rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def release(root: Path) -> None:
     """Frees this process's locks of the folders below `root`, when a run in this process has ended."""
     below = root.resolve()
