@@ -21,7 +21,7 @@ from feddp.training.settings import require_name
 from feddp.training.store import require_job_id
 
 SCOPE, META = "feddp", "meta.json"
-SIMULATED, LOCAL = "simulate_job", "local_job"  # the job ids in FLARE's simulator and in one process
+SIMULATED_JOB, LOCAL = "simulate_job", "local_job"  # the job ids in FLARE's simulator and in one process
 
 
 def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, Tensor] | None = None, resume: str = "") -> Path:

@@ -41,8 +41,8 @@ from feddp.stages.site import last_network
 from feddp.training.store import hold
 
 # where the server's files of a run lie, below the run's folder: of the simulator, of one process, of a POC
-WORKSPACE, SIMULATED, POC = "workspace", "simulated", "poc/feddp/prod_00"
-SERVER_FILES = (f"{SIMULATED}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
+WORKSPACE, SIMULATOR, POC = "workspace", "simulated", "poc/feddp/prod_00"
+SERVER_FILES = (f"{SIMULATOR}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
 
 
 @dataclass(frozen=True)

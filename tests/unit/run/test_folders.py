@@ -1,4 +1,4 @@
-"""`feddp runs list` and `feddp runs delete`."""
+"""`feddp runs list` and `feddp runs delete`. How-to: continue.md."""
 
 import subprocess
 import sys
