@@ -6,6 +6,7 @@ FedDPError             a run failed; the subclass gives the kind of cause
   PolicyError          a site refuses: its policy, its budget or the plan it approved does not allow the request
   ContributionError    the server refuses a site's answer, or has too few answers
   SealingError         a certificate, a handshake or an envelope of an exchange between sites is wrong
+  StorageError         a disk is full, or a folder is read-only
 Stopped                the job was aborted
 """
 
@@ -39,6 +40,10 @@ class ContributionError(FedDPError):
 
 class SealingError(FedDPError):
     """A sealed envelope, or the certificate or handshake behind it, cannot be trusted."""
+
+
+class StorageError(FedDPError):
+    """The system does not write a file: the disk is full, or the folder is read-only."""
 
 
 class Stopped(Exception):

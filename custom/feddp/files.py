@@ -9,16 +9,18 @@
                                      the site's final network, its metrics per image and per case, its events
 """
 
+import errno
 import json
 import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from feddp.errors import BadFile, InputError
+from feddp.errors import BadFile, InputError, StorageError
 from feddp.limits import RESULTS_BYTES, SITES
 from feddp.reading import is_name, read_json, short
 
@@ -36,6 +38,34 @@ SCORES = "scores.json"  # beside the masks of an adaptation: the metrics per ima
 
 Event = dict[str, Any]
 
+_FULL, _CLOSED = "free space on its disk", "make the folder writable for the user of this process"
+_REMEDIES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "raise the limit of a file's size (`ulimit -f`)",
+    errno.EIO: "check its disk",
+    errno.EROFS: _CLOSED,
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+}
+_appending = threading.Lock()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """For a block that writes the file `path`.
+
+    Raises:
+        StorageError: in place of an OSError that says that the disk is full or the folder read-only; names the remedy.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REMEDIES:
+            raise
+        remedy = _REMEDIES[error.errno]
+        raise StorageError(f"{path.parent}: {path.name} was not written ({os.strerror(error.errno)}); {remedy}") from error
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -43,16 +73,25 @@ def replacing(path: Path) -> Iterator[Path]:
 
     `path` always holds either its whole old content or its whole new content, even if the process is killed or the power
     fails. If the block raises, `path` is unchanged and the new file is removed. A killed process leaves a hidden file behind.
+
+    Raises:
+        StorageError: as `writing`.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    part.unlink(missing_ok=True)  # left behind by a killed process with the same ids
-    try:
-        yield part
-        _to_disk(part)
-        os.replace(part, path)
-        _to_disk(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
+    with writing(path):
+        part.unlink(missing_ok=True)  # left behind by a killed process with the same ids
+        try:
+            yield part
+            _to_disk(part)
+            os.replace(part, path)
+            _to_disk(path.parent)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def unfinished(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder that `replacing` has not finished: being written, or left by a killed process."""
+    yield from folder.glob(".*.part")
 
 
 def _to_disk(path: Path) -> None:
@@ -79,9 +118,30 @@ def write_json(path: Path, content: Mapping[str, Any], mode: int = 0o666) -> Non
 
 
 def append_event(path: Path, event: str, **values: Any) -> None:
-    """Appends an event to a file of JSON lines, with the time in seconds since 1970."""
-    with open(path, "a", encoding="utf-8") as handle:
-        handle.write(json.dumps({"event": event, "time": time.time(), **values}) + "\n")
+    """Appends an event to a file of JSON lines, with the time in seconds since 1970, whole or not at all.
+
+    Raises:
+        StorageError: as `writing`.
+    """
+    line = (json.dumps({"event": event, "time": time.time(), **values}) + "\n").encode()
+    with _appending, writing(path), open(path, "ab+", buffering=0) as file:
+        end = _whole_lines(file)
+        try:
+            while line:  # a disk that fills up takes a part first
+                line = line[file.write(line) :]
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def _whole_lines(file: FileIO) -> int:
+    """Cuts off an incomplete last line, which a killed process left; returns the file's size then."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+        end -= 1
+    if end < size:
+        file.truncate(end)
+    return end
 
 
 def read_events(path: Path) -> list[Event]:

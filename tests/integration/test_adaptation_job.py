@@ -138,7 +138,7 @@ def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
     [
         (["--donors", "A,X"], "--donors X: not a site of .*; its sites are A, B, C"),
         (["--newcomer", "A", "--donors", "A"], "name other sites as donors"),
-        (["--donors", ","], "name other sites as donors"),
+        (["--donors", ""], "name other sites as donors"),
         (["--newcomer", "global"], "a site called 'global' cannot take part"),
         (["--newcomer", " "], "newcomer ' ' must have at most 64 letters"),
         (["--newcomer", "../N"], "newcomer '../N' must have at most 64"),

@@ -196,6 +196,18 @@ def test_a_job_continues_no_other_run(hospital, plan, tmp_path):
     assert "submit the job as a new one" in said
 
 
+def test_a_job_gets_no_more_of_a_run_than_the_run_gave(hospital, plan, tmp_path):
+    """The hospital has added consent since; the plan is still approved."""
+    folder = stored(hospital, plan)
+    terms = {"data": "/secret/place", "private": [], "consent": [], "recipients": None}
+    (folder / "terms.json").write_text(json.dumps(terms))
+    job = export(plan, tmp_path / "again", resume=RUN)
+    assert hospital.deploys(job) is None
+    hospital.policy(SitePolicy.admitting(plan) | {"consent": ["calibration"]})
+    said = hospital.deploys(job, job=str(uuid.uuid4()))
+    assert "belongs to a run that began under another consent in privacy.json; submit the job as a new one" in said
+
+
 def test_what_a_job_continues_is_an_id_of_flares(hospital, plan, tmp_path):
     """Any other name could lead to what the site keeps across runs."""
     hospital.refuses(export(plan, tmp_path / "again", resume="local"), "does not have the form of FLARE's job ids")

@@ -170,3 +170,20 @@ def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):
         ("f", ["spectra", "train", "calibrate"], "--method", "feddg", "--then", "igc"),
     ):
         assert exported(name, *arguments) == (stages, [*stages, "evaluate"])
+
+
+def test_a_list_with_an_empty_entry_is_refused(feddp, tmp_path):
+    """A site that is forgotten between two commas must not be left out of the job without a word."""
+    code, _, said = feddp("job", "--sites", "A,,B", "--size", "32", "--out", tmp_path / "job")
+    assert code == 2
+    assert "'A,,B' has an empty entry" in said
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_replaced_export_is_told(feddp, tmp_path):
+    export = ("job", "--sites", "A,B", "--size", "32", "--out", tmp_path / "job")
+    assert "replaced" not in feddp(*export)[2]
+    code, out, said = feddp(*export, "--rounds", "3")
+    assert (code, out.strip()) == (0, str(tmp_path / "job"))
+    assert f"{tmp_path / 'job'} held another export, which this one replaced; plan " in said
+    assert [path.name for path in tmp_path.iterdir()] == ["job"]

@@ -81,7 +81,10 @@ class Run:
                 client_task = ClientTask(Client(site, site), task)
                 client_task.result = self.answer(site, task.name, *messages.unpack(task.data))
                 if client_task.result is not None:
-                    task.result_received_cb(client_task, fl_ctx)
+                    try:
+                        task.result_received_cb(client_task, fl_ctx)
+                    except Exception as error:  # as FLARE does
+                        task.exception = error
         for site in self.gone & set(targets):
             self.heard[site] = float("-inf")
         silent = (self.gone | self.open) & set(targets)

@@ -56,9 +56,10 @@ class FlareSite:
         self.policy = {"data": "nowhere"} | policy
         self.submitted(plan, job)
 
-    def submitted(self, plan: Plan, job: str = "job", **policy: Any) -> "FlareSite":
+    def submitted(self, plan: Plan, job: str = "job", resume: str = "", **policy: Any) -> "FlareSite":
         """Another job, or the same one again, in a process of its own; `policy` is for this job alone."""
-        self.plan, self.job, self.component = plan, job, SiteComponent(plan.to_json(), self.request)
+        self.plan, self.job, self.run = plan, job, resume or job
+        self.component = SiteComponent(plan.to_json(), self.request, resume)
         admitting = SitePolicy.admitting(plan) if self.admits else {}
         if self.admits and self.request is not None:
             admitting["approve"] = [{"job": job, "plan": plan.digest(self.request)}]
@@ -79,8 +80,8 @@ class FlareSite:
 
     @property
     def store(self) -> Store:
-        """The site's own files of the job."""
-        return Store(self.folder / "feddp" / self.job)
+        """The site's own files of the run."""
+        return Store(self.folder / "feddp" / self.run)
 
     @property
     def shared(self):

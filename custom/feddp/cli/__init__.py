@@ -5,13 +5,14 @@ import sys
 
 import typer
 
-from feddp.cli import adapt, compare, data, features, kit, run
+from feddp.cli import adapt, compare, data, features, kit, run, runs
 from feddp.errors import FedDPError, is_of_user, written_down
 
 # help and completion load this package only: a command imports what it runs in its body (tests/integration/test_cli_opens.py)
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(data.app, name="data")
 app.add_typer(kit.app, name="kit")
+app.add_typer(runs.app, name="runs")
 app.command()(compare.compare)
 app.command()(adapt.adapt)
 app.command()(features.features)

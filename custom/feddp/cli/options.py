@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from feddp.errors import InputError
+
 
 class Env(str, Enum):
     """Where a run runs."""
@@ -38,5 +40,12 @@ Strategy = Annotated[str, typer.Option(help="routing, global, average, ensemble,
 
 
 def words(text: str) -> tuple[str, ...]:
-    """A comma-separated list without its blanks and empty entries."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    """A comma-separated list without its blanks; nothing is an empty list.
+
+    Raises:
+        InputError: an entry is empty.
+    """
+    found = tuple(word.strip() for word in text.split(",")) if text.strip() else ()
+    if "" in found:
+        raise InputError(f"{text!r} has an empty entry; remove a comma, or write the name that is missing")
+    return found

@@ -95,7 +95,10 @@ def job(
         raise InputError("the job has no sites: name them with --sites A,B,... or take them from --data ROOT")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
     plan = options.plan(metadata, names)
+    replaced = out.is_dir() and any(out.iterdir())
     print(export(plan, out, scope, options.initial(plan), resume))
+    if replaced:
+        print(f"{out} held another export, which this one replaced; plan {plan.digest()[:12]}", file=sys.stderr)
 
 
 def predict(
@@ -105,9 +108,10 @@ def predict(
     device: Device = "cpu",
 ) -> None:
     """Write a mask for every image, with a network that a run has left."""
+    from feddp.reading import counted
     from feddp.run.predict import predict as write_masks
 
-    print(f"{write_masks(network, images, out, device)} masks in {out}")
+    print(f"{counted(write_masks(network, images, out, device), 'mask')} in {out}")
 
 
 def methods() -> None:

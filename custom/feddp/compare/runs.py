@@ -29,7 +29,7 @@ from feddp.methods.base import CALIBRATE
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.run import options as run_options
-from feddp.run.session import SIMULATED, WORKSPACE
+from feddp.run.session import SIMULATOR, WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Campaign:
             self.data, run.folder, run.options, env=place.env, device=place.device, threads=threads, sites=self.sites
         )
         # hundreds of MB per run: every site's states and copies of the job
-        for folder in (WORKSPACE, SIMULATED):
+        for folder in (WORKSPACE, SIMULATOR):
             shutil.rmtree(run.folder / folder, ignore_errors=True)
         run.note(True, machine)
 

@@ -33,6 +33,7 @@ from feddp.flare.documents import only_json, require_equal
 from feddp.flare.job_folder import META, admitted, read_folder, require_meta, require_object
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import kept_by
+from feddp.flare.terms import require_no_wider
 from feddp.training.store import require_stored_plan
 
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -96,6 +97,7 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
             if not JOB_ID.fullmatch(job.resume):
                 raise PolicyError("the run that it continues does not have the form of FLARE's job ids")
             require_stored_plan(files_of(kept, job.resume), job.plan.to_json())
+            require_no_wider(files_of(kept, job.resume), policy)
 
     @staticmethod
     def _policy(privacy: Path, site: str, scope: str, fl_ctx: FLContext) -> SitePolicy:

@@ -10,8 +10,10 @@ from feddp.errors import PolicyError
 from feddp.flare.budget import Ledger
 from feddp.flare.kept import secret_of
 from feddp.flare.policy import OWN, SitePolicy
+from feddp.flare.terms import require_terms
 from feddp.partition import select
 from feddp.stages.initial import first_network
+from feddp.stages.order import behind
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
 from feddp.training.device import settle
@@ -26,6 +28,7 @@ class SiteContext:
         expected: the tensors of the answers of the job's plan.
         kept: the folder of this site's files, of all jobs and across jobs.
         simulated: whether the job is a simulation on one machine; then it is not counted, and the site has no secret.
+        job: this job's id, if it continues the run; it is counted as a job of its own.
 
     Raises:
         PolicyError: the policy does not accept the job, or names a private role that the job's network does not have.
@@ -40,9 +43,10 @@ class SiteContext:
         policy: SitePolicy,
         kept: Path,
         simulated: bool,
+        job: str = "",
     ):
         plan = expected.plan
-        self.name, self.run, self.plan, self.request, self.policy = name, run, plan, request, policy
+        self.name, self.run, self.plan, self.request, self.policy, self.job = name, run, plan, request, policy, job or run
         self.expected, self.kept, self.simulated = expected, kept, simulated
         self.stopped: Callable[[], bool] = lambda: False
         self._site: Site | None = None
@@ -64,8 +68,16 @@ class SiteContext:
 
     @cached_property
     def store(self) -> Store:
-        """This site's own files of this run."""
-        return Store(self.files(self.run))
+        """This site's own files of this run.
+
+        Raises:
+            PolicyError: the site's policy lets more out of them than when the run began.
+        """
+        store = Store(self.files(self.run))
+        require_terms(store.folder, self.policy)
+        if self.job != self.run:
+            store.least = max(0, store.latest() - behind(self.plan))
+        return store
 
     @cached_property
     def secret(self) -> str:
@@ -88,7 +100,7 @@ class SiteContext:
         if self._entered:
             return
         if not self.simulated:
-            self._ledger.enter(self.policy.data, self.run, self.policy.budget)
+            self._ledger.enter(self.policy.data, self.job, self.policy.budget)
         settle(self.policy.device, self.policy.threads)
         self._entered = True
 
@@ -99,7 +111,7 @@ class SiteContext:
             PolicyError: the policy's budget allows no further evaluation.
         """
         if not self.simulated:
-            self._ledger.measured(self.policy.data, self.run, self.policy.budget)
+            self._ledger.measured(self.policy.data, self.job, self.policy.budget)
 
     @property
     def _ledger(self) -> Ledger:

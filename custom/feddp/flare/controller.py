@@ -13,7 +13,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from feddp.errors import ContributionError, FedDPError, Stopped
+from feddp.errors import ContributionError, FedDPError, Stopped, StorageError
 from feddp.flare import messages
 from feddp.flare.persistor import persistor_of
 from feddp.stages import served, stage_of
@@ -60,8 +60,13 @@ class StageController(Controller):
         except Stopped:
             self.log_info(fl_ctx, "stopped: the job was aborted", fire_event=False)
         except FedDPError as error:
-            self.memory.progress("error", message=str(error))
-            self.system_panic(str(error), fl_ctx)
+            full = isinstance(error, StorageError)
+            again = f"; then submit the job again, exported with `feddp job --resume {self.memory.run}`" if full else ""
+            self.system_panic(f"{error}{again}", fl_ctx)
+            try:
+                self.memory.progress("error", message=str(error))
+            except StorageError as unwritten:  # the log has the error
+                self.log_error(fl_ctx, str(unwritten), fire_event=False)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         self.cancel_all_tasks()
@@ -92,7 +97,8 @@ class FlareServer(Server):
         self._controller.log_warning(self._fl_ctx, message, fire_event=False)
 
     def sites(self) -> list[str]:
-        for site in [site for site in self.memory.lost if self._silence(site) < SILENT]:
+        heard = self._controller.heard
+        for site in [site for site in self.memory.lost if site in heard and self._silence(site) < SILENT]:
             del self.memory.lost[site]
             self.progress("returned", site=site)
         return super().sites()
@@ -130,6 +136,9 @@ class FlareServer(Server):
                     self._controller.cancel_task(each)
                 break
         over.set()
+        for each in tasks:
+            if error := getattr(each, "exception", None):  # FLARE puts there what `received` raised: no site is to blame
+                raise error
         return {site for site in sites if site not in answered and self._silence(site) > SILENT}
 
     def _learn_clients(self) -> None:

@@ -9,9 +9,10 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from feddp import protocol
-from feddp.errors import FedDPError, Stopped
+from feddp.errors import FedDPError, Stopped, StorageError
 from feddp.flare import messages
 from feddp.flare.audit import audit
+from feddp.flare.messages import STORAGE_FAILED
 from feddp.flare.sealing import arriving
 from feddp.flare.site import SiteComponent, site_component
 from feddp.protocol import Kind
@@ -31,10 +32,13 @@ class StageExecutor(Executor):
                 return make_reply(ReturnCode.TASK_ABORTED)
             except Exception as error:  # of any type; its text may hold paths and names, so the server gets only a return code
                 message = str(error) if isinstance(error, FedDPError) else f"{type(error).__name__}: {error}"
-                component.store(fl_ctx).record("error", task=task_name, message=message)
-                audit(fl_ctx, f"task failed: {message if isinstance(error, FedDPError) else type(error).__name__}")
                 self.log_exception(fl_ctx, f"task {task_name}: {message}", fire_event=False)
-                return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+                try:
+                    audit(fl_ctx, f"task failed: {message if isinstance(error, FedDPError) else type(error).__name__}")
+                    component.store(fl_ctx).record("error", task=task_name, message=message)
+                except (OSError, StorageError) as full:  # the log, which FLARE writes, still has both
+                    self.log_error(fl_ctx, f"task {task_name}: its failure was not written down: {full}", fire_event=False)
+                return make_reply(STORAGE_FAILED if isinstance(error, StorageError) else ReturnCode.EXECUTION_EXCEPTION)
 
 
 def _answer(task: str, component: SiteComponent, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:

@@ -22,7 +22,7 @@ from feddp.partition import select
 from feddp.protocol import STD_WITHHELD, WITHHELD, Kind
 from feddp.stages import stages_of
 
-CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
+CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper()) | {messages.STORAGE_FAILED}
 
 
 class StripPrivate(Filter):

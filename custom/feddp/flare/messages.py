@@ -13,6 +13,8 @@ from feddp.errors import ContributionError
 
 # the key of a training task's tensors in the context of its answer: a site's privacy filter works on the difference to them
 RECEIVED = "feddp_received"
+# a return code beside FLARE's: the server may know that a site's disk is full or read-only, and not which folder it is
+STORAGE_FAILED = "STORAGE_FAILED"
 
 
 def register_tensors() -> None:

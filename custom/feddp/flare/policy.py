@@ -17,7 +17,7 @@ from feddp.partition import ROLES
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS, SPECTRA
 
-SIMULATED = "FEDDP_SIMULATED"
+SIMULATED_POLICIES = "FEDDP_SIMULATED"
 OWN, PLAN = SEEDS = ("own", "plan")
 KEYS = {"data", "device", "consent", "recipients", "private", "methods", "spectra", "min_images", "threads"}
 KEYS |= {"approve", "networks", "tensors", "bounds", "std_images", "budget", "seed"}
@@ -83,9 +83,11 @@ class SitePolicy:
             PolicyError: there is no policy, or it has a wrong key or value.
         """
         if not properties and simulated:
-            properties = json.loads(os.environ.get(SIMULATED, "{}")).get(site)
+            properties = json.loads(os.environ.get(SIMULATED_POLICIES, "{}")).get(site)
             if not properties:
-                raise PolicyError(f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED}")
+                raise PolicyError(
+                    f"the simulator has no policy for site {site}; start it with `feddp run`, or set {SIMULATED_POLICIES}"
+                )
         if not properties:
             raise PolicyError(
                 f"site {site}: its privacy.json has no properties for the job's scope, so the site has no policy for it;"

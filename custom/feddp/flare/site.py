@@ -57,7 +57,9 @@ class SiteComponent(FLComponent):
             if not here:
                 require_gate(site)
             policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), here)
-            self._context = SiteContext(site, self._run(fl_ctx), self.expected, self.request, policy, kept(fl_ctx), here)
+            self._context = SiteContext(
+                site, self._run(fl_ctx), self.expected, self.request, policy, kept(fl_ctx), here, str(fl_ctx.get_job_id())
+            )
         return self._context
 
     def store(self, fl_ctx: FLContext) -> Store:

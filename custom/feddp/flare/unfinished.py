@@ -20,8 +20,9 @@ from nvflare.private.defs import ERROR_MSG_PREFIX, RequestHeader, TrainingTopic
 from nvflare.private.fed.client.scheduler_cmds import StartJobProcessor
 from nvflare.private.scheduler_constants import ShareableHeader
 
-from feddp.errors import BadFile, InputError
+from feddp.errors import BadFile, InputError, PolicyError
 from feddp.files import write_json
+from feddp.flare.admission import require_signers
 from feddp.flare.audit import audit
 from feddp.flare.kept import alone
 from feddp.flare.site import kept
@@ -40,7 +41,9 @@ class Unfinished(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.AFTER_JOB_LAUNCH:
-            self._note(fl_ctx, fl_ctx.get_prop(FLContextKey.JOB_META)[JobMetaKey.JOB_ID.value], [])
+            job = fl_ctx.get_prop(FLContextKey.JOB_META)[JobMetaKey.JOB_ID.value]
+            if job not in _noted(kept(fl_ctx)):
+                self._note(fl_ctx, job, [])
         elif event_type == EventType.JOB_COMPLETED:
             self._note(fl_ctx, fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID), None)
         elif event_type == EventType.SYSTEM_START:
@@ -68,13 +71,12 @@ class Unfinished(FLComponent):
             if len(recent) == TRIES:
                 why = f"it was started again {TRIES} times within {WITHIN / 60:.0f} minutes"
             else:
+                self._note(fl_ctx, job, [*recent, time.time()])  # before the start: the job may end at once
                 why = self._start(fl_ctx, job)
             if why:
                 self._note(fl_ctx, job, None)
-                self.logger.warning(audit(fl_ctx, f"job {job} ran when this site's client ended; it is given up: {why}"))
-            else:
-                self._note(fl_ctx, job, [*recent, time.time()])
-                self.logger.warning(audit(fl_ctx, f"job {job} ran when this site's client ended; it is started again"))
+            what = f"it is given up: {why}" if why else "it is started again"
+            self.logger.warning(audit(fl_ctx, f"job {job} ran when this site's client ended; {what}"))
 
     @staticmethod
     def _start(fl_ctx: FLContext, job: str) -> str:
@@ -83,6 +85,9 @@ class Unfinished(FLComponent):
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         try:
             meta = read_json(Path(workspace.get_job_meta_path(job)))
+            require_signers(workspace, job)  # the client may have ended between the deployment and this check
+        except PolicyError as error:
+            return str(error)
         except (FileNotFoundError, BadFile) as error:
             return f"its files are not in this workspace any more ({error})"
         needs = meta.get(JobMetaKey.RESOURCE_SPEC.value, {}).get(site, {})

@@ -14,7 +14,7 @@ from feddp.adaptation.strategies import STRATEGIES
 from feddp.adaptation.unseen_site import AdaptationOptions
 from feddp.errors import InputError
 from feddp.files import SHARED, read_results
-from feddp.jobs.folder import LOCAL, SCOPE, SIMULATED, write_job
+from feddp.jobs.folder import LOCAL, SCOPE, SIMULATED_JOB, write_job
 from feddp.methods.aggregation import Spec
 from feddp.networks.weights import fingerprint, read_network
 from feddp.partition import Tensors
@@ -62,7 +62,7 @@ def export(
         named = f"--newcomer {newcomer} --donors {','.join(donors)}"
         raise InputError(f"{named}: name other sites as donors, or leave --donors out")
     job = job or results.get("job")
-    if job in (None, SIMULATED, LOCAL):
+    if job in (None, SIMULATED_JOB, LOCAL):
         why = "ran in the simulator or in one process, not at hospitals" if job else "has no job's id (an older run)"
         raise InputError(f"{run} {why}; name the id of the job whose networks the donors hold with --job-id")
     request = AdaptationRequest(newcomer, tuple(donors), job, how, asked, score)

@@ -11,7 +11,7 @@ from torch import Tensor
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder, find_sites, metadata_of, misfit
 from feddp.errors import InputError
-from feddp.files import write_text
+from feddp.files import write_text, writing
 from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
 from feddp.methods import METHODS
 from feddp.networks.weights import save_network
@@ -21,7 +21,7 @@ from feddp.training.settings import require_name
 from feddp.training.store import require_job_id
 
 SCOPE, META = "feddp", "meta.json"
-SIMULATED, LOCAL = "simulate_job", "local_job"  # the job ids in FLARE's simulator and in one process
+SIMULATED_JOB, LOCAL = "simulate_job", "local_job"  # the job ids in FLARE's simulator and in one process
 
 
 def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, Tensor] | None = None, resume: str = "") -> Path:
@@ -72,12 +72,21 @@ def write_job(
     require_name("scope", scope)
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
         raise InputError(f"{folder} is neither empty nor an exported job; choose another folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    _write(folder / META, job_meta(folder.name, scope, plan, request))
-    for side in SIDES:
-        _write(folder / APPS[side] / FILES[side], app_configuration(side, plan, request, resume))
-    if brought is not None:
-        save_network((folder / APPS[SERVER] / FILES[SERVER]).with_name(WEIGHTS), brought, {})
+    part, old = (folder.with_name(f".{folder.name}.{state}") for state in ("part", "old"))
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+    try:
+        _write(part / META, job_meta(folder.name, scope, plan, request))
+        for side in SIDES:
+            _write(part / APPS[side] / FILES[side], app_configuration(side, plan, request, resume))
+        if brought is not None:
+            save_network((part / APPS[SERVER] / FILES[SERVER]).with_name(WEIGHTS), brought, {})
+        if folder.exists():  # only now: a run that is continued takes its initial tensors from the earlier job
+            folder.rename(old)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
@@ -87,7 +96,8 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, _pretty(content) + "\n")
 
 

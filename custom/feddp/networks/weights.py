@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from feddp.archive import Archive
 from feddp.errors import FedDPError, InputError
-from feddp.files import replacing
+from feddp.files import replacing, writing
 from feddp.limits import NETWORK_BYTES, PICKLE_BYTES
 from feddp.networks.header import Shapes, outline, unreadable
 from feddp.networks.metadata import Metadata
@@ -57,13 +57,22 @@ def save_network(path: str | Path, state: Mapping[str, Tensor], metadata: dict[s
     """Writes tensors and texts to a safetensors file, whole or not at all: after a crash, the former file is still there.
 
     The file's metadata also get a checksum of tensors and texts, which `read_network` compares.
+
+    Raises:
+        StorageError: the disk is full, or the folder is read-only.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
     # safetensors refuses tensors that share memory or are not contiguous
     tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
     with replacing(path) as part:
-        save_file(tensors, part, {**metadata, CHECKSUM: _checksum(tensors, metadata)})
+        try:
+            save_file(tensors, part, {**metadata, CHECKSUM: _checksum(tensors, metadata)})
+        except SafetensorError as error:
+            if not (refused := re.search(r"\(os error (\d+)\)", str(error))):
+                raise
+            raise OSError(int(refused[1]), str(error)) from error  # safetensors hides the system's error in a text
 
 
 def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[Tensors, dict[str, str]]:

@@ -37,7 +37,7 @@ def watched(folder: Path) -> Iterator[None]:
 
 def end_below(folder: Path, grace: float = GRACE) -> None:
     """Ends every FLARE process that names a path below `folder` in its command line, kills it after `grace` seconds."""
-    while family := list(_processes(folder)):  # again: a script may have started another one meanwhile
+    while family := list(processes_below(folder)):  # again: a script may have started another one meanwhile
         for process in family:
             with suppress(psutil.NoSuchProcess):  # it may have ended by itself
                 process.terminate()
@@ -48,12 +48,17 @@ def end_below(folder: Path, grace: float = GRACE) -> None:
         psutil.wait_procs(alive, timeout=grace)
 
 
-def _processes(folder: Path) -> Iterator[psutil.Process]:
+def processes_below(folder: Path) -> Iterator[psutil.Process]:
+    """Yields FLARE's processes that name a path below `folder` in their command lines."""
     inside = f"{folder.resolve()}{os.sep}"
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        ours = process.pid != os.getpid() and any(part in word for word in words for part in _PARTS)
-        if ours and any(f"{word}{os.sep}".startswith(inside) for word in words) and process.info["status"] != "zombie":
+    for process in psutil.process_iter(["cmdline", "status", "uids"]):
+        words, uids = process.info["cmdline"] or [], process.info["uids"]
+        # another user's process may name the folder too
+        ours = (
+            process.pid != os.getpid() and uids is not None and uids.real == os.getuid() and process.info["status"] != "zombie"
+        )
+        flares = any(part in word for word in words for part in _PARTS)
+        if ours and flares and any(f"{word}{os.sep}".startswith(inside) for word in words):
             yield process
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from feddp import protocol
-from feddp.errors import ContributionError, FedDPError, Stopped
+from feddp.errors import ContributionError, FedDPError, Stopped, StorageError
 from feddp.files import PROGRESS, append_event
 from feddp.flare.configuration import APPS, FILES, SERVER
 from feddp.flare.context import SiteContext, files_of, kept_below
@@ -67,13 +67,22 @@ class LocalServer(Server):
             return self._answer(task, context, message)
         except Stopped:  # the whole run, not this site
             raise
+        except StorageError as error:
+            self._record(context, task, str(error))
+            raise ContributionError(f"site {site}: {error}") from error
         except FedDPError as error:
-            context.store.record("error", task=task, message=str(error))
+            self._record(context, task, str(error))
             raise
         except Exception as error:  # as in FLARE: of any type; the log has its traceback
-            context.store.record("error", task=task, message=f"{type(error).__name__}: {error}")
+            self._record(context, task, f"{type(error).__name__}: {error}")
             self._write(traceback.format_exc())
             raise ContributionError(f"site {site}: {task} ended with {type(error).__name__}; {self._log} says why") from error
+
+    def _record(self, context: SiteContext, task: str, message: str) -> None:
+        try:
+            context.store.record("error", task=task, message=message)
+        except StorageError as error:  # the site's disk is full
+            self.warn(str(error))
 
     def _answer(self, task: str, context: SiteContext, message: Message) -> Message:
         kind, half = protocol.spec_of(task).kind, self.plan.federation.half
@@ -140,7 +149,8 @@ class LocalRun:
             self._serve(self._server, self.log, self._stopped)
         except FedDPError as error:
             self._failed = error
-            append_event(self.progress, "error", message=str(error))
+            if not isinstance(error, StorageError):  # its message may find no place; `outcome` raises it
+                append_event(self.progress, "error", message=str(error))
         except BaseException as error:  # a bug: `outcome` raises it in the caller's thread
             self._failed = error
 
@@ -149,7 +159,7 @@ class LocalRun:
 
     def outcome(self) -> tuple[bool, Path]:
         self._thread.join()
-        if self._failed is not None and not isinstance(self._failed, FedDPError):
+        if isinstance(self._failed, StorageError) or not isinstance(self._failed, FedDPError | None):
             raise self._failed
         return self._failed is None, self._server
 

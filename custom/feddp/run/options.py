@@ -177,7 +177,7 @@ def resume_here(out: Path) -> dict[str, Any]:
     if not (out / RUN).exists():
         raise InputError(f"{out} holds no run; start one with `feddp run --data ROOT --out {out}`")
     stored = read_json(out / RUN, RESULTS_BYTES)
-    plan, jobs = Plan.from_json(stored["plan"]), [path for path in (out / "job").glob("*") if path.is_dir()]
+    plan, jobs = Plan.from_json(stored["plan"]), [path for path in (out / "job").glob("[!.]*") if path.is_dir()]
     initial = read_network(jobs[0] / APPS[SERVER] / "config" / WEIGHTS)[0] if plan.weights and jobs else None
     request = Request(plan, stored["policies"], out, stored["threads"], initial, stored["env"])
     if not METHODS[plan.method].federated:

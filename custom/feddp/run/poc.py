@@ -99,7 +99,7 @@ def federation(request: Request) -> Iterator[tuple[Path, Session]]:
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     kits = request.out.resolve() / POC
     if not (kits / SERVER).exists():
-        kits = prepare(request, workspace, env)
+        prepare(request, workspace, kits, env)
     with watched(workspace), restarted([SERVER, *request.sites], partial(_start, kits, env)):
         session = connect(kits, request.sites)
         try:
@@ -150,16 +150,14 @@ def poc(request: Request, job: Path) -> Iterator[PocJob]:
         yield PocJob(kits, session, job, request.resume)
 
 
-def prepare(request: Request, workspace: Path, env: dict[str, str]) -> Path:
-    """Runs `nvflare poc prepare` with our project file; returns the folder with every participant's kit."""
+def prepare(request: Request, workspace: Path, kits: Path, env: dict[str, str]) -> None:
+    """Runs `nvflare poc prepare` with our project file; `kits` then has every participant's kit."""
     path = workspace.parent / "project.yml"
     path.write_text(yaml.safe_dump(project(request, free_ports()), sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", "nvflare.cli", "poc", "prepare", "-i", str(path), "--force"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    kits = workspace / PROJECT / "prod_00"
     if done.returncode or not (kits / SERVER).exists():
         raise FedDPError(f"nvflare poc prepare failed: {(done.stderr or done.stdout).strip()[-500:]}")
-    return kits
 
 
 def connect(kits: Path, sites: list[str], lead: str = LEAD) -> Session:

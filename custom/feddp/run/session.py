@@ -3,8 +3,8 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from feddp.data.folder import refuse_occupied
-from feddp.errors import FedDPError, InputError
+from feddp.errors import FedDPError, InputError, StorageError
 from feddp.files import (
     CASES,
     IMAGES,
@@ -27,6 +27,7 @@ from feddp.files import (
     site_folder,
     write_json,
     write_text,
+    writing,
 )
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import folder as jobs
@@ -40,8 +41,8 @@ from feddp.stages.site import last_network
 from feddp.training.store import hold
 
 # where the server's files of a run lie, below the run's folder: of the simulator, of one process, of a POC
-WORKSPACE, SIMULATED, POC = "workspace", "simulated", "poc/feddp/prod_00"
-SERVER_FILES = (f"{SIMULATED}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
+WORKSPACE, SIMULATOR, POC = "workspace", "simulated", "poc/feddp/prod_00"
+SERVER_FILES = (f"{SIMULATOR}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,25 @@ def run(request: Request, environment: Environment, name: str) -> dict[str, Any]
     Raises:
         FedDPError: the folder holds something else, or the job failed; names the cause, the log and the command that continues.
     """
+    with _continued(request.out):
+        return _run(replace(request, resume=begin(request)), environment, name)
+
+
+@contextmanager
+def _continued(out: Path) -> Iterator[None]:
+    """Raises StorageError with the command that continues the run, where the block is ended by a full disk."""
+    try:
+        with writing(out):
+            yield
+    except StorageError as error:
+        raise StorageError(f"{error}; to go on: feddp run --resume {out}") from error
+
+
+def _run(request: Request, environment: Environment, name: str) -> dict[str, Any]:
     out = request.out
-    request = replace(request, resume=begin(request))
     job = jobs.export(request.plan, out / "job" / name, initial=request.initial, resume=request.resume)
-    print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
+    if request.env != "local":  # one process asks nobody
+        print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
     with environment(request, job) as running:
         if not request.resume:
             write_json(out / RUN, record(request) | {"job": running.id})

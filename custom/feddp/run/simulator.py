@@ -11,9 +11,9 @@ from pathlib import Path
 from feddp.files import PROGRESS, write_text
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.context import kept_below
-from feddp.flare.policy import SIMULATED
+from feddp.flare.policy import SIMULATED_POLICIES
 from feddp.flare.site import SIMULATED_FILES
-from feddp.jobs.folder import SIMULATED as SIMULATED_JOB
+from feddp.jobs.folder import SIMULATED_JOB
 from feddp.provision import restrict
 from feddp.run import session
 from feddp.run.keeper import watched
@@ -56,8 +56,8 @@ def simulator(request: Request, job: Path) -> Iterator[Simulation]:
     command += ["-w", str(workspace), "-c", ",".join(request.sites), "-t", str(threads)]
     home = request.out.resolve() / "home"
     home.mkdir(exist_ok=True)
-    files = request.out.resolve() / session.SIMULATED
-    env = {**os.environ, "HOME": str(home), SIMULATED: json.dumps(dict(request.policies)), SIMULATED_FILES: str(files)}
+    files = request.out.resolve() / session.SIMULATOR
+    env = {**os.environ, "HOME": str(home), SIMULATED_POLICIES: json.dumps(dict(request.policies)), SIMULATED_FILES: str(files)}
     with watched(workspace), open(log, "a", encoding="utf-8") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
         yield Simulation(process, workspace, files, log)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import ContributionError, FedDPError, InputError
-from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json
+from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json, writing
 from feddp.methods.base import TRAIN
 from feddp.networks.header import outline
 from feddp.networks.weights import read_network, save_network
@@ -47,6 +47,7 @@ class ServerMemory:
 
     Raises:
         PolicyError: `kept` belongs to another plan.
+        StorageError: `kept` cannot be written; every later write raises it too.
     """
 
     def __init__(self, plan: Plan, run: str, folder: Path, kept: Path, config: Path, request: AdaptationRequest | None = None):
@@ -69,7 +70,8 @@ class ServerMemory:
 
     def _open(self) -> None:
         """Reads the state that an earlier job of this run left, if any."""
-        self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with writing(self.kept):
+            self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         extended = claim(self.kept, self.plan.to_json())
         self._link_progress()
         if not self._file(LATEST).exists():
@@ -156,7 +158,8 @@ class ServerMemory:
     def _link_progress(self) -> None:
         """Continues the progress of the jobs before this one: one file, in the run's folder and in this job's."""
         path = self.kept / PROGRESS
-        path.touch()
+        with writing(path):
+            path.touch()
         _hard_link(path, self.folder / PROGRESS)
 
     def note_missed(self, sites: Collection[str]) -> None:

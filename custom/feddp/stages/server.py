@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from feddp import protocol
-from feddp.errors import ContributionError, FedDPError
+from feddp.errors import ContributionError, FedDPError, StorageError
 from feddp.methods.aggregation import outliers
 from feddp.partition import Tensors
 from feddp.plan.schema import Plan
@@ -101,6 +101,7 @@ class Server(ABC):
         Raises:
             ContributionError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
             Stopped: the job was aborted.
+            StorageError: the server's disk is full.
         """
         half = task in protocol.with_shared() and self.plan.federation.half
         sites = [site for site in self.sites() if isinstance(data, Message) or site in data]
@@ -119,6 +120,8 @@ class Server(ABC):
                 self._check_tensors(task, site, answer)
                 check(site, answer)
                 kept = answer if spool is None else replace(answer, tensors=spool.put(answer.tensors))
+            except StorageError:  # the server's own: no site is to blame
+                raise
             except FedDPError as error:
                 refuse(site, str(error) if site in str(error) else f"site {site}: {error}")
                 self.warn(f"refused: {refused[site]}")

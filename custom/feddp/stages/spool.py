@@ -14,7 +14,9 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from feddp.errors import FedDPError
+from feddp.files import writing
+
+WHAT = "the contributions' file"  # it has no name
 
 
 class Spool:
@@ -28,7 +30,8 @@ class Spool:
 
     def __init__(self, folder: Path):
         self._folder, self._lock = folder, Lock()
-        self._file: IO[bytes] = TemporaryFile(dir=folder)  # noqa: SIM115  # __exit__ closes it
+        with writing(folder / WHAT):
+            self._file: IO[bytes] = TemporaryFile(dir=folder)  # noqa: SIM115  # __exit__ closes it
 
     def __enter__(self) -> "Spool":
         return self
@@ -40,22 +43,16 @@ class Spool:
         """Writes tensors.
 
         Raises:
-            FedDPError: they cannot be written, for example because the disk is full.
+            StorageError: they cannot be written, for example because the disk is full.
         """
         places = {}
-        try:
-            with self._lock:
-                start = self._file.seek(0, os.SEEK_END)
-                for name, value in tensors.items():
-                    self._file.write(_bytes_of(value.detach().contiguous()))
-                    places[name] = start, value.shape, value.dtype
-                    start += value.nbytes
-                self._file.flush()
-        except OSError as error:
-            raise FedDPError(
-                f"the server cannot write a contribution in {self._folder} ({error.strerror}); free space there, then continue"
-                " the run"
-            ) from error
+        with writing(self._folder / WHAT), self._lock:
+            start = self._file.seek(0, os.SEEK_END)
+            for name, value in tensors.items():
+                self._file.write(_bytes_of(value.detach().contiguous()))
+                places[name] = start, value.shape, value.dtype
+                start += value.nbytes
+            self._file.flush()
         return Spooled(self, places)
 
     def read(self, start: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:

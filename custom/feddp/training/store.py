@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.errors import InputError, PolicyError
-from feddp.files import RECORD, append_event, write_text
+from feddp.files import RECORD, append_event, unfinished, write_text, writing
 from feddp.limits import STORED_BYTES
 from feddp.networks.header import unreadable
 from feddp.networks.weights import read_network, save_network
@@ -58,7 +58,9 @@ class Store:
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.least = 0  # the first step that may be asked for; higher in a job that continues a run
+        with writing(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def claim(self, plan: Mapping[str, Any]) -> None:
         """As `claim`, for this store's folder."""
@@ -194,15 +196,17 @@ PATIENCE = 60.0  # seconds to wait for the end of another process with the same 
 
 
 def hold(folder: Path, patience: float = PATIENCE) -> None:
-    """Locks a run's folder for this process, for as long as the process lives.
+    """Locks a run's folder for this process, for as long as the process lives; removes what a killed process left half written.
 
     Raises:
+        StorageError: the folder is read-only.
         PolicyError: another process still has it after `patience` seconds.
     """
     path, deadline = (folder / _LOCK).resolve(), time.monotonic() + patience
     if path in _held:
         return
-    handle = open(path, "wb")  # noqa: SIM115  # it stays open: closing it would free the lock
+    with writing(path):
+        handle = open(path, "wb")  # noqa: SIM115  # it stays open: closing it would free the lock
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -213,7 +217,22 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
             time.sleep(0.2)
         else:
             _held[path] = handle
+            for part in unfinished(folder):
+                part.unlink(missing_ok=True)
             return
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process has locked a run's folder with `hold`."""
+    path = folder / _LOCK
+    if not path.exists():
+        return False
+    with open(path, "rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def release(root: Path) -> None:

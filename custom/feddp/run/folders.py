@@ -1,0 +1,129 @@
+"""The runs below a folder of this machine, and their removal."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+
+from feddp.errors import InputError, PolicyError
+from feddp.files import PROGRESS, RESULTS, RUN, read_events
+from feddp.limits import RESULTS_BYTES
+from feddp.reading import read_json
+from feddp.run.keeper import processes_below
+from feddp.run.session import SERVER_FILES
+from feddp.training.store import hold, is_held
+
+FINISHED, BROKEN_OFF, RUNNING = "finished", "broken off", "running"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that `feddp run` or `feddp compare` made."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, path: Path) -> "RunFolder":
+        """Raises InputError if the folder is not a run's, or is a link."""
+        if path.is_symlink():
+            raise InputError(f"{path} is a link; name the folder itself")
+        if not (path / RUN).is_file() or (path / RUN).is_symlink():
+            raise InputError(f"{path} is no run: it has no {RUN}; `feddp runs list` lists the runs")
+        run = cls(path)
+        if not {"env", "plan", "policies"} <= run.stored.keys():
+            raise InputError(f"{path / RUN} is not of FedDP; `feddp runs list` lists the runs")
+        return run
+
+    @cached_property
+    def stored(self) -> dict[str, Any]:
+        """What run.json holds (`session.record`)."""
+        content = read_json(self.path / RUN, RESULTS_BYTES)
+        return content if isinstance(content, dict) else {}
+
+    @property
+    def state(self) -> str:
+        if (self.path / RESULTS).exists():
+            return FINISHED
+        return RUNNING if self.in_use() else BROKEN_OFF
+
+    def in_use(self) -> bool:
+        """Whether a process of the run, or of the comparison that it belongs to, is alive."""
+        return is_held(self.path) or any(processes_below(self.path))
+
+    def rounds(self) -> int:
+        """The number of completed rounds."""
+        files = [path for folder in SERVER_FILES for path in (self.path / folder).glob(f"*/{PROGRESS}")]
+        events = [event for path in (*files, self.path / PROGRESS) for event in read_events(path)]
+        return max((event["round"] for event in events if event["event"] == "round"), default=0)
+
+    def size(self) -> int:
+        """Bytes on the disk; a file with two names counts once."""
+        found = (Path(root, name).lstat() for root, _, names in os.walk(self.path) for name in names)
+        return sum({each.st_ino: each.st_blocks * 512 for each in found}.values())
+
+    def cells(self) -> tuple[str, ...]:
+        """The columns of the list."""
+        plan, began = self.stored["plan"], time.localtime((self.path / RUN).stat().st_mtime)
+        rounds = f"{self.rounds()} of {plan['rounds']} rounds"
+        when = time.strftime("%Y-%m-%d %H:%M", began)
+        return (str(self.path), plan["method"], self.stored["env"], rounds, self.state, decimal(self.size()), when)
+
+    def continued_by(self) -> str:
+        """The command that continues the run; a comparison would not take a run that another command has finished."""
+        if self.path.with_name(f"{self.path.name}.json").exists():
+            return "the same `feddp compare` again"
+        return f"feddp run --resume {self.path}"
+
+    def delete(self) -> None:
+        """Removes the folder. Links in it are removed, and not what they point to.
+
+        Raises:
+            PolicyError: a process uses the folder.
+        """
+        self.require_idle()
+        hold(self.path, patience=0)
+        for path in self.path.iterdir():
+            if path.name == RUN:  # last: as long as it is there, the folder can be deleted again
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        (self.path / RUN).unlink()
+        self.path.rmdir()
+
+    def require_idle(self) -> None:
+        """Raises PolicyError if a process uses the folder."""
+        if self.in_use():
+            raise PolicyError(f"{self.path} is in use: its run, or the comparison around it, is running; end that first")
+
+
+def runs_below(folder: Path) -> Iterator[RunFolder]:
+    """Yields the runs below a folder, in alphabetical order, without following links.
+
+    Raises:
+        InputError: the folder does not exist, or the run.json of a run cannot be read.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder; name the one with the runs")
+    for root, names, files in os.walk(folder):
+        names.sort()
+        if RUN in files:
+            names.clear()
+            yield RunFolder.of(Path(root))
+
+
+def lines(runs: list[RunFolder]) -> Iterator[str]:
+    """Yields the list, one line for each run; a second line has the command that continues it."""
+    rows = [run.cells() for run in runs]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for run, row in zip(runs, rows, strict=True):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        if BROKEN_OFF in row:
+            yield f"    to go on: {run.continued_by()}"

@@ -1,0 +1,92 @@
+"""What a job that continues a run (`--resume`) may do at a site: not more than the run, not again what is long past, not for
+free. Against a lead who submits such jobs, also with a server's app that begins anew."""
+
+import pytest
+
+from feddp import protocol
+from feddp.errors import PolicyError
+from feddp.flare.terms import TERMS
+from feddp.stages.heads import HEADS
+from feddp.stages.order import behind
+
+ROUNDS = 6
+
+
+@pytest.fixture
+def begun(hospital, plan_for, toy):
+    """A site with a run of six rounds, all of them trained."""
+
+    def make(**policy):
+        plan = plan_for(network=toy, rounds=ROUNDS)
+        site = hospital(plan=plan, **policy)
+        for round in range(ROUNDS):
+            assert answered(site, round)
+        return site
+
+    return make
+
+
+def answered(site, round) -> bool:
+    return site.executed(protocol.TRAIN, site.shared, round=round, phase=0).get_return_code("") == ""
+
+
+def test_the_last_two_rounds_can_be_asked_for_again_and_no_earlier_one(begun):
+    """A server that lost its latest file asks for the round before the last. One that asks for round 0 would see, in a run
+    with the draws of the first one, what a changed image changes."""
+    site = begun()
+    site.submitted(site.plan, "again", resume="job")
+    assert [answered(site, round) for round in range(ROUNDS)] == [False] * (ROUNDS - 2) + [True, True]
+    assert "a job that continues the run asked it for round 0 again, 6 steps back" in "\n".join(site.audited())
+
+
+def test_a_server_behind_by_the_heads_epochs(plan_for):
+    """An extended run begins at its former last round; the states of FedLC's epochs after it are further."""
+    plan = plan_for(method="fedlc")
+    assert HEADS in plan.stages
+    assert behind(plan) == 2 * plan.phases + plan.heads.heads_epochs
+
+
+def test_each_job_counts(begun):
+    site = begun(budget={"jobs": 2})
+    site.submitted(site.plan, "again", resume="job")
+    assert answered(site, ROUNDS - 1)
+    site.submitted(site.plan, "once-more", resume="job")
+    assert not answered(site, ROUNDS - 1)
+
+
+WIDER = {
+    "consent": {"consent": ["calibration", "spectra"]},
+    "recipients": {"recipients": ["site-2", "site-3"]},
+    "private": {"private": []},
+}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_a_wider_policy_is_for_new_runs(begun, name):
+    site = begun(consent=["calibration"], recipients=["site-2"], private=["query"])
+    site.submitted(site.plan, "again", resume="job", **WIDER[name])
+    with pytest.raises(PolicyError, match=f"belongs to a run that began under another {name} in privacy.json"):
+        site.open()
+
+
+def test_other_data_are_for_new_runs(begun, tiny_root):
+    site = begun()
+    site.submitted(site.plan, "again", resume="job", data=tiny_root / "site-2")
+    with pytest.raises(PolicyError, match="began under another data"):
+        site.open()
+
+
+def test_a_narrower_policy_is_for_this_run_too(begun):
+    """A hospital may withdraw consent at any time."""
+    site = begun(consent=["calibration"])
+    site.submitted(site.plan, "again", resume="job", consent=[], recipients=["site-2"])
+    assert answered(site, ROUNDS - 1)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"data": "x"}'])
+def test_damaged_terms_are_no_terms(begun, content):
+    site = begun()
+    (site.store.folder / TERMS).write_text(content)
+    site.submitted(site.plan, "again", resume="job")
+    with pytest.raises(PolicyError, match=r"terms\.json.*submit the job as a new one"):
+        site.open()
