@@ -2,12 +2,15 @@
 free. Against a lead who submits such jobs, also with a server's app that begins anew."""
 
 import pytest
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.lighter.constants import AdminRole
 
 from feddp import protocol
 from feddp.errors import PolicyError
 from feddp.flare.terms import TERMS
 from feddp.stages.heads import HEADS
 from feddp.stages.order import behind
+from support.server import SITES, Run, good
 
 ROUNDS = 6
 
@@ -90,3 +93,21 @@ def test_damaged_terms_are_no_terms(begun, content):
     site.submitted(site.plan, "again", resume="job")
     with pytest.raises(PolicyError, match=r"terms\.json.*submit the job as a new one"):
         site.open()
+
+
+def test_a_run_is_continued_by_who_began_it(tmp_path, plan_for):
+    """A lead may download his own jobs only; a job that continues another lead's run would hold its tensors and events."""
+
+    def opened(resume, name, role="lead"):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        run = Run(tmp_path, plan_for(method="fedavg"), SITES, good)
+        run.persistor.resume = resume
+        run.fl_ctx.set_prop(FLContextKey.JOB_META, {"submitter_name": name, "submitter_role": role}, private=True, sticky=False)
+        return run.memory
+
+    opened("", "a@one.org")
+    opened("job", "a@one.org")
+    opened("job", "admin@consortium.org", AdminRole.PROJECT_ADMIN)
+    with pytest.raises(PolicyError, match="run job was submitted by another person; only that person continues it"):
+        opened("job", "b@two.org")

@@ -1,20 +1,26 @@
 """The server's component of a job: its plan and its memory in the job's run folder."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.lighter.constants import AdminRole
 from nvflare.widgets.info_collector import InfoCollector
 
 from feddp.adaptation.request import AdaptationRequest
-from feddp.errors import InputError
+from feddp.errors import InputError, PolicyError
+from feddp.files import write_text
 from feddp.flare.context import files_of
 from feddp.flare.messages import register_tensors
 from feddp.flare.site import kept_by
 from feddp.plan.schema import Plan
 from feddp.stages.memory import ServerMemory
 
+SUBMITTER = "submitter.txt"  # in the run's folder: who submitted the run's first job
 STATS = "feddp"  # our part of what FLARE's command `show_stats server JOB_ID` shows
 
 
@@ -51,8 +57,21 @@ class SharedTensorPersistor(FLComponent):
             own = files_of(kept_by(fl_ctx.get_identity_name(), workspace.get_root_dir()), self.resume or job)
             if self.resume and not own.is_dir():
                 raise InputError(f"the server has no run {self.resume}; name its first job, or export without --resume")
+            meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}  # the simulator has none
+            if self.resume:
+                _require_submitter(own / SUBMITTER, meta)
             self._memory = ServerMemory(self.plan, own.name, Path(workspace.get_run_dir(job)), own, config, self.request)
+            if not self.resume and self.request is None:
+                write_text(own / SUBMITTER, str(meta.get(JobMetaKey.SUBMITTER_NAME.value, "")))
         return self._memory
+
+
+def _require_submitter(path: Path, meta: Mapping[str, Any]) -> None:
+    """Raises PolicyError unless the job's submitter began the run or administers the project: others may not have its files."""
+    first = path.read_text(encoding="utf-8") if path.exists() else ""
+    name, role = (str(meta.get(key.value, "")) for key in (JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ROLE))
+    if name != first and role != AdminRole.PROJECT_ADMIN:
+        raise PolicyError(f"run {path.parent.name} was submitted by another person; only that person continues it")
 
 
 def persistor_of(fl_ctx: FLContext) -> SharedTensorPersistor:

@@ -1,6 +1,7 @@
 """A run on this machine: export the job, start it, follow it, collect its results. The environments have their own modules."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,6 +137,8 @@ def begin(request: Request) -> str:
         write_json(out / RUN, wanted)
         hold(out, patience=0)
         return ""
+    if out.stat().st_uid != os.getuid():
+        raise InputError(f"{out} belongs to another user; name another folder")
     if (out / RESULTS).exists():
         raise InputError(f"{out} holds a finished run; name another folder")
     hold(out, patience=0)

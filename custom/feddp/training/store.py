@@ -202,11 +202,12 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
         StorageError: the folder is read-only.
         PolicyError: another process still has it after `patience` seconds.
     """
-    path, deadline = (folder / _LOCK).resolve(), time.monotonic() + patience
+    path, deadline = folder.resolve() / _LOCK, time.monotonic() + patience
     if path in _held:
         return
     with writing(path):
-        handle = open(path, "wb")  # noqa: SIM115  # it stays open: closing it would free the lock
+        # not through a link that another user laid there; it stays open: closing it would free the lock
+        handle = os.fdopen(os.open(folder.resolve() / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb")
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
