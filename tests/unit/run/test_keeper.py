@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from feddp.run.keeper import end_below
+from feddp.run.keeper import GRACE, end_below
 
 SLEEP = "import sys, time; time.sleep(600)"
 COMMAND = f"""
@@ -42,6 +42,31 @@ def test_nothing_stays_when_the_command_is_ended(sent, tmp_path):
     assert psutil.pid_exists(child)
     command.send_signal(sent)
     command.wait(30)
+    try:
+        assert gone(child)
+    finally:
+        end_below(tmp_path)
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+
+
+def test_nothing_stays_when_the_user_is_impatient(tmp_path):
+    """Ctrl-C twice: the first waits for a process that does not want to end, the second ends that wait. The keeper kills it."""
+    command = subprocess.Popen(
+        [sys.executable, "-c", COMMAND.replace(repr(SLEEP), repr(STUBBORN)), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    lines = [command.stdout.readline(), command.stdout.readline()]  # its number, and the child's word that it is stubborn
+    child = next(int(line) for line in lines if line.strip())
+    started = time.monotonic()
+    command.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert command.poll() is None, "the control: it waits for the child"
+    command.send_signal(signal.SIGINT)
+    command.wait(5)
+    assert time.monotonic() - started < GRACE
     try:
         assert gone(child)
     finally:
