@@ -48,6 +48,7 @@ from feddp.flare.admission import AdmittedApp, AdmittingDeployer
 from feddp.flare.archive import read_app
 from feddp.flare.job_folder import read_folder
 from feddp.flare.policy import SitePolicy
+from feddp.flare.unused import removed_of
 from feddp.jobs.folder import export
 from feddp.kit.approve import read_job
 from feddp.provision import AUTHORIZATION, GUARD
@@ -194,6 +195,19 @@ def test_a_job_continues_no_other_run(hospital, plan, tmp_path):
     job = export(plan, tmp_path / "again", resume=RUN)
     said = hospital.refuses(job, "belongs to a run with method='fedavg', but this job has method='feddp'")
     assert "submit the job as a new one" in said
+
+
+def test_a_job_continues_no_run_that_the_site_removed(hospital, plan, tmp_path):
+    """With an empty folder the site would take part as one that was absent so far; nor is the run's id taken again."""
+    folder = stored(hospital, plan)
+    removed = removed_of(folder.parent, RUN)
+    job = export(plan, tmp_path / "again", resume=RUN)
+    assert hospital.deploys(job) is None
+    removed.parent.mkdir()
+    folder.rename(removed)
+    said = hospital.deploys(job, job=str(uuid.uuid4()))
+    assert f"it removed the run {RUN}, which was unused for long (`keep_days` in privacy.json)" in said
+    assert "was deployed before" in hospital.deploys(export(plan, tmp_path / "new"), job=RUN)
 
 
 def test_a_job_gets_no_more_of_a_run_than_the_run_gave(hospital, plan, tmp_path):

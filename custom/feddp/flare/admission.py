@@ -6,7 +6,6 @@ the submitter and his role. Then a site checks the job against its policy, which
 
 import json
 import os
-import re
 import shutil
 import threading
 from pathlib import Path
@@ -31,12 +30,12 @@ from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER
 from feddp.flare.context import files_of
 from feddp.flare.documents import only_json, require_equal
 from feddp.flare.job_folder import META, admitted, read_folder, require_meta, require_object
+from feddp.flare.kept import JOB_ID
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import kept_by
 from feddp.flare.terms import require_no_wider
+from feddp.flare.unused import removed_of
 from feddp.training.store import require_stored_plan
-
-JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class AdmittingDeployer(FLComponent, AppDeployerSpec):
@@ -81,7 +80,7 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         if not isinstance(job_id, str) or not JOB_ID.fullmatch(job_id):
             raise PolicyError("its id does not have the form of FLARE's job ids")
         kept = kept_by(site, workspace.get_root_dir())
-        for folder in (Path(workspace.get_run_dir(job_id)), files_of(kept, job_id)):
+        for folder in (Path(workspace.get_run_dir(job_id)), files_of(kept, job_id), removed_of(kept, job_id)):
             if os.path.lexists(folder):
                 raise PolicyError(f"site {site}: a job of this id was deployed before; submit the job again for a new id")
         require_equal("the app", APPS[CLIENT], app_name, "its name")
@@ -96,6 +95,11 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         if job.resume:
             if not JOB_ID.fullmatch(job.resume):
                 raise PolicyError("the run that it continues does not have the form of FLARE's job ids")
+            if os.path.lexists(removed_of(kept, job.resume)):
+                raise PolicyError(
+                    f"site {site}: it removed the run {job.resume}, which was unused for long (`keep_days` in privacy.json);"
+                    " submit the job as a new one, or leave this site out"
+                )
             require_stored_plan(files_of(kept, job.resume), job.plan.to_json())
             require_no_wider(files_of(kept, job.resume), policy)
 

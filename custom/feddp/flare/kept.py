@@ -12,6 +12,7 @@ from feddp.errors import InputError
 from feddp.files import write_text
 
 SECRET = "site.secret"  # job ids contain no dot, so no job's folder has this name
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # the form of FLARE's job ids
 _LOCK = "kept.lock"
 _SECRET = re.compile(r"[0-9a-f]{64}")
 

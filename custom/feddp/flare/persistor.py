@@ -16,7 +16,9 @@ from feddp.errors import InputError, PolicyError
 from feddp.files import write_text
 from feddp.flare.context import files_of
 from feddp.flare.messages import register_tensors
-from feddp.flare.site import kept_by
+from feddp.flare.policy import SitePolicy
+from feddp.flare.site import kept_by, runs_of
+from feddp.flare.unused import remove_unused
 from feddp.plan.schema import Plan
 from feddp.stages.memory import ServerMemory
 
@@ -49,7 +51,7 @@ class SharedTensorPersistor(FLComponent):
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(STATS, rounds)
 
     def memory(self, fl_ctx: FLContext) -> ServerMemory:
-        """Returns the memory, one for all workflows of the job."""
+        """Returns the memory, one for all workflows of the job. The first call removes unused runs."""
         if self._memory is None:
             workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
             # workspace.get_app_config_dir omits "config" in kits of `nvflare package`
@@ -58,6 +60,8 @@ class SharedTensorPersistor(FLComponent):
             if self.resume and not own.is_dir():
                 raise InputError(f"the server has no run {self.resume}; name its first job, or export without --resume")
             meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}  # the simulator has none
+            for line in remove_unused(own.parent, SitePolicy.keep_days, runs_of(own.name, self.request)):
+                self.log_info(fl_ctx, line, fire_event=False)
             if self.resume:
                 _require_submitter(own / SUBMITTER, meta)
             self._memory = ServerMemory(self.plan, own.name, Path(workspace.get_run_dir(job)), own, config, self.request)

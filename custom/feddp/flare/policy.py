@@ -20,7 +20,7 @@ from feddp.protocol import CONSENTS, SPECTRA
 SIMULATED_POLICIES = "FEDDP_SIMULATED"
 OWN, PLAN = SEEDS = ("own", "plan")
 KEYS = {"data", "device", "consent", "recipients", "private", "methods", "spectra", "min_images", "threads"}
-KEYS |= {"approve", "networks", "tensors", "bounds", "std_images", "budget", "seed"}
+KEYS |= {"approve", "networks", "tensors", "bounds", "std_images", "budget", "seed", "keep_days"}
 ANY = "any"
 _SHA = r"[0-9a-f]{64}"
 
@@ -53,6 +53,7 @@ class SitePolicy:
         tensors: SHA-256 of the accepted initial tensors.
         budget: limits for all jobs on the data.
         seed: "own": order, augmentation and dropout also depend on the site's secret; "plan": only on the job's seed.
+        keep_days: a run's folder in which nothing was modified for so many days is removed (`feddp.flare.unused`).
     """
 
     data: Path
@@ -71,6 +72,7 @@ class SitePolicy:
     std_images: int = 20
     budget: Budget = Budget()
     seed: str = OWN
+    keep_days: int = 90
 
     @classmethod
     def of(cls, site: str, properties: Mapping[str, Any] | None, simulated: bool) -> "SitePolicy":
@@ -116,6 +118,7 @@ class SitePolicy:
             std_images=_count(site, "std_images", properties.get("std_images", cls.std_images), 1, "images"),
             budget=_budget(site, properties.get("budget", {})),
             seed=_seed(site, properties.get("seed", cls.seed)),
+            keep_days=_count(site, "keep_days", properties.get("keep_days", cls.keep_days), 1, "days"),
         )
 
     @staticmethod

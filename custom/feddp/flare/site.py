@@ -11,11 +11,13 @@ from nvflare.apis.fl_context import FLContext
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError
+from feddp.flare.audit import audit
 from feddp.flare.cell_gate import require_gate
 from feddp.flare.context import SiteContext, files_of, kept_below
 from feddp.flare.messages import register_tensors
 from feddp.flare.policy import SitePolicy
 from feddp.flare.sealing import identity_of, simulated
+from feddp.flare.unused import remove_unused
 from feddp.plan.schema import Plan
 from feddp.sealing.session import Session
 from feddp.stages.tensors import Expected
@@ -46,7 +48,7 @@ class SiteComponent(FLComponent):
         register_tensors()
 
     def context(self, fl_ctx: FLContext) -> SiteContext:
-        """Returns this site in this job.
+        """Returns this site in this job. The first call removes the files of unused runs, outside the simulator.
 
         Raises:
             PolicyError: outside the simulator, the job's scope has no policy or this process's cells have no gate; or the
@@ -60,6 +62,9 @@ class SiteComponent(FLComponent):
             self._context = SiteContext(
                 site, self._run(fl_ctx), self.expected, self.request, policy, kept(fl_ctx), here, str(fl_ctx.get_job_id())
             )
+            if not here:
+                for line in remove_unused(kept(fl_ctx), policy.keep_days, runs_of(self._run(fl_ctx), self.request)):
+                    audit(fl_ctx, f"{line} (keep_days)")
         return self._context
 
     def store(self, fl_ctx: FLContext) -> Store:
@@ -78,6 +83,11 @@ class SiteComponent(FLComponent):
         if self._seals is None:
             self._seals = Session(identity_of(fl_ctx), fl_ctx.get_job_id())
         return self._seals
+
+
+def runs_of(run: str, request: AdaptationRequest | None) -> set[str]:
+    """Returns the runs whose files a job uses: its own, and that of an adaptation's models."""
+    return {run} if request is None else {run, request.job}
 
 
 def kept(fl_ctx: FLContext) -> Path:

@@ -27,6 +27,7 @@ WORDS = {
     "std_images": "images over which a standard deviation may leave, at least",
     "budget": "jobs and evaluations on the same data, at most",
     "seed": "source of the order of images",
+    "keep_days": "days after which the files of an unused run are removed",
 }
 
 

@@ -32,7 +32,7 @@ from feddp.partition import Tensors
 from feddp.reading import short
 
 _STATE = re.compile(r"state_(\d{5,})\.safetensors")
-_PLAN, _LOCK = "plan.json", ".lock"
+PLAN, _LOCK = "plan.json", ".lock"
 INITIAL = "initial"
 
 
@@ -166,9 +166,9 @@ def claim(folder: Path, plan: Mapping[str, Any]) -> bool:
     hold(folder)
     first, now = require_stored_plan(folder, plan), json.loads(json.dumps(plan))
     if first is None and any(folder.glob("*.safetensors")):
-        raise PolicyError(f"{folder} holds tensors but no {_PLAN}; submit the job as a new one")
+        raise PolicyError(f"{folder} holds tensors but no {PLAN}; submit the job as a new one")
     if first != now:
-        write_text(folder / _PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
+        write_text(folder / PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
     return first is not None and first != now
 
 
@@ -178,7 +178,7 @@ def require_stored_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         PolicyError: it is another plan than `plan`; names the difference. A plan with more rounds is no other plan.
     """
-    path = folder / _PLAN
+    path = folder / PLAN
     if not path.exists():
         return None
     first, now = _stored_plan(path), json.loads(json.dumps(plan))
