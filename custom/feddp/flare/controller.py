@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from nvflare.apis.client import Client
@@ -135,7 +136,10 @@ class FlareServer(Server):
                 for each in tasks:
                     self._controller.cancel_task(each)
                 break
-        over.set()
+        with ExitStack() as finished:
+            for each in tasks:  # FLARE holds the lock while it hands over an answer
+                finished.enter_context(each.cb_lock)
+            over.set()
         for each in tasks:
             if error := getattr(each, "exception", None):  # FLARE puts there what `received` raised: no site is to blame
                 raise error

@@ -11,6 +11,7 @@ from feddp.errors import BadFile, PolicyError
 from feddp.files import write_json
 from feddp.flare.policy import SitePolicy
 from feddp.reading import read_json
+from feddp.training.store import PLAN
 
 TERMS = "terms.json"  # in the run's folder
 
@@ -22,6 +23,8 @@ def require_terms(folder: Path, policy: SitePolicy) -> None:
         PolicyError: the policy has other data or other private roles, or wider consent; or the file is damaged.
     """
     if not (folder / TERMS).exists():
+        if (folder / PLAN).exists():
+            raise PolicyError(f"{folder} has a {PLAN} but no {TERMS}; submit the job as a new one")
         write_json(folder / TERMS, _terms(policy))
     require_no_wider(folder, policy)
 

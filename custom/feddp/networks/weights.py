@@ -1,7 +1,9 @@
 """Saves networks to files and loads them. It reads only tensors: safetensors, or PyTorch files with weights_only."""
 
+import errno
 import hashlib
 import json
+import os
 import re
 import zipfile
 from collections.abc import Mapping
@@ -13,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from feddp.archive import Archive
-from feddp.errors import FedDPError, InputError
+from feddp.errors import FedDPError, InputError, StorageError
 from feddp.files import replacing, writing
 from feddp.limits import NETWORK_BYTES, PICKLE_BYTES
 from feddp.networks.header import Shapes, outline, unreadable
@@ -80,17 +82,30 @@ def read_network(path: str | Path, most: int = NETWORK_BYTES) -> tuple[Tensors, 
 
     Raises:
         InputError: the file cannot be read, or its content differs from the checksum that `save_network` wrote, if it has one.
+        StorageError: the system cannot read it now; the file may be sound.
     """
-    _, metadata = outline(Path(path), most)
     try:
+        _, metadata = outline(Path(path), most)
         with safe_open(str(path), framework="pt", device="cpu") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FedDPError as error:
+        _require_damaged(Path(path), error.__cause__)
+        raise
     except Exception as error:  # safetensors raises many kinds of errors for damaged files
+        _require_damaged(Path(path), error)
         raise unreadable(Path(path), type(error).__name__) from error
     written = metadata.pop(CHECKSUM, None)
     if written is not None and written != _checksum(tensors, metadata):
         raise unreadable(Path(path), "its content does not match its checksum: the file is damaged")
     return tensors, metadata
+
+
+def _require_damaged(path: Path, error: BaseException | None) -> None:
+    """Raises StorageError if the system is the cause: a file that cannot be read now must not be taken for a damaged one."""
+    number = getattr(error, "errno", None)
+    if isinstance(error, MemoryError) or number in (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM):
+        what = os.strerror(number) if number is not None else "out of memory"
+        raise StorageError(f"{path} cannot be read now ({what}); mend that, then continue the run") from error
 
 
 def _checksum(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

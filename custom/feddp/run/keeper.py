@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 GRACE = 10.0  # seconds between the request to end and the kill
+PASSES = 5
 _PARTS = ("nvflare.", "sub_start.sh")  # in the command lines of FLARE's processes
 
 
@@ -54,10 +55,9 @@ def processes_below(folder: Path) -> Iterator[psutil.Process]:
     for process in psutil.process_iter(["cmdline", "status", "uids"]):
         words, uids = process.info["cmdline"] or [], process.info["uids"]
         # another user's process may name the folder too
-        ours = (
-            process.pid != os.getpid() and uids is not None and uids.real == os.getuid() and process.info["status"] != "zombie"
-        )
-        flares = any(part in word for word in words for part in _PARTS)
+        own = process.pid != os.getpid() and uids is not None and uids.real == os.getuid()
+        ours = own and process.info["status"] != "zombie"
+        flares = any(part in w for w in words if not w.startswith(inside) or w.endswith(".sh") for part in _PARTS)
         if ours and flares and any(f"{word}{os.sep}".startswith(inside) for word in words):
             yield process
 

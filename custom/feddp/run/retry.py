@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from feddp.errors import FedDPError, InputError
+from feddp.errors import FedDPError, InputError, PolicyError
 from feddp.files import RUN
 
 PAUSE, LONGEST = 5.0, 300.0  # seconds before the second attempt, and at most
@@ -21,7 +21,7 @@ def retried(attempt: Callable[[], dict[str, Any]], out: Path, retries: int) -> d
     for number in range(retries):
         try:
             return attempt()
-        except InputError:
+        except (InputError, PolicyError):  # it would be refused again
             raise
         except FedDPError as error:
             if not (out / RUN).exists():

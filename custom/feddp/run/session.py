@@ -34,7 +34,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.jobs import folder as jobs
 from feddp.limits import RESULTS_BYTES
 from feddp.plan.schema import Plan
-from feddp.reading import read_json
+from feddp.reading import read_json, short
 from feddp.reporting.page import write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.memory import start_file
@@ -145,9 +145,12 @@ def begin(request: Request) -> str:
     stored = read_json(out / RUN, RESULTS_BYTES)
     job = stored.pop("job", "")
     if differing := [key for key in wanted if stored.get(key) != wanted[key]]:
+        plans = [given["plan"] if isinstance(given.get("plan"), dict) else {} for given in (stored, wanted)]
+        details = ", ".join(f"{key}={plans[0].get(key)!r}" for key in plans[1] if plans[0].get(key) != plans[1][key])
+        what = differing[0] + (f" ({short(details)})" if details else "")
         raise InputError(
-            f"{out} holds an unfinished run with another {differing[0]}; continue that one with `feddp run --resume {out}`,"
-            " or name another folder"
+            f"{out} holds an unfinished run with another {what}; continue that one with `feddp run --resume {out}`, or name"
+            " another folder"
         )
     print(f"{out} holds this run, unfinished: it is continued", file=sys.stderr)
     return str(job) if begun(out, str(job)) else ""

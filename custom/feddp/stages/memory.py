@@ -18,9 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
-from feddp.errors import ContributionError, FedDPError, InputError
+from feddp.errors import ContributionError, FedDPError, InputError, PolicyError
 from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json, writing
-from feddp.methods.base import TRAIN
+from feddp.methods.base import HEADS, TRAIN
 from feddp.networks.header import outline
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Tensors
@@ -28,7 +28,7 @@ from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Sent
 from feddp.stages.tensors import Expected
-from feddp.training.store import claim
+from feddp.training.store import claim, require_stored_plan
 
 LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
 _NUMBERS = ("start_round", "best_round", "best_iou", "epoch")
@@ -72,6 +72,12 @@ class ServerMemory:
         """Reads the state that an earlier job of this run left, if any."""
         with writing(self.kept):
             self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        before = require_stored_plan(self.kept, self.plan.to_json())
+        if before and before["rounds"] != self.plan.rounds and HEADS in self.plan.stages:
+            raise PolicyError(
+                f"run {self.run} has {before['rounds']} rounds and cannot be extended: at the sites, states of stage {HEADS}"
+                " have replaced those of its last rounds; submit the job as a new one"
+            )
         extended = claim(self.kept, self.plan.to_json())
         self._link_progress()
         if not self._file(LATEST).exists():
@@ -79,6 +85,10 @@ class ServerMemory:
         try:
             _, metadata = read_network(self._file(LATEST))
         except InputError as error:
+            if not self._file(PREVIOUS).exists():
+                self.progress("damaged", message=f"{error}; there is none before it, so the run starts again")
+                self._file(LATEST).unlink()
+                return
             self.progress("damaged", message=f"{error}; the round before it is used")
             os.replace(self._file(PREVIOUS), self._file(LATEST))
             _, metadata = read_network(self._file(LATEST))
@@ -88,9 +98,21 @@ class ServerMemory:
         if extended or TRAIN not in self.done:
             self.done, self.epoch, self.start_round, self.peers = [], 0, None, {}
         self._link(LATEST)
-        if self._file(BEST).exists():
-            self._link(BEST)
+        self._restore_best()
         self.progress("resumed", round=self.round, of=self.plan.rounds, done=self.done, epoch=self.epoch)
+
+    def _restore_best(self) -> None:
+        """Finds γ of the best round again: a server killed while it marked a better one has the file under another name."""
+        if self.best_round is None:
+            return
+        for name in (BEST, LATEST, PREVIOUS):
+            file = self._file(name)
+            if file.exists() and outline(file)[1].get("round") == str(self.best_round):
+                _hard_link(file, self._file(BEST))
+                self._link(BEST)
+                return
+        self.progress("damaged", message=f"the shared tensors of round {self.best_round}, the best so far, are lost")
+        self.best_round = self.best_iou = None
 
     def brought(self) -> Tensors | None:
         """Returns the initial tensors that the job carries, or None.

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class Store:
     def load_state(self, round: int) -> State:
         """Returns the state after `round` rounds, or an earlier one if the site missed rounds; empty before the first round.
 
-        A damaged file is removed, with a line in the log, if there is a state before it; that one is returned.
+        A damaged file is renamed, with a line in the log, if there is a state before it; that one is returned.
 
         Raises:
             InputError: the file is damaged and there is no state before it.
@@ -102,8 +102,8 @@ class Store:
             except InputError as error:
                 if not known:
                     raise
-                self.record("damaged", message=f"{error}; it was removed, and the state before it is used")
-                self.remove(name)
+                self.record("damaged", message=f"{error}; it was renamed, and the state before it is used")
+                self._path(name).rename(self._path(name).with_suffix(".damaged"))
         return State(0)
 
     def latest(self) -> int:
@@ -191,7 +191,7 @@ def require_stored_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]
     )
 
 
-_held: dict[Path, IO[bytes]] = {}  # the locks of this process; the system frees the rest when the process ends
+_held: dict[Path, int] = {}  # the locks of this process; the system frees the rest when the process ends
 PATIENCE = 60.0  # seconds to wait for the end of another process with the same folder
 
 
@@ -207,13 +207,13 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
         return
     with writing(path):
         # not through a link that another user laid there; it stays open: closing it would free the lock
-        handle = os.fdopen(os.open(folder.resolve() / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                handle.close()
+                os.close(handle)
                 raise PolicyError(f"{folder} is in use by another process; end that one first") from None
             time.sleep(0.2)
         else:
@@ -240,7 +240,7 @@ def release(root: Path) -> None:
     """Frees this process's locks of the folders below `root`, when a run in this process has ended."""
     below = root.resolve()
     for path in [path for path in _held if path.is_relative_to(below)]:
-        _held.pop(path).close()
+        os.close(_held.pop(path))
 
 
 def together(tensors: Mapping[str, Mapping[str, Tensor]]) -> Tensors:

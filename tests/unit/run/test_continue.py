@@ -80,7 +80,7 @@ def test_another_command_does_not_overwrite_it(run, fails, tmp_path):
     with pytest.raises(FedDPError):
         run()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(InputError, match=r"unfinished run with another plan; continue that one with `feddp run --resume"):
+    with pytest.raises(InputError, match=r"with another plan \(.*seed=0.*\); continue that one with `feddp run --resume"):
         run(seed=1)
     assert {path: path.read_bytes() for path in before} == before
 

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, PolicyError
 from feddp.flare.context import files_of, kept_below
-from feddp.stages.memory import BEST, LATEST, start_file
+from feddp.stages.memory import BEST, LATEST, ServerMemory, start_file
 from support.broken_off import RUN, Killed, outcome, same, start
 
 # a private rule, a personal model, two phases a round, an exchange at every epoch, one before the rounds, a tuning
@@ -111,3 +111,46 @@ def test_the_jobs_folder_has_what_a_download_needs(plan_for, federation, toy):
     lines = (folder / "progress.jsonl").read_text().splitlines()
     assert sum('"event": "round"' in line for line in lines) == 3
     assert sum('"event": "resumed"' in line for line in lines) == 1
+
+
+def memory_of(tmp_path, plan):
+    (tmp_path / "job").mkdir(exist_ok=True)
+    return ServerMemory(plan, RUN, tmp_path / "job", tmp_path / "kept", tmp_path)
+
+
+def test_a_server_killed_while_it_marked_a_better_round_finds_the_best_one(tmp_path, plan_for, toy):
+    """keep_best links γ² as the best; the process dies before the next save writes that round 2 is the best. The last save says
+    round 1, whose γ is the previous file."""
+    plan = plan_for(method="fedavg", network=toy, rounds=5)
+    memory = memory_of(tmp_path, plan)
+    gamma = memory.first()
+    for round in (1, 2):
+        memory.save({name: value + round for name, value in gamma.items()}, round)
+        if round == 1:
+            memory.best_round, memory.best_iou = 1, 0.5
+            memory.keep_best()
+    memory.keep_best()
+    assert memory.load("shared_best")[1] == 2, "the control"
+    again = memory_of(tmp_path, plan)
+    found, round = again.load("shared_best")
+    assert (again.best_round, round) == (1, 1)
+    assert all(found[name].equal(gamma[name] + 1) for name in gamma)
+
+
+def test_a_damaged_first_round_starts_again(tmp_path, plan_for, toy):
+    plan = plan_for(method="fedavg", network=toy, rounds=5)
+    memory = memory_of(tmp_path, plan)
+    memory.save(memory.first(), 1)
+    latest = tmp_path / "kept/shared_latest.safetensors"
+    latest.write_bytes(latest.read_bytes()[:-1])
+    assert memory_of(tmp_path, plan).round == 0
+    assert memory_of(tmp_path, plan).round == 0, "and again"
+
+
+def test_a_run_with_head_calibration_is_not_extended(tmp_path, plan_for):
+    """The epochs' states have replaced those of the rounds, from which an extension would start."""
+    plan = plan_for(method="fedlc", rounds=2)
+    memory_of(tmp_path, plan)
+    with pytest.raises(PolicyError, match="has 2 rounds and cannot be extended"):
+        memory_of(tmp_path, plan_for(method="fedlc", rounds=3))
+    memory_of(tmp_path, plan)

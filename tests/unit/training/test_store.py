@@ -1,6 +1,7 @@
 """A site's files: what is written is read back, whole or not at all."""
 
 import copy
+import errno
 import json
 import os
 import subprocess
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.errors import FedDPError, PolicyError
+from feddp.errors import FedDPError, PolicyError, StorageError
 from feddp.files import RECORD, read_events
+from feddp.networks import weights
 from feddp.training.loop import adamw
 from feddp.training.store import State, Store, claim, hold, optimizer_tensors, restore_optimizer
 
@@ -245,3 +247,19 @@ def test_a_restored_optimizer_shares_no_memory_with_what_was_read():
     restore_optimizer(second, network, saved)
     step(network, second, torch.ones(1, 2))
     assert all(saved[name].equal(kept[name]) for name in saved)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
+def test_what_cannot_be_read_now_is_not_damaged(store, monkeypatch, error):
+    """The newest private tensors must not give way to older ones because this process has too many files open."""
+    for round in (1, 2):
+        store.save_state(State(round, {"w": torch.ones(2)}))
+
+    def fails(*arguments, **named):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "safe_open", fails)
+        with pytest.raises(StorageError, match="cannot be read now"):
+            store.load_state(2)
+    assert store.load_state(2).round == 2
