@@ -6,20 +6,18 @@ import threading
 import pytest
 import torch
 
-from feddp import protocol
 from feddp.data.synthesize import synthesize
 from feddp.errors import ContributionError
 from feddp.flare.context import SiteContext, kept_below
 from feddp.flare.policy import SitePolicy
-from feddp.run.local import LocalServer
 from feddp.stages import train
 from feddp.stages.memory import ServerMemory
-from feddp.stages.message import Message
 from feddp.stages.tensors import Expected
+from support.poisoned import Poisoned
 
 SITES = ("site-1", "site-2", "site-3", "site-4")
 HONEST, MALICIOUS = SITES[:3], SITES[3]
-ATTACKS = {"times 1000": 1e3, "sign flipped": -1.0}
+LARGE = "times 1000", "sign flipped"  # the attacks whose norm is above an honest one
 DEFENCES = {"median": {"aggregation": "median"}, "trimmed": {"aggregation": "trimmed"}, "norm": {"norm_factor": 3.0}}
 
 
@@ -30,31 +28,11 @@ def four(tmp_path_factory):
     return root
 
 
-class Poisoned(LocalServer):
-    """A server that receives the malicious site's contribution multiplied by `factor`, counters excepted."""
-
-    factor = 1.0
-
-    def send(self, task, sites, data, received):
-        def changed(site, reply):
-            def answer():
-                message = reply()
-                if task == protocol.TRAIN:
-                    factor = self.factor if site == MALICIOUS else 1.0
-                    sent = {n: v * factor if v.is_floating_point() else v for n, v in message.tensors.items()}
-                    message = Message(sent, message.scalars)
-                return message
-
-            received(site, answer)
-
-        return super().send(task, sites, data, changed)
-
-
 @pytest.fixture
 def federation(toy, plan_for, four, tmp_path):
     """Runs FedAvg for two rounds, or as many as `changes` say; returns γ, the progress's events and the last contributions."""
 
-    def run(factor, sites=SITES, **changes):
+    def run(attack, sites=SITES, **changes):
         plan = plan_for(**{"method": "fedavg", "network": toy, "sites": sites, "min_sites": 3, "start": "last"} | changes)
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
@@ -67,7 +45,7 @@ def federation(toy, plan_for, four, tmp_path):
         server = Poisoned(
             ServerMemory(plan, "job", folder, folder / "kept", folder), contexts, threading.Event(), folder / "log"
         )
-        server.factor = factor
+        server.malicious, server.attack = MALICIOUS, attack
         train.serve(server)
         events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
         return server.memory.load("shared_latest")[0], events
@@ -79,28 +57,28 @@ def flat(state):
     return torch.cat([value.flatten().double() for value in state.values() if value.is_floating_point()])
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", LARGE)
 def test_the_mean_follows_a_malicious_site(federation, attack):
     """γ² of four honest sites has some norm d from γ² of three. With a contribution of the norm N times 1000, the mean is
     off by about 250 N; with a flipped one, by about N/2. Both are far more than d."""
-    honest, alone = (flat(federation(1.0, sites)[0]) for sites in (SITES, HONEST))
-    broken = flat(federation(ATTACKS[attack])[0])
+    honest, alone = (flat(federation("none", sites)[0]) for sites in (SITES, HONEST))
+    broken = flat(federation(attack)[0])
     assert (broken - alone).norm() > 10 * (honest - alone).norm()
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", LARGE)
 @pytest.mark.parametrize("defence", DEFENCES)
 def test_a_defence_keeps_what_the_honest_sites_learn(federation, attack, defence):
     """Robust rules stay as near to the three honest sites' γ² as four honest sites do, within a factor of 3."""
-    honest, alone = (flat(federation(1.0, sites)[0]) for sites in (SITES, HONEST))
-    kept = flat(federation(ATTACKS[attack], **DEFENCES[defence])[0])
+    honest, alone = (flat(federation("none", sites)[0]) for sites in (SITES, HONEST))
+    kept = flat(federation(attack, **DEFENCES[defence])[0])
     assert (kept - alone).norm() <= 3 * (honest - alone).norm()
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", LARGE)
 def test_a_refused_norm_leaves_the_honest_sites_bits_and_is_in_the_progress(federation, attack):
-    alone, _ = federation(1.0, HONEST)
-    kept, events = federation(ATTACKS[attack], norm_factor=3)
+    alone, _ = federation("none", HONEST)
+    kept, events = federation(attack, norm_factor=3)
     assert all(kept[name].equal(value) for name, value in alone.items())
     refused = [(event["site"], event["task"], event["round"]) for event in events if event["event"] == "refused"]
     assert refused == [(MALICIOUS, "train", 1), (MALICIOUS, "train", 2)]
@@ -111,7 +89,7 @@ def test_a_refused_norm_leaves_the_honest_sites_bits_and_is_in_the_progress(fede
 
 def test_a_refused_norm_counts_against_min_sites(federation):
     with pytest.raises(ContributionError, match=f"train: 3 of 4 sites .* min_sites=4. site {MALICIOUS}: its tensors changed"):
-        federation(1e3, norm_factor=3, min_sites=4)
+        federation("times 1000", norm_factor=3, min_sites=4)
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed"])
@@ -127,7 +105,7 @@ def test_each_number_stays_between_the_honest_ones(federation, rule, monkeypatch
         return mean
 
     monkeypatch.setattr(train, "combine", noted)
-    federation(1e3, aggregation=rule, rounds=1)
+    federation("times 1000", aggregation=rule, rounds=1)
     sent, mean = seen[0]
     for name, value in mean.items():
         honest = torch.stack([sent[site][name] for site in HONEST])
@@ -137,4 +115,4 @@ def test_each_number_stays_between_the_honest_ones(federation, rule, monkeypatch
 
 def test_two_sites_cannot_outvote_one(federation):
     with pytest.raises(ContributionError, match="2 contributions .* need 3"):
-        federation(1.0, SITES[:2], aggregation="median", min_sites=2)
+        federation("none", SITES[:2], aggregation="median", min_sites=2)
