@@ -90,13 +90,13 @@ def survive(arguments: argparse.Namespace, seed: int, out: Path, whole: Path) ->
                 time.sleep(draw.random() * arguments.jitter)
                 kill(draw, process, out, arguments.roles, outcome, done)
             time.sleep(0.05)
-        if process.returncode == 0:
+        if process.returncode == 0 or (out / "results.json").exists():  # the last kill may come after the end
             break
         if outcome.starts > arguments.kills + 3:
             outcome.differing.append(f"gave up after {outcome.starts} starts, exit {process.returncode}; see {out}.log")
             break
     outcome.left = outlived(out)
-    if process.returncode == 0:
+    if (out / "results.json").exists():
         rounds = [(e["task"], e["round"], e["phase"]) for e in events(out) if e["event"] == "ask" and "phase" in e]
         outcome.repeated = len(rounds) - len(set(rounds))
         outcome.differing += differing(whole, out)
