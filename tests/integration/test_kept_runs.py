@@ -178,6 +178,7 @@ def test_a_job_that_continues_an_old_run_keeps_it(hospital, kept):
     release(kept)
     aged(kept / OLD, 8)
     assert trains(site.submitted(site.plan, YOUNG, resume=OLD)) == ""
+    assert not removed_of(kept, OLD).exists(), "it went on in a folder that is new"
     release(kept)
     aged(kept / OLD, 8)
     assert trains(site.submitted(site.plan, OWN)) == "", "the control"
