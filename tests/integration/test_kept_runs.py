@@ -145,8 +145,11 @@ def test_days_that_are_none_are_refused(wrong):
         SitePolicy.of("x", {"data": "/d", "keep_days": wrong}, simulated=False)
 
 
-def test_the_default_is_ninety_days_and_one_is_the_least():
-    assert SitePolicy.of("x", {"data": "/d"}, simulated=False).keep_days == 90
+def test_nothing_is_removed_by_default_and_one_day_is_the_least(hospital, kept):
+    """The folder has the hospital's own network."""
+    run_of(kept, OLD, 4000)
+    assert trains(hospital()) == ""
+    assert (kept / OLD).exists()
     assert SitePolicy.of("x", {"data": "/d", "keep_days": 1}, simulated=False).keep_days == 1
 
 

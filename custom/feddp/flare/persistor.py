@@ -16,13 +16,13 @@ from feddp.errors import InputError, PolicyError
 from feddp.files import write_text
 from feddp.flare.context import files_of
 from feddp.flare.messages import register_tensors
-from feddp.flare.policy import SitePolicy
 from feddp.flare.site import kept_by, runs_of
 from feddp.flare.unused import remove_unused
 from feddp.plan.schema import Plan
 from feddp.stages.memory import ServerMemory
 
 SUBMITTER = "submitter.txt"  # in the run's folder: who submitted the run's first job
+DAYS = 90  # after which the server removes the state of a run that nothing modified; FLARE's job store keeps the results
 STATS = "feddp"  # our part of what FLARE's command `show_stats server JOB_ID` shows
 
 
@@ -60,7 +60,7 @@ class SharedTensorPersistor(FLComponent):
             if self.resume and not own.is_dir():
                 raise InputError(f"the server has no run {self.resume}; name its first job, or export without --resume")
             meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}  # the simulator has none
-            for line in remove_unused(own.parent, SitePolicy.keep_days, runs_of(own.name, self.request)):
+            for line in remove_unused(own.parent, DAYS, runs_of(own.name, self.request)):
                 self.log_info(fl_ctx, line, fire_event=False)
             if self.resume:
                 _require_submitter(own / SUBMITTER, meta)

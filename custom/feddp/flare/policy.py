@@ -53,7 +53,8 @@ class SitePolicy:
         tensors: SHA-256 of the accepted initial tensors.
         budget: limits for all jobs on the data.
         seed: "own": order, augmentation and dropout also depend on the site's secret; "plan": only on the job's seed.
-        keep_days: a run's folder in which nothing was modified for so many days is removed (`feddp.flare.unused`).
+        keep_days: a run's folder in which nothing was modified for so many days is removed (`feddp.flare.unused`);
+            None: never, because the folder has the site's own network.
     """
 
     data: Path
@@ -72,7 +73,7 @@ class SitePolicy:
     std_images: int = 20
     budget: Budget = Budget()
     seed: str = OWN
-    keep_days: int = 90
+    keep_days: int | None = None
 
     @classmethod
     def of(cls, site: str, properties: Mapping[str, Any] | None, simulated: bool) -> "SitePolicy":
@@ -118,7 +119,7 @@ class SitePolicy:
             std_images=_count(site, "std_images", properties.get("std_images", cls.std_images), 1, "images"),
             budget=_budget(site, properties.get("budget", {})),
             seed=_seed(site, properties.get("seed", cls.seed)),
-            keep_days=_count(site, "keep_days", properties.get("keep_days", cls.keep_days), 1, "days"),
+            keep_days=_count(site, "keep_days", properties["keep_days"], 1, "days") if "keep_days" in properties else None,
         )
 
     @staticmethod

@@ -62,7 +62,7 @@ class SiteComponent(FLComponent):
             self._context = SiteContext(
                 site, self._run(fl_ctx), self.expected, self.request, policy, kept(fl_ctx), here, str(fl_ctx.get_job_id())
             )
-            if not here:
+            if not here and policy.keep_days is not None:
                 for line in remove_unused(kept(fl_ctx), policy.keep_days, runs_of(self._run(fl_ctx), self.request)):
                     audit(fl_ctx, f"{line} (keep_days)")
         return self._context
