@@ -1,9 +1,10 @@
-"""The server's memory does not grow with the rounds: FLARE's own communicator keeps nothing of a finished task."""
+"""The train stage with FLARE's own communicator: it keeps nothing of a finished task, and a task sent again is noted."""
 
 import gc
 import threading
 import time
 import weakref
+from contextlib import contextmanager
 
 import pytest
 from nvflare.apis.client import Client
@@ -11,6 +12,7 @@ from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.signal import Signal
 
+from feddp.files import PROGRESS, read_events
 from feddp.flare import messages
 from feddp.flare.controller import StageController
 from feddp.flare.persistor import SharedTensorPersistor
@@ -41,7 +43,36 @@ def test_the_tensors_of_a_finished_round_are_freed_at_once(toy, plan_for, tmp_pa
 
     monkeypatch.setattr(messages, "pack", noted)
     plan = plan_for(method="fedavg", network=toy, rounds=ROUNDS, min_sites=3, sites=SITES)
-    engine = Engine(tmp_path, SITES, SharedTensorPersistor(plan.to_json()))
+    with served(plan, tmp_path) as (stage, running, communicator, fl_ctx):
+        while running.is_alive():
+            for site in SITES:
+                _answered(communicator, site, fl_ctx)
+            time.sleep(0.01)
+        alive = [any(ref() is not None for ref in refs) for refs in packed if refs]
+    assert stage.memory.round == ROUNDS
+    trained = ROUNDS * (1 + len(SITES))  # each round's γ, in one message for all sites, and the contributions
+    assert len(alive) > trained
+    assert not any(alive[:trained])
+
+
+def test_a_site_that_was_started_again_is_named(toy, plan_for, tmp_path):
+    """It fetches the task that it has already, and FLARE sends it again. The screen says why the round takes long."""
+    plan = plan_for(method="fedavg", network=toy, rounds=1, min_sites=3, sites=SITES)
+    with served(plan, tmp_path) as (stage, running, communicator, fl_ctx):
+        while stage.memory.round == 0 and not communicator.process_task_request(Client("B", "B"), fl_ctx)[0]:
+            time.sleep(0.01)
+        while running.is_alive():
+            for site in SITES:
+                _answered(communicator, site, fl_ctx)
+            time.sleep(0.01)
+    again = [(event["site"], event["task"]) for event in read_events(tmp_path / PROGRESS) if event["event"] == "again"]
+    assert again == [("B", "train")]
+
+
+@contextmanager
+def served(plan, folder):
+    """The train stage in a thread, with FLARE's own communicator, to which a test speaks as the sites do."""
+    engine = Engine(folder, SITES, SharedTensorPersistor(plan.to_json()))
     contexts = FLContextManager(engine=engine, identity_name="server", job_id="job", public_stickers={}, private_stickers={})
     engine.new_context, engine.fire_event = contexts.new_context, lambda event, fl_ctx: None
     stage, communicator = StageController("train"), WFCommServer()
@@ -49,18 +80,11 @@ def test_the_tensors_of_a_finished_round_are_freed_at_once(toy, plan_for, tmp_pa
     with engine.new_context() as fl_ctx:
         communicator.initialize_run(fl_ctx)
         stage.start_controller(fl_ctx)
-        served = threading.Thread(target=stage.control_flow, args=(Signal(), fl_ctx))
-        served.start()
-        while served.is_alive():
-            for site in SITES:
-                _answered(communicator, site, fl_ctx)
-            time.sleep(0.01)
-        alive = [any(ref() is not None for ref in refs) for refs in packed if refs]
+        running = threading.Thread(target=stage.control_flow, args=(Signal(), fl_ctx))
+        running.start()
+        yield stage, running, communicator, fl_ctx
+        running.join()
         communicator.finalize_run(fl_ctx)
-    assert stage.memory.round == ROUNDS
-    trained = ROUNDS * (1 + len(SITES))  # each round's γ, in one message for all sites, and the contributions
-    assert len(alive) > trained
-    assert not any(alive[:trained])
 
 
 def _answered(communicator, site, fl_ctx):

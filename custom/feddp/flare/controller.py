@@ -117,12 +117,17 @@ class FlareServer(Server):
             answered.add(site)
             received(site, partial(_reply, site, task, result))
 
+        def sent(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            if fl_ctx.get_prop(FLContextKey.IS_CLIENT_TASK_RESEND):
+                self.progress("again", site=client_task.client.name, task=task)
+
         parcels = [(list(sites), data)] if isinstance(data, Message) else [([site], data[site]) for site in sites]
         tasks = []
         for targets, message in parcels:
             limit = self.plan.federation.task_timeout
             content = messages.pack(message.tensors, **message.scalars)
-            each = Task(name=task, data=content, result_received_cb=result_received, task_done_cb=_released, timeout=limit)
+            each = Task(task, content, timeout=limit, before_task_sent_cb=sent, result_received_cb=result_received)
+            each.task_done_cb = _released
             tasks.append(each)
             self._controller.broadcast(task=each, fl_ctx=self._fl_ctx, targets=targets, min_responses=len(targets))
         self._asked = time.monotonic()

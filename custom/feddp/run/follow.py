@@ -68,6 +68,10 @@ class Follower:
         elif kind == "resumed":
             bar.update(task, completed=event["round"])
             bar.console.print(f"continuing after round {event['round']} of {event['of']}")
+        elif kind == "again":
+            bar.console.print(
+                f"site {event['site']} was started again, or lost the connection: it was given {event['task']} again"
+            )
         elif kind == "returned":
             bar.console.print(f"site {event['site']} is back")
         elif kind == "damaged":
