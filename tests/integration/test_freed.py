@@ -43,10 +43,10 @@ def test_the_tensors_of_a_finished_round_are_freed_at_once(toy, plan_for, tmp_pa
 
     monkeypatch.setattr(messages, "pack", noted)
     plan = plan_for(method="fedavg", network=toy, rounds=ROUNDS, min_sites=3, sites=SITES)
-    with served(plan, tmp_path) as (stage, running, communicator, fl_ctx):
+    with served(plan, tmp_path) as (stage, running, communicator):
         while running.is_alive():
             for site in SITES:
-                _answered(communicator, site, fl_ctx)
+                _answered(communicator, site)
             time.sleep(0.01)
         alive = [any(ref() is not None for ref in refs) for refs in packed if refs]
     assert stage.memory.round == ROUNDS
@@ -58,12 +58,12 @@ def test_the_tensors_of_a_finished_round_are_freed_at_once(toy, plan_for, tmp_pa
 def test_a_site_that_was_started_again_is_named(toy, plan_for, tmp_path):
     """It fetches the task that it has already, and FLARE sends it again. The screen says why the round takes long."""
     plan = plan_for(method="fedavg", network=toy, rounds=1, min_sites=3, sites=SITES)
-    with served(plan, tmp_path) as (stage, running, communicator, fl_ctx):
-        while stage.memory.round == 0 and not communicator.process_task_request(Client("B", "B"), fl_ctx)[0]:
+    with served(plan, tmp_path) as (stage, running, communicator):
+        while stage.memory.round == 0 and not _fetched(communicator, "B"):
             time.sleep(0.01)
         while running.is_alive():
             for site in SITES:
-                _answered(communicator, site, fl_ctx)
+                _answered(communicator, site)
             time.sleep(0.01)
     again = [(event["site"], event["task"]) for event in read_events(tmp_path / PROGRESS) if event["event"] == "again"]
     assert again == [("B", "train")]
@@ -82,17 +82,24 @@ def served(plan, folder):
         stage.start_controller(fl_ctx)
         running = threading.Thread(target=stage.control_flow, args=(Signal(), fl_ctx))
         running.start()
-        yield stage, running, communicator, fl_ctx
+        yield stage, running, communicator
         running.join()
         communicator.finalize_run(fl_ctx)
 
 
-def _answered(communicator, site, fl_ctx):
+def _fetched(communicator, site):
+    with communicator._engine.new_context() as fl_ctx:
+        return communicator.process_task_request(Client(site, site), fl_ctx)[0]
+
+
+def _answered(communicator, site):
     """Fetches a site's task, if it has one, and submits the answer."""
     client = Client(site, site)
-    name, id, task = communicator.process_task_request(client, fl_ctx)
+    with communicator._engine.new_context() as fl_ctx:  # FLARE makes one for every request
+        name, id, task = communicator.process_task_request(client, fl_ctx)
     if name:
         tensors, scalars = messages.unpack(task)
         given = {name: value.clone() for name, value in tensors.items()}
         numbers = messages.unpack(good(site, name, {}, scalars))[1]
-        communicator.process_submission(client, name, id, messages.pack(given, **numbers), fl_ctx)
+        with communicator._engine.new_context() as fl_ctx:
+            communicator.process_submission(client, name, id, messages.pack(given, **numbers), fl_ctx)
