@@ -92,7 +92,7 @@ class SiteContext:
         return self.policy.consents(word)
 
     def enter(self) -> None:
-        """Counts this run in the data's budget and configures the process for the policy's device, once per process.
+        """Counts this job in the data's budget and configures the process for the policy's device, once per process.
 
         Raises:
             PolicyError: the policy's budget allows no further job.

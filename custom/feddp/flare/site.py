@@ -55,15 +55,15 @@ class SiteComponent(FLComponent):
                 policy does not accept the job, or names a private role that the job's network does not have.
         """
         if self._context is None:
-            site, here = fl_ctx.get_identity_name(), simulated(fl_ctx)
+            site, run, here = fl_ctx.get_identity_name(), self._run(fl_ctx), simulated(fl_ctx)
             if not here:
                 require_gate(site)
             policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), here)
             self._context = SiteContext(
-                site, self._run(fl_ctx), self.expected, self.request, policy, kept(fl_ctx), here, str(fl_ctx.get_job_id())
+                site, run, self.expected, self.request, policy, kept(fl_ctx), here, str(fl_ctx.get_job_id())
             )
             if not here and policy.keep_days is not None:
-                for line in remove_unused(kept(fl_ctx), policy.keep_days, runs_of(self._run(fl_ctx), self.request)):
+                for line in remove_unused(kept(fl_ctx), policy.keep_days, runs_of(run, self.request)):
                     audit(fl_ctx, f"{line} (keep_days)")
         return self._context
 

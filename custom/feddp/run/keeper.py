@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 
 GRACE = 10.0  # seconds between the request to end and the kill
-PASSES = 5
 _PARTS = ("nvflare.", "sub_start.sh")  # in the command lines of FLARE's processes
 
 
