@@ -6,16 +6,26 @@ import pytest
 
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.context import files_of, kept_below
+from feddp.networks import NETWORKS
 from feddp.stages.memory import BEST, LATEST, ServerMemory, start_file
 from support.broken_off import RUN, Killed, outcome, same, start
+from support.small import Small
 
-# a private rule, a personal model, two phases a round, an exchange at every epoch, one before the rounds, a tuning
+# a private rule, a personal model, an exchange at every epoch, one before the rounds, a tuning
 SHAPES = {
     "feddp": {"calibration_epochs": 2},
     "ditto": {"stages": ("train", "calibrate"), "calibration_epochs": 1, "start": "best"},
+    "fedlc": {"heads_epochs": 3},
     "feddg": {},
     "fedbabu": {"tune_epochs": 1},
 }
+
+
+@pytest.fixture
+def toy(monkeypatch) -> str:
+    """A network with all the parts that a method asks for, among them FedLC."""
+    monkeypatch.setitem(NETWORKS, "toy", Small)
+    return "toy"
 
 
 @pytest.fixture
