@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.errors import InputError, PolicyError
-from feddp.files import RECORD, append_event, unfinished, write_text, writing
+from feddp.files import RECORD, append_event, half_written, write_text, writing
 from feddp.limits import STORED_BYTES
 from feddp.networks.header import unreadable
 from feddp.networks.weights import read_network, save_network
@@ -218,7 +218,7 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
             time.sleep(0.2)
         else:
             _held[path] = handle
-            for part in unfinished(folder):
+            for part in half_written(folder):
                 part.unlink(missing_ok=True)
             return
 
