@@ -29,11 +29,12 @@ from feddp.limits import STORED_BYTES
 from feddp.networks.header import unreadable
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Tensors
-from feddp.reading import short
+from feddp.reading import read_own, short
 
 _STATE = re.compile(r"state_(\d{5,})\.safetensors")
 PLAN, _LOCK = "plan.json", ".lock"
 INITIAL = "initial"
+AS_NEW = "submit the job as a new one"  # the remedy where a run's own files cannot be used
 
 
 GROUPS = ("private", "personal", "optimizer", "memory")
@@ -140,17 +141,6 @@ def _state(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> State:
     return State(int(round), **groups)
 
 
-def _stored_plan(path: Path) -> dict[str, Any]:
-    """Returns the plan in plan.json; raises PolicyError if the file is damaged."""
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also UnicodeDecodeError, its child
-        raise PolicyError(f"{path} is damaged ({type(error).__name__}); submit the job as a new one") from None
-    if not isinstance(plan, dict):
-        raise PolicyError(f"{path} is damaged (no JSON object); submit the job as a new one")
-    return plan
-
-
 def claim(folder: Path, plan: Mapping[str, Any]) -> bool:
     """Takes a run's folder for this process: saves the plan with which it is first opened, and refuses any other plan.
 
@@ -166,7 +156,7 @@ def claim(folder: Path, plan: Mapping[str, Any]) -> bool:
     hold(folder)
     first, now = require_stored_plan(folder, plan), json.loads(json.dumps(plan))
     if first is None and any(folder.glob("*.safetensors")):
-        raise PolicyError(f"{folder} holds tensors but no {PLAN}; submit the job as a new one")
+        raise PolicyError(f"{folder} holds tensors but no {PLAN}; {AS_NEW}")
     if first != now:
         write_text(folder / PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
     return first is not None and first != now
@@ -181,13 +171,13 @@ def require_stored_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]
     path = folder / PLAN
     if not path.exists():
         return None
-    first, now = _stored_plan(path), json.loads(json.dumps(plan))
+    first, now = read_own(path, PolicyError, AS_NEW), json.loads(json.dumps(plan))
     wrong = sorted(key for key in first.keys() | now.keys() if first.get(key) != now.get(key))
     if not wrong or (wrong == ["rounds"] and type(first.get("rounds")) is int and now["rounds"] > first["rounds"]):
         return first
     raise PolicyError(
         f"{folder} belongs to a run with {wrong[0]}={first.get(wrong[0])!r}, but this job has {wrong[0]}={now.get(wrong[0])!r}."
-        " Refused: the stored state belongs to another plan; submit the job as a new one"
+        f" Refused: the stored state belongs to another plan; {AS_NEW}"
     )
 
 
