@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
-from feddp.errors import ContributionError, FedDPError, InputError, PolicyError
+from feddp.errors import ContributionError, FedDPError, InputError
 from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json, writing
 from feddp.methods.base import HEADS, TRAIN
 from feddp.networks.header import outline
@@ -28,7 +28,7 @@ from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Sent
 from feddp.stages.tensors import Expected
-from feddp.training.store import claim, require_stored_plan
+from feddp.training.store import claim
 
 LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
 _NUMBERS = ("start_round", "best_round", "best_iou", "epoch")
@@ -72,13 +72,8 @@ class ServerMemory:
         """Reads the state that an earlier job of this run left, if any."""
         with writing(self.kept):
             self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        before = require_stored_plan(self.kept, self.plan.to_json())
-        if before and before["rounds"] != self.plan.rounds and HEADS in self.plan.stages:
-            raise PolicyError(
-                f"run {self.run} has {before['rounds']} rounds and cannot be extended: at the sites, states of stage {HEADS}"
-                " have replaced those of its last rounds; submit the job as a new one"
-            )
-        extended = claim(self.kept, self.plan.to_json())
+        heads = f"at the sites, states of stage {HEADS} have replaced those of its last rounds"
+        extended = claim(self.kept, self.plan.to_json(), fixed=heads if HEADS in self.plan.stages else "")
         self._link_progress()
         if not self._file(LATEST).exists():
             return

@@ -141,25 +141,32 @@ def _state(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> State:
     return State(int(round), **groups)
 
 
-def claim(folder: Path, plan: Mapping[str, Any]) -> bool:
+def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "") -> bool:
     """Takes a run's folder for this process: saves the plan with which it is first opened, and refuses any other plan.
 
     The server chooses which run a job continues. With another plan, that plan's private rule would apply to the tensors stored
     here. Only the number of rounds may grow: that extends the run.
 
+    Args:
+        fixed: why the run cannot be extended; "" if it can.
+
     Returns:
         Whether the plan has more rounds than the stored one.
 
     Raises:
-        PolicyError: the folder belongs to another plan, holds tensors but no plan, or is in use by another process.
+        PolicyError: the folder belongs to another plan or cannot be extended, holds tensors but no plan, or is in use by
+            another process. Then plan.json stays as it is.
     """
     hold(folder)
     first, now = require_stored_plan(folder, plan), json.loads(json.dumps(plan))
+    if first == now:
+        return False
     if first is None and any(folder.glob("*.safetensors")):
         raise PolicyError(f"{folder} holds tensors but no {PLAN}; {AS_NEW}")
-    if first != now:
-        write_text(folder / PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
-    return first is not None and first != now
+    if first is not None and fixed:
+        raise PolicyError(f"{folder} has {first['rounds']} rounds and cannot be extended: {fixed}; {AS_NEW}")
+    write_text(folder / PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
+    return first is not None
 
 
 def require_stored_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:

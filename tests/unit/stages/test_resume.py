@@ -7,6 +7,7 @@ import pytest
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.context import files_of, kept_below
 from feddp.stages.memory import BEST, LATEST, ServerMemory, start_file
+from feddp.training import store
 from support.broken_off import RUN, Killed, outcome, same, start
 
 # a private rule, a personal model, two phases a round, an exchange at every epoch, one before the rounds, a tuning
@@ -151,6 +152,14 @@ def test_a_run_with_head_calibration_is_not_extended(tmp_path, plan_for):
     """The epochs' states have replaced those of the rounds, from which an extension would start."""
     plan = plan_for(method="fedlc", rounds=2)
     memory_of(tmp_path, plan)
-    with pytest.raises(PolicyError, match="has 2 rounds and cannot be extended"):
+    with pytest.raises(PolicyError, match="has 2 rounds and cannot be extended: .* stage heads .*; submit the job as a new"):
         memory_of(tmp_path, plan_for(method="fedlc", rounds=3))
     memory_of(tmp_path, plan)
+
+
+def test_a_server_reads_its_stored_plan_once(tmp_path, plan_for, toy, monkeypatch):
+    plan, read, found = plan_for(method="fedavg", network=toy), store.read_own, []
+    memory_of(tmp_path, plan)
+    monkeypatch.setattr(store, "read_own", lambda path, *others: found.append(path) or read(path, *others))
+    memory_of(tmp_path, plan)
+    assert found == [tmp_path / "kept/plan.json"]
