@@ -16,17 +16,16 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from feddp.errors import InputError, PolicyError
+from feddp.errors import BadFile, InputError, PolicyError, Problem
 from feddp.files import RECORD, append_event, half_written, write_text, writing
-from feddp.limits import STORED_BYTES
-from feddp.networks.header import unreadable
+from feddp.limits import NETWORK_BYTES, STORED_BYTES
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Tensors
 from feddp.reading import read_own, short
@@ -71,8 +70,8 @@ class Store:
         save_network(self._path(name), tensors, metadata)
 
     def read(self, name: str) -> tuple[Tensors, dict[str, str]]:
-        """Returns tensors and metadata of `name`.safetensors; raises InputError if the file is missing or broken."""
-        return read_network(self._path(name), STORED_BYTES)
+        """Returns tensors and metadata of `name`.safetensors; raises InputError if the file is missing or damaged."""
+        return read_kept(self._path(name), STORED_BYTES)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -93,17 +92,19 @@ class Store:
         A damaged file is renamed, with a line in the log, if there is a state before it; that one is returned.
 
         Raises:
-            InputError: the file is damaged and there is no state before it.
+            BadFile: the file is damaged and there is no state before it.
         """
         known = sorted(r for r in self._rounds() if r <= round)
         while known:
             name = f"state_{known.pop():05d}"
             try:
                 return _state(self._path(name), *self.read(name))
-            except InputError as error:
+            except BadFile as bad:
                 if not known:
-                    raise
-                self.record("damaged", message=f"{error}; it was renamed, and the state before it is used")
+                    remedy = f"{bad.problem.remedy}, or remove the file: this site's private tensors then start again"
+                    raise BadFile(replace(bad.problem, remedy=remedy)) from bad
+                what = f"{bad.problem.file}: {bad.problem.what}"
+                self.record("damaged", message=f"{what}; it was renamed, and the state before it is used")
                 self._path(name).rename(self._path(name).with_suffix(".damaged"))
         return State(0)
 
@@ -127,16 +128,28 @@ class Store:
         append_event(self.folder / RECORD, event, **values)
 
 
+def read_kept(path: Path, most: int = NETWORK_BYTES) -> tuple[Tensors, dict[str, str]]:
+    """As `read_network`, for a file of a run's own folder, which nobody can save again."""
+    try:
+        return read_network(path, most)
+    except BadFile as bad:
+        raise _damaged(path, bad.problem.what) from bad
+
+
+def _damaged(path: Path, what: str) -> BadFile:
+    return BadFile(Problem(path, what, AS_NEW.capitalize()))
+
+
 def _state(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> State:
-    """Returns the state in a file's content; raises InputError if it is not one that `save_state` wrote."""
+    """Returns the state in a file's content; raises BadFile if it is not one that `save_state` wrote."""
     round = metadata.get("round", "")
     if not re.fullmatch(r"[0-9]{1,9}", round):
-        raise unreadable(path, f"its round is {short(repr(round))}")
+        raise _damaged(path, f"is no state: its round is {short(repr(round))}")
     groups: dict[str, Tensors] = {group: {} for group in GROUPS}
     for key, value in tensors.items():
         group, _, name = key.partition("/")
         if group not in groups or not name:
-            raise unreadable(path, f"{short(repr(key))} is no tensor of a state")
+            raise _damaged(path, f"is no state: {short(repr(key))} is no tensor of one")
         groups[group][name] = value
     return State(int(round), **groups)
 

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
-from feddp.errors import FedDPError, PolicyError
+from feddp.errors import BadFile, FedDPError, PolicyError
+from feddp.files import read_events
 from feddp.flare.context import files_of, kept_below
-from feddp.stages.memory import BEST, LATEST, ServerMemory, start_file
+from feddp.stages.memory import BEST, LATEST, PREVIOUS, ServerMemory, start_file
 from feddp.training import store
 from support.broken_off import RUN, Killed, outcome, same, start
 
@@ -92,7 +93,8 @@ def test_a_damaged_server_file_costs_one_round(plan_for, federation, toy, tmp_pa
     damage(kept / f"{LATEST}.safetensors")
     root, folder = federation(plan, "broken", "second")
     same(whole, outcome(root, folder))
-    assert '"event": "damaged"' in (folder / "progress.jsonl").read_text()
+    (event,) = [event for event in read_events(folder / "progress.jsonl") if event["event"] == "damaged"]
+    assert event["message"].endswith("the file is damaged); the round before it is used")
 
 
 def test_another_plan_is_refused_by_what_differs(plan_for, federation, toy):
@@ -146,6 +148,17 @@ def test_a_damaged_first_round_starts_again(tmp_path, plan_for, toy):
     latest.write_bytes(latest.read_bytes()[:-1])
     assert memory_of(tmp_path, plan).round == 0
     assert memory_of(tmp_path, plan).round == 0, "and again"
+
+
+def test_two_damaged_files_of_the_server_ask_for_a_new_job(tmp_path, plan_for, toy):
+    plan = plan_for(method="fedavg", network=toy, rounds=5)
+    memory = memory_of(tmp_path, plan)
+    for round in (1, 2):
+        memory.save(memory.first(), round)
+    for name in (LATEST, PREVIOUS):
+        damage(tmp_path / f"kept/{name}.safetensors")
+    with pytest.raises(BadFile, match=r"shared_latest.safetensors: .*checksum.*\. Submit the job as a new one\.$"):
+        memory_of(tmp_path, plan)
 
 
 def test_a_run_with_head_calibration_is_not_extended(tmp_path, plan_for):
