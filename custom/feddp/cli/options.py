@@ -39,6 +39,12 @@ Scope = Annotated[str, typer.Option(help="The scope of the sites' privacy.json u
 Strategy = Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")]
 
 
+def given(context: typer.Context, *but: str) -> list[str]:
+    """The options that the user wrote, without those of the parameters `but`."""
+    written = (p for p in context.command.params if getattr(context.get_parameter_source(p.name), "name", "") == "COMMANDLINE")
+    return [parameter.opts[0] for parameter in written if parameter.name not in but]
+
+
 def words(text: str) -> tuple[str, ...]:
     """A comma-separated list without its blanks; nothing is an empty list.
 

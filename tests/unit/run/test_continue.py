@@ -75,6 +75,22 @@ def test_resume_needs_the_folder_alone(run, fails, tmp_path):
     assert resume_here(tmp_path / "run") == whole
 
 
+def test_resume_refuses_other_options_by_name(run, fails, feddp, tmp_path):
+    """Also an option with its default value (`--env sim`); nothing is changed."""
+    fails(2)
+    with pytest.raises(FedDPError):
+        run()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    code, _, said = feddp(
+        "run", "--rounds", 50, "--env", "sim", "--retries", 2, "--set", "batch=4", "--resume", tmp_path / "run"
+    )
+    assert code == 2
+    assert "leave out --rounds, --set, --env. A run with other options, or with more rounds, is a new one" in said
+    assert {path: path.read_bytes() for path in before} == before
+    code, _, said = feddp("run", "--resume", tmp_path / "run", "--retries", 1)
+    assert (code, rounds_asked(tmp_path / "run")) == (0, [1, 2, 3, 3]), said
+
+
 def test_another_command_does_not_overwrite_it(run, fails, tmp_path):
     fails(2)
     with pytest.raises(FedDPError):
