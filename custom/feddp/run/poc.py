@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS
+from feddp.flare.session_errors import session_errors
 from feddp.provision import POLICY
 from feddp.run.keeper import watched
 from feddp.run.session import POC, Request
@@ -36,7 +37,7 @@ class PocJob:
     def __init__(self, kits: Path, session: Session, job: Path, resume: str = ""):
         self.kits, self.session = kits, session
         self.log = kits / SERVER / "log.txt"
-        with self._spoken():
+        with self._asked():
             self.id: str = session.submit_job(str(job.resolve()))
         self._run = resume or self.id
         self.progress = kits / SERVER / self.id / PROGRESS
@@ -45,22 +46,17 @@ class PocJob:
     def finished(self) -> bool:
         if time.monotonic() - self._checked > 1:
             self._checked = time.monotonic()
-            with self._spoken():
+            with self._asked():
                 self._status = self.session.get_job_meta(self.id)["status"]
         return self._status.startswith("FINISHED")
 
     def outcome(self) -> tuple[bool, Path]:
-        with self._spoken():
+        with self._asked():
             downloaded = Path(self.session.download_job_result(self.id)) / "workspace"
         return self._status == "FINISHED:COMPLETED", downloaded
 
-    @contextmanager
-    def _spoken(self) -> Iterator[None]:
-        """Turns any exception of FLARE's session into a FedDPError that names it and the log."""
-        try:
-            yield
-        except Exception as error:
-            raise FedDPError(f"the POC server does not answer ({type(error).__name__}: {error}); see {self.log}") from error
+    def _asked(self) -> AbstractContextManager[None]:
+        return session_errors("the POC server does not answer", f"see {self.log}")
 
     def store(self, site: str) -> Path:
         return self.kits / site / "feddp" / self._run
