@@ -113,7 +113,7 @@ def _start(kits: Path, env: dict[str, str], name: str) -> subprocess.Popen[bytes
 
 @contextmanager
 def restarted(names: list[str], start: Callable[[str], subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Starts the server, the first of `names`, and the sites; a site that a signal ends is started again.
+    """Starts the server, the first of `names`, and the sites; a site that a signal ends is started again, TRIES times at most.
 
     FLARE's script does so too, but first waits five seconds. The server is not: its jobs end with it.
     """
@@ -124,11 +124,14 @@ def restarted(names: list[str], start: Callable[[str], subprocess.Popen[bytes]])
         left = dict.fromkeys(names[1:], TRIES)
         while not done.wait(1):
             for name in [name for name in left if (processes[name].poll() or 0) < 0]:
-                left[name] -= 1
-                print(f"{name}: signal {-processes[name].returncode} ended its FLARE client; started again", file=sys.stderr)
-                processes[name] = start(name)
-                if not left[name]:
+                ended = f"{name}: signal {-processes[name].returncode} ended its FLARE client"
+                if left[name]:
+                    left[name] -= 1
+                    print(f"{ended}; started again", file=sys.stderr)
+                    processes[name] = start(name)
+                else:
                     del left[name]
+                    print(f"{ended}; it was started again {TRIES} times, so the site is given up", file=sys.stderr)
 
     watching = threading.Thread(target=watch)
     watching.start()
