@@ -41,9 +41,9 @@ from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.training.store import hold
 
+ENVIRONMENTS = ("local", "sim", "poc")
 # where the server's files of a run lie, below the run's folder: of the simulator, of one process, of a POC
 WORKSPACE, SIMULATOR, POC = "workspace", "simulated", "poc/feddp/prod_00"
-ENVIRONMENTS = ("local", "sim", "poc")
 SERVER_FILES = (f"{SIMULATOR}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
 
 
