@@ -21,9 +21,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from feddp.errors import BadFile, InputError, StorageError
+from feddp.errors import BadFile, InputError, Problem, StorageError
 from feddp.limits import RESULTS_BYTES, SITES
-from feddp.reading import is_name, read_json, short
+from feddp.reading import is_name, parse, read_json, short
 
 RUN = "run.json"
 RESULTS = "results.json"
@@ -173,6 +173,9 @@ def events_after(path: Path, start: int) -> tuple[list[Event], int]:
     """Returns the events of a file of JSON lines from byte `start` on, and the byte where the next read starts.
 
     An incomplete last line is not read: it is being written, or its writer was killed.
+
+    Raises:
+        BadFile: a line is no JSON object.
     """
     if not path.exists():
         return [], start
@@ -180,7 +183,14 @@ def events_after(path: Path, start: int) -> tuple[list[Event], int]:
         handle.seek(start)
         content = handle.read()
     end = content.rfind(b"\n") + 1
-    return [json.loads(line) for line in content[:end].splitlines()], start + end
+    return [_event(path, line) for line in content[:end].splitlines()], start + end
+
+
+def _event(path: Path, line: bytes) -> Event:
+    event = parse(line, path)
+    if not isinstance(event, dict):
+        raise BadFile(Problem(path, "has a line that is no JSON object", "Remove that line"))
+    return event
 
 
 def read_results(run: Path) -> dict[str, Any]:

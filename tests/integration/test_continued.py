@@ -86,7 +86,13 @@ def test_a_narrower_policy_is_for_this_run_too(begun):
     assert answered(site, ROUNDS - 1)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"data": "x"}'])
+WRONG_TYPES = [
+    '{"data": "x", "private": [], "consent": 7, "recipients": null}',
+    '{"data": "x", "private": [], "consent": [], "recipients": [[]]}',
+]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"data": "x"}', *WRONG_TYPES])
 def test_damaged_terms_are_no_terms(begun, content):
     site = begun()
     (site.store.folder / TERMS).write_text(content)

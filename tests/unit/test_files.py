@@ -164,3 +164,11 @@ def test_the_results_of_a_run_name_its_sites(tmp_path):
 def test_it_imports_nothing_heavy():
     lines = "import sys, feddp.files; print(*sorted({'torch', 'numpy', 'monai', 'nvflare'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+@pytest.mark.parametrize("line", ["{]", "7", '"round"'])
+def test_a_strange_line_among_events_names_its_file(tmp_path, line):
+    path = tmp_path / "progress.jsonl"
+    path.write_text(f'{{"event": "ask"}}\n{line}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"progress\.jsonl"):
+        read_events(path)

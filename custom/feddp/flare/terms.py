@@ -35,7 +35,7 @@ def require_no_wider(folder: Path, policy: SitePolicy) -> None:
     if not path.exists():
         return
     first = read_own(path, PolicyError, AS_NEW)
-    if first.keys() != now.keys():
+    if first.keys() != now.keys() or not _are_names(first["consent"]) or not _are_names(first["recipients"] or []):
         raise PolicyError(f"{path} does not hold {', '.join(now)} and nothing else; {AS_NEW}")
     wider = [name for name in ("data", "private") if first[name] != now[name]]
     if not set(now["consent"]) <= set(first["consent"]):
@@ -46,6 +46,10 @@ def require_no_wider(folder: Path, policy: SitePolicy) -> None:
     if wider:
         what = " and ".join(wider)
         raise PolicyError(f"{folder} belongs to a run that began under another {what} in privacy.json; {AS_NEW}")
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _terms(policy: SitePolicy) -> dict[str, Any]:

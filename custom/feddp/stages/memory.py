@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
-from feddp.errors import BadFile, ContributionError, FedDPError
+from feddp.errors import BadFile, ContributionError, FedDPError, InputError
 from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json, writing
 from feddp.methods.base import HEADS, TRAIN
 from feddp.networks.header import outline
@@ -104,7 +104,7 @@ class ServerMemory:
             return
         for name in (BEST, LATEST, PREVIOUS):
             file = self._file(name)
-            if file.exists() and outline(file)[1].get("round") == str(self.best_round):
+            if file.exists() and _round_of(file) == str(self.best_round):
                 _hard_link(file, self._file(BEST))
                 self._link(BEST)
                 return
@@ -198,6 +198,14 @@ class ServerMemory:
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Writes results.json with the run's id, by which a later job finds this run's files at the sites."""
         write_json(self.folder / RESULTS, {"job": self.run, **results})
+
+
+def _round_of(file: Path) -> str | None:
+    """Returns the round in a file's metadata; None if the file is damaged."""
+    try:
+        return outline(file)[1].get("round")
+    except InputError:
+        return None
 
 
 def _hard_link(source: Path, target: Path) -> None:

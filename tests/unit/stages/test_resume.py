@@ -152,6 +152,22 @@ def test_a_server_killed_while_it_marked_a_better_round_finds_the_best_one(tmp_p
     assert all(found[name].equal(gamma[name] + 1) for name in gamma)
 
 
+def test_damaged_best_tensors_are_lost_and_said(tmp_path, plan_for, toy):
+    """Of round 1, the best, only the file of the best is left, and its header is broken: the run goes on without it."""
+    plan = plan_for(method="fedavg", network=toy, rounds=5)
+    memory = memory_of(tmp_path, plan)
+    for round in (1, 2, 3):
+        memory.save(memory.first(), round)
+        if round == 1:
+            memory.best_round, memory.best_iou = 1, 0.5
+            memory.keep_best()
+    (tmp_path / "kept/shared_best.safetensors").write_bytes(b"\xff" * 100)
+    again = memory_of(tmp_path, plan)
+    assert (again.round, again.best_round, again.best_iou) == (3, None, None)
+    said = [event["message"] for event in read_events(tmp_path / "job/progress.jsonl") if event["event"] == "damaged"]
+    assert said == ["the shared tensors of round 1, the best so far, are lost"]
+
+
 def test_a_damaged_first_round_starts_again(tmp_path, plan_for, toy):
     plan = plan_for(method="fedavg", network=toy, rounds=5)
     memory = memory_of(tmp_path, plan)
