@@ -6,7 +6,7 @@ FedDPError             a run failed; the subclass gives the kind of cause
   PolicyError          a site refuses: its policy, its budget or the plan it approved does not allow the request
   ContributionError    the server refuses a site's answer, or has too few answers
   SealingError         a certificate, a handshake or an envelope of an exchange between sites is wrong
-  StorageError         a disk is full, or a folder is read-only
+  StorageError         a disk is full, a folder is read-only, or a file system has no locks
 Stopped                the job was aborted
 """
 
@@ -43,7 +43,7 @@ class SealingError(FedDPError):
 
 
 class StorageError(FedDPError):
-    """The system does not write a file: the disk is full, or the folder is read-only."""
+    """The system does not write or lock a file: the disk is full, the folder read-only, or the file system without locks."""
 
 
 class Stopped(Exception):

@@ -10,6 +10,7 @@
 """
 
 import errno
+import fcntl
 import json
 import os
 import threading
@@ -48,6 +49,7 @@ _REMEDIES = {
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
 }
+_LOCKLESS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _appending = threading.Lock()
 
 
@@ -65,6 +67,24 @@ def writing(path: Path) -> Iterator[None]:
             raise
         remedy = _REMEDIES[error.errno]
         raise StorageError(f"{path.parent}: {path.name} was not written ({os.strerror(error.errno)}); {remedy}") from error
+
+
+def lock(handle: int, how: int, path: Path) -> None:
+    """Locks the open file `path` as `fcntl.flock` does with `how`.
+
+    Raises:
+        BlockingIOError: another process has the lock, and `how` says not to wait.
+        StorageError: the file system, as some network drives, has no locks.
+    """
+    try:
+        fcntl.flock(handle, how)
+    except OSError as error:
+        if error.errno not in _LOCKLESS:
+            raise
+        raise StorageError(
+            f"{path.parent}: its file system has no locks ({os.strerror(error.errno)}), so two processes could write there at"
+            " once; put the workspace, or the run's folder, on a local disk"
+        ) from error
 
 
 @contextmanager

@@ -1,5 +1,8 @@
-"""One process, FLARE's simulator and a POC with certificates: the same job, the same bits, for a method of each shape."""
+"""One process, FLARE's simulator and a POC with certificates: the same job, the same bits, for a method of each shape; in the
+POC also over a connection that breaks."""
 
+import json
+import threading
 import time
 from pathlib import Path
 
@@ -7,16 +10,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from feddp.files import PROGRESS, RECORD, RESULTS, read_events
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import export
-from feddp.protocol import CONSENTS
+from feddp.protocol import CONSENTS, Sent
 from feddp.run import session
 from feddp.run.local import local
-from feddp.run.poc import PocJob, federation
+from feddp.run.poc import PocJob, federation, provisioned
 from feddp.run.session import Request
 from feddp.run.simulator import simulator
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
+from feddp.stages.tensors import Expected
+from support.line import DOWN, UP, line_of
 
 pytestmark = [pytest.mark.simulator, pytest.mark.poc]
 
@@ -32,6 +38,7 @@ SHAPES = {
     "feddg": {"rounds": 1},
     "fedbabu": {"rounds": 1, "tune_epochs": 1},
 }
+LONG = {"method": "fedavg", "rounds": 3, "local_epochs": 2}  # a round long enough to be caught computing
 
 
 def policies_of(root: Path, plans) -> dict[str, dict]:
@@ -50,23 +57,35 @@ def plans(plan_for):
 
 
 @pytest.fixture(scope="module")
-def submitted(tmp_path_factory, tiny_root, plans):
-    """Runs a plan on the one POC of these tests; gives the server's files and the sites'."""
-    root = tmp_path_factory.mktemp("poc")
-    request = Request(plans["feddp"], policies_of(tiny_root, plans.values()), root / "run")
-    with federation(request) as (kits, lead):
+def long(plan_for):
+    return plan_for(start="last", **LONG)
 
-        def run(plan):
-            job = PocJob(kits, lead, export(plan, root / plan.method))
-            deadline = time.monotonic() + 240
-            while not job.finished():
-                assert time.monotonic() < deadline, job.log.read_text()[-2000:]
-                time.sleep(0.2)
-            succeeded, server = job.outcome()
-            assert succeeded, job.log.read_text()[-3000:]
-            return server, {site: job.store(site) for site in SITES}
 
-        yield run
+@pytest.fixture(scope="module")
+def poc(tmp_path_factory, tiny_root, plans, long):
+    """The one POC of these tests: its kits, the lead's session, and the line through which site-2 reaches the server."""
+    request = Request(plans["feddp"], policies_of(tiny_root, [*plans.values(), long]), tmp_path_factory.mktemp("poc"))
+    with line_of(provisioned(request)[0] / "site-2") as line, federation(request) as (kits, lead):
+        yield kits, lead, line
+
+
+@pytest.fixture(scope="module")
+def submitted(poc, tmp_path_factory):
+    """Runs a plan on the POC, and calls `meanwhile` again and again; gives the server's files and the sites'."""
+    kits, lead, _ = poc
+
+    def run(plan, meanwhile=lambda job: None):
+        job = PocJob(kits, lead, export(plan, tmp_path_factory.mktemp("jobs") / plan.method))
+        deadline = time.monotonic() + 240
+        while not job.finished():
+            assert time.monotonic() < deadline, job.log.read_text()[-2000:]
+            meanwhile(job)
+            time.sleep(0.1)
+        succeeded, server = job.outcome()
+        assert succeeded, job.log.read_text()[-3000:]
+        return server, {site: job.store(site) for site in SITES}
+
+    return run
 
 
 def here(environment, root, plan, out):
@@ -74,21 +93,70 @@ def here(environment, root, plan, out):
     return session.run(request, environment, plan.method)
 
 
+def tensors_here(folder: Path) -> dict[str, dict]:
+    networks = {site: load_file(folder / "sites" / site / "network.safetensors") for site in SITES}
+    return {**networks, "shared": load_file(folder / "shared.safetensors")}
+
+
+def tensors_of(server: Path, stores: dict[str, Path], plan) -> dict[str, dict]:
+    networks = {site: load_file(last_network(store)) for site, store in stores.items()}
+    return {**networks, "shared": load_file(start_file(server, plan.rounds))}
+
+
+def same(one: dict[str, dict], other: dict[str, dict]) -> None:
+    for what, wanted in one.items():
+        assert other[what].keys() == wanted.keys(), what
+        assert all(torch.equal(other[what][key], wanted[key]) for key in wanted), what
+
+
 @pytest.mark.parametrize("method", SHAPES)
 def test_the_same_bits_in_every_environment(method, plans, submitted, tiny_root, tmp_path):
-    plan, runs = plans[method], {}
+    plan = plans[method]
     results = {name: here(run, tiny_root, plan, tmp_path / name) for name, run in (("local", local), ("sim", simulator))}
-    for name in results:
-        folder = tmp_path / name
-        runs[name] = {site: load_file(folder / "sites" / site / "network.safetensors") for site in SITES}
-        runs[name]["shared"] = load_file(folder / "shared.safetensors")
-    server, stores = submitted(plan)
-    runs["poc"] = {site: load_file(last_network(store)) for site, store in stores.items()}
-    runs["poc"]["shared"] = load_file(start_file(server, plan.rounds))
-    for name in ("sim", "poc"):
-        for what, wanted in runs["local"].items():
-            found = runs[name][what]
-            assert found.keys() == wanted.keys(), (name, what)
-            assert all(torch.equal(found[key], wanted[key]) for key in wanted), (name, what)
-    same = [{key: value for key, value in result.items() if key != "job"} for result in results.values()]
-    assert same[0] == same[1]
+    wanted = tensors_here(tmp_path / "local")
+    same(wanted, tensors_here(tmp_path / "sim"))
+    same(wanted, tensors_of(*submitted(plan), plan))
+    without = [{key: value for key, value in result.items() if key != "job"} for result in results.values()]
+    assert without[0] == without[1]
+
+
+def test_a_broken_connection_costs_no_round(poc, submitted, long, tiny_root, tmp_path):
+    """It breaks for 3 s while site-2 computes its first round and in the middle of its second contribution, and for 8 s in the
+    middle of the third task: too long for FLARE's own repetitions. Both processes of site-2 use it: its FLARE client and the
+    job's.
+
+    γ has n bytes and travels once a round each way. From the first computation on, the middle of the second contribution and
+    that of the third task are 1.5 n bytes away. Each site trains each of the three rounds once, and none is missed.
+    """
+    kits, _, line = poc
+    nbytes, before = Expected(long).spec(Sent.SHARED).nbytes, line.cuts
+    log: list[str] = []
+    begun = threading.Event()
+
+    def cut(job):
+        path = kits / "site-2" / job.id / "log.txt"
+        log[:] = path.read_text().splitlines() if path.exists() else []
+        if computing(log) == 1 and not begun.is_set():
+            begun.set()
+            line.cut(3)
+            line.cut_after(3 * nbytes // 2, UP, 3)
+            line.cut_after(3 * nbytes // 2, DOWN, 8)
+
+    server, stores = submitted(long, cut)
+    assert line.cuts - before == 3
+    closed = [computing(log[:number]) for number, entry in enumerate(log) if "Connection" in entry and "is closed" in entry]
+    assert closed[0] == 1, "the control"
+    here(local, tiny_root, long, tmp_path / "local")
+    same(tensors_here(tmp_path / "local"), tensors_of(server, stores, long))
+    for store in stores.values():
+        assert [event["round"] for event in read_events(store / RECORD) if event["event"] == "train"] == [0, 1, 2]
+    events = read_events(server / PROGRESS)
+    assert [event["round"] for event in events if event["event"] == "ask" and event["task"] == "train"] == [1, 2, 3]
+    assert not [event for event in events if event["event"] == "refused"]
+    assert "missed" not in json.loads((server / RESULTS).read_text())
+
+
+def computing(log: list[str]) -> int:
+    """The number of the task that a site computes, from 1; 0 while it computes none."""
+    begun, done = (sum(words in line for line in log) for words in ("invoking task executor", "finished processing task"))
+    return begun if begun > done else 0

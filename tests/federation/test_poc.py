@@ -82,6 +82,7 @@ def test_a_site_without_consent_neither_gives_nor_receives(feddp):
     calibration = {site: results["sites"][site]["calibration"] for site in SITES}
     assert calibration["site-1"] == calibration["site-2"] == {"calibrated": True, "peers": 1, "tuned": True}
     assert calibration["site-3"] == {"calibrated": False, "peers": 0, "tuned": True}
+    assert results["without"] == {"calibration": {"site-3": "does not consent"}}
     assert set(results["matrix"]) == {"site-1", "site-2"}
     assert all(set(row) == {"site-1", "site-2"} for row in results["matrix"].values())
     own = load_file(job.store("site-3") / "state_00002.safetensors")

@@ -1,5 +1,6 @@
 """A full disk in FLARE: a site answers with a code of its own and its administrator reads why; the server ends the job."""
 
+import errno
 from contextlib import nullcontext
 
 import pytest
@@ -44,6 +45,21 @@ def test_a_site_says_so_in_its_audit_log_and_sends_the_code_alone(disk, hospital
     undisturbed = trained(other, 1)
     assert again.keys() == undisturbed.keys()
     assert all(torch.equal(again[name], undisturbed[name]) for name in again)
+
+
+def test_a_site_on_a_file_system_without_locks_says_so(hospital, monkeypatch):
+    """Its first task takes the run's folder for this process."""
+
+    def flock(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    site = hospital()
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", flock)
+        assert site.answer("train", site.shared, round=0, phase=0).get_return_code() == STORAGE_FAILED
+    (line,) = [line for line in site.audited() if "task failed" in line]
+    assert "its file system has no locks (No locks available)" in line
+    assert "put the workspace, or the run's folder, on a local disk" in line
 
 
 def test_a_site_whose_own_files_take_nothing_answers_all_the_same(hospital, caplog):

@@ -298,6 +298,7 @@ def test_amplitudes_go_once_to_consenting_sites_and_to_no_other(tmp_path, plan_f
     results = json.loads((tmp_path / "results.json").read_text())
     assert {site: part["spectra"]["peers"] for site, part in results["sites"].items()} == {"A": 1, "B": 0, "C": 1}
     assert not any("calibration" in part for part in results["sites"].values())
+    assert results["without"] == {"spectra": {"B": "does not consent"}}
     text = write_markdown(results)
     assert "A: trained with the spectra of 1 peers." in text
     assert "B: trained without others' spectra, as in FedAvg." in text

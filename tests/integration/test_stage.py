@@ -10,7 +10,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 
 from feddp.flare import controller, messages
 from feddp.protocol import Sent
-from feddp.reporting.page import write_markdown
+from feddp.reporting.page import table, write_markdown
 from feddp.training.metrics import METRICS
 from support.server import SITES, SUMMARY, Run, good
 
@@ -204,6 +204,11 @@ def test_personal_tensors_go_once_to_consenting_sites_and_to_no_other(consent, p
     for site in SITES:
         expected = {"calibrated": bool(peers[site]), "peers": len(peers[site]), "tuned": True}
         assert results["sites"][site]["calibration"] == expected
+    without = {site: "does not consent" for site in SITES if site not in consent}
+    assert results.get("without") == ({"calibration": without} if without else None)
+    for site in SITES:
+        said = f"{site} took no part in the exchange for calibration: it does not consent."
+        assert (said in write_markdown(results)) == (said in table(results).caption) == (site in without)
 
 
 @pytest.mark.parametrize(("method", "secure", "said"), [("feddp", True, True), ("feddp", False, False), ("fedavg", True, None)])
@@ -246,6 +251,7 @@ def test_heads_are_exchanged_at_every_epoch_among_consenting_sites(tmp_path, pla
             wanted.append((e, site, values))
     assert received == wanted
     assert run.memory.peers == {"A": ["B"], "B": ["A"], "C": []}
+    assert run.memory.without == {"calibration": {"C": "does not consent"}}
 
 
 def test_the_method_aggregates(tmp_path, plan_for):

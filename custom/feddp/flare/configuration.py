@@ -25,8 +25,14 @@ SITE_CLASSES = {
     "strip": "feddp.flare.filters.StripPrivate",
     "half": "feddp.flare.precision.HalfPrecision",
 }
-# larger than a network: FLARE's chunks of 2 MiB, requested one after another, cost four sites on two cores 0.4 s per round
-CHUNK, CHUNK_SIZE = "tensor_download_chunk_size", 32 * 1024 * 1024
+# FLARE's settings of the transport, the same at both ends
+TRANSPORT = {
+    # larger than a network: chunks of 2 MiB, requested one after another, cost four sites on two cores 0.4 s per round
+    "tensor_download_chunk_size": 32 * 1024 * 1024,
+    # seconds without a new part (1 MiB) after which a chunk is requested again, three times. With FLARE's 600 s, a run still
+    # stood still 7 minutes after a connection had broken for 3 s
+    "tensor_streaming_per_request_timeout": 20.0,
+}
 
 
 def app_configuration(side: str, plan: Plan, request: AdaptationRequest | None = None, resume: str = "") -> dict[str, Any]:
@@ -53,7 +59,7 @@ def _server(plan: Plan, request: AdaptationRequest | None, resume: str) -> dict[
     return {
         "format_version": 2,
         "server": {"task_request_interval": 0.05},
-        CHUNK: CHUNK_SIZE,
+        **TRANSPORT,
         "workflows": [{"id": stage, "path": controller, "args": {"stage": stage}} for stage in stages],
         # both ends convert received tensors first and sent tensors last
         **_filters(data=half, result=half),
@@ -66,7 +72,7 @@ def _client(plan: Plan, request: AdaptationRequest | None, resume: str) -> dict[
     tasks = protocol.tasks_of(stages_of(plan, request is not None))
     return {
         "format_version": 2,
-        CHUNK: CHUNK_SIZE,
+        **TRANSPORT,
         "executors": [{"tasks": tasks, "executor": {"path": SITE_CLASSES["stages"]}}],
         **_filters(data=half, result=[*strip, *half]),
         "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": _arguments(plan, request, resume)}],

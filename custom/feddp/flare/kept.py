@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feddp.errors import InputError
-from feddp.files import write_text
+from feddp.files import lock, write_text
 
 SECRET = "site.secret"  # job ids contain no dot, so no job's folder has this name
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # the form of FLARE's job ids
@@ -19,14 +19,19 @@ _SECRET = re.compile(r"[0-9a-f]{64}")
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Locks the folder against the site's other processes and threads, because two jobs may run at once."""
+    """Locks the folder against the site's other processes and threads, because two jobs may run at once.
+
+    Raises:
+        StorageError: the folder's file system has no locks.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    path = folder / _LOCK
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock(handle, fcntl.LOCK_EX, path)
         yield
     finally:
-        os.close(lock)
+        os.close(handle)
 
 
 def secret_of(folder: Path) -> str:

@@ -77,11 +77,13 @@ def _title(results: Mapping[str, Any]) -> str:
 
 
 def _notes(results: Mapping[str, Any]) -> list[str]:
-    """Whether the numbers are rounded, and why a site has no number or no standard deviation."""
+    """Whether the numbers are rounded, why a site has no number or no standard deviation, and who took no part in exchanges."""
     notes = [_ROUNDED] if results.get(ROUNDED) else []
     for word, what in ((WITHHELD, "what is measured"), (STD_WITHHELD, f"the standard deviation (± {BLANK})")):
         least = {site: found[word] for site, found in sorted(results["sites"].items()) if word in found}
         notes += [f"{site}: its policy withholds {what} over fewer than {n} test images or cases." for site, n in least.items()]
+    for word, sites in results.get("without", {}).items():
+        notes += [f"{site} took no part in the exchange for {word}: it {why}." for site, why in sites.items()]
     return notes
 
 

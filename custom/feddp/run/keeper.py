@@ -32,12 +32,18 @@ def watched(folder: Path) -> Iterator[None]:
         yield
     finally:
         end_below(folder)
+        keeper.kill()  # nothing is left to end
         keeper.communicate()
 
 
 def end_below(folder: Path, grace: float = GRACE) -> None:
-    """Ends every FLARE process that names a path below `folder` in its command line, kills it after `grace` seconds."""
-    while family := list(processes_below(folder)):  # again: a script may have started another one meanwhile
+    """Ends every FLARE process that names a path below `folder` in its command line, kills it after `grace` seconds.
+
+    Says on stderr which processes stay: one that waits inside the system, for instance for a network drive, cannot be killed
+    before its wait is over. Then it ends without running any further.
+    """
+    stuck: set[psutil.Process] = set()
+    while family := set(processes_below(folder)) - stuck:  # again: a script may have started another one meanwhile
         for process in family:
             with suppress(psutil.NoSuchProcess):  # it may have ended by itself
                 process.terminate()
@@ -45,7 +51,14 @@ def end_below(folder: Path, grace: float = GRACE) -> None:
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(alive, timeout=grace)
+        stuck |= set(psutil.wait_procs(alive, timeout=grace)[1])
+    if stuck:
+        numbers = ", ".join(str(number) for number in sorted(process.pid for process in stuck))
+        print(
+            f"{folder}: killed, but still there: process {numbers}. It waits for the system (a disk or a network drive?) and"
+            " ends after that; if it does not, restart the machine",
+            file=sys.stderr,
+        )
 
 
 def processes_below(folder: Path) -> Iterator[psutil.Process]:

@@ -23,6 +23,7 @@ from feddp.run.session import POC, Request
 
 PROJECT, SERVER, LEAD = "feddp", "localhost", "lead@feddp.org"
 READY = 90  # seconds within which every site must have joined
+WORKSPACE = "NVFLARE_POC_WORKSPACE"  # FLARE's environment variable
 TRIES = 3  # starts of a site after a signal ended it
 
 
@@ -92,20 +93,26 @@ def project(request: Request, ports: tuple[int, int]) -> dict[str, Any]:
 @contextmanager
 def federation(request: Request) -> Iterator[tuple[Path, Session]]:
     """Provisions and starts every participant; yields the kits and the lead's session; stops everything at the end."""
-    workspace, home = request.out.resolve() / "poc", request.out.resolve() / "home"
-    home.mkdir(parents=True, exist_ok=True)
-    # FLARE stores its user configuration in the home folder; this one belongs to the run
-    env = {**os.environ, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(workspace)}
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    kits = request.out.resolve() / POC
-    if not (kits / SERVER).exists():
-        prepare(request, workspace, kits, env)
-    with watched(workspace), restarted([SERVER, *request.sites], partial(_start, kits, env)):
+    kits, env = provisioned(request)
+    with watched(Path(env[WORKSPACE])), restarted([SERVER, *request.sites], partial(_start, kits, env)):
         session = connect(kits, request.sites)
         try:
             yield kits, session
         finally:
             session.close()
+
+
+def provisioned(request: Request) -> tuple[Path, dict[str, str]]:
+    """Makes every participant's kit, unless an earlier attempt has; returns the kits and the processes' environment."""
+    workspace, home = request.out.resolve() / "poc", request.out.resolve() / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    # FLARE stores its user configuration in the home folder; this one belongs to the run
+    env = {**os.environ, "HOME": str(home), WORKSPACE: str(workspace)}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    kits = request.out.resolve() / POC
+    if not (kits / SERVER).exists():
+        prepare(request, workspace, kits, env)
+    return kits, env
 
 
 def _start(kits: Path, env: dict[str, str], name: str) -> subprocess.Popen[bytes]:

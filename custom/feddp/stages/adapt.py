@@ -84,7 +84,7 @@ def _collect(server: Server, request: AdaptationRequest) -> tuple[dict[str, Mess
     without = dict.fromkeys(request.donors, "not among the job's sites") | dict.fromkeys(
         here, "refused; progress.jsonl says why"
     )
-    without |= {site: NO_RECIPIENT if said.scalars["consent"] else "does not consent" for site, said in answers.items()}
+    without |= {site: NO_RECIPIENT if said.scalars["consent"] else exchange.NO_CONSENT for site, said in answers.items()}
     without = {site: reason for site, reason in without.items() if site not in given}
     if not given:
         reasons = "; ".join(f"{site}: {reason}" for site, reason in without.items())

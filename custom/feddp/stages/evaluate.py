@@ -43,6 +43,8 @@ def serve(server: Server) -> None:
         results["sealed"] = server.sealed  # what the sites exchanged
     if memory.missed:
         results["missed"] = dict(sorted(memory.missed.items()))
+    if memory.without:
+        results["without"] = memory.without
     results[ROUNDED] = server.sealed  # sites with certificates have a guard, and guards round
     memory.write_results(results)
     server.progress("done")

@@ -15,6 +15,8 @@ from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.training.store import together
 
+NO_CONSENT = "does not consent"
+
 
 def prepare(server: Server, task: str) -> None:
     """Runs the handshake among all sites, once per job and consent word. Without certificates it only warns."""
@@ -40,9 +42,13 @@ def introduce(server: Server, task: str, sites: Sequence[str] | None = None) -> 
 
 def collect(server: Server, task: str, sites: Sequence[str] | None = None, **metadata: Any) -> dict[str, Message]:
     """Collects tensors from `sites` (default: all). Returns every accepted answer, also those without tensors."""
-    message = Message(server.memory.handshakes.get(protocol.spec_of(task).consent, {}), metadata)
+    consent = protocol.spec_of(task).consent
+    message = Message(server.memory.handshakes.get(consent, {}), metadata)
     data = message if sites is None else dict.fromkeys(sites, message)
-    return server.ask(task, data, ("consent",), **metadata)
+    answers = server.ask(task, data, ("consent",), **metadata)
+    for site in (site for site, answer in answers.items() if not answer.scalars["consent"]):
+        server.memory.without.setdefault(consent, {})[site] = NO_CONSENT
+    return answers
 
 
 def peers_of(server: Server, site: str, answers: Mapping[str, Message]) -> list[str]:

@@ -32,7 +32,7 @@ from feddp.training.store import claim, require_stored_plan
 
 LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
 _NUMBERS = ("start_round", "best_round", "best_iou", "epoch")
-_LISTS = ("peers", "styles", "done", "missed")
+_LISTS = ("peers", "styles", "done", "missed", "without")
 
 
 class ServerMemory:
@@ -64,6 +64,7 @@ class ServerMemory:
         self.peers: dict[str, list[str]] = {}  # {site: the peers it was calibrated with}
         self.styles: dict[str, list[str]] = {}  # {site: the peers whose amplitude spectra it trains with} (FedDG)
         self.missed: dict[str, int] = {}  # {site: how many rounds' means lack its contribution}; others missed none
+        self.without: dict[str, dict[str, str]] = {}  # {consent word: {site that took no part in the exchange: why}}
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
         if request is None:
             self._open()
@@ -94,7 +95,7 @@ class ServerMemory:
             _, metadata = read_network(self._file(LATEST))
         self.round, state = int(metadata["round"]), json.loads(metadata["state"])
         for name in (*_NUMBERS, *_LISTS):
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))  # a run of an earlier version lacks some
         if extended or TRAIN not in self.done:
             self.done, self.epoch, self.start_round, self.peers = [], 0, None, {}
         self._link(LATEST)

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddp.errors import InputError, PolicyError
-from feddp.files import RECORD, append_event, unfinished, write_text, writing
+from feddp.errors import InputError, PolicyError, StorageError
+from feddp.files import RECORD, append_event, lock, unfinished, write_text, writing
 from feddp.limits import STORED_BYTES
 from feddp.networks.header import unreadable
 from feddp.networks.weights import read_network, save_network
@@ -199,7 +199,7 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
     """Locks a run's folder for this process, for as long as the process lives; removes what a killed process left half written.
 
     Raises:
-        StorageError: the folder is read-only.
+        StorageError: the folder is read-only, or its file system has no locks.
         PolicyError: another process still has it after `patience` seconds.
     """
     path, deadline = folder.resolve() / _LOCK, time.monotonic() + patience
@@ -210,12 +210,15 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     while True:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 os.close(handle)
                 raise PolicyError(f"{folder} is in use by another process; end that one first") from None
             time.sleep(0.2)
+        except StorageError:
+            os.close(handle)
+            raise
         else:
             _held[path] = handle
             for part in unfinished(folder):
@@ -224,13 +227,17 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process has locked a run's folder with `hold`."""
+    """Whether a process has locked a run's folder with `hold`.
+
+    Raises:
+        StorageError: the folder's file system has no locks.
+    """
     path = folder / _LOCK
     if not path.exists():
         return False
     with open(path, "rb") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(handle.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB, path)
         except BlockingIOError:
             return True
     return False

@@ -92,3 +92,30 @@ def test_other_processes_are_left_alone(tmp_path):
         for process in processes.values():
             process.kill()
             process.wait()
+
+
+def test_a_process_that_cannot_be_killed_is_named_and_left(tmp_path, monkeypatch, capsys):
+    """As one that waits inside the system: signals do not reach it. The other one ends, and the call returns."""
+    words = [[sys.executable, "-c", SLEEP, "nvflare.fake", str(tmp_path / site)] for site in ("site-1", "site-2")]
+    waiting, other = (subprocess.Popen(command) for command in words)
+
+    def reaches(signal):
+        return lambda process: signal(process) if process.pid != waiting.pid else None
+
+    try:
+        time.sleep(0.3)  # until their command lines are their own
+        with monkeypatch.context() as patch:
+            for name in ("terminate", "kill"):
+                patch.setattr(psutil.Process, name, reaches(getattr(psutil.Process, name)))
+            started = time.monotonic()
+            end_below(tmp_path, grace=0.5)
+        assert time.monotonic() - started < 10
+        assert other.poll() is not None
+        assert waiting.poll() is None, "the control"
+        assert f"killed, but still there: process {waiting.pid}." in capsys.readouterr().err
+    finally:
+        for process in (waiting, other):
+            process.kill()
+            process.wait()
+    end_below(tmp_path)
+    assert capsys.readouterr().err == "", "nothing to say where all have ended"

@@ -1,21 +1,33 @@
 """A run that is broken off anywhere and continued ends with the bits of an unbroken one."""
 
 import itertools
+import json
 
 import pytest
 
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.context import files_of, kept_below
+from feddp.networks import NETWORKS
+from feddp.networks.weights import read_network, save_network
 from feddp.stages.memory import BEST, LATEST, ServerMemory, start_file
 from support.broken_off import RUN, Killed, outcome, same, start
+from support.small import Small
 
-# a private rule, a personal model, two phases a round, an exchange at every epoch, one before the rounds, a tuning
+# a private rule, a personal model, an exchange at every epoch, one before the rounds, a tuning
 SHAPES = {
     "feddp": {"calibration_epochs": 2},
     "ditto": {"stages": ("train", "calibrate"), "calibration_epochs": 1, "start": "best"},
+    "fedlc": {"heads_epochs": 3},
     "feddg": {},
     "fedbabu": {"tune_epochs": 1},
 }
+
+
+@pytest.fixture
+def toy(monkeypatch) -> str:
+    """A network with all the parts that a method asks for, among them FedLC."""
+    monkeypatch.setitem(NETWORKS, "toy", Small)
+    return "toy"
 
 
 @pytest.fixture
@@ -154,3 +166,19 @@ def test_a_run_with_head_calibration_is_not_extended(tmp_path, plan_for):
     with pytest.raises(PolicyError, match="has 2 rounds and cannot be extended"):
         memory_of(tmp_path, plan_for(method="fedlc", rounds=3))
     memory_of(tmp_path, plan)
+
+
+def test_a_site_without_consent_is_still_named_by_a_later_job(tmp_path, plan_for):
+    """And a state of an earlier version, which has no such entry, is read."""
+    plan = plan_for(method="fedavg", rounds=5)
+    memory = memory_of(tmp_path, plan)
+    memory.without = {"spectra": {"site-2": "does not consent"}}
+    memory.save(memory.first(), 1)
+    assert memory_of(tmp_path, plan).without == {"spectra": {"site-2": "does not consent"}}
+    path = tmp_path / "kept/shared_latest.safetensors"
+    shared, metadata = read_network(path)
+    state = json.loads(metadata["state"])
+    del state["without"]
+    save_network(path, shared, {"round": metadata["round"], "state": json.dumps(state)})
+    again = memory_of(tmp_path, plan)
+    assert (again.round, again.without) == (1, {})

@@ -16,7 +16,7 @@ from feddp.errors import FedDPError, PolicyError, StorageError
 from feddp.files import RECORD, read_events
 from feddp.networks import weights
 from feddp.training.loop import adamw
-from feddp.training.store import State, Store, claim, hold, optimizer_tensors, restore_optimizer
+from feddp.training.store import State, Store, claim, hold, is_held, optimizer_tensors, restore_optimizer
 
 
 @pytest.fixture
@@ -172,6 +172,32 @@ except PolicyError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "is in use by another process" in done.stdout
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_named(store, monkeypatch, number):
+    """As some network drives answer. With locks again, the folder can be taken: nothing of the attempt is left."""
+
+    def flock(handle, how):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", flock)
+        for take in (hold, is_held):
+            with pytest.raises(StorageError, match=r"job/site-1: its file system has no locks .* on a local disk"):
+                take(store.folder)
+    assert not is_held(store.folder)
+    hold(store.folder)
+    assert is_held(store.folder)
+
+
+def test_another_failure_of_a_lock_is_no_fault_of_the_file_system(store, monkeypatch):
+    def flock(handle, how):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match="Input/output error"):
+        hold(store.folder)
 
 
 def test_a_missing_file_is_named(store):
