@@ -3,6 +3,7 @@
     python tests/chaos.py --env local --method feddp --seed 0 --kills 3 --runs 10 --out /tmp/chaos
 
 Prints one JSON line per run: what was killed and when, how often the run was continued, rounds repeated, bits that differ.
+Exit code 1: bits differ, processes are left, or no kill landed in any run.
 """
 
 import argparse
@@ -173,12 +174,17 @@ def main() -> int:
     whole = arguments.out / f"whole-{arguments.method}"
     if not (whole / "results.json").exists():  # in one process: it has the bits of any environment
         subprocess.run(command(arguments, whole, "local"), check=True, stdout=subprocess.DEVNULL)
-    bad = 0
+    bad = landed = 0
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
         outcome = survive(arguments, seed, arguments.out / f"{arguments.env}-{arguments.method}-{seed}", whole)
         print(json.dumps(asdict(outcome)), flush=True)
         bad += bool(outcome.differing or outcome.left)
-    return bad
+        landed += len(outcome.kills)
+    if arguments.kills and not landed:
+        roles = arguments.roles or "all"
+        print(f"no kill landed: no process to kill was there (--roles {roles}); nothing is shown", file=sys.stderr)
+        return 1
+    return int(bad > 0)
 
 
 if __name__ == "__main__":

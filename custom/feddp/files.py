@@ -109,8 +109,8 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def unfinished(folder: Path) -> Iterator[Path]:
-    """Yields the files in a folder that `replacing` has not finished: being written, or left by a killed process."""
+def half_written(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder that `replacing` is still writing, or that a killed process left."""
     yield from folder.glob(".*.part")
 
 

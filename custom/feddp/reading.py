@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from feddp.errors import BadFile, Problem
-from feddp.limits import JSON_BYTES, JSON_DEPTH, MIB, NAME
+from feddp.errors import BadFile, FedDPError, Problem
+from feddp.limits import JSON_BYTES, JSON_DEPTH, MIB, NAME, RESULTS_BYTES
 
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}
 
@@ -69,6 +69,22 @@ def read(file: Path, most: int, within: Path | None = None) -> bytes:
 def read_json(file: Path, most: int = JSON_BYTES, within: Path | None = None) -> Any:
     """Returns the content of a JSON file. Raises as `opened` and `parse`."""
     return parse(read(file, most, within), file)
+
+
+def read_own(file: Path, refusal: type[FedDPError], remedy: str) -> dict[str, Any]:
+    """Returns the JSON object in a file that this package wrote, of at most RESULTS_BYTES.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        FedDPError: of the type `refusal`, with the remedy: it cannot be read, or holds something else, so it is damaged.
+    """
+    try:
+        content = read_json(file, RESULTS_BYTES)
+    except BadFile as bad:
+        raise refusal(f"{file} {bad.problem.what}; {remedy}") from None
+    if not isinstance(content, dict):
+        raise refusal(f"{file} holds no JSON object; {remedy}")
+    return content
 
 
 def parse(content: bytes | str, file: Path, what: str = "") -> Any:

@@ -176,7 +176,7 @@ HEADERS = {
 @pytest.mark.parametrize("content", HEADERS.values(), ids=HEADERS)
 def test_a_header_that_makes_no_tensors_is_named(tmp_path, content):
     (tmp_path / "n.safetensors").write_bytes(content)
-    with pytest.raises(FedDPError, match="n.safetensors cannot be read as tensors"):
+    with pytest.raises(FedDPError, match="n.safetensors: cannot be read as tensors"):
         read_network(tmp_path / "n.safetensors")
 
 

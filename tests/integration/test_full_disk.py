@@ -7,7 +7,7 @@ import pytest
 import torch
 from nvflare.apis.shareable import make_reply
 
-from feddp.files import unfinished
+from feddp.files import half_written
 from feddp.flare import executor, messages
 from feddp.flare.messages import STORAGE_FAILED
 from feddp.stages.memory import ServerMemory
@@ -37,7 +37,7 @@ def test_a_site_says_so_in_its_audit_log_and_sends_the_code_alone(disk, hospital
     (line,) = [line for line in site.audited() if "task failed" in line]
     assert f"task failed: {site.store.folder}: state_00002.safetensors was not written" in line
     assert site.last_error() in line
-    assert not list(unfinished(site.store.folder))
+    assert not list(half_written(site.store.folder))
     assert site.store.latest() == 1
     again = trained(site, 1)
     other = hospital(seed="plan").submitted(site.plan, "other")
@@ -103,7 +103,7 @@ def test_the_server_ends_the_job_with_one_message(disk, tmp_path, plan_for, monk
     assert "was not written" in panic
     assert panic.endswith("; then submit the job again, exported with `feddp job --resume job`")
     assert run.memory.load("shared_latest")[1] == 2
-    assert not list(unfinished(run.memory.kept))
+    assert not list(half_written(run.memory.kept))
 
 
 def test_the_servers_disk_is_no_sites_fault(tmp_path, plan_for, monkeypatch):

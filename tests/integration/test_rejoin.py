@@ -198,12 +198,14 @@ def test_without_the_resources_or_the_files_it_is_given_up_with_the_reason(site,
     assert "its files are not in this workspace any more" in needy.told[-1]
 
 
-def test_a_damaged_note_starts_nothing_and_names_the_file(site, monkeypatch):
+@pytest.mark.parametrize("content", ['["' + JOB, f'["{JOB}"]', f'{{"{JOB}": 1}}'])
+def test_a_damaged_note_starts_nothing_and_names_the_file(site, monkeypatch, content):
     site = site()
     site.launched()
-    site.noted.write_text('["' + JOB)
+    site.noted.write_text(content)
     assert site.started_again(monkeypatch) == []
-    assert f"{site.noted} is damaged" in site.told[-1]
+    assert f"{site.noted} " in site.told[-1]
+    assert "; remove it; no job is started again" in site.told[-1]
 
 
 def test_a_client_that_registers_again_keeps_its_place_in_the_servers_jobs():

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from feddp import files
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError, PolicyError
 from feddp.files import append_event, events_after, read_events, read_results, write_json, write_text
+from feddp.reading import read_own
 
 
 @pytest.fixture
@@ -52,6 +53,26 @@ def test_an_interrupted_write_leaves_the_old_content(tmp_path, monkeypatch, mome
         write_json(path, {"round": 2})
     assert json.loads(path.read_text()) == {"round": 1}
     assert names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b'{"a": ', "is not readable JSON (Expecting value: line 1 column 7 (char 6))"),
+        (b"\xff", "is not readable JSON ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
+        (b"[" * 33 + b"]" * 33, "is nested more than 32 deep"),
+        (b'["a"]', "holds no JSON object"),
+    ],
+)
+def test_an_own_file_that_is_damaged_is_refused_with_the_remedy(tmp_path, content, what):
+    path = tmp_path / "own.json"
+    path.write_bytes(content)
+    for refusal in (InputError, PolicyError):
+        with pytest.raises(refusal) as refused:
+            read_own(path, refusal, "remove it")
+        assert str(refused.value) == f"{path} {what}; remove it"
+    path.write_text('{"a": 1}')
+    assert read_own(path, PolicyError, "remove it") == {"a": 1}, "the control"
 
 
 def test_content_that_is_no_json_leaves_the_old_content(tmp_path):

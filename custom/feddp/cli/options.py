@@ -39,6 +39,14 @@ Scope = Annotated[str, typer.Option(help="The scope of the sites' privacy.json u
 Strategy = Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")]
 
 
+def given(context: typer.Context, *but: str) -> list[str]:
+    """The options that the user wrote, without those of the parameters `but`."""
+    others = [parameter for parameter in context.command.params if parameter.name not in but]
+    # by its name: the class of a source is click's or, in later versions, typer's own
+    sources = [getattr(context.get_parameter_source(parameter.name or ""), "name", None) for parameter in others]
+    return [parameter.opts[0] for parameter, source in zip(others, sources, strict=True) if source == "COMMANDLINE"]
+
+
 def words(text: str) -> tuple[str, ...]:
     """A comma-separated list without its blanks; nothing is an empty list.
 

@@ -21,6 +21,7 @@ from feddp.cli.options import (
     Then,
     Threads,
     Weights,
+    given,
     words,
 )
 from feddp.errors import FedDPError, InputError
@@ -29,6 +30,7 @@ from feddp.run.defaults import METHOD, ROUNDS, SIZE
 
 
 def run(
+    context: typer.Context,
     data: Annotated[Path | None, typer.Option(help="The root of the sites' folders.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the results, or an unfinished run.")] = None,
     method: Method = METHOD,
@@ -44,7 +46,9 @@ def run(
     device: Device = "cpu",
     threads: Threads = None,
     without_consent: Annotated[str, typer.Option(help="Sites that refuse all exchanges between sites, comma-separated.")] = "",
-    resume: Annotated[Path | None, typer.Option(help="Continue the unfinished run in this folder; no other option.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the unfinished run in this folder; --retries is the only other option.")
+    ] = None,
     retries: Annotated[int, typer.Option(min=0, help="Continue a run that fails, at most so often.")] = 0,
 ) -> None:
     """Run a method over all sites below DATA on this machine; OUT gets tables and each site's own network."""
@@ -54,6 +58,11 @@ def run(
     from feddp.run.retry import retried
 
     if resume is not None:
+        if others := given(context, "resume", "retries"):
+            raise InputError(
+                f"--resume continues the run in {resume} as it began; leave out {', '.join(others)}. A run with other options,"
+                " or with more rounds, is a new one: name its folder with --out"
+            )
         folder = resume
         show(table(retried(lambda: resume_here(folder), folder, retries)))
         return

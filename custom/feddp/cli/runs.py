@@ -10,12 +10,15 @@ app = typer.Typer(no_args_is_help=True, help="List and delete the runs of this m
 
 @app.command("list")
 def list_runs(folder: Annotated[Path, typer.Argument(help="The folder with the runs.")] = Path("runs")) -> None:
-    """List the runs below FOLDER: method, place, rounds, state, size, begin; and what continues a broken-off one."""
+    """List the runs below FOLDER: method, place, rounds, state, size, begin; and what continues a broken-off one.
+    The damaged ones come last, with the reason; exit code 2 if there is any."""
     from feddp.run.folders import lines, runs_below
 
-    found = list(runs_below(folder))
-    for line in lines(found):
+    found, damaged = runs_below(folder)
+    for line in (*lines(found), *damaged):
         typer.echo(line)
+    if damaged:
+        raise typer.Exit(2)
     if not found:
         typer.echo(f"no run below {folder}")
 

@@ -7,11 +7,11 @@ run trained under a scope without consent could be continued under one with it, 
 from pathlib import Path
 from typing import Any
 
-from feddp.errors import BadFile, PolicyError
+from feddp.errors import PolicyError
 from feddp.files import write_json
 from feddp.flare.policy import SitePolicy
-from feddp.reading import read_json
-from feddp.training.store import PLAN
+from feddp.reading import read_own
+from feddp.training.store import AS_NEW, PLAN
 
 TERMS = "terms.json"  # in the run's folder
 
@@ -24,7 +24,7 @@ def require_terms(folder: Path, policy: SitePolicy) -> None:
     """
     if not (folder / TERMS).exists():
         if (folder / PLAN).exists():
-            raise PolicyError(f"{folder} has a {PLAN} but no {TERMS}; submit the job as a new one")
+            raise PolicyError(f"{folder} has a {PLAN} but no {TERMS}; {AS_NEW}")
         write_json(folder / TERMS, _terms(policy))
     require_no_wider(folder, policy)
 
@@ -34,12 +34,9 @@ def require_no_wider(folder: Path, policy: SitePolicy) -> None:
     path, now = folder / TERMS, _terms(policy)
     if not path.exists():
         return
-    try:
-        first = read_json(path)
-    except BadFile as error:
-        raise PolicyError(f"{error}; submit the job as a new one") from None
-    if not isinstance(first, dict) or first.keys() != now.keys():
-        raise PolicyError(f"{path} is damaged; submit the job as a new one")
+    first = read_own(path, PolicyError, AS_NEW)
+    if first.keys() != now.keys():
+        raise PolicyError(f"{path} does not hold {', '.join(now)} and nothing else; {AS_NEW}")
     wider = [name for name in ("data", "private") if first[name] != now[name]]
     if not set(now["consent"]) <= set(first["consent"]):
         wider.append("consent")
@@ -48,9 +45,7 @@ def require_no_wider(folder: Path, policy: SitePolicy) -> None:
         wider.append("recipients")
     if wider:
         what = " and ".join(wider)
-        raise PolicyError(
-            f"{folder} belongs to a run that began under another {what} in privacy.json; submit the job as a new one"
-        )
+        raise PolicyError(f"{folder} belongs to a run that began under another {what} in privacy.json; {AS_NEW}")
 
 
 def _terms(policy: SitePolicy) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from feddp.flare.admission import require_signers
 from feddp.flare.audit import audit
 from feddp.flare.kept import alone
 from feddp.flare.site import kept
-from feddp.reading import read_json
+from feddp.reading import read_json, read_own
 
 UNFINISHED = "unfinished.json"  # in the site's folder of all runs: {job's id: [times at which it was started again]}
 TRIES, WITHIN = 3, 3600.0  # starts of a job by new parent processes within so many seconds; then the site leaves the job
@@ -112,10 +112,7 @@ def _noted(folder: Path) -> dict[str, list[float]]:
     path = folder / UNFINISHED
     if not path.exists():
         return {}
-    try:
-        jobs = read_json(path)
-    except BadFile as error:
-        raise InputError(f"{path} is damaged ({error}); remove it") from None
-    if not isinstance(jobs, dict) or not all(isinstance(times, list) for times in jobs.values()):
-        raise InputError(f"{path} is damaged; remove it")
+    jobs = read_own(path, InputError, "remove it")
+    if not all(isinstance(times, list) for times in jobs.values()):
+        raise InputError(f"{path} does not hold a list of times for every job; remove it")
     return jobs

@@ -10,7 +10,7 @@ Times are those of the server's clock and its events: it asks a site, FLARE's cl
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from feddp.errors import FedDPError, InputError
 from feddp.files import PROGRESS, Event, read_events
 from feddp.flare.job_folder import Job
 from feddp.flare.persistor import STATS
+from feddp.flare.session_errors import session_errors
 from feddp.kit.approve import read_job
 from feddp.protocol import TRAIN
 from feddp.reading import counted
@@ -59,7 +60,10 @@ def canary(kit: Kit, folder: Path, within: float) -> tuple[list[str], list[str]]
         FedDPError: the kit is not a person's, the job is not suitable, a site has not joined, or the server does not answer.
     """
     job = _suitable(kit, folder)
-    with _spoken(kit), closing(new_secure_session(kit.name, str(kit.folder.resolve()), timeout=CONNECT)) as session:
+    host, port = kit.server
+    refused = f"the server {host}:{port} did not do what {kit.name} asked"
+    asked = session_errors(refused, "read its log.txt, and abort the job in the admin console if it still runs")
+    with asked, closing(new_secure_session(kit.name, str(kit.folder.resolve()), timeout=CONNECT)) as session:
         joined = {client.name for client in session.get_system_info().client_info}
         if absent := sorted(set(job.plan.sites) - joined):
             raise InputError(f"{', '.join(absent)} of {folder}: not connected to the server; start these kits, then try again")
@@ -85,21 +89,6 @@ def _suitable(kit: Kit, folder: Path) -> Job:
             f"{folder} is no job of more than {ROUNDS} rounds that begins a run; submit it itself, or name another job's folder"
         )
     return job
-
-
-@contextmanager
-def _spoken(kit: Kit) -> Iterator[None]:
-    """Turns any exception of FLARE's session into a FedDPError."""
-    try:
-        yield
-    except FedDPError:
-        raise
-    except Exception as error:
-        host, port = kit.server
-        raise FedDPError(
-            f"the server {host}:{port} did not do what {kit.name} asked ({type(error).__name__}: {error});"
-            " read its log.txt, and abort the job in the admin console if it still runs"
-        ) from error
 
 
 def _watch(session: Session, id: str, deadline: float) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from feddp.errors import BadFile, InputError
+from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import HEADER_SHARE, NETWORK_BYTES
 from feddp.reading import amount, opened, parse, short
 
@@ -44,11 +44,9 @@ def outline(path: Path, most: int = NETWORK_BYTES) -> tuple[Shapes, dict[str, st
     return {name: tuple(tensor["shape"]) for name, tensor in header.items()}, metadata
 
 
-def unreadable(path: Path, why: str) -> InputError:
-    return InputError(
-        f"{path} cannot be read as tensors ({why}); a file that contains code is never loaded: "
-        "save it again as .safetensors, or as a plain state_dict"
-    )
+def unreadable(path: Path, why: str) -> BadFile:
+    remedy = "A file that contains code is never loaded: save it again as .safetensors, or as a plain state_dict"
+    return BadFile(Problem(path, f"cannot be read as tensors ({why})", remedy))
 
 
 def _is_tensor(tensor: Any) -> bool:

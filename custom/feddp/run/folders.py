@@ -5,7 +5,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from rich.filesize import decimal
 
 from feddp.errors import InputError, PolicyError
 from feddp.files import PROGRESS, RESULTS, RUN, read_events
-from feddp.limits import RESULTS_BYTES
-from feddp.reading import read_json
 from feddp.run.keeper import processes_below
-from feddp.run.session import SERVER_FILES
+from feddp.run.session import SERVER_FILES, recorded
 from feddp.training.store import hold, is_held
 
-FINISHED, BROKEN_OFF, RUNNING = "finished", "broken off", "running"
+FINISHED, BROKEN_OFF, RUNNING, DAMAGED = "finished", "broken off", "running", "damaged"
 
 
 @dataclass(frozen=True)
@@ -27,24 +24,16 @@ class RunFolder:
     """A folder that `feddp run` or `feddp compare` made."""
 
     path: Path
+    stored: dict[str, Any]  # what run.json holds (`session.recorded`)
 
     @classmethod
     def of(cls, path: Path) -> "RunFolder":
-        """Raises InputError if the folder is not a run's, or is a link."""
+        """Raises InputError if the folder is not a run's, or is a link, or its run.json is damaged."""
         if path.is_symlink():
             raise InputError(f"{path} is a link; name the folder itself")
         if not (path / RUN).is_file() or (path / RUN).is_symlink():
             raise InputError(f"{path} is no run: it has no {RUN}; `feddp runs list` lists the runs")
-        run = cls(path)
-        if not {"env", "plan", "policies"} <= run.stored.keys():
-            raise InputError(f"{path / RUN} is not of FedDP; `feddp runs list` lists the runs")
-        return run
-
-    @cached_property
-    def stored(self) -> dict[str, Any]:
-        """What run.json holds (`session.record`)."""
-        content = read_json(self.path / RUN, RESULTS_BYTES)
-        return content if isinstance(content, dict) else {}
+        return cls(path, recorded(path))
 
     @property
     def state(self) -> str:
@@ -104,19 +93,26 @@ class RunFolder:
             raise PolicyError(f"{self.path} is in use: its run, or the comparison around it, is running; end that first")
 
 
-def runs_below(folder: Path) -> Iterator[RunFolder]:
-    """Yields the runs below a folder, in alphabetical order, without following links.
+def runs_below(folder: Path) -> tuple[list[RunFolder], list[str]]:
+    """Returns the runs below a folder, and a line for each one whose run.json is damaged; follows no links.
+
+    Both are in alphabetical order.
 
     Raises:
-        InputError: the folder does not exist, or the run.json of a run cannot be read.
+        InputError: the folder does not exist.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder; name the one with the runs")
+    found, damaged = [], []
     for root, names, files in os.walk(folder):
         names.sort()
         if RUN in files:
             names.clear()
-            yield RunFolder.of(Path(root))
+            try:
+                found.append(RunFolder.of(Path(root)))
+            except InputError as error:
+                damaged.append(f"{root}  {DAMAGED}: {error}")
+    return found, damaged
 
 
 def lines(runs: list[RunFolder]) -> Iterator[str]:

@@ -13,7 +13,6 @@ from feddp.flare.bounds import LEAST_SITES
 from feddp.flare.configuration import APPS, SERVER
 from feddp.flare.policy import PLAN
 from feddp.jobs.folder import federation_of
-from feddp.limits import RESULTS_BYTES
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
 from feddp.networks import DEFAULT
@@ -21,7 +20,6 @@ from feddp.networks.weights import fingerprint, load_checkpoint, read_network
 from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS
-from feddp.reading import read_json
 from feddp.run import pooled, session
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
 from feddp.run.session import Environment, Request
@@ -176,8 +174,12 @@ def resume_here(out: Path) -> dict[str, Any]:
     """
     if not (out / RUN).exists():
         raise InputError(f"{out} holds no run; start one with `feddp run --data ROOT --out {out}`")
-    stored = read_json(out / RUN, RESULTS_BYTES)
-    plan, jobs = Plan.from_json(stored["plan"]), [path for path in (out / "job").glob("[!.]*") if path.is_dir()]
+    stored = session.recorded(out)
+    try:
+        plan = Plan.from_json(stored["plan"])
+    except InputError as error:
+        raise InputError(f"{out / RUN} holds a plan that cannot be continued here: {error}") from None
+    jobs = [path for path in (out / "job").glob("[!.]*") if path.is_dir()]
     initial = read_network(jobs[0] / APPS[SERVER] / "config" / WEIGHTS)[0] if plan.weights and jobs else None
     request = Request(plan, stored["policies"], out, stored["threads"], initial, stored["env"])
     if not METHODS[plan.method].federated:

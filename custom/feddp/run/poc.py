@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS
+from feddp.flare.session_errors import session_errors
 from feddp.provision import POLICY
 from feddp.run.keeper import watched
 from feddp.run.session import POC, Request
@@ -37,7 +38,7 @@ class PocJob:
     def __init__(self, kits: Path, session: Session, job: Path, resume: str = ""):
         self.kits, self.session = kits, session
         self.log = kits / SERVER / "log.txt"
-        with self._spoken():
+        with self._asked():
             self.id: str = session.submit_job(str(job.resolve()))
         self._run = resume or self.id
         self.progress = kits / SERVER / self.id / PROGRESS
@@ -46,22 +47,17 @@ class PocJob:
     def finished(self) -> bool:
         if time.monotonic() - self._checked > 1:
             self._checked = time.monotonic()
-            with self._spoken():
+            with self._asked():
                 self._status = self.session.get_job_meta(self.id)["status"]
         return self._status.startswith("FINISHED")
 
     def outcome(self) -> tuple[bool, Path]:
-        with self._spoken():
+        with self._asked():
             downloaded = Path(self.session.download_job_result(self.id)) / "workspace"
         return self._status == "FINISHED:COMPLETED", downloaded
 
-    @contextmanager
-    def _spoken(self) -> Iterator[None]:
-        """Turns any exception of FLARE's session into a FedDPError that names it and the log."""
-        try:
-            yield
-        except Exception as error:
-            raise FedDPError(f"the POC server does not answer ({type(error).__name__}: {error}); see {self.log}") from error
+    def _asked(self) -> AbstractContextManager[None]:
+        return session_errors("the POC server does not answer", f"see {self.log}")
 
     def store(self, site: str) -> Path:
         return self.kits / site / "feddp" / self._run
@@ -124,7 +120,7 @@ def _start(kits: Path, env: dict[str, str], name: str) -> subprocess.Popen[bytes
 
 @contextmanager
 def restarted(names: list[str], start: Callable[[str], subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Starts the server, the first of `names`, and the sites; a site that a signal ends is started again.
+    """Starts the server, the first of `names`, and the sites; a site that a signal ends is started again, TRIES times at most.
 
     FLARE's script does so too, but first waits five seconds. The server is not: its jobs end with it.
     """
@@ -135,11 +131,14 @@ def restarted(names: list[str], start: Callable[[str], subprocess.Popen[bytes]])
         left = dict.fromkeys(names[1:], TRIES)
         while not done.wait(1):
             for name in [name for name in left if (processes[name].poll() or 0) < 0]:
-                left[name] -= 1
-                print(f"{name}: signal {-processes[name].returncode} ended its FLARE client; started again", file=sys.stderr)
-                processes[name] = start(name)
-                if not left[name]:
+                ended = f"{name}: signal {-processes[name].returncode} ended its FLARE client"
+                if left[name]:
+                    left[name] -= 1
+                    print(f"{ended}; started again", file=sys.stderr)
+                    processes[name] = start(name)
+                else:
                     del left[name]
+                    print(f"{ended}; it was started again {TRIES} times, so the site is given up", file=sys.stderr)
 
     watching = threading.Thread(target=watch)
     watching.start()

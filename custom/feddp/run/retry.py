@@ -1,4 +1,4 @@
-"""Continues a run that failed, after a pause that doubles."""
+"""Continues a run that failed, after a pause that doubles; says how to continue one that Ctrl-C ended."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.errors import FedDPError, InputError, PolicyError
-from feddp.files import RUN
+from feddp.files import RESULTS, RUN
 
 PAUSE, LONGEST = 5.0, 300.0  # seconds before the second attempt, and at most
 
@@ -15,9 +15,20 @@ PAUSE, LONGEST = 5.0, 300.0  # seconds before the second attempt, and at most
 def retried(attempt: Callable[[], dict[str, Any]], out: Path, retries: int) -> dict[str, Any]:
     """Returns the results of `attempt`, which is called again, at most `retries` times, when the run in `out` fails.
 
+    If Ctrl-C ends it, the command that continues the run is printed.
+
     Raises:
         FedDPError: the last attempt failed, or the first one did before the run began.
     """
+    try:
+        return _retried(attempt, out, retries)
+    except KeyboardInterrupt:
+        if (out / RUN).exists() and not (out / RESULTS).exists():
+            print(f"to go on: feddp run --resume {out}", file=sys.stderr)
+        raise
+
+
+def _retried(attempt: Callable[[], dict[str, Any]], out: Path, retries: int) -> dict[str, Any]:
     for number in range(retries):
         try:
             return attempt()

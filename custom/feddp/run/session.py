@@ -34,13 +34,14 @@ from feddp.flare.policy import SitePolicy
 from feddp.jobs import folder as jobs
 from feddp.limits import RESULTS_BYTES
 from feddp.plan.schema import Plan
-from feddp.reading import read_json, short
+from feddp.reading import read_json, read_own, short, shown
 from feddp.reporting.page import write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.training.store import hold
 
+ENVIRONMENTS = ("local", "sim", "poc")
 # where the server's files of a run lie, below the run's folder: of the simulator, of one process, of a POC
 WORKSPACE, SIMULATOR, POC = "workspace", "simulated", "poc/feddp/prod_00"
 SERVER_FILES = (f"{SIMULATOR}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
@@ -142,24 +143,50 @@ def begin(request: Request) -> str:
     if (out / RESULTS).exists():
         raise InputError(f"{out} holds a finished run; name another folder")
     hold(out, patience=0)
-    stored = read_json(out / RUN, RESULTS_BYTES)
+    stored = recorded(out)
     job = stored.pop("job", "")
-    if differing := [key for key in wanted if stored.get(key) != wanted[key]]:
-        plans = [given["plan"] if isinstance(given.get("plan"), dict) else {} for given in (stored, wanted)]
-        details = ", ".join(f"{key}={plans[0].get(key)!r}" for key in plans[1] if plans[0].get(key) != plans[1][key])
+    if differing := [key for key in wanted if stored[key] != wanted[key]]:
+        before, now = stored["plan"], wanted["plan"]
+        details = ", ".join(f"{key}={before.get(key)!r}" for key in now if before.get(key) != now[key])
         what = differing[0] + (f" ({short(details)})" if details else "")
         raise InputError(
             f"{out} holds an unfinished run with another {what}; continue that one with `feddp run --resume {out}`, or name"
             " another folder"
         )
     print(f"{out} holds this run, unfinished: it is continued", file=sys.stderr)
-    return str(job) if begun(out, str(job)) else ""
+    return job if begun(out, job) else ""
 
 
 def record(request: Request) -> dict[str, Any]:
     """What `feddp run --resume` needs to know about a run."""
     policies = {site: dict(policy) for site, policy in request.policies.items()}
     return {"env": request.env, "plan": request.plan.to_json(), "policies": policies, "threads": request.threads}
+
+
+def recorded(out: Path) -> dict[str, Any]:
+    """What the run.json of a run holds: its `record`, and `job`, the id of its first job, once that was submitted.
+
+    Raises:
+        InputError: the file is damaged, or not of FedDP.
+    """
+    remedy = "the run cannot be continued: remove its folder, or name another one"
+    content = read_own(out / RUN, InputError, remedy)
+    if lacking := [name for name in ("env", "plan", "policies", "threads") if name not in content]:
+        raise InputError(f"{out / RUN} is damaged, or not of FedDP: it lacks {', '.join(lacking)}; {remedy}")
+    plan, policies, threads = content["plan"], content["policies"], content["threads"]
+    right = {
+        "env": content["env"] in ENVIRONMENTS,
+        "plan": isinstance(plan, dict) and isinstance(plan.get("method"), str) and type(plan.get("rounds")) is int,
+        "policies": isinstance(policies, dict) and all(isinstance(policy, dict) for policy in policies.values()),
+        "threads": threads is None or (type(threads) is int and threads > 0),
+        "job": isinstance(content.get("job", ""), str),
+    }
+    for name in right:
+        if not right[name]:
+            raise InputError(f"{out / RUN}: {name} cannot be {shown(content[name])}; {remedy}")
+    if sorted(policies) != plan.get("sites"):
+        raise InputError(f"{out / RUN}: policies and plan name different sites; {remedy}")
+    return content
 
 
 def begun(out: Path, job: str) -> bool:

@@ -18,17 +18,17 @@ from typing import Any
 from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
-from feddp.errors import ContributionError, FedDPError, InputError, PolicyError
+from feddp.errors import BadFile, ContributionError, FedDPError
 from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json, writing
 from feddp.methods.base import HEADS, TRAIN
 from feddp.networks.header import outline
-from feddp.networks.weights import read_network, save_network
+from feddp.networks.weights import save_network
 from feddp.partition import Tensors
 from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Sent
 from feddp.stages.tensors import Expected
-from feddp.training.store import claim, require_stored_plan
+from feddp.training.store import claim, read_kept
 
 LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
 _NUMBERS = ("start_round", "best_round", "best_iou", "epoch")
@@ -73,26 +73,22 @@ class ServerMemory:
         """Reads the state that an earlier job of this run left, if any."""
         with writing(self.kept):
             self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        before = require_stored_plan(self.kept, self.plan.to_json())
-        if before and before["rounds"] != self.plan.rounds and HEADS in self.plan.stages:
-            raise PolicyError(
-                f"run {self.run} has {before['rounds']} rounds and cannot be extended: at the sites, states of stage {HEADS}"
-                " have replaced those of its last rounds; submit the job as a new one"
-            )
-        extended = claim(self.kept, self.plan.to_json())
+        heads = f"at the sites, states of stage {HEADS} have replaced those of its last rounds"
+        extended = claim(self.kept, self.plan.to_json(), fixed=heads if HEADS in self.plan.stages else "")
         self._link_progress()
         if not self._file(LATEST).exists():
             return
         try:
-            _, metadata = read_network(self._file(LATEST))
-        except InputError as error:
+            _, metadata = read_kept(self._file(LATEST))
+        except BadFile as bad:
+            what = f"{bad.problem.file}: {bad.problem.what}"
             if not self._file(PREVIOUS).exists():
-                self.progress("damaged", message=f"{error}; there is none before it, so the run starts again")
+                self.progress("damaged", message=f"{what}; there is none before it, so the run starts again")
                 self._file(LATEST).unlink()
                 return
-            self.progress("damaged", message=f"{error}; the round before it is used")
+            self.progress("damaged", message=f"{what}; the round before it is used")
             os.replace(self._file(PREVIOUS), self._file(LATEST))
-            _, metadata = read_network(self._file(LATEST))
+            _, metadata = read_kept(self._file(LATEST))
         self.round, state = int(metadata["round"]), json.loads(metadata["state"])
         for name in (*_NUMBERS, *_LISTS):
             setattr(self, name, state.get(name, getattr(self, name)))  # a run of an earlier version lacks some
@@ -168,7 +164,7 @@ class ServerMemory:
 
     def load(self, name: str) -> tuple[Tensors, int]:
         """Returns γ and its round."""
-        shared, metadata = read_network(self._file(name))
+        shared, metadata = read_kept(self._file(name))
         return shared, int(metadata["round"])
 
     def _file(self, name: str) -> Path:

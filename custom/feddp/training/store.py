@@ -16,24 +16,24 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from feddp.errors import InputError, PolicyError, StorageError
-from feddp.files import RECORD, append_event, lock, unfinished, write_text, writing
-from feddp.limits import STORED_BYTES
-from feddp.networks.header import unreadable
+from feddp.errors import BadFile, InputError, PolicyError, Problem, StorageError
+from feddp.files import RECORD, append_event, half_written, lock, write_text, writing
+from feddp.limits import NETWORK_BYTES, STORED_BYTES
 from feddp.networks.weights import read_network, save_network
 from feddp.partition import Tensors
-from feddp.reading import short
+from feddp.reading import read_own, short
 
 _STATE = re.compile(r"state_(\d{5,})\.safetensors")
 PLAN, _LOCK = "plan.json", ".lock"
 INITIAL = "initial"
+AS_NEW = "submit the job as a new one"  # the remedy where a run's own files cannot be used
 
 
 GROUPS = ("private", "personal", "optimizer", "memory")
@@ -70,8 +70,8 @@ class Store:
         save_network(self._path(name), tensors, metadata)
 
     def read(self, name: str) -> tuple[Tensors, dict[str, str]]:
-        """Returns tensors and metadata of `name`.safetensors; raises InputError if the file is missing or broken."""
-        return read_network(self._path(name), STORED_BYTES)
+        """Returns tensors and metadata of `name`.safetensors; raises InputError if the file is missing or damaged."""
+        return read_kept(self._path(name), STORED_BYTES)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -92,17 +92,19 @@ class Store:
         A damaged file is renamed, with a line in the log, if there is a state before it; that one is returned.
 
         Raises:
-            InputError: the file is damaged and there is no state before it.
+            BadFile: the file is damaged and there is no state before it.
         """
         known = sorted(r for r in self._rounds() if r <= round)
         while known:
             name = f"state_{known.pop():05d}"
             try:
                 return _state(self._path(name), *self.read(name))
-            except InputError as error:
+            except BadFile as bad:
                 if not known:
-                    raise
-                self.record("damaged", message=f"{error}; it was renamed, and the state before it is used")
+                    remedy = f"{bad.problem.remedy}, or remove the file: this site's private tensors then start again"
+                    raise BadFile(replace(bad.problem, remedy=remedy)) from bad
+                what = f"{bad.problem.file}: {bad.problem.what}"
+                self.record("damaged", message=f"{what}; it was renamed, and the state before it is used")
                 self._path(name).rename(self._path(name).with_suffix(".damaged"))
         return State(0)
 
@@ -126,50 +128,58 @@ class Store:
         append_event(self.folder / RECORD, event, **values)
 
 
+def read_kept(path: Path, most: int = NETWORK_BYTES) -> tuple[Tensors, dict[str, str]]:
+    """As `read_network`, for a file of a run's own folder, which nobody can save again."""
+    try:
+        return read_network(path, most)
+    except BadFile as bad:
+        raise _damaged(path, bad.problem.what) from bad
+
+
+def _damaged(path: Path, what: str) -> BadFile:
+    return BadFile(Problem(path, what, AS_NEW.capitalize()))
+
+
 def _state(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> State:
-    """Returns the state in a file's content; raises InputError if it is not one that `save_state` wrote."""
+    """Returns the state in a file's content; raises BadFile if it is not one that `save_state` wrote."""
     round = metadata.get("round", "")
     if not re.fullmatch(r"[0-9]{1,9}", round):
-        raise unreadable(path, f"its round is {short(repr(round))}")
+        raise _damaged(path, f"is no state: its round is {short(repr(round))}")
     groups: dict[str, Tensors] = {group: {} for group in GROUPS}
     for key, value in tensors.items():
         group, _, name = key.partition("/")
         if group not in groups or not name:
-            raise unreadable(path, f"{short(repr(key))} is no tensor of a state")
+            raise _damaged(path, f"is no state: {short(repr(key))} is no tensor of one")
         groups[group][name] = value
     return State(int(round), **groups)
 
 
-def _stored_plan(path: Path) -> dict[str, Any]:
-    """Returns the plan in plan.json; raises PolicyError if the file is damaged."""
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also UnicodeDecodeError, its child
-        raise PolicyError(f"{path} is damaged ({type(error).__name__}); submit the job as a new one") from None
-    if not isinstance(plan, dict):
-        raise PolicyError(f"{path} is damaged (no JSON object); submit the job as a new one")
-    return plan
-
-
-def claim(folder: Path, plan: Mapping[str, Any]) -> bool:
+def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "") -> bool:
     """Takes a run's folder for this process: saves the plan with which it is first opened, and refuses any other plan.
 
     The server chooses which run a job continues. With another plan, that plan's private rule would apply to the tensors stored
     here. Only the number of rounds may grow: that extends the run.
 
+    Args:
+        fixed: why the run cannot be extended; "" if it can.
+
     Returns:
         Whether the plan has more rounds than the stored one.
 
     Raises:
-        PolicyError: the folder belongs to another plan, holds tensors but no plan, or is in use by another process.
+        PolicyError: the folder belongs to another plan or cannot be extended, holds tensors but no plan, or is in use by
+            another process. Then plan.json stays as it is.
     """
     hold(folder)
     first, now = require_stored_plan(folder, plan), json.loads(json.dumps(plan))
+    if first == now:
+        return False
     if first is None and any(folder.glob("*.safetensors")):
-        raise PolicyError(f"{folder} holds tensors but no {PLAN}; submit the job as a new one")
-    if first != now:
-        write_text(folder / PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
-    return first is not None and first != now
+        raise PolicyError(f"{folder} holds tensors but no {PLAN}; {AS_NEW}")
+    if first is not None and fixed:
+        raise PolicyError(f"{folder} has {first['rounds']} rounds and cannot be extended: {fixed}; {AS_NEW}")
+    write_text(folder / PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
+    return first is not None
 
 
 def require_stored_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -181,13 +191,13 @@ def require_stored_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]
     path = folder / PLAN
     if not path.exists():
         return None
-    first, now = _stored_plan(path), json.loads(json.dumps(plan))
+    first, now = read_own(path, PolicyError, AS_NEW), json.loads(json.dumps(plan))
     wrong = sorted(key for key in first.keys() | now.keys() if first.get(key) != now.get(key))
     if not wrong or (wrong == ["rounds"] and type(first.get("rounds")) is int and now["rounds"] > first["rounds"]):
         return first
     raise PolicyError(
         f"{folder} belongs to a run with {wrong[0]}={first.get(wrong[0])!r}, but this job has {wrong[0]}={now.get(wrong[0])!r}."
-        " Refused: the stored state belongs to another plan; submit the job as a new one"
+        f" Refused: the stored state belongs to another plan; {AS_NEW}"
     )
 
 
@@ -221,7 +231,7 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
             raise
         else:
             _held[path] = handle
-            for part in unfinished(folder):
+            for part in half_written(folder):
                 part.unlink(missing_ok=True)
             return
 

@@ -175,14 +175,14 @@ class Malice:
 def test_unreadable_files_are_refused_and_never_run(network, tmp_path, monkeypatch, name, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(FedDPError, match=rf"{name} cannot be read as tensors"):
+    with pytest.raises(FedDPError, match=rf"{name}: cannot be read as tensors"):
         load_checkpoint(network, tmp_path / name)
     assert not (tmp_path / "ran").exists()
 
 
 def test_pickled_networks_are_refused(network, tmp_path):
     torch.save(network, tmp_path / "whole.pth")
-    with pytest.raises(FedDPError, match="a file that contains code is never loaded"):
+    with pytest.raises(FedDPError, match="A file that contains code is never loaded: save it again as .safetensors"):
         load_checkpoint(network, tmp_path / "whole.pth")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from feddp.errors import ContributionError, FedDPError, InputError
 from feddp.run import local, retry
+from feddp.run.follow import Follower
 from feddp.run.options import Options, resume_here, run_here
 from feddp.run.retry import retried
 from feddp.training import store
@@ -75,6 +76,22 @@ def test_resume_needs_the_folder_alone(run, fails, tmp_path):
     assert resume_here(tmp_path / "run") == whole
 
 
+def test_resume_refuses_other_options_by_name(run, fails, feddp, tmp_path):
+    """Also an option with its default value (`--env sim`); nothing is changed."""
+    fails(2)
+    with pytest.raises(FedDPError):
+        run()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    code, _, said = feddp(
+        "run", "--rounds", 50, "--env", "sim", "--retries", 2, "--set", "batch=4", "--resume", tmp_path / "run"
+    )
+    assert code == 2
+    assert "leave out --rounds, --set, --env. A run with other options, or with more rounds, is a new one" in said
+    assert {path: path.read_bytes() for path in before} == before
+    code, _, said = feddp("run", "--resume", tmp_path / "run", "--retries", 1)
+    assert (code, rounds_asked(tmp_path / "run")) == (0, [1, 2, 3, 3]), said
+
+
 def test_another_command_does_not_overwrite_it(run, fails, tmp_path):
     fails(2)
     with pytest.raises(FedDPError):
@@ -105,6 +122,38 @@ def test_retries_continue_by_themselves(run, fails, tmp_path, monkeypatch, capfd
     said = capfd.readouterr().err
     assert "attempt 2 of 3 in 5 s" in said
     assert "attempt 3 of 3 in 10 s" in said
+
+
+@pytest.mark.parametrize(
+    ("method", "env"),
+    [("fedavg", "local"), ("centralized", "local"), pytest.param("fedavg", "sim", marks=pytest.mark.simulator)],
+)
+def test_ctrl_c_names_the_command_that_goes_on(method, env, toy, tiny_root, tmp_path, feddp, monkeypatch):
+    """The signal comes while the command waits for the rounds, in every environment in the same place."""
+
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Follower, "until", pressed)
+    options = ["--method", method, "--network", toy, "--size", 32, "--rounds", 3, "--set", "batch=4", "--env", env]
+    code, _, said = feddp("run", "--data", tiny_root, "--out", tmp_path / "run", *options)
+    assert code == 130
+    assert said.splitlines()[-1] == f"to go on: feddp run --resume {tmp_path / 'run'}"
+
+
+def test_ctrl_c_names_no_command_where_nothing_can_go_on(tmp_path, capsys):
+    """Before the run has begun, and after its last file was written."""
+
+    def pressed():
+        raise KeyboardInterrupt
+
+    for name in ("", "results.json"):
+        if name:
+            (tmp_path / "run.json").write_text("{}")
+            (tmp_path / name).write_text("{}")
+        with pytest.raises(KeyboardInterrupt):
+            retried(pressed, tmp_path, 2)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_last_failure_is_told(run, fails, tmp_path, monkeypatch):

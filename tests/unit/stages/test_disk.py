@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from feddp.errors import StorageError
-from feddp.files import append_event, read_events, unfinished, write_text
+from feddp.files import append_event, half_written, read_events, write_text
 from feddp.flare.context import files_of, kept_below
 from feddp.networks.weights import save_network
 from feddp.stages.memory import ServerMemory
@@ -61,7 +61,7 @@ def test_at_one_site_it_is_that_sites_failure(moment, disk, run, tmp_path):
     assert (refused["site"], refused["task"]) == ("site-2", moment[0])
     assert refused["reason"].startswith(f"site site-2: {mine}: ")
     assert any(remedy in refused["reason"] for remedy in DISKS[disk].split("|"))
-    assert not list(unfinished(mine))
+    assert not list(half_written(mine))
 
 
 def at_server(monkeypatch, method, moment, broken):
@@ -89,7 +89,7 @@ def test_at_the_server_the_run_stops_and_goes_on(method, moment, disk, run, tmp_
     kept = files_of(kept_below(folder), RUN) if method == "_write" else folder / "first"
     assert str(raised.value).startswith(f"{kept}: ")
     assert any(remedy in str(raised.value) for remedy in DISKS[disk].split("|"))
-    assert not [*unfinished(kept), *unfinished(folder / "first")]
+    assert not [*half_written(kept), *half_written(folder / "first")]
     same(outcome(*run("disk", "second")), whole)
 
 

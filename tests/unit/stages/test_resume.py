@@ -5,11 +5,13 @@ import json
 
 import pytest
 
-from feddp.errors import FedDPError, PolicyError
+from feddp.errors import BadFile, FedDPError, PolicyError
+from feddp.files import read_events
 from feddp.flare.context import files_of, kept_below
 from feddp.networks import NETWORKS
 from feddp.networks.weights import read_network, save_network
-from feddp.stages.memory import BEST, LATEST, ServerMemory, start_file
+from feddp.stages.memory import BEST, LATEST, PREVIOUS, ServerMemory, start_file
+from feddp.training import store
 from support.broken_off import RUN, Killed, outcome, same, start
 from support.small import Small
 
@@ -103,7 +105,8 @@ def test_a_damaged_server_file_costs_one_round(plan_for, federation, toy, tmp_pa
     damage(kept / f"{LATEST}.safetensors")
     root, folder = federation(plan, "broken", "second")
     same(whole, outcome(root, folder))
-    assert '"event": "damaged"' in (folder / "progress.jsonl").read_text()
+    (event,) = [event for event in read_events(folder / "progress.jsonl") if event["event"] == "damaged"]
+    assert event["message"].endswith("the file is damaged); the round before it is used")
 
 
 def test_another_plan_is_refused_by_what_differs(plan_for, federation, toy):
@@ -159,11 +162,22 @@ def test_a_damaged_first_round_starts_again(tmp_path, plan_for, toy):
     assert memory_of(tmp_path, plan).round == 0, "and again"
 
 
+def test_two_damaged_files_of_the_server_ask_for_a_new_job(tmp_path, plan_for, toy):
+    plan = plan_for(method="fedavg", network=toy, rounds=5)
+    memory = memory_of(tmp_path, plan)
+    for round in (1, 2):
+        memory.save(memory.first(), round)
+    for name in (LATEST, PREVIOUS):
+        damage(tmp_path / f"kept/{name}.safetensors")
+    with pytest.raises(BadFile, match=r"shared_latest.safetensors: .*checksum.*\. Submit the job as a new one\.$"):
+        memory_of(tmp_path, plan)
+
+
 def test_a_run_with_head_calibration_is_not_extended(tmp_path, plan_for):
     """The epochs' states have replaced those of the rounds, from which an extension would start."""
     plan = plan_for(method="fedlc", rounds=2)
     memory_of(tmp_path, plan)
-    with pytest.raises(PolicyError, match="has 2 rounds and cannot be extended"):
+    with pytest.raises(PolicyError, match="has 2 rounds and cannot be extended: .* stage heads .*; submit the job as a new"):
         memory_of(tmp_path, plan_for(method="fedlc", rounds=3))
     memory_of(tmp_path, plan)
 
@@ -182,3 +196,11 @@ def test_a_site_without_consent_is_still_named_by_a_later_job(tmp_path, plan_for
     save_network(path, shared, {"round": metadata["round"], "state": json.dumps(state)})
     again = memory_of(tmp_path, plan)
     assert (again.round, again.without) == (1, {})
+
+
+def test_a_server_reads_its_stored_plan_once(tmp_path, plan_for, toy, monkeypatch):
+    plan, read, found = plan_for(method="fedavg", network=toy), store.read_own, []
+    memory_of(tmp_path, plan)
+    monkeypatch.setattr(store, "read_own", lambda path, *others: found.append(path) or read(path, *others))
+    memory_of(tmp_path, plan)
+    assert found == [tmp_path / "kept/plan.json"]

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.errors import FedDPError, PolicyError, StorageError
+from feddp.errors import BadFile, FedDPError, PolicyError, StorageError
 from feddp.files import RECORD, read_events
 from feddp.networks import weights
+from feddp.stages.order import state_before
 from feddp.training.loop import adamw
 from feddp.training.store import State, Store, claim, hold, is_held, optimizer_tensors, restore_optimizer
 
@@ -113,8 +114,37 @@ def test_an_unreadable_file_is_named(store, content):
     store.save_state(state(4))
     path = store.folder / "state_00004.safetensors"
     path.write_bytes(path.read_bytes()[:-2] if content is None else content)
-    with pytest.raises(FedDPError, match="state_00004.safetensors cannot be read"):
+    with pytest.raises(FedDPError, match="state_00004.safetensors: cannot be read"):
         store.load_state(4)
+
+
+def test_a_damaged_only_state_names_what_helps_and_it_does(store):
+    """Nobody can save a state again. Without the file, the site goes on as one that missed all rounds so far."""
+    store.save_state(state(4))
+    flipped(store.folder / "state_00004.safetensors")
+    with pytest.raises(BadFile) as refused:
+        state_before("site-1", store, 4, "round 4", first=False)
+    end = "Submit the job as a new one, or remove the file: this site's private tensors then start again."
+    assert str(refused.value).endswith(f"does not match its checksum: the file is damaged). {end}")
+    store.remove("state_00004")
+    assert state_before("site-1", store, 4, "round 4", first=False) == State(0)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "round", "what"),
+    [("private/q", "four", "its round is 'four'"), ("public/q", "4", "'public/q' is no tensor of one")],
+)
+def test_a_file_that_is_no_state_is_none(store, tensors, round, what):
+    store.write("state_00004", {tensors: tensor(1.0)}, round=round)
+    with pytest.raises(BadFile, match=rf"state_00004.safetensors: is no state: {what}\. Submit the job as a new one, or"):
+        store.load_state(4)
+
+
+def test_another_damaged_file_of_a_run_asks_for_a_new_job(store):
+    store.write("start", {"w": tensor(1.0)})
+    flipped(store.folder / "start.safetensors")
+    with pytest.raises(BadFile, match=r"start.safetensors: .*checksum.*\. Submit the job as a new one\.$"):
+        store.read("start")
 
 
 def flipped(path) -> None:
@@ -131,7 +161,9 @@ def test_a_damaged_state_gives_way_to_the_one_before_it(store):
     flipped(store.folder / "state_00004.safetensors")
     assert store.load_state(4).round == 3
     (line,) = [event for event in read_events(store.folder / RECORD) if event["event"] == "damaged"]
-    assert "state_00004.safetensors cannot be read as tensors (its content does not match its checksum" in line["message"]
+    what = "its content does not match its checksum: the file is damaged"
+    end = f"state_00004.safetensors: cannot be read as tensors ({what}); it was renamed, and the state before it is used"
+    assert line["message"].endswith(end), "no remedy: nobody has to do anything"
     assert store.latest() == 3, "the damaged file is gone"
 
 
