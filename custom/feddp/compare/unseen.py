@@ -84,7 +84,7 @@ def measure_networks(networks: Mapping[str, nn.Module], samples: list[Sample]) -
     rows: dict[str, list[Row]] = {}
     total: Tensor | None = None
     for name, network in networks.items():
-        maps = torch.cat([part for part, _ in predict(network, samples)])
+        maps = torch.cat([part.cpu() for part, _ in predict(network, samples)])
         rows[name] = measure(maps, masks)
         total = maps if total is None else total + maps
     if total is not None:

@@ -1,6 +1,6 @@
 """Loads a site's folder into samples in memory, and makes the batches of one epoch. The seed determines all random draws."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypedDict, cast
 
 import numpy as np
@@ -10,8 +10,6 @@ from torch.utils.data import default_collate
 from feddp.data.folder import SiteFolder
 from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.progress import track
-
-Warp = Callable[["Sample"], "Sample"]
 
 
 class _Image(TypedDict):
@@ -90,10 +88,12 @@ def class_index(maps: torch.Tensor, labels: str) -> torch.Tensor:
     return (maps * values).amax(dim=1).long()
 
 
-def batches(samples: Sequence[Sample], batch: int, seed: int | None, augment: bool) -> Iterator[Batch]:
-    """Yields the collated batches of one epoch: tensor entries are (B, ...), other entries are lists.
+def batches(
+    samples: Sequence[Sample], batch: int, seed: int | None, augment: bool, device: torch.device | str = "cpu"
+) -> Iterator[Batch]:
+    """Yields the collated batches of one epoch on `device`: tensor entries are (B, ...), other entries are lists.
 
-    With a seed, the order (and, with `augment`, flips on both axes and quarter turns) depend only on the seed; no global
+    With a seed, the order (and, with `augment`, each sample's symmetry of the square) depend only on the seed; no global
     generator is used. All tensor entries of a sample, each (channels, H, W), are warped together, so additional maps stay
     aligned with image and mask. A last batch of exactly one sample is dropped, because batch normalisation cannot train on one
     sample; another seed drops another sample. It is kept if it is the only batch or if `batch` is 1.
@@ -108,11 +108,11 @@ def batches(samples: Sequence[Sample], batch: int, seed: int | None, augment: bo
     if seed is None:
         if augment:
             raise ValueError("augmentation needs a seed")
-        return _collated(samples, range(len(samples)), batch, None)
+        return _collated(samples, range(len(samples)), batch, None, device)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(samples)).tolist()[: in_an_epoch(len(samples), batch)]
-    warp = _warp(samples[0], int(rng.integers(2**31))) if augment and samples else None
-    return _collated(samples, order, batch, warp)
+    symmetries = torch.from_numpy(rng.integers(2, size=(len(order), 3)).astype(bool)) if augment else None
+    return _collated(samples, order, batch, symmetries, device)
 
 
 def in_an_epoch(count: int, batch: int) -> int:
@@ -120,18 +120,37 @@ def in_an_epoch(count: int, batch: int) -> int:
     return count - 1 if batch > 1 and count > 1 and count % batch == 1 else count
 
 
-def _collated(samples: Sequence[Sample], order: Sequence[int], batch: int, warp: Warp | None) -> Iterator[Batch]:
+def _collated(
+    samples: Sequence[Sample], order: Sequence[int], batch: int, symmetries: torch.Tensor | None, device: torch.device | str
+) -> Iterator[Batch]:
     for start in range(0, len(order), batch):
-        chosen = (samples[i] for i in order[start : start + batch])
-        # "is None", never "if warp": MONAI reseeds the transforms of a Compose to compute its length, and so its truth
-        yield cast(Batch, default_collate([sample if warp is None else warp(sample) for sample in chosen]))
+        collated: Batch = to(default_collate([samples[i] for i in order[start : start + batch]]), device)
+        yield collated if symmetries is None else _warped(collated, symmetries[start : start + batch].to(device))
 
 
-def _warp(sample: Sample, seed: int) -> Warp:
-    from monai.transforms import Compose, EnsureTyped, RandFlipd, RandRotate90d
+def to(batch: Batch, device: torch.device | str) -> Batch:
+    """Returns the batch with its tensors on `device`. To a GPU they are copied while this process goes on."""
+    gpu = torch.device(device).type == "cuda"
+    return _mapped(batch, lambda value: (value.pin_memory() if gpu else value).to(device, non_blocking=True))
 
-    keys = [key for key, value in sample.items() if isinstance(value, torch.Tensor)]
-    transforms = [RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in (0, 1)]
-    transforms += [RandRotate90d(keys, prob=0.75), EnsureTyped(keys, track_meta=False)]
-    warp: Warp = Compose(transforms).set_random_state(seed=seed)
-    return warp
+
+def _warped(batch: Batch, symmetries: torch.Tensor) -> Batch:
+    """Applies to each sample one of the eight symmetries of the square: each of the two flips and the transposition, or not.
+
+    Three fair coins give each of the eight with probability 1/8, as flips along both axes and a random quarter turn do.
+
+    Args:
+        symmetries: bool (B, 3).
+    """
+    across, down, transposed = symmetries.T[:, :, None, None, None]  # (B, 1, 1, 1) each
+
+    def warp(value: torch.Tensor) -> torch.Tensor:
+        value = torch.where(across, value.flip(-1), value)
+        value = torch.where(down, value.flip(-2), value)
+        return torch.where(transposed, value.mT, value)
+
+    return _mapped(batch, warp)
+
+
+def _mapped(batch: Mapping[str, object], change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    return cast(Batch, {name: change(value) if isinstance(value, torch.Tensor) else value for name, value in batch.items()})

@@ -54,7 +54,7 @@ def sample_pixels(
         passes = predict(network, samples, _BATCH)
         for _, batch in track(passes, what, math.ceil(len(samples) / _BATCH)):
             maps = taken.pop()
-            classes = at_size(class_index(batch["mask"], labels), (maps.shape[-2], maps.shape[-1])).flatten().numpy()
+            classes = at_size(class_index(batch["mask"].cpu(), labels), (maps.shape[-2], maps.shape[-1])).flatten().numpy()
             vectors, draws = maps.permute(0, 2, 3, 1).flatten(0, 2), rng.random(len(classes))
             for label in np.unique(classes).tolist():
                 own = np.flatnonzero(classes == label)

@@ -141,7 +141,7 @@ def _measure(site: Site, state: Mapping[str, Tensor]) -> tuple[Rows, Rows]:
     for part, batch in predict(site.network, site.test):
         rows += measure(part, batch["mask"])
         if site.folder.volumes:
-            maps.append(part)
+            maps.append(part.cpu())
     images = dict(zip((sample["stem"] for sample in site.test), rows, strict=True))
     if not maps:
         return images, {}

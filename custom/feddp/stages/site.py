@@ -139,8 +139,7 @@ class Site:
 
     def validate(self) -> Scores:
         """Returns mean Dice and IoU of the network over the validation images."""
-        scores = mean_scores(self.network, self.validation)
-        return {"dice": scores["dice"], "iou": scores["iou"]}
+        return mean_scores(self.network, self.validation)
 
     # --- seeds -------------------------------------------------------------------------------------------------------
 

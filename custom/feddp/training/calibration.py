@@ -7,6 +7,7 @@ the released code. With `delta=frozen` all K maps come from the networks at the 
 and is computed once. The best epoch can also be epoch 0, the network before the stage; the paper does not say.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from feddp.data.loading import Batch, Sample
 from feddp.errors import InputError
 from feddp.training.loop import BatchLoss, adamw, copy_of, fit_epoch, predict
 from feddp.training.losses import auxiliary_loss, inconsistency, inconsistency_std
-from feddp.training.metrics import measure, summarize
+from feddp.training.metrics import DIVERGED, overlap
 from feddp.training.seeds import seed_of
 from feddp.training.settings import Training
 
@@ -63,9 +64,18 @@ def tune(
 
 
 def mean_scores(network: nn.Module, samples: Sequence[Sample]) -> dict[str, float]:
-    """Returns the mean of every metric over `samples`."""
-    rows = [row for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
-    return {metric: summary["mean"] for metric, summary in summarize(rows).items()}
+    """Returns the mean dice and iou over `samples`, computed on the network's device.
+
+    Raises:
+        InputError: there is no sample, or a prediction is not finite.
+    """
+    if not samples:
+        raise InputError("there is nothing to measure: no image was given")
+    rows = torch.cat([overlap(maps, batch["mask"]) for maps, batch in predict(network, samples)])
+    dice, iou = rows.double().mean(dim=0).tolist()
+    if math.isnan(iou):
+        raise InputError(DIVERGED)
+    return {"dice": dice, "iou": iou}
 
 
 def with_inconsistency(
@@ -85,7 +95,7 @@ def with_inconsistency(
 
     def maps_of(state: Mapping[str, Tensor]) -> Tensor:
         network.load_state_dict(state)
-        return torch.cat([part for part, _ in predict(network, samples)])
+        return torch.cat([part.cpu() for part, _ in predict(network, samples)])
 
     own = maps_of(own_state)
     others = (maps_of(peers[site]) for site in sorted(peers))

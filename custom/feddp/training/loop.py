@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,8 @@ BatchLoss = Callable[[Tensor, Batch], Tensor]  # (logits (B,C,H,W), batch) -> sc
 
 
 def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    return torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=weight_decay)
+    """Returns the optimiser. `fused` updates all parameters in one pass of compiled code."""
+    return torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=weight_decay, fused=True)
 
 
 def fit_epoch(
@@ -42,22 +42,22 @@ def fit_epoch(
         InputError: the loss is not finite (the learning rate is too high, or the data are broken).
         Stopped: `stopped()` returned True.
     """
-    device = next(network.parameters()).device
+    parameters = list(network.parameters())
+    device = parameters[0].device
     mixed = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     network.train()
     losses = []
     with seeded(device, seed, "dropout"):
-        for batch in batches(samples, training.batch, seed=seed_of(seed, "order"), augment=training.augment):
+        for batch in batches(samples, training.batch, seed_of(seed, "order"), training.augment, device):
             if stopped():
                 raise Stopped("training was stopped: the job was aborted")
-            batch = to(batch, device)
             for _ in range(steps):
                 with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                     logits = (forward or network)(batch["image"])
                 value = loss(logits.float(), batch)
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()
-                torch.nn.utils.clip_grad_value_([p for p in network.parameters() if p.grad is not None], training.clip)
+                torch.nn.utils.clip_grad_value_(parameters, training.clip)
                 optimizer.step()
                 losses.append(value.detach())
             after()
@@ -99,12 +99,7 @@ def copy_of(network: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def predict(network: nn.Module, samples: Sequence[Sample], batch: int = 8) -> Iterator[tuple[Tensor, Batch]]:
-    """Yields probabilities (B,C,H,W) on the CPU with their batches, in the order of the samples, in eval mode."""
-    device = next(network.parameters()).device
+    """Yields probabilities (B,C,H,W) with their batches, on the network's device, in the order of the samples, in eval mode."""
     network.eval()
-    for part in batches(samples, batch, seed=None, augment=False):
-        yield torch.sigmoid(network(part["image"].to(device)).float()).cpu(), part
-
-
-def to(batch: Batch, device: torch.device) -> Batch:
-    return cast(Batch, {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()})
+    for part in batches(samples, batch, seed=None, augment=False, device=next(network.parameters()).device):
+        yield torch.sigmoid(network(part["image"]).float()), part

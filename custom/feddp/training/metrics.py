@@ -21,6 +21,7 @@ from feddp.errors import InputError
 
 METRICS = ("dice", "iou", "hd", "hd95", "assd")
 THRESHOLD = 0.5
+DIVERGED = "predictions are not finite; the network has diverged: lower the learning rate"
 
 Row = dict[str, float]
 
@@ -35,6 +36,19 @@ def measure(probabilities: Tensor, mask: Tensor) -> list[Row]:
         raise InputError(f"predictions {tuple(probabilities.shape)} and masks {tuple(mask.shape)} must be (B, C, H, W)")
     rows = [measure_classes(p, m) for p, m in zip(probabilities, mask, strict=True)]
     return [{metric: float(np.mean([row[metric] for row in classes])) for metric in METRICS} for classes in rows]
+
+
+def overlap(probabilities: Tensor, mask: Tensor) -> Tensor:
+    """Returns dice and iou of every image of a batch, each the mean over the image's classes: (B, 2), on the batch's device.
+
+    The same values as `measure` gives, without the distances. A prediction that is not finite gives nan.
+    """
+    from monai.metrics import compute_iou
+
+    predicted, truth = (probabilities > THRESHOLD).float(), (mask > THRESHOLD).float()
+    iou = compute_iou(predicted, truth, ignore_empty=False)
+    iou = iou.where(probabilities.isfinite().all(dim=(2, 3)), torch.nan)
+    return torch.stack([2 * iou / (1 + iou), iou], dim=-1).mean(dim=1)  # Dice = 2 IoU / (1 + IoU)
 
 
 def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
@@ -58,7 +72,7 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
 def foreground(probabilities: Tensor) -> Tensor:
     """Returns whether each probability is above one half, on the CPU; raises InputError if one is not finite."""
     if not torch.isfinite(probabilities).all():
-        raise InputError("predictions are not finite; the network has diverged: lower the learning rate")
+        raise InputError(DIVERGED)
     return (probabilities > THRESHOLD).cpu()
 
 

@@ -286,8 +286,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, network: nn.Module, tens
     for key, value in tensors.items():
         name, slot = key.rsplit("/", 1)
         parameter = parameters[name]
-        # AdamW expects the step counter on the CPU
-        optimizer.state[parameter][slot] = value.clone() if slot == "step" else value.to(parameter.device, copy=True)
+        optimizer.state[parameter][slot] = value.to(parameter.device, copy=True)
 
 
 def require_job_id(job: str) -> None:

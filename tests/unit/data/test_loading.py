@@ -148,7 +148,7 @@ def test_no_global_generator_is_read_or_advanced():
 def test_every_tensor_is_warped_alike_and_none_is_lost():
     """mask = 2 image[0] and delta = image[1:] + 0.5 by construction; a common warp keeps that, pixel by pixel.
 
-    Of the eight symmetries of a square, each is met in 64 draws but with odds below 8 (1 - 1/10)^64 < 1 %.
+    Each of the eight symmetries of a square has 1/8 of 64 draws; one is missed with odds below 8 (1 - 1/8)^64 < 0.2 %.
     """
     samples = toy(64)
     met = set()

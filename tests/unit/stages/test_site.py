@@ -20,6 +20,8 @@ from feddp.stages.site import Site
 from feddp.stages.train import adopt, train
 from feddp.stages.tune import tune
 from feddp.training.calibration import mean_scores
+from feddp.training.loop import predict
+from feddp.training.metrics import measure, summarize
 from feddp.training.store import Store
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
@@ -50,6 +52,12 @@ def same_state(one, other):
     return one.round == other.round and all(
         same(getattr(one, part), getattr(other, part)) for part in ("private", "optimizer", "memory")
     )
+
+
+def means_of(network, samples):
+    """The mean of every metric over `samples`."""
+    rows = [row for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
+    return {metric: summary["mean"] for metric, summary in summarize(rows).items()}
 
 
 def timeless(metrics):
@@ -140,7 +148,7 @@ def test_a_round_reports_the_scores_of_what_was_received(plan_for, open_site, to
     network.load_state_dict(site.partition.join(received, site.store.load_state(1).private))
     wanted = mean_scores(network, site.validation)
     _, later = train(site, received, 1)
-    assert {name: later[name] for name in ("dice", "iou")} == {name: wanted[name] for name in ("dice", "iou")}
+    assert {name: later[name] for name in ("dice", "iou")} == wanted
 
 
 def test_an_aborted_round_leaves_no_state(plan_for, open_site, toy):
@@ -244,7 +252,7 @@ def test_adopt_joins_gamma_and_rho_of_the_same_round(plan_for, open_site, toy):
     network = build_network(fresh.plan)
     network.load_state_dict(tensors(fresh, "start"))
     wanted = mean_scores(network, fresh.validation)
-    assert scores == {"dice": wanted["dice"], "iou": wanted["iou"]}
+    assert scores == wanted
     adopt(fresh, gammas[3], 3)
     assert same(tensors(fresh, "start"), fresh.partition.join(gammas[3], rhos[3]))
 
@@ -435,7 +443,7 @@ def test_the_network_is_evaluated_before_and_after_its_last_stage(adopted, chang
     for name, slot in (("before_calibration", before), ("final", final)):
         network.load_state_dict(tensors(one, slot))
         means = {metric: summary["mean"] for metric, summary in found[name].items()}
-        assert means == mean_scores(network, one.test)
+        assert means == means_of(network, one.test)
         assert {summary["n"] for summary in found[name].values()} == {2}
         for metric, mean in means.items():
             values = [float(row[metric]) for row in rows if row["network"] == slot]
@@ -459,7 +467,7 @@ def test_peers_are_evaluated_and_then_forgotten(adopted):
     network.load_state_dict(tensors(two, "start"))
     assert found["peers"].keys() == {"site-2"}
     means = {metric: summary["mean"] for metric, summary in found["peers"]["site-2"].items()}
-    assert means == mean_scores(network, one.test)
+    assert means == means_of(network, one.test)
     assert means["iou"] != found["final"]["iou"]["mean"]
     assert not one.store.has("peers")
     assert {row["network"] for row in rows_of(one)} == {"start", "calibrated"}

@@ -8,7 +8,7 @@ import torch
 from monai.metrics import compute_average_surface_distance, compute_hausdorff_distance
 
 from feddp.errors import FedDPError
-from feddp.training.metrics import METRICS, measure, measure_classes, summarize
+from feddp.training.metrics import METRICS, measure, measure_classes, overlap, summarize
 
 
 def figure(*boxes, height=9, width=12):
@@ -146,3 +146,24 @@ def test_summarize_is_the_papers_average_column():
 def test_there_must_be_something_to_summarize():
     with pytest.raises(FedDPError, match="no image was measured"):
         summarize([])
+
+
+def test_overlap_is_measure_without_distances():
+    """Two classes, two images. Image 1: class 1 as in `a_pixel_against_a_bar` (Dice 2/5, IoU 1/4), class 2 empty in both
+    (1 and 1): means 0.7 and 0.625. Image 2: class 1 predicted where there is none (0 and 0), class 2 found whole: 1/2 and 1/2.
+    """
+    nothing, pixel, bar = figure(), figure((2, 2, 2, 2)), figure((2, 2, 2, 5))
+    predicted = torch.stack([torch.cat([pixel, nothing]), torch.cat([pixel, bar])])
+    truth = torch.stack([torch.cat([bar, nothing]), torch.cat([nothing, bar])])
+    found = overlap(predicted, truth)
+    assert found.tolist() == [pytest.approx([0.7, 0.625]), pytest.approx([0.5, 0.5])]
+    assert found.tolist() == [pytest.approx([row["dice"], row["iou"]]) for row in measure(predicted, truth)]
+
+
+def test_a_prediction_that_is_not_finite_has_no_overlap():
+    """One image of the batch; the other keeps its value."""
+    predicted = torch.stack([figure((0, 0, 1, 1)), figure((0, 0, 1, 1))])
+    predicted[1, 0, 5, 5] = float("inf")
+    found = overlap(predicted, torch.stack([figure((0, 0, 1, 1))] * 2))
+    assert found[0].tolist() == [1, 1]
+    assert found[1].isnan().all()
