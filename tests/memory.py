@@ -19,6 +19,7 @@ from feddp.methods.aggregation import combine
 from feddp.methods.base import AGGREGATIONS
 from feddp.networks import DEFAULT
 from feddp.plan.schema import Plan
+from feddp.protocol import PARTS
 from feddp.stages import train
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
@@ -47,7 +48,9 @@ class Arriving(Server):
             started = time.monotonic()
             tensors = {name: value + torch.randn(value.shape).to(value.dtype) for name, value in data.tensors.items()}
             self.seconds += time.monotonic() - started
-            return Message(tensors, {"round": 0, "phase": 0, "loss": 1.0, "samples": 10.0, "seconds": 0.0})
+            return Message(
+                tensors, {"round": 0, "phase": 0, "loss": 1.0, "samples": 10.0, "seconds": 0.0, **dict.fromkeys(PARTS, 0.0)}
+            )
 
         for site in reversed(sites):
             received(site, reply)

@@ -5,6 +5,7 @@
 <run>/results.md                     the results as a table
 <run>/shared.safetensors             γ of the round that stage 1 selected
 <run>/progress.jsonl                 the server's events
+<run>/time.json                      where the time of the rounds went (`feddp.stages.accounting`)
 <run>/sites/<site>/network.safetensors, images.csv, cases.csv, record.jsonl
                                      the site's final network, its metrics per image and per case, its events
 """
@@ -30,6 +31,7 @@ RESULTS = "results.json"
 RESULTS_TABLE = "results.md"
 SHARED = "shared.safetensors"
 PROGRESS = "progress.jsonl"
+TIME = "time.json"
 NETWORK = "network.safetensors"
 IMAGES = "images.csv"
 CASES = "cases.csv"

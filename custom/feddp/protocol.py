@@ -27,6 +27,7 @@ VOLUMES = "volumes"  # the same tables per case, if images are slices
 WITHHELD = "withheld"  # replaces numbers withheld by the site's policy; its value is the required number of images or cases
 STD_WITHHELD = "std_withheld"  # the same, if only standard deviations are withheld
 LARGEST = 2**53  # of a number; Python's integers are unbounded, so one could hold a whole image
+LOADING, EVALUATING, STORING = PARTS = ("seconds_loading", "seconds_evaluating", "seconds_storing")  # of a round's "seconds"
 ROUNDED = "rounded"  # in results: whether the sites' guards rounded the numbers (`rounded`)
 
 INITIAL = "initial"
@@ -123,7 +124,7 @@ CELL = {"mean": Number(decimals=3), "std": Number(decimals=3), "n": COUNT}  # me
 SCALARS: Mapping[str, Number | Table] = {
     "consent": FLAG,
     **dict.fromkeys(("round", "phase", "epoch", "samples", "images"), COUNT),
-    "seconds": Number(decimals=1),
+    **dict.fromkeys(("seconds", *PARTS), Number(decimals=1)),
     **dict.fromkeys(("dice", "iou", "iou_before"), METRIC),
     **dict.fromkeys(("loss", "loss_before"), LOSS),
     "empty_masks": Number(over=Over.UNSEEN),
@@ -135,6 +136,7 @@ SCALARS: Mapping[str, Number | Table] = {
 NUMBERS: Mapping[str, Number | Table] = {**CELL, **SCALARS}  # with the numbers inside tables
 SHARES = ("dice", "iou")  # the metrics of tables that are at most 1
 MEASURED = frozenset(name for name, scalar in SCALARS.items() if scalar.over)
+_TRAINED = ("loss", "samples", "seconds", *PARTS)
 _SCORED, _TUNED = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch")
 _ADAPTED = ("images", "empty_masks", "seconds", "loss_before", "loss", "epoch", "scores")
 
@@ -177,7 +179,7 @@ TASKS: Mapping[str, TaskSpec] = _table(
     TaskSpec(COLLECT_SPECTRA, SPECTRA_STAGE, Kind.COLLECTION, SPECTRA, Sent.AMPLITUDES, _CONSENT),
     TaskSpec(TAKE_SPECTRA, SPECTRA_STAGE, Kind.DELIVERY, SPECTRA, scalars=_CONSENT, delivers=COLLECT_SPECTRA),
     TaskSpec(INITIAL, TRAIN_STAGE, Kind.START),
-    TaskSpec(TRAIN, TRAIN_STAGE, Kind.ROUND, tensors=Sent.SHARED, scalars=(*_SCORED, "phase", "loss", "samples", "seconds")),
+    TaskSpec(TRAIN, TRAIN_STAGE, Kind.ROUND, tensors=Sent.SHARED, scalars=(*_SCORED, "phase", *_TRAINED)),
     TaskSpec(SCORE, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),
     TaskSpec(ADOPT, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),
     TaskSpec(TUNE, TUNE_STAGE, Kind.LOCAL, scalars=_TUNED),

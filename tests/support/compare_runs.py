@@ -62,7 +62,7 @@ def federation(rounds: int, home: bool) -> list[dict]:
         events.append({"event": "ask", "time": now, "task": "train", "round": t, "bytes": dict.fromkeys(SITES, 100)})
         now += 2
         for i, site in enumerate(SITES):
-            scalars = {"loss": 1.0} | ({"dice": 0.5, "iou": (t - 1) / 10 + i / 100} if t > 1 else {})
+            scalars = {"loss": 1.0, "seconds": 1.5} | ({"dice": 0.5, "iou": (t - 1) / 10 + i / 100} if t > 1 else {})
             answer = {"event": "answer", "time": now, "site": site, "task": "train", "round": t, "bytes": 100}
             events.append(answer | {"scalars": scalars})
         events.append({"event": "round", "time": now, "round": t, "of": rounds, "seconds": 2.0})

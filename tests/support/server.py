@@ -13,6 +13,7 @@ from nvflare.apis.signal import Signal
 from feddp.flare import messages
 from feddp.flare.controller import StageController
 from feddp.flare.persistor import SharedTensorPersistor
+from feddp.protocol import PARTS
 from feddp.training.metrics import METRICS
 
 SITES = ["A", "B", "C"]
@@ -109,7 +110,7 @@ def good(site, task, tensors, scalars, values=None, ious=None):
     """A site that adds its `values` entry to every tensor it is sent, and scores as `ious` says of the round it received."""
     offset = (values or {}).get(site, 0.0)
     if task == "train":
-        metrics = {"loss": 1.0, "samples": 10.0, "seconds": 0.0}
+        metrics = {"loss": 1.0, "samples": 10.0, "seconds": 0.0, **dict.fromkeys(PARTS, 0.0)}
         if scalars["round"] and not scalars["phase"]:
             metrics |= {"dice": 0.5, "iou": (ious or {}).get(scalars["round"], 0.5)}
         return messages.pack(

@@ -19,6 +19,7 @@ from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.site import SiteComponent
 from feddp.plan.schema import Plan
+from feddp.protocol import PARTS
 from feddp.stages.site import Site
 from feddp.training.metrics import METRICS
 from feddp.training.store import Store
@@ -27,7 +28,16 @@ from feddp.training.store import Store
 CELL = {"mean": 0.5, "std": 0.1, "n": 2}
 SUMMARY = dict.fromkeys(METRICS, CELL)
 TABLES = {"before_calibration": SUMMARY, "final": SUMMARY, "peers": {"site-2": SUMMARY}}
-NUMBERS = {"round": 1, "phase": 0, "loss": 0.5, "dice": 0.5, "iou": 0.4, "samples": 8.0, "seconds": 1.0}
+NUMBERS = {
+    "round": 1,
+    "phase": 0,
+    "loss": 0.5,
+    "dice": 0.5,
+    "iou": 0.4,
+    "samples": 8.0,
+    "seconds": 1.0,
+    **dict.fromkeys(PARTS, 0.0),
+}
 
 
 class FlareSite:

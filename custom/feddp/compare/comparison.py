@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from feddp.compare.efficiency import efficiency_table
+from feddp.compare.efficiency import efficiency_table, times_table
 from feddp.compare.figures import draw_methods, draw_outside, draw_study
 from feddp.compare.folds import fold_campaigns, fold_tables
 from feddp.compare.leave_one_out import LeaveOneOut
@@ -55,7 +55,7 @@ def compare(request: ComparisonRequest) -> Comparison:
     if unseen:
         tables.append(unseen_table(named, unseen, sites, request.common.size, request.place.device))
     if methods:
-        tables.append(efficiency_table(named, request.data, request.place.device))
+        tables += [efficiency_table(named, request.data, request.place.device), times_table(named)]
     if any(result.folders for result in named.values()):
         draw_methods(request.out, named, sites)
     for name in studies:

@@ -1,7 +1,7 @@
 """Table V: what a method costs in time and in bytes, as the server's progress.jsonl and this machine's clock say."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from feddp.files import NETWORK, PROGRESS, Event, read_events, read_results, sit
 from feddp.methods.base import SPECTRA, TRAIN
 from feddp.networks.weights import load_personal
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
+from feddp.stages.accounting import ROUND, SITE, accounted
 
 _HEADS = ("Train time (s)", "Local time (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
 _WARM_UP, _TIMED = 3, 20
@@ -25,6 +26,10 @@ _NOTES = (
     f" {_WARM_UP} passes.",
     "Joint and Local are the tensors' bytes that the server sent and received, of all sites together, in stage 1 and in the"
     " local stages; MB = 10^6, KB = 10^3 bytes.",
+)
+_TIMES = (
+    "Wall, combining and saving are the server's; the rest are means over the sites. Receiving: from the server's request until"
+    " the site begins; in one process also while other sites train. Sending: from the site's answer until the server has it.",
 )
 
 
@@ -38,9 +43,26 @@ def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> 
     return ResultTable("efficiency", "Table V: efficiency", heads, (None,) * len(heads), tuple(rows), _NOTES)
 
 
+def times_table(methods: Mapping[str, Result]) -> ResultTable:
+    """One row per method: the mean seconds per round of every part of time.json over rounds, seeds and sites."""
+    rows: list[tuple[Cell, ...]] = []
+    for label, result in methods.items():
+        times = [accounted(read_events(folder / PROGRESS)) for folder in result.folders.values()]
+        cells = [_mean([time["rounds"][name] for time in times]) for name in ROUND]
+        cells += [_mean([site[name] for time in times for site in time["sites"].values()]) for name in SITE]
+        rows.append((label, *(cells if times else failed(result, len(ROUND + SITE)))))
+    heads = ("Method", *(name.capitalize() for name in ROUND + SITE))
+    return ResultTable("times", "Seconds per round", heads, (None,) * len(heads), tuple(rows), _TIMES)
+
+
+def _mean(lists: Sequence[Sequence[float | None]]) -> Cell:
+    known = [seconds for each in lists for seconds in each if seconds is not None]
+    return Value(float(np.mean(known))) if known else BLANK
+
+
 def train_seconds(events: list[Event]) -> float:
     """The rounds' wall-clock seconds."""
-    return float(sum(event["seconds"] for event in events if event["event"] == "round"))
+    return float(sum(accounted(events)["rounds"]["wall"]))
 
 
 def local_seconds(events: list[Event]) -> float:

@@ -24,6 +24,7 @@ from feddp.files import (
     RESULTS_TABLE,
     RUN,
     SHARED,
+    TIME,
     read_events,
     site_folder,
     write_json,
@@ -206,7 +207,8 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
     if not succeeded or not results.exists():
         cause = _first_error(running, sites, server)
         raise FedDPError(f"the job failed: {cause}; log: {running.log}; to go on: feddp run --resume {request.out}")
-    shutil.copy(server / PROGRESS, request.out / PROGRESS)
+    for name in (PROGRESS, TIME):
+        shutil.copy(server / name, request.out / name)
     return read_json(results, RESULTS_BYTES), server
 
 

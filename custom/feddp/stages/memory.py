@@ -19,7 +19,7 @@ from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import BadFile, ContributionError, FedDPError, InputError
-from feddp.files import PROGRESS, RESULTS, append_event, replacing, write_json, writing
+from feddp.files import PROGRESS, RESULTS, TIME, append_event, read_events, replacing, write_json, writing
 from feddp.methods.base import HEADS, TRAIN
 from feddp.networks.header import outline
 from feddp.networks.weights import save_network
@@ -27,6 +27,7 @@ from feddp.partition import Tensors
 from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import Sent
+from feddp.stages.accounting import accounted
 from feddp.stages.tensors import Expected
 from feddp.training.store import claim, read_kept
 
@@ -196,7 +197,8 @@ class ServerMemory:
         append_event(self.folder / PROGRESS, event, **metadata)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Writes results.json with the run's id, by which a later job finds this run's files at the sites."""
+        """Writes time.json, then results.json with the run's id, by which a later job finds this run's files at the sites."""
+        write_json(self.folder / TIME, accounted(read_events(self.folder / PROGRESS)))
         write_json(self.folder / RESULTS, {"job": self.run, **results})
 
 

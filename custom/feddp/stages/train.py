@@ -4,7 +4,6 @@ The server sends γ^t, every site trains v_k = γ^t ∪ ρ_k and sends γ_k, and
 phases. Then every site keeps v̂_k = γ ∪ ρ_k of the last or the best round; the later stages start from it.
 """
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +24,7 @@ from feddp.stages.round import LocalRound, keep
 from feddp.stages.server import Server, mean_of
 from feddp.stages.site import Scores, Site
 from feddp.stages.spool import Spool
+from feddp.stages.stopwatch import Stopwatch
 
 START = STAGES[TRAIN]
 
@@ -38,21 +38,24 @@ def serve(server: Server) -> None:
     shared, best = memory.latest(), Best(server)
     method = build_method(plan)
     for t in range(memory.round, plan.rounds):
-        started, slowest, absent = time.monotonic(), 0.0, set[str]()
+        watch, slowest, absent = Stopwatch(), 0.0, set[str]()
         for phase in range(plan.phases):
             with Spool(memory.kept) as spool:
                 answers = _ask_to_train(server, shared, t, phase, spool)
                 if t > 0 and phase == 0:
                     best.note(t, answers)
                 sent = {site: answer.tensors for site, answer in answers.items()}
-                mean = combine(plan.federation.aggregation, sent, _weights(server, answers))
+                with watch.part("combining"):
+                    mean = combine(plan.federation.aggregation, sent, _weights(server, answers))
             shared = method.aggregate(shared, mean)
             slowest += max(answer.scalars["seconds"] for answer in answers.values())
             absent |= set(server.joined()) - answers.keys()
         memory.note_missed(absent)
-        server.save(shared, t + 1)
-        seconds = time.monotonic() - started
-        server.progress("round", round=t + 1, of=plan.rounds, seconds=seconds, beyond_compute=seconds - slowest)
+        with watch.part("saving"):
+            server.save(shared, t + 1)
+        seconds = watch.seconds
+        parts = {"seconds": seconds, "beyond_compute": seconds - slowest, **watch.parts}
+        server.progress("round", round=t + 1, of=plan.rounds, **parts)
     start = plan.rounds
     if plan.start == "last":
         best.note(start, _ask_to_score(server, protocol.ADOPT, shared, start))
@@ -95,7 +98,7 @@ def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Sp
 
     best = server.memory.best_round
     scalars = {"round": t, "phase": phase} | ({} if best is None else {"keep": best})
-    numbers = ("loss", "samples", "seconds", *(("dice", "iou") if t and not phase else ()))
+    numbers = ("loss", "samples", "seconds", *protocol.PARTS, *(("dice", "iou") if t and not phase else ()))
     return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, spool, round=t + 1, phase=phase)
 
 
@@ -150,32 +153,40 @@ def train(
 
     Returns:
         The site's shared tensors after training, and its metrics: the loss; from the second round on Dice and IoU of
-        v_k as it was received; the number of training samples; the seconds it took.
+        v_k as it was received; the number of training samples; the seconds it took, and of them those for loading images, for
+        evaluation, and for the state on disk.
 
     Raises:
         PolicyError: the plan has no such round or phase, `best` was not scored, or the site no longer has the state before
             the round.
     """
-    started, plan = time.monotonic(), site.plan
+    watch, plan = Stopwatch(protocol.PARTS), site.plan
     require(site.name, "round", round, 0, plan.rounds - 1)
     require(site.name, "phase", phase, 0, plan.phases - 1)
     if best is not None:
         require(site.name, "keep", best, 1, round)
     step = round * plan.phases + phase
-    state = state_before(site.name, site.store, step, f"round {round}", first=step == 0)
+    with watch.part(protocol.STORING):
+        state = state_before(site.name, site.store, step, f"round {round}", first=step == 0)
+    with watch.part(protocol.LOADING):
+        _ = site.samples
     received = site.received(shared, state)
     scores: Scores = {}
     if round and not phase:
         site.network.load_state_dict(state.personal or received)
-        scores = site.validate()
+        with watch.part(protocol.LOADING):
+            _ = site.validation
+        with watch.part(protocol.EVALUATING):
+            scores = site.validate()
     site.network.load_state_dict(received)
     local = LocalRound(site, state, step, plan.training.lr, phase)
     loss = site.method.round(local)
     mine, _ = site.partition.split(site.network.state_dict())
     # a server that lost its latest file asks for the round before again
     starts = {first * plan.phases for first in (round, max(round - 1, 0), round if best is None else best)}
-    keep(site, local.state(), {step} | starts)
-    metrics = {"loss": loss, **scores, "samples": float(len(site.samples)), "seconds": time.monotonic() - started}
+    with watch.part(protocol.STORING):
+        keep(site, local.state(), {step} | starts)
+    metrics = {"loss": loss, **scores, "samples": float(len(site.samples)), "seconds": watch.seconds, **watch.parts}
     site.store.record("train", round=round, phase=phase, **metrics)
     return mine, metrics
 

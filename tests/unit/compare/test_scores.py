@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from feddp.compare.efficiency import inference_ms, local_seconds, traffic, train_seconds
+from feddp.compare.efficiency import inference_ms, local_seconds, times_table, traffic, train_seconds
 from feddp.compare.figures import curves, mean_curve
 from feddp.compare.scores import BEFORE, CASE, FINAL, Result, scores
 from feddp.compare.statistics import best_two, compare_images, sentence
@@ -245,6 +245,15 @@ def test_seconds_and_bytes_by_hand(result):
     assert traffic(events) == (1400, 12)
     without = federation(3, home=False)
     assert (local_seconds(without), traffic(without)) == (0, (1400, 0))
+
+
+def test_seconds_per_round_by_hand(result):
+    """Three rounds of 2 s; a site trains for 1.5 s of them and says no more. It is asked at 0, 2, 4 s and answers 2 s later,
+    when the round ends: 0.5 s to receive, none idle."""
+    folder = result("x", [ONE[0]], events=federation(3, home=True))
+    table = times_table({"x": folder})
+    said = {head: cell.mean for head, cell in zip(table.heads, table.rows[0], strict=True) if isinstance(cell, Value)}
+    assert said == {"Wall": 2.0, "Receiving": 0.5, "Idle": 0.0}
 
 
 def test_a_run_without_a_federation_has_no_traffic(tmp_path):

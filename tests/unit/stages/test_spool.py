@@ -10,6 +10,7 @@ import torch
 from feddp.errors import StorageError
 from feddp.methods.aggregation import combine, outliers
 from feddp.methods.base import AGGREGATIONS
+from feddp.protocol import PARTS
 from feddp.stages import spool as module
 from feddp.stages import train
 from feddp.stages.memory import ServerMemory
@@ -18,7 +19,7 @@ from feddp.stages.server import Server
 from feddp.stages.spool import Spool
 
 SITES = tuple(f"site-{i:02}" for i in range(32))
-TRAINED = {"round": 0, "phase": 0, "loss": 0.5, "samples": 1.0, "seconds": 0.1}
+TRAINED = {"round": 0, "phase": 0, "loss": 0.5, "samples": 1.0, "seconds": 0.1, **dict.fromkeys(PARTS, 0.0)}
 
 
 @pytest.fixture

@@ -1,0 +1,83 @@
+"""Where the time of a run's rounds went, by round and site, from the server's events.
+
+time.json holds seconds, one number per round in every list; null if it is not known, for instance of a site that was absent:
+
+{"rounds": {"wall",         the whole round
+            "combining",    the mean of the contributions
+            "saving"},      the server's files
+ "sites": {site: {"computing", "loading", "evaluating", "storing",   as the site measured: training, images, scores, its state
+                  "receiving",    from the server's request until the site begins, and the site's checks
+                  "sending",      from the site's question whether its answer is still wanted until the server has the answer
+                  "idle"}}}       from there until the round ends
+
+In one process nobody asks that question, so `sending` is unknown, and `receiving` includes the sites that train before. A round
+that was asked for again, because the server was killed in it, counts as it ended.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from feddp import protocol
+from feddp.files import Event
+
+ROUND = ("wall", "combining", "saving")
+SITE = ("computing", "loading", "evaluating", "storing", "receiving", "sending", "idle")
+_OWN = {"loading": protocol.LOADING, "evaluating": protocol.EVALUATING, "storing": protocol.STORING}
+
+Parts = dict[str, float | None]
+
+
+def accounted(events: Sequence[Event]) -> dict[str, Any]:
+    """Returns the content of time.json for a run's events."""
+    rounds: list[Parts] = []
+    sites: dict[str, dict[int, Parts]] = {}
+    open_: dict[str, Parts] = {}  # of the present round
+    asked, computed = 0.0, dict[str, float]()
+    answered: dict[str, float] = {}
+    for event in events:
+        kind = event["event"]
+        if kind == "ask" and event["task"] == protocol.TRAIN:
+            if not event.get("phase"):
+                open_, answered = {}, {}
+            asked, computed = event["time"], {}
+        elif kind == "computed":
+            computed.setdefault(event["site"], event["time"])
+        elif kind == "answer" and event["task"] == protocol.TRAIN:
+            site, time = event["site"], event["time"]
+            parts, answered[site] = _answer(event["scalars"], time - asked, computed.get(site), time), time
+            open_[site] = _sum(open_[site], parts) if site in open_ else parts
+        elif kind == "round":
+            rounds.append({"wall": event["seconds"], "combining": event.get("combining"), "saving": event.get("saving")})
+            for site, parts in open_.items():
+                sites.setdefault(site, {})[len(rounds)] = parts | {"idle": event["time"] - answered[site]}
+    return {
+        "rounds": {name: [_shown(parts[name]) for parts in rounds] for name in ROUND},
+        "sites": {site: _columns(sites[site], len(rounds)) for site in sorted(sites)},
+    }
+
+
+def _answer(scalars: Mapping[str, Any], seconds: float, computed: float | None, now: float) -> Parts:
+    """Returns the parts of one answer, `seconds` after its request."""
+    own: Parts = {name: scalars.get(scalar) for name, scalar in _OWN.items()}
+    known = [value for value in own.values() if value is not None]
+    sending = None if computed is None else now - computed
+    return {
+        "computing": max(0.0, scalars["seconds"] - sum(known)) if len(known) == len(own) else None,
+        **own,
+        "receiving": max(0.0, seconds - scalars["seconds"] - (sending or 0.0)),
+        "sending": sending,
+    }
+
+
+def _sum(one: Parts, other: Parts) -> Parts:
+    """Returns the sum of two phases of a round."""
+    pairs = {name: (one[name], other[name]) for name in one}
+    return {name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()}
+
+
+def _columns(rounds: Mapping[int, Parts], count: int) -> dict[str, list[float | None]]:
+    return {name: [_shown(rounds.get(number, {}).get(name)) for number in range(1, count + 1)] for name in SITE}
+
+
+def _shown(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -1,0 +1,101 @@
+"""Where a round's time went, from events with times written by hand."""
+
+import json
+
+from feddp.protocol import EVALUATING, LOADING, STORING, TRAIN
+from feddp.stages.accounting import ROUND, SITE, accounted
+from feddp.stages.stopwatch import Stopwatch
+
+
+def scalars(seconds, loading, evaluating, storing):
+    return {"seconds": seconds, LOADING: loading, EVALUATING: evaluating, STORING: storing}
+
+
+def ask(time, **more):
+    return {"event": "ask", "task": TRAIN, "time": time, **more}
+
+
+def answer(time, site, own):
+    return {"event": "answer", "task": TRAIN, "time": time, "site": site, "scalars": own}
+
+
+def test_a_round_s_parts():
+    """A is asked at 100 and says it took 6 s: 1 to load, 0.5 to evaluate, 0.25 for its state, so 4.25 to train. At 107.5 it
+    has its answer: before that, 7.5 − 6 = 1.5 s passed until it began. At 108 the answer is there: 0.5 s of sending. The round
+    ends at 111: 3 s idle. B misses the round.
+    """
+    events = [
+        ask(100.0),
+        {"event": "computed", "site": "A", "time": 107.5},
+        answer(108.0, "A", scalars(6.0, 1.0, 0.5, 0.25)),
+        {"event": "refused", "task": TRAIN, "site": "B", "time": 110.0},
+        {"event": "round", "time": 111.0, "seconds": 11.0, "beyond_compute": 5.0, "combining": 0.5, "saving": 0.25},
+        ask(111.0),
+        answer(113.0, "B", scalars(1.0, 0.0, 0.0, 0.0)),
+        {"event": "round", "time": 114.0, "seconds": 3.0, "beyond_compute": 2.0, "combining": 0.5, "saving": 0.5},
+    ]
+    found = accounted(events)
+    assert found["rounds"] == {"wall": [11.0, 3.0], "combining": [0.5, 0.5], "saving": [0.25, 0.5]}
+    assert {name: values[0] for name, values in found["sites"]["A"].items()} == {
+        **{"computing": 4.25, "loading": 1.0, "evaluating": 0.5, "storing": 0.25},
+        **{"receiving": 1.5, "sending": 0.5, "idle": 3.0},
+    }
+    assert [values[1] for values in found["sites"]["A"].values()] == [None] * len(SITE)
+    assert found["sites"]["B"]["computing"] == [None, 1.0]
+    assert (found["sites"]["B"]["sending"][1], found["sites"]["B"]["receiving"][1]) == (None, 1.0)
+
+
+def test_a_site_s_parts_make_up_the_round():
+    """The second phase is asked at 10; together they are the time from the request at 0 to the end at 20, without what the
+    server did between the phases (9 to 10)."""
+    events = [
+        ask(0.0, phase=0),
+        {"event": "computed", "site": "A", "time": 8.0},
+        answer(9.0, "A", scalars(7.0, 1.0, 1.0, 1.0)),
+        ask(10.0, phase=1),
+        {"event": "computed", "site": "A", "time": 17.0},
+        answer(18.0, "A", scalars(5.0, 1.0, 0.0, 1.0)),
+        {"event": "round", "time": 20.0, "seconds": 20.0},
+    ]
+    parts = {name: values[0] for name, values in accounted(events)["sites"]["A"].items()}
+    assert sum(parts.values()) == 20.0 - 1.0
+    assert parts["computing"] == 4.0 + 3.0
+    assert parts["sending"] == 2.0
+
+
+def test_a_round_asked_for_again_counts_as_it_ended():
+    """The server died after A's first answer; what it asked before does not count."""
+    events = [
+        ask(0.0),
+        answer(5.0, "A", scalars(5.0, 0.0, 0.0, 0.0)),
+        {"event": "resumed", "time": 50.0},
+        ask(51.0),
+        answer(54.0, "A", scalars(2.0, 0.0, 0.0, 0.0)),
+        {"event": "round", "time": 55.0, "seconds": 4.0},
+    ]
+    assert accounted(events)["sites"]["A"]["computing"] == [2.0]
+
+
+def test_an_older_run_has_fewer_parts():
+    """Its answers have `seconds` alone, its rounds only their length."""
+    events = [ask(0.0), answer(5.0, "A", {"seconds": 4.0}), {"event": "round", "time": 6.0, "seconds": 6.0}]
+    found = accounted(events)
+    assert (found["rounds"]["wall"], found["rounds"]["saving"]) == ([6.0], [None])
+    assert found["sites"]["A"]["computing"] == [None]
+    assert (found["sites"]["A"]["receiving"], found["sites"]["A"]["idle"]) == ([1.0], [1.0])
+
+
+def test_no_events_are_no_rounds():
+    assert accounted([]) == {"rounds": {name: [] for name in ROUND}, "sites": {}}
+
+
+def test_the_watch_adds_up_its_parts(monkeypatch):
+    """A clock that ticks once for every look: a block takes one tick, three looks passed before `seconds`."""
+    ticks = iter(range(100))
+    monkeypatch.setattr("feddp.stages.stopwatch.time.monotonic", lambda: float(next(ticks)))
+    watch = Stopwatch(["disk", "other"])
+    for _ in range(2):
+        with watch.part("disk"):
+            pass
+    assert json.dumps(watch.parts) == '{"disk": 2.0, "other": 0.0}'
+    assert watch.seconds == 5.0
