@@ -20,7 +20,7 @@ from feddp.partition import Rule, Tensors, chosen
 from feddp.plan.resolve import build_method, build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.training.calibration import mean_scores
-from feddp.training.device import usable
+from feddp.training.device import require_bfloat16, usable
 from feddp.training.loop import adamw, copy_of, frozen
 from feddp.training.losses import segmentation_loss
 from feddp.training.store import State, Store, restore_optimizer
@@ -74,6 +74,8 @@ class Site:
                 " submit a job for this data set, or prepare the folder for the job's"
             )
         self.device = usable(device, f"site {name}: device", "correct it in the site's policy")
+        if plan.training.precision_compute == "bfloat16":
+            require_bfloat16(self.device, f"site {name}")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
         self._secret, self._run = secret, run
         self.method = build_method(plan)

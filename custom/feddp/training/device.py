@@ -22,6 +22,15 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
     return torch.device(name)
 
 
+def require_bfloat16(device: torch.device, called: str) -> None:
+    """Raises InputError if the device is a GPU without bfloat16: emulated, it is slower than float32."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
+                name = torch.cuda.get_device_name(device)
+                raise InputError(f"{called}: its {name} has no bfloat16; submit the job with --set precision_compute=float32")
+
+
 def settle(device: str, threads: int) -> None:
     """Sets the CPU threads of this process and, on the CPU, deterministic algorithms; called once, before computing."""
     torch.set_num_threads(threads)

@@ -35,8 +35,8 @@ def fit_epoch(
 
     If `forward` is given, `loss` receives its output instead of the network's.
 
-    The order, the augmentation and the dropout masks depend only on `seed`. On a GPU with bfloat16 the forward pass uses it;
-    bfloat16 has the range of float32, so the loss needs no scaling. Other devices compute in float32.
+    The order, the augmentation and the dropout masks depend only on `seed`. With `precision_compute=bfloat16` the forward pass
+    uses bfloat16, which has the range of float32, so the loss needs no scaling; the loss itself is computed in float32.
 
     Raises:
         InputError: the loss is not finite (the learning rate is too high, or the data are broken).
@@ -44,7 +44,7 @@ def fit_epoch(
     """
     parameters = list(network.parameters())
     device = parameters[0].device
-    mixed = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    mixed = training.precision_compute == "bfloat16"
     network.train()
     losses = []
     with seeded(device, seed, "dropout"):

@@ -17,6 +17,7 @@ from feddp.training.settings import Calibration, Heads, Training, Tuning, key
 CHOICES = {
     "loss": "dice",
     "selection": "test",
+    "precision_compute": "bfloat16",
     "aggregation": "samples",
     "start": "best",
     "delta": "std",
@@ -132,6 +133,7 @@ def test_every_setting_is_reached_by_its_name(plan_for, method, name):
         ({"lambda_": 0.5}, "unknown setting 'lambda_'"),
         ({"loss": "focal"}, "loss='focal' is not one of dice_ce, dice"),
         ({"selection": "train"}, "selection='train'"),
+        ({"precision_compute": "float16"}, "precision_compute='float16' is not one of float32, bfloat16"),
         ({"aggregation": "krum"}, "aggregation='krum' is not one of uniform, samples, median, trimmed"),
         ({"norm_factor": 0.5}, "norm_factor=0.5 would refuse half of the sites"),
         ({"norm_factor": -3}, "norm_factor=-3.0"),

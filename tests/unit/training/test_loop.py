@@ -1,5 +1,6 @@
 """The training loop and prediction, on networks of a few numbers."""
 
+import contextlib
 import random
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from feddp.errors import FedDPError, Stopped
+from feddp.errors import FedDPError, InputError, Stopped
+from feddp.training.device import require_bfloat16
 from feddp.training.loop import fit_epoch, predict
 from feddp.training.settings import Training
 
@@ -141,3 +143,36 @@ def test_predictions_are_probabilities_in_the_samples_order():
     assert maps[:, 0, 1, 1].tolist() == pytest.approx([0.75, 0.5, 0.25, 0.5, 0.75], abs=1e-6)
     assert [stem for _, part in parts for stem in part["stem"]] == list("01234")
     assert not maps.requires_grad
+
+
+class Noting(nn.Module):
+    """Notes the type of what its convolution gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.types = nn.Conv2d(1, 1, 1), []
+
+    def forward(self, x):
+        found = self.layer(x)
+        self.types.append(found.dtype)
+        return found
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_forward_pass_computes_in_the_plan_s_precision(precision):
+    """The loss gets float32 in both, and the weights stay float32."""
+    network, seen = Noting(), []
+    training = Training(batch=2, precision_compute=precision)
+    fit_epoch(network, sgd(network, 0.1), images(2), lambda z, b: seen.append(z.dtype) or z.mean(), training, seed=0)
+    assert network.types == [getattr(torch, precision)]
+    assert seen == [torch.float32]
+    assert {p.dtype for p in network.parameters()} == {torch.float32}
+
+
+def test_a_gpu_without_bfloat16_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    require_bfloat16(torch.device("cpu"), "site A")
+    with pytest.raises(InputError, match="site A: its Tesla T4 has no bfloat16; .*precision_compute=float32"):
+        require_bfloat16(torch.device("cuda:0"), "site A")
