@@ -96,8 +96,11 @@ PRIVATE = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_which_tensors_are_private_as_exact_keys(plan_for, method):
-    """On the default network, or one that the method needs. FedDP: PVTv2-b0 has two blocks at each width d = 32, 64, 160, 256, a query is d² weights and
-    d biases: 2 · (1056 + 4160 + 25,760 + 65,792) = 2 · 96,768 = 193,536 parameters in 4 · 2 · 2 = 16 tensors."""
+    """On the default network, or one that the method needs.
+
+    FedDP: PVTv2-b0 has two blocks at each width d = 32, 64, 160, 256, a query is d² weights and d biases:
+    2 · (1056 + 4160 + 25,760 + 65,792) = 2 · 96,768 = 193,536 parameters in 4 · 2 · 2 = 16 tensors.
+    """
     plan = plan_for(method=method, network=whole(method))
     network = build_network(plan)
     state = network.state_dict()
@@ -300,7 +303,7 @@ ALIKE = ("fedavg", "feddg", "fedgkd", "fednova", "fedprox", "ttt")
 def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method, network):
     """What a site gives, joined with the start of its peer, is its own network to the bit; and the calibration runs with it.
 
-    Where every site ends with the same network (FedAvg, FedDG, FedGKD, FedNova, FedProx, TTT) there is nothing to give, and no peer.
+    Where every site ends with the same network there is nothing to give, and no peer.
     """
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
     plan = plan_for(method=method, network=network, stages=stages, rounds=1, tune_epochs=1, calibration_epochs=1)

@@ -267,7 +267,8 @@ def test_fednova_steps_beyond_the_mean_with_parameters_alone(tmp_path, plan_for,
     """A sends γ⁰ + 1 after 8 samples in batches of 4, B γ⁰ + 2 after 16, C γ⁰ + 9 after 24: τ = 2, 4 and 6, τ_eff = 4.
 
     Parameters: γ⁰ + 4 · (1/2 + 2/4 + 9/6)/3 = γ⁰ + 10/3; FedAvg would add 4. Buffers take the mean alone: the weights 1/2, 1/4
-    and 1/6 have the sum 11/12, so (1/2 + 2/4 + 9/6)/(11/12) = 30/11. A variance of 1 that fell to 0.1 would else be negative.
+    and 1/6 have the sum 11/12, so (1/2 + 2/4 + 9/6)/(11/12) = 30/11. The step, 11/9, would make −0.1 of a variance of 1 whose
+    mean is 0.1.
     """
     samples = {"A": 8.0, "B": 16.0, "C": 24.0}
 
