@@ -77,7 +77,7 @@ def aggregate(sites: int, rule: str, factor: float, network: str) -> None:
             answers = train._ask_to_train(server, shared, 0, 0, spool)
             arrived = time.monotonic() - started - server.seconds
             started = time.monotonic()
-            combine(rule, {site: answer.tensors for site, answer in answers.items()}, train._weights(server, answers))
+            combine(rule, {site: answer.tensors for site, answer in answers.items()}, dict.fromkeys(answers, 1.0))
         combined, size = time.monotonic() - started, sum(value.nbytes for value in shared.values()) / MIB
         print(
             f"{sites} contributions of {size:.0f} MiB, {rule}: received, checked and stored in {arrived:.2f} s, combined in"

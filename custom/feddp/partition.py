@@ -5,7 +5,8 @@ A rule is a tuple of role words, such as `(QUERY, HEAD)`. A module declares the 
 network. `resolve` turns the rule into exact state_dict keys, once; no other code matches names.
 
 Buffers, integer counters included, belong to their layer: a private batch normalisation keeps its weight, bias, running_mean,
-running_var and num_batches_tracked; a shared one exchanges all five.
+running_var and num_batches_tracked; a shared one exchanges all five. Only NORM_STATISTICS divides a layer: it selects the last
+three.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ KEY = "key"
 VALUE = "value"
 HEAD = "head"
 NORM = "norm"
+NORM_STATISTICS = "norm_statistics"  # the buffers of normalisations: running mean and variance, and their counter
 ENCODER = "encoder"
 DECODER = "decoder"
 CALIBRATOR = "calibrator"  # layers that a method adds for the site itself
@@ -36,12 +38,14 @@ LEVELS = tuple(f"{DECODER}.{level}" for level in range(1, 6))  # level 1 is next
 NONE = "none"
 ALL = "all"
 _AFFINITY = (AFFINITY_QUERY, AFFINITY_KEY, AFFINITY_MATRIX)
-ROLES = (QUERY, KEY, VALUE, HEAD, NORM, ENCODER, DECODER, CALIBRATOR, PROJECTOR, *_AFFINITY, *LEVELS)
+ROLES = (QUERY, KEY, VALUE, HEAD, NORM, NORM_STATISTICS, ENCODER, DECODER, CALIBRATOR, PROJECTOR, *_AFFINITY, *LEVELS)
 WORDS = (*ROLES, NONE, ALL)
 
 Rule = tuple[str, ...]
 Tensors = dict[str, "Tensor"]  # by name
 
+# where a role is a method's only one, no other role helps
+_REMEDIES = {NORM_STATISTICS: "choose a network with batch normalisation, such as resnet18-fpn or unet"}
 _FUSED = ("qkv", "kv", "in_proj_weight")  # in_proj_weight: torch.nn.MultiheadAttention
 
 
@@ -99,8 +103,8 @@ def chosen(network: nn.Module, roles: Rule) -> set[str]:
     for word in roles:
         selected = select(network, word)
         if not selected:
-            name = type(network).__name__
-            raise InputError(f"the role '{word}' selects no tensor of {name}; choose a role that this network has")
+            name, remedy = type(network).__name__, _REMEDIES.get(word, "choose a role that this network has")
+            raise InputError(f"the role '{word}' selects no tensor of {name}; {remedy}")
         keys |= selected
     return keys
 
@@ -140,9 +144,9 @@ def select(network: nn.Module, word: str) -> set[str]:
     keys: set[str] = set()
     # a module registered twice has two names in state_dict; both count
     for path, module in network.named_modules(remove_duplicate=False):
-        if word == NORM:
+        if word in (NORM, NORM_STATISTICS):
             if is_normalisation(module):
-                keys |= _keys_of(module, path)
+                keys |= _keys_of(module, path, buffers=word == NORM_STATISTICS)
             continue
         if word in (QUERY, KEY, VALUE):
             _refuse_fused(module, path)
@@ -166,8 +170,10 @@ def is_normalisation(layer: nn.Module) -> bool:
     return isinstance(layer, (_BatchNorm, _InstanceNorm, GroupNorm, LayerNorm))
 
 
-def _keys_of(module: nn.Module, path: str) -> set[str]:
-    return {f"{path}.{key}" if path else key for key in module.state_dict()}
+def _keys_of(module: nn.Module, path: str, buffers: bool = False) -> set[str]:
+    """Returns the state_dict keys of `module`, which lies at `path`; `buffers`: without its parameters."""
+    left_out = dict(module.named_parameters()) if buffers else ()
+    return {f"{path}.{key}" if path else key for key in module.state_dict() if key not in left_out}
 
 
 def _refuse_fused(module: nn.Module, path: str) -> None:

@@ -26,12 +26,12 @@ from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
 from feddp.stages.evaluate import evaluate
 from feddp.stages.site import SLOTS
-from support import ROOT
+from support import NEEDS, ROOT
 from support.driven import drive
 
 RECORD = ROOT / "tests/golden.json"
 SITES = ("site-1", "site-2")
-RUN = {"network": DEFAULT, "channels": 3, "classes": ("lesion",), "labels": "nested", "size": 32, "rounds": 2, "sites": SITES}
+RUN = {"channels": 3, "classes": ("lesion",), "labels": "nested", "size": 32, "rounds": 2, "sites": SITES}
 SETTINGS = {"batch": 4, "tune_epochs": 1, "heads_epochs": 2, "calibration_epochs": 2, "start": "last"}
 OWN = {"pfedme": {"lr": 1e-4}}  # at 1e-3 its 20 steps magnify rounding a thousandfold
 TOLERANCES = {"dice": {"abs": 0.02}, "iou": {"abs": 0.02}, "assd": {"rel": 0.02, "abs": 0.1}}
@@ -43,7 +43,7 @@ def results_of(method: str, data: Path, folder: Path) -> dict[str, dict]:
 
     Centralized has one site here: its pooling of several is tested with the process that pools.
     """
-    plan = Plan(method=method, **RUN, settings=SETTINGS | OWN.get(method, {}))
+    plan = Plan(method=method, network=NEEDS.get(method, DEFAULT), **RUN, settings=SETTINGS | OWN.get(method, {}))
     results = {}
     for name, site in drive(plan, data, folder, SITES if METHODS[method].federated else SITES[:1]).items():
         events = [json.loads(line) for line in (site.store.folder / "record.jsonl").read_text().splitlines()]

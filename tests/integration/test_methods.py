@@ -15,6 +15,7 @@ from feddp.flare import messages
 from feddp.methods import GROUP, METHODS, OWN, Methods
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
+from feddp.networks import DEFAULT
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.stages.calibrate import personal
@@ -22,6 +23,7 @@ from feddp.stages.site import Site
 from feddp.stages.train import adopt, train
 from feddp.training.settings import setting
 from feddp.training.store import Store
+from support import NEEDS
 from support.driven import drive
 from support.server import Run
 from support.site import FlareSite
@@ -59,7 +61,13 @@ def pflfe(state):
     return {name for name in state if name.startswith(("decoder.", "segmentation_head.", "projector."))}
 
 
+def whole(method):
+    """A network that has all parts, and whatever the method needs besides."""
+    return NEEDS.get(method, DEFAULT)
+
+
 PRIVATE = {
+    "apfl": lambda state: set(),
     "centralized": set,
     "ditto": lambda state: set(),
     "fc_pflfe": pflfe,
@@ -70,7 +78,9 @@ PRIVATE = {
     "feddp": lambda state: QUERIES,
     "fedgkd": lambda state: set(),
     "fedlc": lambda state: HEAD | CALIBRATOR,
+    "fednova": lambda state: set(),
     "fedper": lambda state: HEAD,
+    "fedprox": lambda state: set(),
     "fedrep": lambda state: HEAD,
     "finetune": lambda state: set(),
     "iop_fl": lambda state: set(),
@@ -78,6 +88,7 @@ PRIVATE = {
     "local": set,
     "pfedme": lambda state: set(),
     "pflfe": pflfe,
+    "silobn": lambda state: buffers_of(state),
     "ttt": lambda state: set(),
     "virtual_class": lambda state: AFFINITY,
 }
@@ -85,11 +96,15 @@ PRIVATE = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_which_tensors_are_private_as_exact_keys(plan_for, method):
-    """On the default network. FedDP: PVTv2-b0 has two blocks at each width d = 32, 64, 160, 256, a query is d² weights and
-    d biases: 2 · (1056 + 4160 + 25,760 + 65,792) = 2 · 96,768 = 193,536 parameters in 4 · 2 · 2 = 16 tensors."""
-    network = build_network(plan_for(method=method))
+    """On the default network, or one that the method needs.
+
+    FedDP: PVTv2-b0 has two blocks at each width d = 32, 64, 160, 256, a query is d² weights and d biases:
+    2 · (1056 + 4160 + 25,760 + 65,792) = 2 · 96,768 = 193,536 parameters in 4 · 2 · 2 = 16 tensors.
+    """
+    plan = plan_for(method=method, network=whole(method))
+    network = build_network(plan)
     state = network.state_dict()
-    partition = partition_of(plan_for(method=method), network)
+    partition = partition_of(plan, network)
     assert set(partition.private) == PRIVATE[method](state)
     assert set(partition.shared) == set(state) - set(partition.private)
     if method == "feddp":
@@ -119,9 +134,9 @@ def held(sent: bytes, wanted: set[bytes]) -> set[bytes]:
 FEDERATED = [name for name in METHODS if METHODS[name].federated]
 # those that need a part which the toy network does not have run on the default one
 WHOLE = {"fc_pflfe", "fedlc", "lg_fedavg", "pflfe", "ttt", "virtual_class"}
-SMALLEST = [(m, "pvt_v2_b0-fpn" if m in WHOLE else "toy") for m in FEDERATED]
+SMALLEST = [(m, whole(m) if m in WHOLE else "toy") for m in FEDERATED]
 # batch normalisation has tensors that no optimiser steps: a whole personal model's may not leave either
-ON = [(m, "pvt_v2_b0-fpn") for m in FEDERATED] + [(m, "toy") for m in FEDERATED if METHODS[m].personal]
+ON = [(m, whole(m)) for m in FEDERATED] + [(m, "toy") for m in FEDERATED if METHODS[m].personal]
 
 
 @pytest.mark.parametrize(("method", "network"), ON)
@@ -160,7 +175,7 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
 def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tmp_path, method):
     """After a round, every task of the local stages and the evaluation, from a site that consents to nothing: numbers."""
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
-    plan = plan_for(method=method, stages=stages, tune_epochs=1)
+    plan = plan_for(method=method, network=whole(method), stages=stages, tune_epochs=1)
     asked = FlareSite(plan, tmp_path, simulated=True, data=tiny_root / "site-1", consent=[])
     site = asked.open()
     shared = site.partition.split(site.copy())[0]
@@ -242,7 +257,7 @@ def test_buffers_go_with_their_layers(plan_for, method):
         plan = plan_for(method=method, network="resnet18-fpn")
     partition = partition_of(plan, build_network(plan))
     private, shared = buffers_of(partition.private), buffers_of(partition.shared)
-    assert (len(private), len(shared)) == ((60, 0) if method in ("fedbn", "lg_fedavg", "local") else (0, 60))
+    assert (len(private), len(shared)) == ((60, 0) if method in ("fedbn", "lg_fedavg", "local", "silobn") else (0, 60))
 
 
 def sites_of(plan, root, tmp_path, names=SITES):
@@ -280,12 +295,15 @@ def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
 # --- the calibration after any method -------------------------------------------------------------------------------------
 
 
+ALIKE = ("fedavg", "feddg", "fedgkd", "fednova", "fedprox", "ttt")
+
+
 @pytest.mark.parametrize(("method", "network"), SMALLEST)
 @pytest.mark.usefixtures("toy")
 def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method, network):
     """What a site gives, joined with the start of its peer, is its own network to the bit; and the calibration runs with it.
 
-    Where every site ends with the same network (FedAvg, FedDG, FedGKD, TTT) there is nothing to give, and no peer.
+    Where every site ends with the same network there is nothing to give, and no peer.
     """
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
     plan = plan_for(method=method, network=network, stages=stages, rounds=1, tune_epochs=1, calibration_epochs=1)
@@ -296,7 +314,7 @@ def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method, network):
     assert rebuilt.keys() == own.keys()
     assert all(rebuilt[name].equal(own[name]) for name in own)
     assert one.store.has("calibrated")
-    assert bool(given) == one.store.has("peers") == (method not in ("fedavg", "feddg", "fedgkd", "ttt"))
+    assert bool(given) == one.store.has("peers") == (method not in ALIKE)
 
 
 # --- methods of other packages --------------------------------------------------------------------------------------------

@@ -263,6 +263,32 @@ def test_the_method_aggregates(tmp_path, plan_for):
         torch.testing.assert_close(last[name], first[name] + 1.5)
 
 
+def test_fednova_steps_beyond_the_mean_with_parameters_alone(tmp_path, plan_for, toy):
+    """A sends γ⁰ + 1 after 8 samples in batches of 4, B γ⁰ + 2 after 16, C γ⁰ + 9 after 24: τ = 2, 4 and 6, τ_eff = 4.
+
+    Parameters: γ⁰ + 4 · (1/2 + 2/4 + 9/6)/3 = γ⁰ + 10/3; FedAvg would add 4. Buffers take the mean alone: the weights 1/2, 1/4
+    and 1/6 have the sum 11/12, so (1/2 + 2/4 + 9/6)/(11/12) = 30/11. The step, 11/9, would make −0.1 of a variance of 1 whose
+    mean is 0.1.
+    """
+    samples = {"A": 8.0, "B": 16.0, "C": 24.0}
+
+    def answer(site, task, tensors, scalars):
+        result = good(site, task, tensors, scalars, values={"A": 1.0, "B": 2.0, "C": 9.0})
+        if task != "train":
+            return result
+        sent, numbers = messages.unpack(result)
+        sent = {name: sent[name].to(value.dtype) for name, value in tensors.items()}
+        return messages.pack(sent, **{**numbers, "samples": samples[site]})
+
+    run = Run(tmp_path, plan_for(method="fednova", network=toy, rounds=1), SITES, answer).run("train")
+    assert run.panics == []
+    first, (last, _) = run.memory.first(), run.memory.load("shared_latest")
+    assert {name for name in first if name.startswith("norm.")} > {"norm.weight", "norm.running_mean", "norm.running_var"}
+    for name, value in first.items():
+        added = 10 / 3 if name.rpartition(".")[2] in ("weight", "bias") else 30 / 11
+        torch.testing.assert_close(last[name], value + added if value.is_floating_point() else torch.tensor(round(added)))
+
+
 @pytest.mark.parametrize(("method", "phases"), [("pflfe", 2), ("fc_pflfe", 1)])
 def test_pflfe_aggregates_twice_a_round_and_fc_pflfe_once(method, phases, tmp_path, plan_for):
     """Two rounds at sites that add 1, 2 and 6, the mean 3 to γ at each aggregation: γ² = γ⁰ + 2 · phases · 3.

@@ -1,11 +1,29 @@
 """The privacy rule: exact keys, nothing left to chance, every doubtful rule refused."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 from feddp.errors import FedDPError
-from feddp.partition import ALL, DECODER, ENCODER, HEAD, KEY, NONE, NORM, QUERY, VALUE, WORDS, Partition, resolve
+from feddp.networks import DEFAULT, NETWORKS, build
+from feddp.partition import (
+    ALL,
+    DECODER,
+    ENCODER,
+    HEAD,
+    KEY,
+    NONE,
+    NORM,
+    NORM_STATISTICS,
+    QUERY,
+    VALUE,
+    WORDS,
+    Partition,
+    resolve,
+    select,
+)
 
 
 class Attention(nn.Module):
@@ -41,6 +59,7 @@ BATCH_NORM = ("bn.weight", "bn.bias", "bn.running_mean", "bn.running_var", "bn.n
         ((QUERY, KEY), ("body.1.q.weight", "body.1.q.bias", "body.1.k.weight", "body.1.k.bias")),
         ((VALUE,), ("body.1.v.weight", "body.1.v.bias")),
         ((NORM,), ("body.1.q_norm.weight", "body.1.q_norm.bias", *BATCH_NORM)),
+        ((NORM_STATISTICS,), BATCH_NORM[2:]),
     ],
 )
 def test_a_rule_selects_exactly_these_keys(rule, private):
@@ -72,6 +91,23 @@ def test_norm_selects_by_type_and_by_subclass(norm):
     norm.__class__ = Own
     network = nn.Sequential(nn.Conv2d(1, 2, 1), norm)
     assert resolve(network, (NORM,)).private == tuple(f"1.{key}" for key in norm.state_dict())
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(1, 2), nn.LayerNorm(2), nn.InstanceNorm2d(2, affine=True)])
+def test_a_normalisation_without_statistics_has_none(norm):
+    assert select(nn.Sequential(norm), NORM_STATISTICS) == set()
+
+
+def test_who_needs_statistics_is_told_networks_that_have_them():
+    """The default network has layer and group normalisations; the message is as true as the networks that it names."""
+    with pytest.raises(FedDPError) as raised:
+        resolve(build(DEFAULT, 3, 1), (NORM_STATISTICS,))
+    said = str(raised.value)
+    assert said.startswith("the role 'norm_statistics' selects no tensor of FPN; choose a network with batch normalisation")
+    named = [name for name in NETWORKS if re.search(rf"\b{re.escape(name)}\b", said)]
+    assert named == ["resnet18-fpn", "unet"]
+    for name in named:
+        assert resolve(build(name, 3, 1), (NORM_STATISTICS,)).private
 
 
 @pytest.mark.parametrize(

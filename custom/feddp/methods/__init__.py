@@ -10,6 +10,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
 from feddp.errors import InputError
+from feddp.methods.apfl import APFL
 from feddp.methods.base import Method
 from feddp.methods.centralized import Centralized
 from feddp.methods.ditto import Ditto
@@ -20,7 +21,9 @@ from feddp.methods.feddg import FedDG
 from feddp.methods.feddp import FedDP
 from feddp.methods.fedgkd import FedGKD
 from feddp.methods.fedlc import FedLC
+from feddp.methods.fednova import FedNova
 from feddp.methods.fedper import FedPer
+from feddp.methods.fedprox import FedProx
 from feddp.methods.fedrep import FedRep
 from feddp.methods.finetune import FineTune
 from feddp.methods.iop_fl import IOPFL
@@ -28,11 +31,13 @@ from feddp.methods.lg_fedavg import LGFedAvg
 from feddp.methods.local import Local
 from feddp.methods.pfedme import PFedMe
 from feddp.methods.pflfe import FCPFLFE, PFLFE
+from feddp.methods.silobn import SiloBN
 from feddp.methods.ttt import TTT
 from feddp.methods.virtual_class import VirtualClass
 
 GROUP = "feddp.methods"
 OWN: dict[str, type[Method]] = {
+    "apfl": APFL,
     "centralized": Centralized,
     "ditto": Ditto,
     "fc_pflfe": FCPFLFE,
@@ -43,7 +48,9 @@ OWN: dict[str, type[Method]] = {
     "feddp": FedDP,
     "fedgkd": FedGKD,
     "fedlc": FedLC,
+    "fednova": FedNova,
     "fedper": FedPer,
+    "fedprox": FedProx,
     "fedrep": FedRep,
     "finetune": FineTune,
     "iop_fl": IOPFL,
@@ -51,6 +58,7 @@ OWN: dict[str, type[Method]] = {
     "local": Local,
     "pfedme": PFedMe,
     "pflfe": PFLFE,
+    "silobn": SiloBN,
     "ttt": TTT,
     "virtual_class": VirtualClass,
 }

@@ -84,6 +84,11 @@ def average(contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[
     return result
 
 
+def towards(previous: Mapping[str, Tensor], mean: Mapping[str, Tensor], step: float) -> Tensors:
+    """Returns (1 − step) · previous + step · mean of every tensor; a step above 1 goes beyond the mean."""
+    return {name: value.lerp(mean[name], step) for name, value in previous.items()}
+
+
 def combine(rule: str, contributions: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> Tensors:
     """Returns the contributions combined by `rule`, one of `feddp.methods.base.AGGREGATIONS`; only the means use `weights`.
 

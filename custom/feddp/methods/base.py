@@ -26,6 +26,13 @@ SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "c
 STAGES = {SPECTRA: "", TRAIN: "start", TUNE: "tuned", HEADS: "heads", CALIBRATE: "calibrated"}
 
 
+class Federation(Protocol):
+    """The part of the federation's settings that a method may read (`feddp.plan.schema.Federation`)."""
+
+    @property
+    def aggregation(self) -> str: ...
+
+
 class RunPlan(Protocol):
     """The part of the plan that a method may read (`feddp.plan.schema.Plan`; the package plan is above the methods)."""
 
@@ -46,6 +53,9 @@ class RunPlan(Protocol):
 
     @property
     def training(self) -> Training: ...
+
+    @property
+    def federation(self) -> Federation: ...
 
     @property
     def hyper(self) -> Any: ...
@@ -121,6 +131,7 @@ class Method:
     stages: tuple[str, ...] = (TRAIN,)
     personal = False  # True: the method evaluates and deploys a whole personal model, `site.personal_model`
     phases = 1  # number of phases per round, each ended by an aggregation; `site.phase` is the current one
+    aggregations: tuple[str, ...] = AGGREGATIONS  # the settings of `aggregation` with which the method is defined
     federated = True  # False: the method needs all images in one place, so it cannot be a job
     Hyper: type[Any] = NoHyper  # a frozen data class; `--set` sets its fields
 
@@ -151,6 +162,19 @@ class Method:
     def receive_heads(self, site: AtSite, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Is called at every epoch of the stage HEADS with the consenting peers' heads by site."""
 
-    def aggregate(self, previous: Mapping[str, Tensor], mean: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns γ^{t+1}, at the server, from γ^t and the mean of γ_k over the sites."""
+    def weights(self, plan: RunPlan, samples: Mapping[str, float]) -> dict[str, float]:
+        """Returns each site's weight in the mean, at the server, from the sites' numbers of training samples.
+
+        The mean divides by the sum of the weights; the median and the trimmed mean do not use them.
+        """
+        by_samples = plan.federation.aggregation == SAMPLES
+        return {site: count if by_samples else 1.0 for site, count in samples.items()}
+
+    def aggregate(
+        self, previous: Mapping[str, Tensor], mean: Mapping[str, Tensor], weights: Mapping[str, float]
+    ) -> Mapping[str, Tensor]:
+        """Returns the parameters of γ^{t+1}, at the server, from those of γ^t and their mean over the sites with `weights`.
+
+        Buffers are always the mean's: a step beyond the mean could make a variance negative.
+        """
         return mean

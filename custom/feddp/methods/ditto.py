@@ -10,15 +10,10 @@ of its own (the paper: SGD). The distance is over parameters; batch normalisatio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from feddp.methods.base import Method, Round
+from feddp.methods.proximal import near
 from feddp.training.settings import require_bounds, require_not_negative, setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
@@ -36,15 +31,9 @@ class Ditto(Method):
     hyper: DittoSettings
 
     def round(self, site: Round) -> float:
-        from feddp.training.losses import squared_distance
-
         received = site.copy()
         loss = site.fit(epochs=site.plan.training.local_epochs)
-        anchor = site.parameters(received)
-
-        def near(logits: Tensor, batch: Batch) -> Tensor:
-            return self.loss(site, logits, batch) + self.hyper.ditto_lambda / 2 * squared_distance(site.network, anchor)
-
+        pulled = near(self, site, self.hyper.ditto_lambda, site.parameters(received))
         with site.as_personal(start=received):
-            site.fit(epochs=site.plan.training.local_epochs, loss=near)
+            site.fit(epochs=site.plan.training.local_epochs, loss=pulled)
         return loss

@@ -6,7 +6,7 @@ the server takes (1−β) w + β mean(w_k). θ is the personal model: it is eval
 Deviations: the inner steps are AdamW's (the authors' code: SGD), from the last θ, which starts at the received w. η is 0.05,
 ours, so that w moves three quarters of the way to θ (ηλ = 0.75); at the authors' 0.005 w hardly moves in the number of rounds
 that (Wang et al., TMI 2024) and (Jiang et al., TMI 2023) train. w's batch-normalisation statistics follow θ's by the same outer
-step: θ's own are never sent. β above 1, which the paper also tries, would extrapolate variances and is refused.
+step: θ's own are never sent. The server averages them whatever β is, because β above 1 could make a variance negative.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from feddp.errors import InputError
 from feddp.methods.base import Method, Round
+from feddp.methods.proximal import near
 from feddp.training.settings import require_bounds, require_positive, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from feddp.data.loading import Batch
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,6 @@ class PFedMeSettings:
         if self.pfedme_eta * self.pfedme_lambda > 1:
             product = f"pfedme_eta={self.pfedme_eta} times pfedme_lambda={self.pfedme_lambda}"
             raise InputError(f"{product} is above 1, so that w would overshoot θ; lower one of them")
-        if self.pfedme_beta > 1:
-            raise InputError(f"pfedme_beta={self.pfedme_beta} must be at most 1; correct pfedme_beta")
 
 
 class PFedMe(Method):
@@ -50,12 +47,7 @@ class PFedMe(Method):
     def round(self, site: Round) -> float:
         import torch
 
-        from feddp.training.losses import squared_distance
-
         hyper, w = self.hyper, {name: value.clone() for name, value in site.network.state_dict().items()}
-
-        def near(logits: Tensor, batch: Batch) -> Tensor:
-            return self.loss(site, logits, batch) + hyper.pfedme_lambda / 2 * squared_distance(site.network, w)
 
         @torch.no_grad()
         def outer() -> None:
@@ -65,11 +57,19 @@ class PFedMe(Method):
                 else:
                     w[name].copy_(theta)
 
-        loss = site.fit(epochs=site.plan.training.local_epochs, loss=near, steps=hyper.inner_steps, after=outer)
+        loss = site.fit(
+            epochs=site.plan.training.local_epochs,
+            loss=near(self, site, hyper.pfedme_lambda, w),
+            steps=hyper.inner_steps,
+            after=outer,
+        )
         site.personal_model = site.copy()
         site.network.load_state_dict(w)
         return loss
 
-    def aggregate(self, previous: Mapping[str, Tensor], mean: dict[str, Tensor]) -> dict[str, Tensor]:
-        floating = {name: value for name, value in previous.items() if value.is_floating_point()}
-        return mean | {name: value.lerp(mean[name], self.hyper.pfedme_beta) for name, value in floating.items()}
+    def aggregate(
+        self, previous: Mapping[str, Tensor], mean: Mapping[str, Tensor], weights: Mapping[str, float]
+    ) -> Mapping[str, Tensor]:
+        from feddp.methods.aggregation import towards
+
+        return towards(previous, mean, self.hyper.pfedme_beta)

@@ -141,6 +141,9 @@ class Plan:
         groups = (self.training, self.federation, self.tuning, self.calibration, self.heads, self.hyper)
         values = {key(name): value for group in groups for name, value in vars(group).items()}
         object.__setattr__(self, "settings", {name: values[name] for name in values if values[name] != known[name]})
+        if self.federation.aggregation not in method.aggregations:
+            allowed = " or ".join(method.aggregations)
+            raise InputError(f"aggregation={self.federation.aggregation}: {self.method} needs {allowed}; set one of them")
         private = self.federation.private
         if private and not set(method.own) <= set(private):
             raise InputError(f"private={','.join(private)}: {self.method} keeps {', '.join(method.own)} private; add them")

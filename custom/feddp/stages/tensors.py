@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from feddp.errors import ContributionError
 from feddp.methods.aggregation import Spec
-from feddp.partition import Partition
+from feddp.partition import Partition, Tensors
 from feddp.plan.resolve import build_network, exchanged, head_names, partition_of
 from feddp.plan.schema import Plan
 from feddp.protocol import Sent
@@ -31,6 +31,11 @@ class Expected:
     @cached_property
     def partition(self) -> Partition:
         return partition_of(self.plan, self.network)
+
+    def parameters(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Returns the parameters among some of the network's tensors, without the buffers."""
+        names = dict(self.network.named_parameters(remove_duplicate=False))  # a module registered twice has two names
+        return {name: value for name, value in tensors.items() if name in names}
 
     def names(self, sent: Sent) -> tuple[str, ...]:
         """Returns their names; all are required."""

@@ -45,9 +45,11 @@ def serve(server: Server) -> None:
                 if t > 0 and phase == 0:
                     best.note(t, answers)
                 sent = {site: answer.tensors for site, answer in answers.items()}
+                weights = method.weights(plan, {site: answer.scalars["samples"] for site, answer in answers.items()})
                 with watch.part("combining"):
-                    mean = combine(plan.federation.aggregation, sent, _weights(server, answers))
-            shared = method.aggregate(shared, mean)
+                    mean = combine(plan.federation.aggregation, sent, weights)
+            before, after = (memory.expected.parameters(tensors) for tensors in (shared, mean))
+            shared = mean | dict(method.aggregate(before, after, weights))
             slowest += max(answer.scalars["seconds"] for answer in answers.values())
             absent |= set(server.joined()) - answers.keys()
         memory.note_missed(absent)
@@ -107,11 +109,6 @@ def _ask_to_score(server: Server, task: str, shared: Tensors, round: int) -> dic
         _check_round(site, answer, round)
 
     return server.ask(task, Message(shared, {"round": round}), ("dice", "iou"), check, round=round)
-
-
-def _weights(server: Server, answers: Mapping[str, Message]) -> dict[str, float]:
-    by_samples = server.plan.federation.aggregation == "samples"
-    return {site: answer.scalars["samples"] if by_samples else 1.0 for site, answer in answers.items()}
 
 
 def _check_round(site: str, answer: Message, round: int, phase: int | None = None) -> None:

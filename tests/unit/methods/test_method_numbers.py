@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.methods.aggregation import average
+from feddp.methods.aggregation import average, combine
+from feddp.methods.fednova import local_steps
 from feddp.networks import NETWORKS
 from feddp.partition import ENCODER, HEAD
 from feddp.plan.resolve import build_method, build_network
@@ -104,24 +105,25 @@ def test_ditto_pulls_its_personal_model_to_what_was_received(by_hand, weight, on
     assert numbers(whole(site)) == {"w": two}
 
 
-def test_ditto_sends_what_fedavg_sends(open_site, toy):
-    """To the bit, over two rounds, with AdamW, dropout and batch normalisation: the personal model leaves no trace in w."""
-    ditto, fedavg = (open_site(at=method, method=method, network=toy) for method in ("ditto", "fedavg"))
-    gamma = first(ditto)
+@pytest.mark.parametrize("method", ["apfl", "ditto"])
+def test_the_personal_model_leaves_no_trace_in_what_is_sent(open_site, toy, method):
+    """FedAvg's tensors to the bit, over two rounds, with AdamW, dropout and batch normalisation."""
+    personal, fedavg = (open_site(at=name, method=name, network=toy) for name in (method, "fedavg"))
+    gamma = first(personal)
     for round in range(2):
-        sent, metrics = train(ditto, gamma, round)
+        sent, metrics = train(personal, gamma, round)
         wanted, plain = train(fedavg, gamma, round)
         assert same(sent, wanted)
         assert metrics["loss"] == plain["loss"]
-        assert same(ditto.store.load_state(round + 1).optimizer, fedavg.store.load_state(round + 1).optimizer)
+        assert same(personal.store.load_state(round + 1).optimizer, fedavg.store.load_state(round + 1).optimizer)
         gamma = {name: value + 1 if value.is_floating_point() else value for name, value in sent.items()}
 
 
-@pytest.mark.parametrize(("method", "settings"), [("ditto", {}), ("pfedme", PFEDME)])
+@pytest.mark.parametrize(("method", "settings"), [("apfl", {}), ("ditto", {}), ("pfedme", PFEDME)])
 def test_the_personal_model_is_what_is_scored(by_hand, method, settings):
     """A positive w calls every pixel lesion: of A lesion pixels among 1024, Dice is 2A/(A + 1024). A negative w: 0.
 
-    The personal model of the first round is above 0 (Ditto: 0.81; pFedMe: 0.6724); −5 is received in the second.
+    The personal model of the first round is above 0 (APFL: 0.85; Ditto: 0.81; pFedMe: 0.6724); −5 is received in the second.
     """
     site = by_hand(method, **settings)
     train(site, {"w": tensor(1.0)}, 0)
@@ -160,6 +162,151 @@ def test_igc_after_ditto_compares_the_whole_personal_models(open_site, toy, monk
     found = evaluate(sites[0])["peers"]["site-2"]
     wanted = mean_scores(network, sites[0].test)
     assert {metric: found[metric]["mean"] for metric in wanted} == pytest.approx(wanted)
+
+
+# --- FedProx ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mu", "one", "two", "loss"), [(1, 0.81, 0.31, 0.9525), (2, 0.82, 0.32, 0.955), (0, 0.8, 0.3, 0.95)])
+def test_fedprox_pulls_what_it_sends_to_what_was_received(by_hand, mu, one, two, loss):
+    """L = w + (μ/2)(w − w^t)², w^t = 1: the gradients are 1, then 1 − 0.1 μ: w = 0.9, then 0.9 − 0.1 + 0.01 μ = 0.8 + 0.01 μ.
+
+    The losses are 1 and 0.9 + (μ/2) · 0.01; their mean is 0.95 + 0.0025 μ. The second round receives 0.5: the same less 0.5.
+    """
+    site = by_hand("fedprox", prox_mu=mu)
+    for round, (received, sent) in enumerate([(1.0, one), (0.5, two)]):
+        found, metrics = train(site, {"w": tensor(received)}, round)
+        assert numbers(found) == {"w": sent}
+        assert metrics["loss"] == pytest.approx(loss - (1 - received), abs=1e-6)
+        assert site.store.load_state(round + 1).personal == {}
+
+
+# --- FedNova ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "samples", "wanted"),
+    [("uniform", (8, 16), 0.55), ("samples", (8, 16), 4 / 9), ("uniform", (8, 8), 0.5), ("samples", (16, 8), 4 / 9)],
+)
+def test_fednova_divides_each_change_by_its_steps(plan_for, aggregation, samples, wanted):
+    """γ^t = 1; the sites send 0.8 and 0.2: changes of 0.2 and 0.8. Batches of 4.
+
+    8 and 16 samples: τ = 2 and 4, changes per step 0.1 and 0.2. Uniform: their mean 0.15 times τ_eff = 3: 1 − 0.45 = 0.55.
+    p = 1/3 and 2/3: (0.1 + 0.4)/3 = 1/6 times τ_eff = (2 + 8)/3: 1 − 5/9 = 4/9. Equal τ: FedAvg's mean, 0.5.
+    16 and 8 samples: 0.05 and 0.4 a step; p = 2/3 and 1/3: (0.1 + 0.4)/3 = 1/6 times τ_eff = (8 + 2)/3: 4/9 again.
+    """
+    plan = plan_for(method="fednova", aggregation=aggregation)
+    method, names = build_method(plan), tuple(EVEN)
+    weights = method.weights(plan, dict(zip(names, samples, strict=True)))
+    sent = {name: {"w": tensor(value)} for name, value in zip(names, (0.8, 0.2), strict=True)}
+    mean = combine(aggregation, sent, weights)
+    assert numbers(method.aggregate({"w": tensor(1.0)}, mean, weights)) == {"w": pytest.approx(wanted, abs=1e-6)}
+
+
+@pytest.mark.parametrize(("batch", "epochs", "steps"), [(4, 1, 2), (4, 3, 6), (3, 1, 3), (7, 2, 2), (8, 1, 1), (100, 1, 1)])
+def test_the_server_counts_a_site_s_steps(open_site, toy, batch, epochs, steps):
+    """8 samples: 4 + 4; 3 + 3 + 2; of 7 + 1 the single one is dropped; 8. As many as AdamW at the site has counted."""
+    site = open_site(method="fednova", network=toy, batch=batch, local_epochs=epochs)
+    train(site, first(site), 0)
+    counted = {value.item() for name, value in site.store.load_state(1).optimizer.items() if name.endswith("/step")}
+    assert counted == {steps}
+    assert local_steps(site.plan.training, 8.0) == steps
+
+
+# --- SiloBN -----------------------------------------------------------------------------------------------------------
+
+
+class Normed(One):
+    """The logit is the parameter; a batch normalisation, whose momentum is 1/2, sees the parameter as every pixel."""
+
+    def __init__(self, *shape, **options):
+        super().__init__(*shape, **options)
+        self.norm = nn.BatchNorm2d(1, momentum=0.5)
+
+    def forward(self, x):
+        self.norm(self.w.detach().expand(len(x), 1, 1, 1))
+        return super().forward(x)
+
+
+def test_silobn_keeps_statistics_and_sends_weights(by_hand, monkeypatch):
+    """L = s w, s = 1 and 2. The mean goes half of the way to the w of each batch, the variance of equal pixels halves.
+
+    Site 1: w = 1, 0.9, then 0.8 is sent; mean 0.5, then 0.7; variance 1/2, 1/4. Site 2: w = 1, 0.8, then 0.6; 0.5, then 0.65.
+    Both receive 0.7, with their own statistics. Site 1: w = 0.7, 0.6, then 0.5; mean 0.7, then 0.65. Site 2: w = 0.7, 0.5, then
+    0.3; 0.675, then 0.5875. Variance 1/16. Averaged statistics would begin the round at 0.675.
+    """
+    monkeypatch.setitem(NETWORKS, "normed", Normed)
+    sites = [by_hand("silobn", name, slope, "normed") for name, slope in (("site-1", 1.0), ("site-2", 2.0))]
+    gamma = first(sites[0])
+    for round, wanted in enumerate([((0.8, 0.7), (0.6, 0.65), 1 / 4), ((0.5, 0.65), (0.3, 0.5875), 1 / 16)]):
+        sent = {site.name: train(site, gamma, round)[0] for site in sites}
+        for site, (w, mean) in zip(sites, wanted[:2], strict=True):
+            assert numbers(sent[site.name]) == {"w": w, "norm.weight": 1, "norm.bias": 0}
+            kept = {"running_mean": mean, "running_var": wanted[2], "num_batches_tracked": 2 * round + 2}
+            found = numbers(site.store.load_state(round + 1).private)
+            assert found == {f"norm.{name}": value for name, value in kept.items()}
+        gamma = average(sent, EVEN)
+    adopt(sites[1], gamma, 2)
+    assert numbers(whole(sites[1]))["norm.running_mean"] == 0.5875
+    assert numbers(whole(sites[1]))["w"] == 0.4
+
+
+# --- APFL -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "one", "two"),
+    [
+        ({}, 0.85, 0.55),
+        ({"apfl_alpha": 0}, 0.8, 0.3),
+        ({"apfl_alpha": 1}, 0.8, 0.6),
+        ({"apfl_adaptive": True}, 0.84743, 0.479871),
+        ({"apfl_adaptive": True, "apfl_alpha": 0}, 0.8, 0.3),
+    ],
+)
+def test_apfl_trains_a_local_model_in_the_mix(by_hand, settings, one, two, fresh):
+    """L = m = α v + (1 − α) w_k; v's gradient is α, α's is v − w_k. w falls by 0.1 a step: 1 is received, 0.8 is sent.
+
+    α = 1/2: v = 1, 0.95, 0.9: m = 0.85. Round 2 receives 0.5 and sends 0.3; v goes on to 0.8: m = 0.55. α = 0: m = w_k.
+    α = 1: v is trained alone: 0.8, then 0.6. Adaptive, with the step lr = 0.1: gradients 0.5 and 0.2: v = 0.95, α = 0.48;
+    then 0.48 and 0.15: v = 0.902, α = 0.465: m = 0.8 + 0.465 · 0.102 = 0.84743. Round 2, w_k = 0.3: 0.465 and 0.602:
+    v = 0.8555, α = 0.4048; 0.4048 and 0.5555: v = 0.81502, α = 0.34925: m = 0.3 + 0.34925 · 0.51502 = 0.479871. From α = 0
+    it would fall below 0.
+    """
+    site = by_hand("apfl", **settings)
+    for round, (received, sent, mix) in enumerate([(1.0, 0.8, one), (0.5, 0.3, two)]):
+        site = by_hand("apfl", **settings) if fresh else site
+        found, _ = train(site, {"w": tensor(received)}, round)
+        assert numbers(found) == {"w": sent}
+        assert numbers(site.store.load_state(round + 1).personal) == {"w": mix}
+    adopt(site, {"w": tensor(7.0)}, 2)
+    assert numbers(whole(site)) == {"w": two}
+
+
+def test_apfl_s_weight_does_not_exceed_1(by_hand):
+    """After the round that begins with 1, v = 0.902 and α = 0.465. 7 is received, w_k = 6.8.
+
+    Gradients 0.465 and 0.902 − 6.8 = −5.898: v = 0.8555, α = 0.465 + 0.5898, clipped to 1. Then v falls by 0.1: m = v = 0.7555.
+    """
+    site = by_hand("apfl", apfl_adaptive=True)
+    train(site, {"w": tensor(1.0)}, 0)
+    train(site, {"w": tensor(7.0)}, 1)
+    state = site.store.load_state(2)
+    assert state.memory["alpha"] == 1
+    assert numbers(state.personal) == {"w": 0.7555}
+
+
+def test_apfl_s_mix_normalises_by_its_own_statistics(by_hand, monkeypatch):
+    """w's passes at 1 and 0.9 leave the mean 0.7, as under SiloBN. The mix begins with the received 0 too, with w_k = 0.8.
+
+    m = 0.8 + (1 − 0.8)/2 = 0.9, then 0.8 + (0.95 − 0.8)/2 = 0.875: mean 0.45, then 0.6625. What is sent is w's 0.7.
+    """
+    monkeypatch.setitem(NETWORKS, "normed", Normed)
+    site = by_hand("apfl", network="normed")
+    sent, _ = train(site, first(site), 0)
+    assert numbers(sent)["norm.running_mean"] == 0.7
+    assert numbers(site.store.load_state(1).personal)["norm.running_mean"] == 0.6625
 
 
 # --- pFedMe -----------------------------------------------------------------------------------------------------------
@@ -225,12 +372,12 @@ def test_pfedme_takes_k_steps_on_every_batch(open_site, toy, inner):
     assert steps == {4 * inner}
 
 
-@pytest.mark.parametrize(("beta", "wanted"), [(1.0, 0.8), (0.5, 0.9), (0.25, 0.95)])
+@pytest.mark.parametrize(("beta", "wanted"), [(1.0, 0.8), (0.5, 0.9), (0.25, 0.95), (2.0, 0.6)])
 def test_pfedme_s_server_steps_towards_the_mean(plan_for, beta, wanted):
-    """(1 − β) · 1 + β · 0.8 = 1 − 0.2 β. A counter has no halves: it is the mean's."""
+    """(1 − β) · 1 + β · 0.8 = 1 − 0.2 β."""
     method = build_method(plan_for(method="pfedme", pfedme_beta=beta))
-    previous, mean = {"w": tensor(1.0), "n": tensor(4)}, {"w": tensor(0.8), "n": tensor(6)}
-    assert numbers(method.aggregate(previous, mean)) == {"w": wanted, "n": 6}
+    previous = {"w": tensor(1.0)}
+    assert numbers(method.aggregate(previous, {"w": tensor(0.8)}, EVEN)) == {"w": wanted}
     assert previous["w"] == 1
 
 
