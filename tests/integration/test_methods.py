@@ -50,6 +50,9 @@ NORMS = {
     )
 }
 
+PERSONAL_HEAD = {name.replace("segmentation", "personal") for name in HEAD}
+ADAPTERS = {f"{block}.attn.{layer}.lora_{matrix}.weight" for block in BLOCKS for layer in "qkv" for matrix in "ab"}
+
 
 def encoder(state):
     return {name for name in state if name.startswith("encoder.")}
@@ -70,12 +73,16 @@ PRIVATE = {
     "feddp": lambda state: QUERIES,
     "fedgkd": lambda state: set(),
     "fedlc": lambda state: HEAD | CALIBRATOR,
+    "fedoap": lambda state: QUERIES,
     "fedper": lambda state: HEAD,
     "fedrep": lambda state: HEAD,
+    "fedrod": lambda state: PERSONAL_HEAD,
     "finetune": lambda state: set(),
     "iop_fl": lambda state: set(),
     "lg_fedavg": encoder,
     "local": set,
+    "lora": lambda state: ADAPTERS,
+    "moon": lambda state: set(),
     "pfedme": lambda state: set(),
     "pflfe": pflfe,
     "ttt": lambda state: set(),
@@ -118,7 +125,7 @@ def held(sent: bytes, wanted: set[bytes]) -> set[bytes]:
 
 FEDERATED = [name for name in METHODS if METHODS[name].federated]
 # those that need a part which the toy network does not have run on the default one
-WHOLE = {"fc_pflfe", "fedlc", "lg_fedavg", "pflfe", "ttt", "virtual_class"}
+WHOLE = {"fc_pflfe", "fedlc", "fedrod", "lg_fedavg", "lora", "moon", "pflfe", "ttt", "virtual_class"}
 SMALLEST = [(m, "pvt_v2_b0-fpn" if m in WHOLE else "toy") for m in FEDERATED]
 # batch normalisation has tensors that no optimiser steps: a whole personal model's may not leave either
 ON = [(m, "pvt_v2_b0-fpn") for m in FEDERATED] + [(m, "toy") for m in FEDERATED if METHODS[m].personal]
@@ -233,10 +240,10 @@ def buffers_of(names):
     return {name for name in names if name.rsplit(".", 1)[1] in ("running_mean", "running_var", "num_batches_tracked")}
 
 
-@pytest.mark.parametrize("method", FEDERATED)
+@pytest.mark.parametrize("method", [name for name in FEDERATED if name != "lora"])  # it refuses a network without attention
 def test_buffers_go_with_their_layers(plan_for, method):
     """ResNet-18 has 20 batch normalisations, FPN none: 60 buffers, private with the encoder or the normalisations."""
-    if method == "feddp":  # a network without queries is refused; keys of another rule stand for it
+    if method in ("feddp", "fedoap"):  # a network without queries is refused; keys of another rule stand for it
         plan = plan_for(method=method, network="resnet18-fpn", private="head")
     else:
         plan = plan_for(method=method, network="resnet18-fpn")
@@ -285,7 +292,7 @@ def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
 def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method, network):
     """What a site gives, joined with the start of its peer, is its own network to the bit; and the calibration runs with it.
 
-    Where every site ends with the same network (FedAvg, FedDG, FedGKD, TTT) there is nothing to give, and no peer.
+    Where every site ends with the same network (FedAvg, FedDG, FedGKD, MOON, TTT) there is nothing to give, and no peer.
     """
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
     plan = plan_for(method=method, network=network, stages=stages, rounds=1, tune_epochs=1, calibration_epochs=1)
@@ -296,7 +303,7 @@ def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method, network):
     assert rebuilt.keys() == own.keys()
     assert all(rebuilt[name].equal(own[name]) for name in own)
     assert one.store.has("calibrated")
-    assert bool(given) == one.store.has("peers") == (method not in ("fedavg", "feddg", "fedgkd", "ttt"))
+    assert bool(given) == one.store.has("peers") == (method not in ("fedavg", "feddg", "fedgkd", "moon", "ttt"))
 
 
 # --- methods of other packages --------------------------------------------------------------------------------------------

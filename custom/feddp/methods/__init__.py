@@ -20,12 +20,16 @@ from feddp.methods.feddg import FedDG
 from feddp.methods.feddp import FedDP
 from feddp.methods.fedgkd import FedGKD
 from feddp.methods.fedlc import FedLC
+from feddp.methods.fedoap import FedOAP
 from feddp.methods.fedper import FedPer
 from feddp.methods.fedrep import FedRep
+from feddp.methods.fedrod import FedRoD
 from feddp.methods.finetune import FineTune
 from feddp.methods.iop_fl import IOPFL
 from feddp.methods.lg_fedavg import LGFedAvg
 from feddp.methods.local import Local
+from feddp.methods.lora import LoRA
+from feddp.methods.moon import MOON
 from feddp.methods.pfedme import PFedMe
 from feddp.methods.pflfe import FCPFLFE, PFLFE
 from feddp.methods.ttt import TTT
@@ -43,12 +47,16 @@ OWN: dict[str, type[Method]] = {
     "feddp": FedDP,
     "fedgkd": FedGKD,
     "fedlc": FedLC,
+    "fedoap": FedOAP,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fedrod": FedRoD,
     "finetune": FineTune,
     "iop_fl": IOPFL,
     "lg_fedavg": LGFedAvg,
     "local": Local,
+    "lora": LoRA,
+    "moon": MOON,
     "pfedme": PFedMe,
     "pflfe": PFLFE,
     "ttt": TTT,
