@@ -419,6 +419,17 @@ def test_fedoap_s_local_stage_trains_on_the_boundary(by_hand, width, weight):
     assert done.best == 0
 
 
+def test_fedoap_s_rounds_are_feddp_s(open_site, toy):
+    """To the bit, over two rounds with AdamW and dropout; so what a site keeps."""
+    fedoap, feddp = (open_site(at=method, method=method, network=toy) for method in ("fedoap", "feddp"))
+    gamma = first(feddp)
+    for round in range(2):
+        sent, wanted = (train(site, gamma, round)[0] for site in (fedoap, feddp))
+        assert same(sent, wanted)
+        gamma = sent
+    assert same(fedoap.store.load_state(2).private, feddp.store.load_state(2).private)
+
+
 # --- MOON -------------------------------------------------------------------------------------------------------------
 
 
