@@ -31,6 +31,8 @@ ENCODER = "encoder"
 DECODER = "decoder"
 CALIBRATOR = "calibrator"  # layers that a method adds for the site itself
 PROJECTOR = "projector"  # of pFLFE, beside the encoder
+PERSONAL_HEAD = "personal_head"  # of FedRoD, beside the segmentation head
+ADAPTER = "adapter"  # low-rank adapters in the attention
 AFFINITY_QUERY = "affinity_query"  # virtual classes: personalized affinity aggregation in every level of the decoder
 AFFINITY_KEY = "affinity_key"
 AFFINITY_MATRIX = "affinity_matrix"
@@ -38,7 +40,10 @@ LEVELS = tuple(f"{DECODER}.{level}" for level in range(1, 6))  # level 1 is next
 NONE = "none"
 ALL = "all"
 _AFFINITY = (AFFINITY_QUERY, AFFINITY_KEY, AFFINITY_MATRIX)
-ROLES = (QUERY, KEY, VALUE, HEAD, NORM, NORM_STATISTICS, ENCODER, DECODER, CALIBRATOR, PROJECTOR, *_AFFINITY, *LEVELS)
+ROLES = (
+    *(QUERY, KEY, VALUE, HEAD, NORM, NORM_STATISTICS, ENCODER, DECODER, CALIBRATOR, PROJECTOR, PERSONAL_HEAD, ADAPTER),
+    *(*_AFFINITY, *LEVELS),
+)
 WORDS = (*ROLES, NONE, ALL)
 
 Rule = tuple[str, ...]

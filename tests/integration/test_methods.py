@@ -52,6 +52,9 @@ NORMS = {
     )
 }
 
+PERSONAL_HEAD = {name.replace("segmentation", "personal") for name in HEAD}
+ADAPTERS = {f"{block}.attn.{layer}.lora_{matrix}.weight" for block in BLOCKS for layer in "qkv" for matrix in "ab"}
+
 
 def encoder(state):
     return {name for name in state if name.startswith("encoder.")}
@@ -79,13 +82,17 @@ PRIVATE = {
     "fedgkd": lambda state: set(),
     "fedlc": lambda state: HEAD | CALIBRATOR,
     "fednova": lambda state: set(),
+    "fedoap": lambda state: QUERIES,
     "fedper": lambda state: HEAD,
     "fedprox": lambda state: set(),
     "fedrep": lambda state: HEAD,
+    "fedrod": lambda state: PERSONAL_HEAD,
     "finetune": lambda state: set(),
     "iop_fl": lambda state: set(),
     "lg_fedavg": encoder,
     "local": set,
+    "lora": lambda state: ADAPTERS,
+    "moon": lambda state: set(),
     "pfedme": lambda state: set(),
     "pflfe": pflfe,
     "silobn": lambda state: buffers_of(state),
@@ -133,7 +140,7 @@ def held(sent: bytes, wanted: set[bytes]) -> set[bytes]:
 
 FEDERATED = [name for name in METHODS if METHODS[name].federated]
 # those that need a part which the toy network does not have run on the default one
-WHOLE = {"fc_pflfe", "fedlc", "lg_fedavg", "pflfe", "ttt", "virtual_class"}
+WHOLE = {"fc_pflfe", "fedlc", "fedrod", "lg_fedavg", "lora", "moon", "pflfe", "ttt", "virtual_class"}
 SMALLEST = [(m, whole(m) if m in WHOLE else "toy") for m in FEDERATED]
 # batch normalisation has tensors that no optimiser steps: a whole personal model's may not leave either
 ON = [(m, whole(m)) for m in FEDERATED] + [(m, "toy") for m in FEDERATED if METHODS[m].personal]
@@ -248,10 +255,10 @@ def buffers_of(names):
     return {name for name in names if name.rsplit(".", 1)[1] in ("running_mean", "running_var", "num_batches_tracked")}
 
 
-@pytest.mark.parametrize("method", FEDERATED)
+@pytest.mark.parametrize("method", [name for name in FEDERATED if name != "lora"])  # it refuses a network without attention
 def test_buffers_go_with_their_layers(plan_for, method):
     """ResNet-18 has 20 batch normalisations, FPN none: 60 buffers, private with the encoder or the normalisations."""
-    if method == "feddp":  # a network without queries is refused; keys of another rule stand for it
+    if method in ("feddp", "fedoap"):  # a network without queries is refused; keys of another rule stand for it
         plan = plan_for(method=method, network="resnet18-fpn", private="head")
     else:
         plan = plan_for(method=method, network="resnet18-fpn")
@@ -295,7 +302,7 @@ def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
 # --- the calibration after any method -------------------------------------------------------------------------------------
 
 
-ALIKE = ("fedavg", "feddg", "fedgkd", "fednova", "fedprox", "ttt")
+ALIKE = ("fedavg", "feddg", "fedgkd", "moon", "fednova", "fedprox", "ttt")
 
 
 @pytest.mark.parametrize(("method", "network"), SMALLEST)

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddp.training.losses import window_max
+
 
 def consistency(logits: Tensor, noisy: Tensor) -> Tensor:
     """Returns L_cons of the logits of an image and of the image with noise: a scalar in [0, 1]. Gradients flow to both."""
@@ -27,15 +29,9 @@ def entropy(logits: Tensor) -> Tensor:
 
 def spread(probabilities: Tensor, neighbourhood: int) -> Tensor:
     """Returns the mean, in [0, 1], of max − min within `neighbourhood` pixels on each side of both axes, cut at the border."""
-    return (_pool(probabilities, neighbourhood) + _pool(-probabilities, neighbourhood)).mean()
+    return (window_max(probabilities, neighbourhood) + window_max(-probabilities, neighbourhood)).mean()
 
 
 def shape(logits: Tensor, neighbourhood: int) -> Tensor:
     """Returns L_shape, a scalar."""
     return entropy(logits) + spread(torch.sigmoid(logits), neighbourhood)
-
-
-def _pool(maps: Tensor, k: int) -> Tensor:
-    """Returns the maximum within (2k+1)², in two passes of 2k+1: the same maxima in a tenth of the time at k = 10."""
-    columns = F.max_pool2d(maps, (2 * k + 1, 1), stride=1, padding=(k, 0))
-    return F.max_pool2d(columns, (1, 2 * k + 1), stride=1, padding=(0, k))

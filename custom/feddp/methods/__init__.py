@@ -22,13 +22,17 @@ from feddp.methods.feddp import FedDP
 from feddp.methods.fedgkd import FedGKD
 from feddp.methods.fedlc import FedLC
 from feddp.methods.fednova import FedNova
+from feddp.methods.fedoap import FedOAP
 from feddp.methods.fedper import FedPer
 from feddp.methods.fedprox import FedProx
 from feddp.methods.fedrep import FedRep
+from feddp.methods.fedrod import FedRoD
 from feddp.methods.finetune import FineTune
 from feddp.methods.iop_fl import IOPFL
 from feddp.methods.lg_fedavg import LGFedAvg
 from feddp.methods.local import Local
+from feddp.methods.lora import LoRA
+from feddp.methods.moon import MOON
 from feddp.methods.pfedme import PFedMe
 from feddp.methods.pflfe import FCPFLFE, PFLFE
 from feddp.methods.silobn import SiloBN
@@ -49,13 +53,17 @@ OWN: dict[str, type[Method]] = {
     "fedgkd": FedGKD,
     "fedlc": FedLC,
     "fednova": FedNova,
+    "fedoap": FedOAP,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
+    "fedrod": FedRoD,
     "finetune": FineTune,
     "iop_fl": IOPFL,
     "lg_fedavg": LGFedAvg,
     "local": Local,
+    "lora": LoRA,
+    "moon": MOON,
     "pfedme": PFedMe,
     "pflfe": PFLFE,
     "silobn": SiloBN,

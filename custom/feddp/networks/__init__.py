@@ -122,6 +122,8 @@ NETWORKS: dict[str, Builder] = {
 # layers that a method adds to a network, by name: (network, classes, options) -> network
 LAYERS: dict[str, Builder] = {
     "local_calibration": partial(_added, "local_calibration", "LocalCalibration"),
+    "lora": partial(_added, "lora", "with_lora"),
+    "personal_head": partial(_added, "decoupled", "DecoupledHeads"),
     "projector": partial(_added, "projector", "with_projector"),
     "rotation": partial(_added, "rotation", "with_rotation_head"),
     "virtual_classes": partial(_added, "virtual_classes", "with_virtual_classes"),

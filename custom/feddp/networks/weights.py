@@ -20,7 +20,7 @@ from feddp.files import replacing, writing
 from feddp.limits import NETWORK_BYTES, PICKLE_BYTES
 from feddp.networks.header import Shapes, outline, unreadable
 from feddp.networks.metadata import Metadata
-from feddp.partition import Tensors, some
+from feddp.partition import ADAPTER, Tensors, select, some
 from feddp.reading import opened, short
 
 _CLASSIFIERS = ("head", "fc")  # first part of the names of the ImageNet classifier's tensors, in timm and the public files
@@ -33,7 +33,7 @@ def load_checkpoint(network: nn.Module, path: str | Path) -> None:
 
     The file holds either this network's state_dict, or ImageNet weights for its encoder, with names as in timm or as in the
     PVTv2 authors' files (github.com/whai362/PVT, classification/pvt_v2.py), key and value fused or split. The ImageNet
-    classifier (`head.*`, `fc.*`) is left out.
+    classifier (`head.*`, `fc.*`) is left out. Where the file has no adapter at all, the network keeps its own.
 
     Raises:
         InputError: the file cannot be read as tensors, or does not fit; names up to five tensors that are missing, unexpected
@@ -43,7 +43,7 @@ def load_checkpoint(network: nn.Module, path: str | Path) -> None:
     state = _read(path)
     own = network.state_dict()
     if own.keys() & state.keys():
-        _load(network, state, path)
+        _load(network, _with_adapters(state, network), path)
         return
     try:
         encoder = network.get_submodule("encoder.model")
@@ -52,7 +52,7 @@ def load_checkpoint(network: nn.Module, path: str | Path) -> None:
             f"{path} has no tensor of {type(network).__name__}, and that network has no encoder for ImageNet weights; "
             "name a file of this network"
         ) from error
-    _load(encoder, _encoder_state(state, encoder), path)
+    _load(encoder, _with_adapters(_encoder_state(state, encoder), encoder), path)
 
 
 def save_network(path: str | Path, state: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
@@ -177,6 +177,14 @@ def _require_plain(path: Path) -> None:
             raise InputError(
                 f"{path} has {short(name)} with {size} bytes, {packed} when packed, which PyTorch does not write; save it again"
             )
+
+
+def _with_adapters(state: Tensors, network: nn.Module) -> Tensors:
+    """Returns `state`, with the adapters of `network` if it has none of them: LoRA's start leaves the function as it is."""
+    adapters = select(network, ADAPTER)
+    if adapters & state.keys():
+        return state
+    return state | {name: value for name, value in network.state_dict().items() if name in adapters}
 
 
 def _encoder_state(state: Tensors, encoder: nn.Module) -> Tensors:

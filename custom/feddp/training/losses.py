@@ -81,6 +81,45 @@ def auxiliary_loss(logits: Tensor, mask: Tensor, delta: Tensor) -> Tensor:
     return (delta.detach() * entropy).mean()
 
 
+def window_max(maps: Tensor, k: int) -> Tensor:
+    """Returns the maximum within (2k+1)² pixels, cut at the border: (B, C, H, W) -> (B, C, H, W).
+
+    In two passes of 2k+1: the same maxima in a tenth of the time at k = 10.
+    """
+    columns = F.max_pool2d(maps, (2 * k + 1, 1), stride=1, padding=(k, 0))
+    return F.max_pool2d(columns, (1, 2 * k + 1), stride=1, padding=(0, k))
+
+
+def boundary_loss(logits: Tensor, mask: Tensor, width: int) -> Tensor:
+    """Returns −Σ b [y log ŷ + (1−y) log(1−ŷ)] / Σ b, a scalar in nats; 0 if no pixel of the batch is near a boundary.
+
+    b = dilation(y) − erosion(y), the morphological gradient: 1 where both values occur within `width` pixels, 0 elsewhere.
+    """
+    target = mask.float()
+    edge = window_max(target, width) + window_max(-target, width)
+    return auxiliary_loss(logits, mask, edge) / edge.mean().clamp_min(1 / edge.numel())
+
+
+def balanced_cross_entropy(logits: Tensor, mask: Tensor, foreground: Tensor) -> Tensor:
+    """Returns the mean cross-entropy with weight 1/(2f) for foreground and 1/(2(1−f)) for background, a scalar in nats.
+
+    foreground: f, each class's share of the pixels, (C,). Over the masks from which f comes, the two weigh 1/2 each in total.
+    Where f is 0 or 1, the weight that would be infinite belongs to no pixel; f is kept away from both.
+    """
+    target, share = mask.float(), foreground.float().clamp(1e-7, 1 - 1e-7)[:, None, None]
+    entropy = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return (entropy * torch.where(target > 0, 0.5 / share, 0.5 / (1 - share))).mean()
+
+
+def model_contrast(own: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
+    """Returns mean −log [e^{s⁺/τ} / (e^{s⁺/τ} + e^{s⁻/τ})], a scalar in nats (Li et al., CVPR 2021).
+
+    s⁺ and s⁻ are the cosines of `own` with `positive` and `negative`, (B, D) each. log 2 if they are equal.
+    """
+    near, far = (F.cosine_similarity(own, other, dim=1) for other in (positive, negative))
+    return F.softplus((far - near) / temperature).mean()
+
+
 def bernoulli_kl(teacher: Tensor, logits: Tensor) -> Tensor:
     """Returns KL(p ‖ q) = p log(p/q) + (1−p) log((1−p)/(1−q)), mean over (B, C, H, W), in nats; zero if p = q.
 

@@ -60,7 +60,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Local epochs at a reduced learning rate after the rounds, without peers (FineTune, FedBABU)."""
+    """Local epochs at a reduced learning rate after the rounds, without peers (FineTune, FedBABU, FedOAP)."""
 
     tune_epochs: int = setting(20, "epochs of the tuning; our choice, equal to the calibration's", most=10_000)
     tune_lr: float = setting(1e-4, "learning rate of the tuning; our choice, equal to the calibration's", most=100)

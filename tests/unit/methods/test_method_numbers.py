@@ -1,5 +1,6 @@
 """The methods' rounds, against numbers worked out by hand: a step is θ − lr · gradient, the loss is linear in the logits."""
 
+import itertools
 import math
 
 import pytest
@@ -8,13 +9,15 @@ from torch import nn, tensor
 
 from feddp.methods.aggregation import average, combine
 from feddp.methods.fednova import local_steps
-from feddp.networks import NETWORKS
-from feddp.partition import ENCODER, HEAD
+from feddp.networks import LAYERS, NETWORKS
+from feddp.networks.lora import AdaptedLinear
+from feddp.partition import DECODER, ENCODER, HEAD, QUERY
 from feddp.plan.resolve import build_method, build_network
 from feddp.stages.calibrate import calibrate, personal
 from feddp.stages.evaluate import evaluate
 from feddp.stages.site import Site
 from feddp.stages.train import adopt, score, train
+from feddp.stages.tune import tune
 from feddp.training.calibration import mean_scores
 from feddp.training.losses import LOSSES, bernoulli_kl
 
@@ -36,9 +39,9 @@ class One(nn.Module):
 
 
 class Product(nn.Module):
-    """The logit is h · b everywhere. h = 2 is the head; b = 3 is the encoder, and a normalisation's for FedBN."""
+    """The logit is h · b everywhere. h = 2 is the head, and FedOAP's query; b = 3 is the encoder, and FedBN's normalisation."""
 
-    roles = {ENCODER: ("body",), HEAD: ("head",)}
+    roles = {ENCODER: ("body",), HEAD: ("head",), QUERY: ("head",)}
 
     def __init__(self, channels: int, classes: int, pretrained: bool = False):
         super().__init__()
@@ -465,6 +468,7 @@ def test_fedgkd_s_teacher_is_the_mean_of_the_last_received(by_hand, monkeypatch,
     ("method", "mine", "one", "two"),
     [
         ("fedper", "head", [(1.7, 2.8), (1.43, 2.53)], [(1.4, 2.6), (0.86, 2.42)]),
+        ("fedoap", "head", [(1.7, 2.8), (1.43, 2.53)], [(1.4, 2.6), (0.86, 2.42)]),
         ("lg_fedavg", "body", [(1.7, 2.8), (1.27, 2.645)], [(1.4, 2.6), (1.03, 2.29)]),
         ("fedbn", "body", [(1.7, 2.8), (1.27, 2.645)], [(1.4, 2.6), (1.03, 2.29)]),
         ("fedrep", "head", [(1.7, 2.83), (1.4225, 2.63275)], [(1.4, 2.72), (0.845, 2.606)]),
@@ -477,8 +481,9 @@ def test_what_two_rounds_send_and_keep(by_hand, method, mine, one, two):
     """One batch; L = s h b with s = 1 at site-1 and 2 at site-2, from (h, b) = (2, 3); a step is (h − 0.1 s b, b − 0.1 s h).
 
     Both at once: (1.7, 2.8) and (1.4, 2.6). FedPer averages b to 2.7: from (1.7, 2.7), (1.43, 2.53); from (1.4, 2.7),
-    (1.4 − 0.54, 2.7 − 0.28). LG-FedAvg and FedBN average h to 1.55: from (1.55, 2.8), (1.27, 2.645); from (1.55, 2.6),
-    (1.03, 2.29). Alone: from (1.7, 2.8), (1.42, 2.63); from (1.4, 2.6), (0.88, 2.32).
+    (1.4 − 0.54, 2.7 − 0.28). So does FedOAP, whose rounds have no boundary loss.
+    LG-FedAvg and FedBN average h to 1.55: from (1.55, 2.8), (1.27, 2.645); from (1.55, 2.6), (1.03, 2.29).
+    Alone: from (1.7, 2.8), (1.42, 2.63); from (1.4, 2.6), (0.88, 2.32).
     FedRep's body has its gradient at the new head: b = 3 − 0.17 and 3 − 0.28, mean 2.775; then h = 1.7 − 0.2775 = 1.4225
     and 1.4 − 0.555 = 0.845, b = 2.775 − 0.14225 = 2.63275 and 2.775 − 0.169 = 2.606.
     FedBABU's head stays at 2: b falls by 0.2 s: mean 2.7, then 2.5 and 2.3.
@@ -532,3 +537,201 @@ def test_iop_fl_accumulates_the_trained_models(by_hand, tau, wanted, fresh):
         assert numbers(site.store.load_state(round + 1).personal) == {"w": wanted[round]}
     adopt(site, {"w": tensor(7.0)}, 3)
     assert numbers(whole(site)) == {"w": wanted[2]}
+
+
+# --- FedOAP -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "weight"), [(1, 1.0), (2, 0.5)])
+def test_fedoap_s_local_stage_trains_on_the_boundary(by_hand, width, weight):
+    """L_seg is 0 and the logit is h · b = 6 everywhere, so a pixel's cross-entropy is ln(1 + e^6) − 6 y.
+
+    Over the pixels that have both values within w, of which a share f is foreground: λ_b (ln(1 + e^6) − 6 f). The step changes
+    no IoU, so the start is kept.
+    """
+    site = by_hand("fedoap", slope=0.0, network="product", batch=8, boundary=weight, boundary_width=width, tune_epochs=1)
+    _, metrics = train(site, first(site), 0)
+    assert metrics["loss"] == 0
+    adopt(site, first(site), 1)
+    inside = []
+    for mask in (sample["mask"][0].bool() for sample in site.samples):
+        for y, x in itertools.product(range(32), repeat=2):
+            window = mask[max(y - width, 0) : y + width + 1, max(x - width, 0) : x + width + 1]
+            if window.any() and not window.all():
+                inside.append(mask[y, x].item())
+    share = sum(inside) / len(inside)
+    done = tune(site)
+    assert 0.2 < share < 0.8
+    assert done.losses == [pytest.approx(weight * (math.log(1 + math.exp(6)) - 6 * share), abs=1e-4)]
+    assert done.best == 0
+
+
+def test_fedoap_s_rounds_are_feddp_s(open_site, toy):
+    """To the bit, over two rounds with AdamW and dropout; so what a site keeps."""
+    fedoap, feddp = (open_site(at=method, method=method, network=toy) for method in ("fedoap", "feddp"))
+    gamma = first(feddp)
+    for round in range(2):
+        sent, wanted = (train(site, gamma, round)[0] for site in (fedoap, feddp))
+        assert same(sent, wanted)
+        gamma = sent
+    assert same(fedoap.store.load_state(2).private, feddp.store.load_state(2).private)
+
+
+# --- MOON -------------------------------------------------------------------------------------------------------------
+
+
+class Direction(nn.Module):
+    """The deepest features are a vector of two numbers at every pixel; to the second is added something in training mode."""
+
+    out_channels = [2]
+    added = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.z = nn.Parameter(tensor([1.0, 0.0]))
+
+    def forward(self, x):
+        z = self.z + tensor([0.0, self.added * self.training])
+        return [x, z.view(1, 2, 1, 1).expand(len(x), 2, 3, 5)]
+
+
+class Represented(nn.Module):
+    def __init__(self, channels: int, classes: int, pretrained: bool = False):
+        super().__init__()
+        self.encoder = Direction()
+
+    def forward(self, x):
+        return self.encoder(x)[-1].mean().expand(len(x), 1, *x.shape[2:])
+
+
+@pytest.fixture
+def represented(by_hand, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "represented", Represented)
+    return lambda **changes: by_hand("moon", slope=0.0, network="represented", batch=8, **changes)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize(("mu", "tau", "y", "loss"), [(2, 0.5, -0.0476812, 0.2538560), (1, 1, -0.0268941, 0.3132617)])
+def test_moon_turns_away_from_the_last_local_model(represented, fresh, mu, tau, y, loss):
+    """L_seg is 0. Round 1 receives (0, 1), and has no previous model: it sends (0, 1), at loss 0.
+
+    Round 2 receives z = z_glob = (1, 0), and z_prev = (0, 1): the cosines are 1 and 0, the loss μ ln(1 + e^(−1/τ)). The cosine
+    with z_glob is at its maximum, so the gradient is (μ/τ) σ(−1/τ) of the other's, (0, 1); a step is a tenth of it:
+    μ = 2, τ = 1/2: 0.4 σ(−2) = 0.4 · 0.119203; 2 · 0.126928. μ = τ = 1: 0.1 σ(−1) = 0.1 · 0.268941; 0.313262.
+    """
+    settings = {"moon_mu": mu, "moon_temperature": tau}
+    site = represented(**settings)
+    sent, metrics = train(site, {"encoder.z": tensor([0.0, 1.0])}, 0)
+    assert (sent["encoder.z"].tolist(), metrics["loss"]) == ([0, 1], 0)
+    site = represented(**settings) if fresh else site
+    sent, metrics = train(site, {"encoder.z": tensor([1.0, 0.0])}, 1)
+    assert sent["encoder.z"].tolist() == pytest.approx([1, y], abs=1e-6)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    assert site.store.load_state(2).memory["z"].equal(sent["encoder.z"])
+
+
+def test_moon_s_other_models_are_in_eval_mode(represented, monkeypatch):
+    """In training mode z = (1, 0) + (0, 1), as near to (1, 0) as to (0, 1): the loss is ln 2. In training mode the others would
+    be (1, 1) and (0, 2), with the cosines 1 and 1/√2."""
+    monkeypatch.setattr(Direction, "added", 1.0)
+    site = represented()
+    train(site, {"encoder.z": tensor([0.0, 1.0])}, 0)
+    _, metrics = train(site, {"encoder.z": tensor([1.0, 0.0])}, 1)
+    assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_moon_without_its_loss_sends_what_fedavg_sends(open_site):
+    """To the bit, over two rounds of the default network: the two models beside it draw no number and leave no trace."""
+    moon, fedavg = (open_site(at=at, method=at, **more) for at, more in (("moon", {"moon_mu": 0}), ("fedavg", {})))
+    gamma = first(moon)
+    for round in range(2):
+        sent, wanted = (train(site, gamma, round)[0] for site in (moon, fedavg))
+        assert same(sent, wanted)
+        gamma = sent
+
+
+# --- FedRoD -----------------------------------------------------------------------------------------------------------
+
+
+class Times(nn.Module):
+    """An encoder whose only feature is b = 3 at every pixel."""
+
+    out_channels = [1]
+
+    def __init__(self):
+        super().__init__()
+        self.b = nn.Parameter(tensor(3.0))
+
+    def forward(self, x):
+        return [self.b.expand(len(x), 1, *x.shape[2:])]
+
+
+class Last(nn.Module):
+    def forward(self, features):
+        return features[-1]
+
+
+class Headed(nn.Module):
+    """The logit is h · b everywhere, h = 2 the head's only weight."""
+
+    def __init__(self, channels: int, classes: int, pretrained: bool = False):
+        super().__init__()
+        self.encoder, self.decoder = Times(), Last()
+        self.segmentation_head = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Identity())
+        nn.init.constant_(self.segmentation_head[0].weight, 2.0)
+
+
+@pytest.mark.parametrize("name", EVEN)
+@pytest.mark.parametrize(("slope", "p", "loss"), [(1.0, -0.3, 9.002476), (-2.0, 0.6, -8.997524), (0.0, 0.0, 3.002476)])
+def test_fedrod_s_shared_tensors_see_the_balanced_risk_alone(by_hand, monkeypatch, name, slope, p, loss):
+    """(h, b) = (2, 3), the personal weight p = 0; one batch of all images. The generic logit is 6 everywhere.
+
+    Foreground and background weigh 1/2 each, whatever a site's share: the balanced loss is (ln(1 + e^−6) + ln(1 + e^6))/2 =
+    3.002476, its gradient σ(6)/2 − σ(−6)/2 = σ(6) − 1/2 = 0.497527. So h = 2 − 0.3 · 0.497527 and b = 3 − 0.2 · 0.497527, of
+    every site and every slope. The plain loss is s (6 + 3 p): s · 6 is added to the loss, and p falls by 0.1 · 3 s.
+    """
+    monkeypatch.setitem(NETWORKS, "headed", Headed)
+    site = by_hand("fedrod", name, slope, "headed", batch=8)
+    sent, metrics = train(site, first(site), 0)
+    assert numbers(sent) == {"segmentation_head.0.weight": 1.850742, "encoder.b": 2.900495}
+    assert numbers(site.store.load_state(1).private) == {"personal_head.0.weight": p}
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+    adopt(site, sent, 1)
+    logits = site.network.eval()(torch.zeros(1, 3, 2, 2))
+    assert logits.flatten().tolist() == pytest.approx([(1.850742 + p) * 2.900495] * 4, abs=1e-5)
+
+
+# --- LoRA -------------------------------------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    """The logit is h · c · (W + B A), with (h, c, W, A, B) = (2, 1, 3, 5, 0)."""
+
+    roles = {ENCODER: ("encoder",), DECODER: ("decoder",), HEAD: ("head",)}
+
+    def __init__(self, channels: int, classes: int, pretrained: bool = False):
+        super().__init__()
+        self.encoder, self.decoder, self.head = (nn.Linear(1, 1, bias=False) for _ in range(3))
+        self.encoder = AdaptedLinear(self.encoder, rank=1)
+        for layer, value in ((self.head, 2.0), (self.decoder, 1.0), (self.encoder, 3.0), (self.encoder.lora_a, 5.0)):
+            nn.init.constant_(layer.weight, value)
+
+    def forward(self, x):
+        return self.head(self.decoder(self.encoder(torch.ones(1)))).expand(len(x), 1, *x.shape[2:])
+
+
+@pytest.mark.parametrize(("freeze", "w"), [("false", 2.8), ("true", 3.0)])
+@pytest.mark.parametrize("private", ["", "none"])
+def test_lora_trains_its_adapters_beside_what_they_adapt(by_hand, monkeypatch, freeze, w, private):
+    """A step of L = h c (W + B A): B falls by 0.1 h c A = 1, A by 0.1 h c B = 0, W by 0.1 h c = 0.2 unless it is frozen, c by
+    0.1 h W = 0.6 and h by 0.1 c W = 0.3. With private=none the adapters are sent."""
+    monkeypatch.setitem(NETWORKS, "adapted", Adapted)
+    monkeypatch.setitem(LAYERS, "lora", lambda network, classes, rank: network)
+    changes = {"private": private} if private else {}
+    site = by_hand("lora", network="adapted", batch=8, lora_freeze=freeze, **changes)
+    sent, _ = train(site, first(site), 0)
+    kept = site.store.load_state(1).private
+    adapters = {"encoder.lora_a.weight": 5.0, "encoder.lora_b.weight": -1.0}
+    base = {"encoder.weight": w, "decoder.weight": 0.4, "head.weight": 1.7}
+    assert numbers(kept) == ({} if private else adapters)
+    assert numbers(sent) == (base | adapters if private else base)

@@ -12,8 +12,9 @@ from torch import nn
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT, NETWORKS, build
 from feddp.networks.attention import SplitAttention, split_kv
+from feddp.networks.lora import AdaptedLinear
 from feddp.networks.weights import load_checkpoint, save_network
-from feddp.partition import DECODER, ENCODER, HEAD, KEY, NORM, QUERY, VALUE, resolve
+from feddp.partition import ADAPTER, DECODER, ENCODER, HEAD, KEY, NORM, PERSONAL_HEAD, QUERY, VALUE, resolve
 
 RESNET = "resnet18-fpn"
 ONE_OF_A_KIND = (DEFAULT, RESNET, "unet", "unetplusplus", "resunet")
@@ -91,6 +92,61 @@ def test_local_calibration_goes_round_every_network(name):
         logits = network(image)
     assert logits.shape == (1, 1, 64, 64)
     assert not torch.equal(logits, network.plain)
+
+
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+def test_decoupled_heads_go_round_every_network(name):
+    """The personal head starts at 0; the logits' gradient reaches it alone, the generic logits' everything else."""
+    plain = build(name, 3, 1, seed=0).eval()
+    network = build(name, 3, 1, seed=0, layers={"personal_head": {}}).eval()
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    logits = network(image)
+    assert torch.equal(logits, plain(image))
+    own = set(resolve(network, (PERSONAL_HEAD,)).private)
+    assert own == {"personal_head.0.weight", "personal_head.0.bias"}
+    logits.sum().backward()
+    assert {n for n, p in network.named_parameters() if p.grad is not None} == own
+    network.zero_grad(set_to_none=True)
+    network.generic.sum().backward()
+    assert {n for n, p in network.named_parameters() if p.grad is not None} >= {"segmentation_head.0.weight"}
+    assert all(network.get_parameter(n).grad is None for n in own)
+    assert all(p.grad is not None for n, p in network.named_parameters() if n.startswith("decoder."))
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_adapters_of_rank_r_are_48_tensors_beside_the_base(network, rank):
+    """An adapter of a layer d wide has 2 r d parameters; 2 blocks at each of d = 32, 64, 160, 256, each with q, k and v:
+
+    2 · 3 · 2 r (32 + 64 + 160 + 256) = 6144 r in 2 · 4 · 3 · 2 = 48 tensors. The base has the names, values and function that
+    it has without them.
+    """
+    adapted = build(DEFAULT, 3, 2, seed=0, layers={"lora": {"rank": rank}}).eval()
+    adapters = resolve(adapted, (ADAPTER,)).private
+    assert (len(adapters), count(adapted, adapters)) == (48, 6144 * rank)
+    state, base = adapted.state_dict(), network.state_dict()
+    assert state.keys() - set(adapters) == base.keys()
+    assert all(torch.equal(state[name], value) for name, value in base.items())
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(adapted(image), network(image))
+
+
+def test_an_adapter_adds_its_product():
+    """x = 1, W = 2, b = 1, A = 3. With B = 5: 2 + 1 + 5 · 3 = 18. At B = 0 the gradient of A is B = 0, that of B is A = 3."""
+    layer = nn.Linear(1, 1)
+    nn.init.constant_(layer.weight, 2.0)
+    nn.init.constant_(layer.bias, 1.0)
+    layer = AdaptedLinear(layer, rank=1)
+    nn.init.constant_(layer.lora_a.weight, 3.0)
+    layer(torch.ones(1)).backward()
+    assert (layer.lora_a.weight.grad.item(), layer.lora_b.weight.grad.item(), layer.weight.grad.item()) == (0, 3, 1)
+    nn.init.constant_(layer.lora_b.weight, 5.0)
+    assert layer(torch.ones(1)).item() == 18
+
+
+def test_a_network_without_attention_takes_no_adapters():
+    with pytest.raises(FedDPError, match="FPN has no attention for LoRA's adapters; take a network on PVTv2"):
+        build(RESNET, 3, 1, seed=0, layers={"lora": {"rank": 4}})
 
 
 def test_norm_takes_a_convolutional_network_s_counters_along():

@@ -1,6 +1,7 @@
 """Files of weights: foreign names, our own, and all the ways a file can be wrong."""
 
 import copy
+import json
 import os
 import pickle
 import re
@@ -91,6 +92,46 @@ def test_encoder_weights_give_timm_s_features(imagenet, network, tmp_path, names
     for theirs, ours in zip(expected, got, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     assert torch.equal(network.segmentation_head[0].weight, head)
+
+
+def adapted(of):
+    """A network with LoRA's adapters, whose second matrices are `of`: 0 as they start, or anything else."""
+    network = build(DEFAULT, 3, 2, seed=1, layers={"lora": {"rank": 2}}).eval()
+    for name, parameter in network.named_parameters():
+        if name.endswith("lora_b.weight"):
+            torch.nn.init.constant_(parameter, of)
+    return network
+
+
+def test_files_without_adapters_fit_a_network_with_adapters(imagenet, network, tmp_path):
+    """A whole network's file, and ImageNet weights: the adapters keep their start, so that the function is the file's."""
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    save_network(tmp_path / "n.safetensors", network.state_dict(), METADATA)
+    torch.save(imagenet.state_dict(), tmp_path / "i.pth")
+    whole, encoder = adapted(0.0), adapted(0.0)
+    started = {name: value.clone() for name, value in whole.state_dict().items() if ".lora_" in name}
+    load_checkpoint(whole, tmp_path / "n.safetensors")
+    load_checkpoint(encoder, tmp_path / "i.pth")
+    with torch.no_grad():
+        assert torch.equal(whole(image), network(image))
+        theirs, ours = imagenet.forward_intermediates(image, intermediates_only=True), encoder.encoder(image)[2:]
+    torch.testing.assert_close(ours[-1], theirs[-1], atol=1e-4, rtol=1e-4)
+    assert len(started) == 48
+    assert all(
+        torch.equal(value, network.state_dict()[name]) for network in (whole, encoder) for name, value in started.items()
+    )
+
+
+def test_adapters_of_a_file_are_loaded_all_or_none(tmp_path):
+    state = adapted(0.5).state_dict()
+    network = adapted(0.0)
+    torch.save(state, tmp_path / "a.pth")
+    load_checkpoint(network, tmp_path / "a.pth")
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    del state["encoder.model.stages_0.blocks.0.attn.q.lora_b.weight"]
+    torch.save(state, tmp_path / "a.pth")
+    with pytest.raises(FedDPError, match=r"does not fit the network.*attn\.q\.lora_b\.weight \(missing\)"):
+        load_checkpoint(network, tmp_path / "a.pth")
 
 
 @pytest.mark.parametrize("wrapper", ["state_dict", "model"])
@@ -237,6 +278,21 @@ def test_a_personal_network_comes_back_ready(network, tmp_path):
     image = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(personal(image), network(image))
+
+
+@pytest.mark.parametrize(("layers", "named"), [({"personal_head": {}}, "personal_head.0"), ({"lora": {"rank": 3}}, "lora_b")])
+def test_a_personal_network_comes_back_with_its_layers(tmp_path, layers, named):
+    """As `feddp predict` loads it: from the file alone, with another start than 0 in what the method adds."""
+    network = build(DEFAULT, 3, 2, seed=0, layers=layers).eval()
+    for name, parameter in network.named_parameters():
+        if named in name:
+            torch.nn.init.constant_(parameter, 0.5)
+    save_network(tmp_path / "p.safetensors", network.state_dict(), {**METADATA, "layers": json.dumps(layers)})
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = load_personal(tmp_path / "p.safetensors")(image)
+        assert torch.equal(found, network(image))
+        assert not torch.equal(found, build(DEFAULT, 3, 2, seed=0).eval()(image))
 
 
 @pytest.mark.parametrize(

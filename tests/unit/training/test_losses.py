@@ -7,7 +7,16 @@ import torch
 from torch import tensor
 
 from feddp.errors import FedDPError
-from feddp.training.losses import LOSSES, auxiliary_loss, inconsistency, inconsistency_std, segmentation_loss
+from feddp.training.losses import (
+    LOSSES,
+    auxiliary_loss,
+    balanced_cross_entropy,
+    boundary_loss,
+    inconsistency,
+    inconsistency_std,
+    model_contrast,
+    segmentation_loss,
+)
 
 SURE = 30.0  # a logit whose sigmoid is 1 to within 1e-13
 
@@ -115,3 +124,55 @@ def test_auxiliary_loss_is_finite_where_the_network_is_sure_and_wrong():
 def test_auxiliary_loss_refuses_maps_of_another_shape():
     with pytest.raises(FedDPError, match=r"δ is \(1, 2, 2\), the logits are \(1, 1, 2, 2\)"):
         auxiliary_loss(LOGITS, MASK, DELTA[0])
+
+
+# --- the terms of FedOAP, FedRoD and MOON -----------------------------------------------------------------------------------
+
+LN3 = math.log(3)  # the logit of 3/4
+
+
+@pytest.mark.parametrize(("width", "gradient"), [(1, [0, 3 / 8, -1 / 8, 0, 0]), (2, [3 / 16, 3 / 16, -1 / 16, -1 / 16, 0])])
+def test_the_boundary_loss_counts_the_pixels_near_both_values(width, gradient):
+    """A row of 5 pixels with mask [0, 0, 1, 1, 1], every probability 3/4: an entropy of ln 4 where y = 0, ln(4/3) where y = 1.
+
+    Within 1 pixel only the second and the third see both values: (ln 4 + ln 4/3)/2 = ln(16/3)/2. Within 2, the first four do,
+    with the same mean. The gradient of each of n pixels is (3/4 − y)/n.
+    """
+    logits = torch.full((1, 1, 1, 5), LN3, requires_grad=True)
+    found = boundary_loss(logits, tensor([[[[0, 0, 1, 1, 1]]]], dtype=torch.uint8), width)
+    assert found.item() == pytest.approx(math.log(16 / 3) / 2, abs=1e-6)
+    found.backward()
+    assert logits.grad.flatten().tolist() == pytest.approx(gradient, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_mask_without_a_boundary_has_no_boundary_loss(value):
+    assert boundary_loss(torch.zeros(2, 1, 3, 3), torch.full((2, 1, 3, 3), value), 1) == 0
+
+
+def test_balanced_cross_entropy_weighs_both_values_alike():
+    """Mask [1, 0, 0, 0] of a class with f = 1/4, every probability 3/4. Weights 1/(2f) = 2 and 1/(2(1−f)) = 2/3:
+
+    (2 ln 4/3 + 3 · (2/3) ln 4)/4 = ln(16/3)/2. The gradients are 2 (3/4 − 1)/4 = −1/8 and (2/3)(3/4)/4 = 1/8.
+    """
+    logits = torch.full((1, 1, 1, 4), LN3, requires_grad=True)
+    found = balanced_cross_entropy(logits, tensor([[[[1, 0, 0, 0]]]], dtype=torch.uint8), tensor([0.25]))
+    assert found.item() == pytest.approx(math.log(16 / 3) / 2, abs=1e-6)
+    found.backward()
+    assert logits.grad.flatten().tolist() == pytest.approx([-1 / 8, 1 / 8, 1 / 8, 1 / 8], abs=1e-6)
+
+
+def test_balanced_cross_entropy_has_weights_of_each_class():
+    """Two classes of one pixel, logits 0: f = 0 and no foreground, weight 1/2; f = 1/8 and foreground, 4.
+
+    (1/2 + 4)/2 · ln 2.
+    """
+    found = balanced_cross_entropy(torch.zeros(1, 2, 1, 1), tensor([[[[0.0]], [[1.0]]]]), tensor([0.0, 1 / 8]))
+    assert found.item() == pytest.approx(2.25 * math.log(2), abs=1e-5)
+
+
+def test_the_contrast_is_a_softmax_over_two_cosines():
+    """τ = 1/2. First row: cosines 1 and 0, −ln(e²/(e² + 1)) = ln(1 + e^−2) = 0.126928. Second: 1/√2 twice, ln 2. Their mean."""
+    own, positive = tensor([[2.0, 0.0], [1.0, 1.0]]), tensor([[3.0, 0.0], [1.0, 0.0]])
+    found = model_contrast(own, positive, tensor([[0.0, 1.0], [0.0, 5.0]]), 0.5)
+    assert found.item() == pytest.approx((0.126928 + math.log(2)) / 2, abs=1e-6)
