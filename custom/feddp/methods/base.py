@@ -26,7 +26,7 @@ SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "c
 STAGES = {SPECTRA: "", TRAIN: "start", TUNE: "tuned", HEADS: "heads", CALIBRATE: "calibrated"}
 
 
-class Federation(Protocol):
+class RunFederation(Protocol):
     """The part of the federation's settings that a method may read (`feddp.plan.schema.Federation`)."""
 
     @property
@@ -55,7 +55,7 @@ class RunPlan(Protocol):
     def training(self) -> Training: ...
 
     @property
-    def federation(self) -> Federation: ...
+    def federation(self) -> RunFederation: ...
 
     @property
     def hyper(self) -> Any: ...

@@ -68,5 +68,8 @@ def answered(task: str, message: Message, host: Host) -> Message:
         return Message(scalars={"consent": consents})
     if spec.kind is Kind.DELIVERY and message.tensors and not consents:
         raise PolicyError(f"site {host.name} does not consent to the exchange {spec.consent!r}, yet it was sent tensors")
-    answer = stage_of(spec.stage).answer(task, message, host)
+    from feddp.training.device import memory_of  # imported here: the server's side of a job needs no torch for it
+
+    with memory_of(host.name):
+        answer = stage_of(spec.stage).answer(task, message, host)
     return Message(answer.tensors, {"consent": consents, **answer.scalars}) if "consent" in spec.scalars else answer

@@ -1,8 +1,12 @@
 """Checks a device's name, and sets up a process for the device."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from feddp.errors import InputError
+from feddp.reading import short
 
 
 def usable(name: str, called: str, remedy: str) -> torch.device:
@@ -29,6 +33,29 @@ def require_bfloat16(device: torch.device, called: str) -> None:
             if not torch.cuda.is_bf16_supported(including_emulation=False):
                 name = torch.cuda.get_device_name(device)
                 raise InputError(f"{called}: its {name} has no bfloat16; submit the job with --set precision_compute=float32")
+
+
+@contextmanager
+def memory_of(site: str) -> Iterator[None]:
+    """Names the remedy where torch lacks memory in the block.
+
+    Raises:
+        InputError: in place of torch's error; names the site. What the GPU's cache holds is freed for other processes.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # torch has a type of its own for a GPU's memory alone
+        gpu = isinstance(error, torch.OutOfMemoryError)
+        if not gpu and "can't allocate memory" not in str(error):
+            raise
+        if gpu and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        what = "GPU" if gpu else "machine"
+        shared = ", or let fewer sites share the GPU" if gpu else ""
+        raise InputError(
+            f"site {site}: its {what} has too little memory ({short(str(error).splitlines()[0], 200)}); submit the job with a"
+            f" smaller --set batch, --size or --network{shared}"
+        ) from error
 
 
 def settle(device: str, threads: int) -> None:
