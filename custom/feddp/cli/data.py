@@ -36,11 +36,17 @@ def synthesize(
     images: Annotated[int, typer.Option(min=6, help="Images per site.")] = 60,
     size: Annotated[int, typer.Option(min=32, help="Pixels of a side.")] = 96,
     seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same images.")] = 0,
+    appearance: Annotated[float, typer.Option(help="How far colours, texture, noise and contrast differ, 0 to 1.")] = 1.0,
+    prevalence: Annotated[float, typer.Option(help="How far the lesions' sizes differ, 0 to 1.")] = 1.0,
+    style: Annotated[float, typer.Option(help="How far the raters' outlines differ, 0 to 1.")] = 1.0,
+    label_noise: Annotated[float, typer.Option(help="Random errors of every outline, at all sites alike, 0 to 1.")] = 0.0,
+    thin: Annotated[bool, typer.Option("--thin", help="Draw curves as thin as vessels instead of lesions.")] = False,
 ) -> None:
     """Make synthetic sites that differ from each other as hospitals do."""
+    from feddp.data.habits import Dials
     from feddp.data.synthesize import synthesize as make_sites
 
-    make_sites(out, sites, images, size, seed)
+    make_sites(out, sites, images, size, seed, Dials(appearance, prevalence, style, label_noise), thin)
     typer.echo(_summary(out))
 
 

@@ -5,65 +5,53 @@ halo; the raters of one site draw a wide outline, those of another a tight one, 
 and the tight raters use the same kind of device (equal texture, noise and vignette; normalisation per channel removes most of
 tint and gain), so no single network can fit both.
 
-All numbers of a site are in its dataset.json under "habits". A site's habits depend on (seed, site), an image on (seed, site,
-image), so any site can be made alone, with the same bits.
+All numbers of a site are in its dataset.json under "habits". An image depends on (seed, site, image), so any site can be made
+alone, with the same bits. Dials change how far sites differ (`feddp.data.habits`); between two values of a dial, an image keeps
+its structures, and everything that the dial does not move.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from scipy.ndimage import distance_transform_edt, gaussian_filter
 
 from feddp.data.folder import refuse_occupied, write_site
+from feddp.data.habits import ERROR, Dials, Habits, habits_of, rng_of
 from feddp.data.prepare.split import split_patients
 from feddp.data.progress import track
+from feddp.data.vessels import THIN, vessel
 
-
-@dataclass(frozen=True)
-class Habits:
-    """The characteristics of a site. Lengths are fractions of the image's side, intensities of full scale."""
-
-    tint: tuple[float, float, float]  # tissue colour
-    gain: float  # of the whole image
-    gamma: float
-    texture_scale: float  # of the smooth noise
-    texture: float  # standard deviation of the smooth noise
-    noise: float  # standard deviation of the pixel noise
-    vignette: float  # darkening at the corners
-    contrast: float  # of a lesion against tissue
-    lesion_radius: tuple[float, float]
-    margin: float  # distance of the outline outside (> 0) or inside (< 0) the lesion's edge
-    smoothing: float  # of the drawn outline
-
-
-WIDE_AND_TIGHT = {"texture_scale": 0.06, "texture": 0.05, "noise": 0.03, "vignette": 0.3, "contrast": 0.16}
-KINDS = (
-    Habits((0.62, 0.40, 0.34), 1.0, 1.0, lesion_radius=(0.10, 0.20), margin=0.045, smoothing=0.0, **WIDE_AND_TIGHT),
-    Habits((0.55, 0.42, 0.30), 1.1, 1.0, lesion_radius=(0.11, 0.20), margin=-0.03, smoothing=0.0, **WIDE_AND_TIGHT),
-    Habits((0.45, 0.36, 0.42), 0.85, 1.5, 0.02, 0.08, 0.05, 0.1, 0.2, (0.07, 0.14), margin=0.0, smoothing=0.0),
-    Habits((0.66, 0.50, 0.34), 1.05, 0.7, 0.12, 0.06, 0.015, 0.5, 0.13, (0.13, 0.24), margin=0.0, smoothing=0.03),
-)
 LESION = np.array([0.2, -1.0, -0.6])  # redder and darker than any tissue colour
 EMPTY = 0.1  # fraction of the images without a lesion
 HALO = 1.6  # radius of the halo, in radii of the lesion
 
 
-def synthesize(root: Path, sites: int = 4, images: int = 60, size: int = 96, seed: int = 0) -> None:
+def synthesize(
+    root: Path,
+    sites: int = 4,
+    images: int = 60,
+    size: int = 96,
+    seed: int = 0,
+    dials: Dials = Dials(),
+    thin: bool = False,
+) -> None:
     """Writes <root>/site-1 to site-<sites>, each with `images` RGB images of size x size pixels.
 
-    Each patient has two images; patients are split 60/20/20. From site 5 on, the four kinds of site repeat with other random
-    numbers. Raises InputError if one of the folders is not empty.
+    Each patient has two images; patients are split 60/20/20. `thin` draws curves instead of lesions. Raises InputError if one
+    of the folders is not empty.
     """
     folders = [Path(root) / f"site-{number}" for number in range(1, sites + 1)]
     refuse_occupied(folders)
     for index, folder in enumerate(folders):
-        synthesize_site(folder, index, images, size, seed)
+        synthesize_site(folder, index, images, size, seed, dials, thin)
 
 
-def synthesize_site(folder: Path, index: int, images: int, size: int, seed: int) -> None:
+def synthesize_site(
+    folder: Path, index: int, images: int, size: int, seed: int, dials: Dials = Dials(), thin: bool = False
+) -> None:
     """Writes only site number `index`, from 0, with the same bits as in a whole set of sites."""
-    habits = habits_of(index, seed)
+    habits = habits_of(index, seed, dials)
     patients = [f"P{number // 2:03d}" for number in range(images)]
     splits = split_patients(patients, seed)
     metadata = {
@@ -74,39 +62,26 @@ def synthesize_site(folder: Path, index: int, images: int, size: int, seed: int)
         "seed": seed,
         "index": index,
         "habits": asdict(habits),
+        **({"dials": asdict(dials)} if dials != Dials() else {}),
+        **({"thin": thin} if thin else {}),
     }
     samples = (
         (
             f"image-{number:03d}",
             patient,
             splits[patient],
-            *draw(habits, size, _rng(seed, index, number)),
+            *draw(habits, size, rng_of(seed, index, number), dials.label_noise, thin),
         )
         for number, patient in enumerate(track(patients, f"Drawing {Path(folder).name}"))
     )
     write_site(folder, metadata, samples)
 
 
-def habits_of(index: int, seed: int) -> Habits:
-    """Returns the habits of site `index`: one of the four kinds, with small random changes of colour and contrast."""
-    rng = _rng(seed, index)
-    kind = KINDS[index % len(KINDS)]
-    tint = [round(float(c), 4) for c in kind.tint + rng.uniform(-0.03, 0.03, 3)]
-    return replace(
-        kind,
-        tint=(tint[0], tint[1], tint[2]),
-        gain=round(float(kind.gain * rng.uniform(0.95, 1.05)), 4),
-        gamma=round(float(kind.gamma * rng.uniform(0.95, 1.05)), 4),
-    )
-
-
-def _rng(*parts: int) -> np.random.Generator:
-    # the length comes first, because numpy ignores zeros at the end of a list of seeds
-    return np.random.default_rng([len(parts), *parts])
-
-
-def draw(habits: Habits, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+    habits: Habits, size: int, rng: np.random.Generator, label_noise: float = 0.0, thin: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns an image, uint8 (size, size, 3), and the mask of the site's raters, uint8 (size, size) of 0 and 1."""
+    (slips,) = rng.spawn(1)  # errors of the raters: drawn apart, so that they do not change the image
     y, x = np.mgrid[:size, :size] / (size - 1)
     shading = habits.texture * _smooth(rng, size, habits.texture_scale)
     shading += 0.05 * _smooth(rng, size, 0.25)  # folds and uneven light, at every site
@@ -115,9 +90,15 @@ def draw(habits: Habits, size: int, rng: np.random.Generator) -> tuple[np.ndarra
     drawn = np.zeros((size, size), bool)
     if rng.random() >= EMPTY:
         for _ in range(rng.integers(1, 3)):
-            depth, lesion = _lesion(habits, x, y, rng)
+            error = label_noise * ERROR * _smooth(slips, size, 0.06) if label_noise else 0.0
+            if thin:
+                depth, outside = vessel(habits.lesion_radius, x, y, rng)
+                mask = outside < THIN * (habits.margin + error)
+            else:
+                depth, lesion = _lesion(habits, x, y, rng)
+                mask = _annotate(lesion, habits, error)
             colour += habits.contrast * rng.uniform(0.8, 1.2) * depth[..., None] * LESION
-            drawn |= _annotate(lesion, habits)
+            drawn |= mask
 
     # a dark blotch of another colour, so that darkness alone does not identify a lesion
     blotch, _ = _lesion(habits, x, y, rng)
@@ -151,11 +132,11 @@ def _lesion(habits: Habits, x: np.ndarray, y: np.ndarray, rng: np.random.Generat
     return 0.6 * core + 0.4 * halo, distance < 1
 
 
-def _annotate(lesion: np.ndarray, habits: Habits) -> np.ndarray:
-    """Returns the lesion as the site's raters draw it (boolean maps)."""
+def _annotate(lesion: np.ndarray, habits: Habits, error: np.ndarray | float = 0.0) -> np.ndarray:
+    """Returns the lesion as the site's raters draw it (boolean maps); `error` per pixel moves the outline, in sides."""
     size = len(lesion)
     outside = distance_transform_edt(~lesion) - distance_transform_edt(lesion)
-    drawn = outside < habits.margin * size if habits.margin else lesion
+    drawn: np.ndarray = outside < (habits.margin + error) * size  # without both: the lesion, as no pixel is at distance 0
     if not habits.smoothing:
         return drawn
     smooth: np.ndarray = gaussian_filter(drawn.astype(float), habits.smoothing * size)

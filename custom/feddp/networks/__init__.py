@@ -69,8 +69,19 @@ def build(
         return builder()
 
 
-def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool) -> nn.Module:
-    """Returns the network `kind` of segmentation-models-pytorch on a timm encoder, with split key and value layers."""
+def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool, **changes: Any) -> nn.Module:
+    """Returns the network `kind` of segmentation-models-pytorch on a timm encoder, with split key and value layers.
+
+    Args:
+        changes: arguments of the encoder that differ from timm's; timm's weights do not fit a changed encoder.
+    """
+    if pretrained and changes:
+        options = ", ".join(f"{name} {value}" for name, value in changes.items())
+        raise InputError(
+            f"timm's weights for '{encoder}' do not fit this network, whose {options} are its own; leave the weights out for"
+            " random ones, or name a file of this network"
+        )
+
     import segmentation_models_pytorch
 
     from feddp.networks.attention import split_kv
@@ -80,7 +91,9 @@ def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool)
     try:
         # "tu-" is segmentation-models-pytorch's prefix for timm; it treats any weights except None as pretrained
         model = getattr(segmentation_models_pytorch, kind)
-        network = model(f"tu-{encoder}", encoder_weights=True if pretrained else None, in_channels=channels, classes=classes)
+        network = model(
+            f"tu-{encoder}", encoder_weights=True if pretrained else None, in_channels=channels, classes=classes, **changes
+        )
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
@@ -111,6 +124,8 @@ NETWORKS: dict[str, Builder] = {
     DEFAULT: partial(_fpn, "pvt_v2_b0"),
     "pvt_v2_b1-fpn": partial(_fpn, "pvt_v2_b1"),
     "pvt_v2_b2-fpn": partial(_fpn, "pvt_v2_b2"),
+    # for small images: at 96 px the first two stages have the 144 keys that every stage of the default has at 384 px
+    "pvt_v2_b0_s-fpn": partial(_fpn, "pvt_v2_b0", sr_ratios=(2, 1, 1, 1)),
     "resnet18-fpn": partial(_fpn, "resnet18"),
     "resnet34-fpn": partial(_fpn, "resnet34"),
     "resnet50-fpn": partial(_fpn, "resnet50"),

@@ -76,6 +76,8 @@ class Follower:
             bar.console.print(f"site {event['site']} is back")
         elif kind == "damaged":
             bar.console.print(f"damaged: {event['message']}")
+        elif kind == "empty":
+            bar.console.print(f"warning: {event['message']}")
         elif kind == "refused":
             bar.console.print(f"refused: {event['reason']}")
         elif kind == "error":

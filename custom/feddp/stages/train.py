@@ -15,7 +15,7 @@ from feddp.methods.aggregation import combine
 from feddp.methods.base import STAGES, TRAIN
 from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
-from feddp.stages import initial
+from feddp.stages import empty, initial
 from feddp.stages.host import Host
 from feddp.stages.memory import BEST
 from feddp.stages.message import Message
@@ -44,6 +44,7 @@ def serve(server: Server) -> None:
                 answers = _ask_to_train(server, shared, t, phase, spool)
                 if t > 0 and phase == 0:
                     best.note(t, answers)
+                    empty.warn(server, answers)
                 sent = {site: answer.tensors for site, answer in answers.items()}
                 weights = method.weights(plan, {site: answer.scalars["samples"] for site, answer in answers.items()})
                 with watch.part("combining"):
@@ -185,6 +186,8 @@ def train(
         keep(site, local.state(), {step} | starts)
     metrics = {"loss": loss, **scores, "samples": float(len(site.samples)), "seconds": watch.seconds, **watch.parts}
     site.store.record("train", round=round, phase=phase, **metrics)
+    if scores:
+        empty.note(site, round)
     return mine, metrics
 
 

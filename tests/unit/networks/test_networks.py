@@ -1,6 +1,7 @@
 """Networks by name: shape, size, seeds, and attention with separate key and value layers."""
 
 import copy
+import re
 
 import pytest
 import segmentation_models_pytorch as smp
@@ -16,8 +17,8 @@ from feddp.networks.lora import AdaptedLinear
 from feddp.networks.weights import load_checkpoint, save_network
 from feddp.partition import ADAPTER, DECODER, ENCODER, HEAD, KEY, NORM, PERSONAL_HEAD, QUERY, VALUE, resolve
 
-RESNET = "resnet18-fpn"
-ONE_OF_A_KIND = (DEFAULT, RESNET, "unet", "unetplusplus", "resunet")
+RESNET, SMALL_IMAGES = "resnet18-fpn", "pvt_v2_b0_s-fpn"
+ONE_OF_A_KIND = (DEFAULT, SMALL_IMAGES, RESNET, "unet", "unetplusplus", "resunet")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,59 @@ def test_local_query_is_sixteen_tensors(network):
     assert private[0] == "encoder.model.stages_0.blocks.0.attn.q.weight"
     for role in (KEY, VALUE):
         assert count(network, resolve(network, (role,)).private) == 193_536
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        (DEFAULT, 96, [9, 9, 9, 9]),
+        (SMALL_IMAGES, 96, [144, 144, 36, 9]),
+        (DEFAULT, 384, [144, 144, 144, 144]),
+        (SMALL_IMAGES, 384, [2304, 2304, 576, 144]),
+        (SMALL_IMAGES, 64, [64, 64, 16, 4]),
+        (DEFAULT, 64, [4, 4, 4, 4]),
+    ],
+)
+def test_keys_of_each_stage(name, size, expected):
+    """Stages see maps of size/4, size/8, size/16 and size/32 pixels a side; a ratio r leaves (side / r)² keys.
+
+    At 96 px the sides are 24, 12, 6, 3. The default's ratios (8, 4, 2, 1) leave 3² = 9 keys at every stage; (2, 1, 1, 1)
+    leave 12² = 144, 12² = 144, 6² = 36 and 3² = 9: the last two maps have no more tokens than that. At 64 px the sides are
+    16, 8, 4, 2: 2² = 4 keys at every stage, against 8² = 64, 8² = 64, 4² = 16 and 2² = 4. At 384 px, the paper's, they are
+    96, 48, 24, 12: 12² = 144 at every stage, against 48² = 2304, 48² = 2304, 24² = 576 and 12² = 144.
+    """
+    network, keys = build(name, 3, 1, seed=0).eval(), {}
+    for path, module in network.named_modules():
+        if isinstance(module, SplitAttention):
+            module.k.register_forward_hook(lambda _, __, output, path=path: keys.update({path: output.shape[1]}))
+    with torch.no_grad():
+        network(torch.zeros(1, 3, size, size))
+    assert list(keys.values()) == [count for count in expected for _ in range(2)]  # two blocks a stage
+
+
+def test_the_network_for_small_images_differs_in_spatial_reduction_alone(network):
+    """5,165,793 - 460,096 = 4,705,697 parameters with one class.
+
+    At each of a stage's two blocks, reduction by r > 1 is a convolution of dim² r² + dim and a normalisation of 2 dim.
+    Ratios (8, 4, 2, 1) against (2, 1, 1, 1):
+
+    stage 1: 32² (8² - 2²) = 61,440 fewer; stage 2: 64² 4² + 3·64 = 65,728 fewer; stage 3: 160² 2² + 3·160 = 102,880 fewer;
+    stage 4: no reduction in either. 2 (61,440 + 65,728 + 102,880) = 460,096.
+
+    Queries, keys and values are the default's: 16 tensors and 193,536 parameters each.
+    """
+    one_class = build(SMALL_IMAGES, 3, 1, seed=0)
+    assert sum(p.numel() for p in one_class.parameters()) == 4_705_697
+    other = build(SMALL_IMAGES, 3, 2, seed=0)
+    missing = network.state_dict().keys() - other.state_dict().keys()
+    assert other.state_dict().keys() < network.state_dict().keys()
+    # stages 2 and 3: two blocks with weight and bias of the convolution and of the normalisation
+    assert len(missing) == 2 * 2 * 4
+    assert all(re.search(r"stages_[12]\.blocks\.\d\.attn\.(sr|norm)\.", name) for name in missing)
+    for role in (QUERY, KEY, VALUE, HEAD, DECODER):
+        assert resolve(other, (role,)).private == resolve(network, (role,)).private
+    assert set(resolve(other, (NORM,)).private) == set(resolve(network, (NORM,)).private) - missing
+    assert count(other, resolve(other, (QUERY,)).private) == 193_536
 
 
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
@@ -251,6 +305,18 @@ def test_weights_that_cannot_be_fetched_are_answered_with_the_remedy(monkeypatch
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(FedDPError, match=f"'{encoder}' cannot be fetched .*load_checkpoint"):
         build(name, 3, 1, weights="timm")
+
+
+def test_published_weights_do_not_fit_the_network_for_small_images(tmp_path):
+    """timm would fail with a list of shapes; a file of the public weights is refused whole, too."""
+    with pytest.raises(FedDPError, match=r"'pvt_v2_b0' do not fit this network, whose sr_ratios \(2, 1, 1, 1\) .* leave"):
+        build(SMALL_IMAGES, 3, 1, weights="timm")
+    network = build(SMALL_IMAGES, 3, 1, seed=0)
+    before = copy.deepcopy(network.state_dict())
+    torch.save(timm.create_model("pvt_v2_b0").state_dict(), tmp_path / "pvt_v2_b0.pth")
+    with pytest.raises(FedDPError, match=r"pvt_v2_b0.pth does not fit .*attn\.sr\.weight \(unexpected\)"):
+        load_checkpoint(network, tmp_path / "pvt_v2_b0.pth")
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["unetplusplus", "resunet"])
