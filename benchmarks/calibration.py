@@ -44,9 +44,9 @@ def main(arguments: Sequence[str]) -> None:
         gain = ratio(every, once)
         rows.append((peers, *(f"{median(values):.3f}" for values in found.values()), shown(gain)))
         figures[peers] = {"seconds": found, "ratio": gain}
-    about = {"size": given.size, "images": given.images, "epochs": given.epochs, "pairs": given.pairs, "network": given.network}
+    about = {"size": given.size, "images": given.images, "epochs": given.epochs, "network": given.network}
     heads = ("peers", "s: δ, once", "s: epoch with it", "s: epoch, δ every batch", f"{given.epochs} epochs: every batch / once")
-    report("calibration", heads, rows, **about, peers=figures)
+    report("calibration", heads, rows, about | {"peers": figures})
 
 
 def compared(samples: Sequence[Sample], name: str, peers: int, pairs: int) -> dict[str, list[float]]:

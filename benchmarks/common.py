@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -13,6 +14,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from feddp.data.loading import Sample, class_maps, network_input
@@ -55,7 +57,9 @@ def training_in(compute: str, device: str, **settings: Any) -> Training:
     if any(field.name == COMPUTE for field in fields(Training)):
         return Training(**settings, **{COMPUTE: compute})
     if compute != (BF16 if torch.device(device).type == "cuda" else FP32):
-        raise InputError(f"--compute {compute}: this version of FedDP has no setting {COMPUTE}, and computes otherwise on {device}")
+        raise InputError(
+            f"--compute {compute}: this version of FedDP has no setting {COMPUTE}, and computes otherwise on {device}"
+        )
     return Training(**settings)
 
 
@@ -80,7 +84,7 @@ def interleaved(
             started = time.perf_counter()
             calls[name]()
             wait(device)
-            seconds[name].append(time.perf_counter() - started)
+            seconds[name].append(round(time.perf_counter() - started, 6))
     return seconds
 
 
@@ -111,9 +115,22 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def report(name: str, heads: Sequence[str], rows: Sequence[Sequence[object]], device: str = "cpu", **figures: Any) -> None:
-    """Prints a table (Markdown) and the same figures as one line of JSON."""
+def kind_of(process: psutil.Process) -> str:
+    """Returns which of FLARE's programs a process runs, by the module's name: server_train, worker_process, ..."""
+    found = re.search(r"nvflare\.(?:\w+\.)*(\w+)", " ".join(process.cmdline()))
+    return found.group(1) if found else process.name()
+
+
+def report(
+    name: str, heads: Sequence[str], rows: Sequence[Sequence[object]], figures: Mapping[str, Any], device: str = "cpu"
+) -> None:
+    """Prints a table (Markdown) and the figures as one line of JSON."""
     for row in (heads, ["---"] * len(heads), *rows):
         print("|", " | ".join(map(str, row)), "|")
+    line(name, figures, device)
+
+
+def line(name: str, figures: Mapping[str, Any], device: str = "cpu") -> None:
+    """Prints figures as one line of JSON, at once: a run that is cut leaves those before."""
     found = {"benchmark": name, "date": date.today().isoformat(), "machine": machine(device), **figures}
-    print(json.dumps(found), flush=True)
+    print(json.dumps(found, ensure_ascii=False), flush=True)

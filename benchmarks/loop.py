@@ -42,8 +42,9 @@ def main(arguments: Sequence[str]) -> None:
     against = ratio(seconds["ours"], seconds["bare"])
     rows = [[name, f"{median(values):.3f}"] for name, values in seconds.items()]
     rows.append(["ours / bare, per pair", shown(against)])
-    figures = {"compute": given.compute, "size": given.size, "images": given.images, "pairs": given.pairs, "network": given.network}
-    report("loop", ("an epoch", "seconds, median"), rows, given.device, **figures, seconds=seconds, ratio=against)
+    about = {"compute": given.compute, "size": given.size, "images": given.images, "network": given.network}
+    figures = about | {"seconds": seconds, "ratio": against}
+    report("loop", ("an epoch", "seconds, median"), rows, figures, given.device)
 
 
 def ours(
