@@ -48,19 +48,17 @@ def images(number: int, size: int) -> list[Sample]:
     return samples
 
 
-def training_in(compute: str, device: str, **settings: Any) -> Training:
-    """Returns the settings of a local loop that computes in `compute`.
+def compute_settings(compute: str, device: str) -> dict[str, str]:
+    """Returns the setting with which a site computes in `compute`; {} if it does so without one.
 
     Raises:
-        InputError: the loop cannot: it has no such setting, and its own choice on the device is another.
+        InputError: it cannot: there is no such setting, and its own choice on the device is another.
     """
     if any(field.name == COMPUTE for field in fields(Training)):
-        return Training(**settings, **{COMPUTE: compute})
+        return {COMPUTE: compute}
     if compute != (BF16 if torch.device(device).type == "cuda" else FP32):
-        raise InputError(
-            f"--compute {compute}: this version of FedDP has no setting {COMPUTE}, and computes otherwise on {device}"
-        )
-    return Training(**settings)
+        raise InputError(f"--compute {compute}: FedDP has no setting {COMPUTE} here, and computes otherwise on {device}")
+    return {}
 
 
 def wait(device: str) -> None:

@@ -11,13 +11,13 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import BF16, FP32, count, images, interleaved, parser, ratio, report, shown, training_in
+from benchmarks.common import BF16, FP32, compute_settings, count, images, interleaved, parser, ratio, report, shown
 from feddp.data.loading import Batch, Sample
 from feddp.networks import DEFAULT, build
 from feddp.training.device import asked_for, settle
 from feddp.training.loop import adamw, fit_epoch
 from feddp.training.losses import segmentation_loss
-from feddp.training.settings import Training
+from feddp.training.settings import Training, from_settings
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--device", default="cpu")
     given = options.parse_args(arguments)
     device = asked_for(given.device)
-    training = training_in(given.compute, given.device)
+    training = from_settings(Training, compute_settings(given.compute, given.device))
     samples = images(given.images, given.size)
     settle(device.type, 1)
     calls = {}
