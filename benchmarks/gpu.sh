@@ -5,11 +5,11 @@
 #
 # WHEELS: a folder of wheels of what the machine's Python lacks; `pip download -r requirements.txt` elsewhere makes one. They are
 # installed into a folder of this run. OUT: gets gpu.jsonl, a line of JSON for every figure as it is measured, and gpu.log.
-# SECONDS_IN_ALL=540 is the time; DEVICE=cuda the device. The exit code is 1 if a step failed; the others run all the same.
+# The exit code is 1 if a step failed; the others run all the same. PYTHON names another interpreter.
 set -uo pipefail
 wheels=$(realpath "${1:?a folder of wheels}") out=$(realpath -m "${2:?a folder for the figures}")
 root=$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")
-device=${DEVICE:-cuda} all=${SECONDS_IN_ALL:-540} python=${PYTHON:-python3} failed=0
+all=540 python=${PYTHON:-python3} failed=0
 mkdir -p "$out"
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
@@ -27,7 +27,7 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that
     local seconds=$1 name=$2 code=0
     shift 2
     echo "gpu.sh: $name, $SECONDS of $all s" >&2
-    timeout -s INT -k 10 "$seconds" "$python" -m feddp bench "$name" --device "$device" "$@" 2> >(tee -a "$out/gpu.log" >&2) |
+    timeout -s INT -k 10 "$seconds" "$python" -m feddp bench "$name" "$@" 2> >(tee -a "$out/gpu.log" >&2) |
         tee -a "$out/gpu.jsonl" || code=$?
     if [ "$code" -ne 0 ]; then
         failed=1
@@ -35,13 +35,9 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that
     fi
 }
 
-read -r -a agree <<< "${AGREE:-}"    # further options of a step
-read -r -a speed <<< "${SPEED:-}"
-read -r -a sites <<< "${SITES:-}"
-read -r -a protocol <<< "${PROTOCOL:-}"
-step 180 gpu_agree "${agree[@]}"
-step 100 gpu_speed "${speed[@]}"
-step 70 gpu_sites "${sites[@]}"
+step 180 gpu_agree
+step 100 gpu_speed
+step 70 gpu_sites
 left=$((all - SECONDS))
-step $((left > 30 ? left : 30)) gpu_protocol --seconds $((left > 50 ? left - 20 : 30)) "${protocol[@]}"
+step $((left > 30 ? left : 30)) gpu_protocol --seconds $((left > 50 ? left - 20 : 30))
 exit "$failed"

@@ -77,7 +77,7 @@ def rounds_of(out: Path) -> list[Event]:
 
 
 def extrapolated(out: Path, rounds: int) -> dict[str, object]:
-    """Returns the measured rounds, and the time of all of them: the median of the rounds after the first, times their number."""
+    """Returns the measured rounds, and the seconds of all: the first, and the median of the others for each other one."""
     seconds = [event["seconds"] for event in rounds_of(out)]
     later = seconds[1:] or seconds  # the first loads images and starts the GPU
     guess = (seconds[0] + (rounds - 1) * median(later)) if seconds else None
