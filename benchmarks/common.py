@@ -5,6 +5,8 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -20,7 +22,7 @@ import torch
 from feddp.data.loading import Sample, class_maps, network_input
 from feddp.data.progress import track
 from feddp.data.synthesize import draw, habits_of
-from feddp.errors import InputError
+from feddp.errors import FedDPError, InputError
 from feddp.training.settings import Training
 
 COMPUTE = "precision_compute"  # the setting of the type in which a site computes
@@ -67,13 +69,13 @@ def wait(device: str) -> None:
 
 
 def interleaved(
-    what: str, pairs: int, calls: Mapping[str, Callable[[], object]], device: str = "cpu"
+    what: str, pairs: int, calls: Mapping[str, Callable[[], object]], device: str = "cpu", warm: bool = True
 ) -> dict[str, list[float]]:
-    """Returns each call's seconds, `pairs` of them, after one call that is not counted.
+    """Returns each call's seconds, `pairs` of them, after one call that is not counted (`warm`).
 
     The calls take turns, and every second turn runs backwards, so that other work on the machine meets all of them alike.
     """
-    for call in calls.values():
+    for call in calls.values() if warm else ():
         call()
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for turn in track(range(pairs), what):
@@ -111,6 +113,17 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def run(data: Path, out: Path, env: str, *options: object) -> None:
+    """Runs `feddp run` in a process of its own, as a user does; its progress goes to stderr.
+
+    Raises:
+        FedDPError: the run failed; its own message is on stderr.
+    """
+    command = [sys.executable, "-m", "feddp", "run", "--data", data, "--out", out, "--env", env, *options]
+    if code := subprocess.run(list(map(str, command)), stdout=sys.stderr, check=False).returncode:
+        raise FedDPError(f"the run in {env} ended with exit code {code}; its message is above")
 
 
 def kind_of(process: psutil.Process) -> str:
