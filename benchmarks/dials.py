@@ -1,11 +1,11 @@
-"""When does a personal network begin to pay? Runs methods on synthetic sites that differ in one respect alone, more and more.
+"""Methods on synthetic sites that differ in one respect alone, more and more: when does a personal network begin to pay?
 
 One dial of `feddp data synthesize` goes through its values; the other dials are 0, so that the sites are alike in all else. For
 each value and seed the images are drawn, and each method runs in one process without FLARE. All methods use the networks of
 the last round; tuning and calibration have the same number of epochs. What is on disk is not run again, and an unfinished run
 is continued: start the same command again.
 
-    python benchmarks/dials.py style --out runs/dials
+    feddp bench dials style --out runs/dials
 
 writes runs/dials/style.csv (test Dice of each site) and runs/dials/style.png (mean over sites; and its difference to FedAvg's).
 """
@@ -15,6 +15,7 @@ import csv
 import shutil
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import mean
@@ -135,8 +136,10 @@ def draw(path: Path, dial: str, rows: Rows) -> None:
     figure.savefig(path, dpi=150)
 
 
-def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "feddp bench dials", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dial", choices=[dial.name for dial in fields(Dials)])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--values", type=float, nargs="+", default=[0, 0.25, 0.5, 0.75, 1])
@@ -150,7 +153,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=10, help="of tuning and calibration")
     parser.add_argument("--thin", action="store_true", help="vessels instead of lesions")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="for every method")
-    given = vars(parser.parse_args(words))
+    given = vars(parser.parse_args(arguments))
     values, seeds, labels = given.pop("values"), given.pop("seeds"), given.pop("methods")
     labels = list(dict.fromkeys((REFERENCE, *labels)))  # the others are compared with it
     campaign = Campaign(**given | {"settings": tuple(given["settings"])})
@@ -161,7 +164,3 @@ def main(words: list[str] | None = None) -> None:
         write(campaign.out / f"{campaign.dial}.csv", rows)
     draw(campaign.out / f"{campaign.dial}.png", campaign.dial, rows)
     print(campaign.out / f"{campaign.dial}.png")
-
-
-if __name__ == "__main__":
-    main()

@@ -164,7 +164,7 @@ def test_every_test_and_every_file_that_is_named_is_there(page):
     tests = [name for source in sources.values() for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE)]
     named = set(re.findall(r"\btest_\w+", text))
     assert [n for n in named if n not in sources and not any(t == n or n[-1] == "_" and t.startswith(n) for t in tests)] == []
-    paths = re.findall(r"`((?:tests|custom|poc|docs|provisioning/images)/[\w/.-]+)`", text)
+    paths = re.findall(r"`((?:tests|custom|benchmarks|poc|docs|provisioning/images)/[\w/.-]+)`", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []
     inside = re.findall(r"`((?:cli|stages|flare|methods|training|networks|features|run|plan|jobs)/\w+\.py)`", text)
     assert [path for path in (*inside, *re.findall(r"`(\w+\.py)`", text)) if not list((ROOT / "custom").rglob(path))] == []

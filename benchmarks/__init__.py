@@ -1,0 +1,1 @@
+"""Benchmarks of FedDP; `feddp bench` lists and runs them."""

@@ -1,0 +1,147 @@
+"""What benchmarks share: images in memory, measurements in interleaved pairs, the report with the machine it was made on."""
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from datetime import date
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from feddp.data.loading import Sample, class_maps, network_input
+from feddp.data.progress import track
+from feddp.data.synthesize import draw, habits_of
+from feddp.errors import FedDPError, InputError
+from feddp.training.settings import Training
+
+COMPUTE = "precision_compute"  # the setting of the type in which a site computes
+FP32, BF16 = "float32", "bfloat16"
+
+
+def parser(name: str, about: str | None) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(f"feddp bench {name}", description=(about or "").splitlines()[0])
+
+
+def count(text: str) -> int:
+    """Reads a whole number of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
+
+
+def images(number: int, size: int) -> list[Sample]:
+    """Returns synthetic RGB images of lesions, the same ones every time, as a site has them in memory."""
+    habits, samples = habits_of(0, 0), []
+    for at in track(range(number), "Drawing images"):
+        image, mask = draw(habits, size, np.random.default_rng(at))
+        maps = class_maps(torch.from_numpy(mask), 1, "nested")
+        samples.append(Sample(image=network_input(image, size), mask=maps, stem=f"image-{at}", patient=f"P{at}"))
+    return samples
+
+
+def compute_settings(compute: str, device: str) -> dict[str, str]:
+    """Returns the setting with which a site computes in `compute`; {} if it does so without one.
+
+    Raises:
+        InputError: it cannot: there is no such setting, and its own choice on the device is another.
+    """
+    if any(field.name == COMPUTE for field in fields(Training)):
+        return {COMPUTE: compute}
+    if compute != (BF16 if torch.device(device).type == "cuda" else FP32):
+        raise InputError(f"--compute {compute}: FedDP has no setting {COMPUTE} here, and computes otherwise on {device}")
+    return {}
+
+
+def wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)  # a GPU answers before it has computed
+
+
+def interleaved(
+    what: str, pairs: int, calls: Mapping[str, Callable[[], object]], device: str = "cpu", warm: bool = True
+) -> dict[str, list[float]]:
+    """Returns each call's seconds, `pairs` of them, after one call that is not counted (`warm`).
+
+    The calls take turns, and every second turn runs backwards, so that other work on the machine meets all of them alike.
+    """
+    for call in calls.values() if warm else ():
+        call()
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in track(range(pairs), what):
+        for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
+            wait(device)
+            started = time.perf_counter()
+            calls[name]()
+            wait(device)
+            seconds[name].append(round(time.perf_counter() - started, 6))
+    return seconds
+
+
+def ratio(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """Returns the median and the quartiles of the ratios of pairs."""
+    ratios = [value / other for value, other in zip(values, others, strict=True)]
+    low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return {"median": round(median(ratios), 4), "low": round(low, 4), "high": round(high, 4)}
+
+
+def shown(found: Mapping[str, float]) -> str:
+    return f"{found['median']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Returns what the figures depend on, and the load of other work at this moment."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    gpu = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "gpu": gpu,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def run(data: Path, out: Path, env: str, *options: object) -> None:
+    """Runs `feddp run` in a process of its own, as a user does; its progress goes to stderr.
+
+    Raises:
+        FedDPError: the run failed; its own message is on stderr.
+    """
+    command = [sys.executable, "-m", "feddp", "run", "--data", data, "--out", out, "--env", env, *options]
+    if code := subprocess.run(list(map(str, command)), stdout=sys.stderr, check=False).returncode:
+        raise FedDPError(f"the run in {env} ended with exit code {code}; its message is above")
+
+
+def kind_of(process: psutil.Process) -> str:
+    """Returns which of FLARE's programs a process runs, by the module's name: server_train, worker_process, ..."""
+    found = re.search(r"nvflare\.(?:\w+\.)*(\w+)", " ".join(process.cmdline()))
+    return found.group(1) if found else process.name()
+
+
+def report(
+    name: str, heads: Sequence[str], rows: Sequence[Sequence[object]], figures: Mapping[str, Any], device: str = "cpu"
+) -> None:
+    """Prints a table (Markdown) and the figures as one line of JSON."""
+    for row in (heads, ["---"] * len(heads), *rows):
+        print("|", " | ".join(map(str, row)), "|")
+    line(name, figures, device)
+
+
+def line(name: str, figures: Mapping[str, Any], device: str = "cpu") -> None:
+    """Prints figures as one line of JSON, at once: a run that is cut leaves those before."""
+    found = {"benchmark": name, "date": date.today().isoformat(), "machine": machine(device), **figures}
+    print(json.dumps(found, ensure_ascii=False), flush=True)

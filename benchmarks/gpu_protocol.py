@@ -1,0 +1,85 @@
+"""The papers' protocol: 200 rounds of FedDP at 384 px with four sites of their sizes, on synthetic images.
+
+The sizes are those of EndoPolyp's sites. Images are drawn small and resized when a site loads them, once. The run is
+`feddp run --env local`, whose sites take turns on one GPU. It ends by itself, or when the time is over; then 200 rounds are
+extrapolated from the median round, and the line says so.
+"""
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.common import COMPUTE, FP32, compute_settings, count, line, parser
+from feddp.data.synthesize import synthesize_site
+from feddp.errors import FedDPError
+from feddp.files import PROGRESS, Event, read_events
+from feddp.networks import DEFAULT
+from feddp.run.session import WORKSPACE
+
+DRAWN = 96  # pixels
+FIRST = 3  # rounds after which a first extrapolation is printed
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parser("gpu_protocol", __doc__)
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--images", type=count, nargs="+", default=[900, 328, 170, 550], help="of each site")
+    options.add_argument("--rounds", type=count, default=200)
+    options.add_argument("--calibration-epochs", type=count, default=20)
+    options.add_argument("--size", type=count, default=384)
+    options.add_argument("--seconds", type=float, default=300.0, help="until the run is stopped")
+    options.add_argument("--compute", default=FP32)
+    options.add_argument("--network", default=DEFAULT)
+    given = options.parse_args(arguments)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        data, out = Path(folder) / "data", Path(folder) / "run"
+        sites = [(data / f"site-{at + 1}", at, images, DRAWN, 0) for at, images in enumerate(given.images)]
+        with multiprocessing.get_context("spawn").Pool(len(sites)) as pool:
+            pool.starmap(synthesize_site, sites, chunksize=1)
+        drawn = time.monotonic() - started
+        command = [sys.executable, "-m", "feddp", "run", "--env", "local", "--data", data, "--out", out]
+        command += ["--device", given.device, "--rounds", given.rounds, "--size", given.size, "--network", given.network]
+        command += ["--calibration-epochs", given.calibration_epochs]
+        settings = compute_settings(given.compute, given.device)
+        command += [f"--set={COMPUTE}={settings[COMPUTE]}"] if settings else []
+        begun = time.monotonic()
+        process = subprocess.Popen(list(map(str, command)), stdout=sys.stderr)
+        about = vars(given) | {"drawing_seconds": drawn}
+        try:
+            told = False
+            while process.poll() is None and time.monotonic() - started < given.seconds:
+                time.sleep(0.5)
+                if not told and len(rounds_of(out)) >= FIRST:
+                    line("gpu_protocol", about | extrapolated(out, given.rounds), given.device)
+                    told = True
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            code = process.wait()
+        wall, found = time.monotonic() - begun, extrapolated(out, given.rounds)
+        line("gpu_protocol", about | found | {"wall_seconds": wall, "finished": code == 0}, given.device)
+    if code not in (0, 130):
+        raise FedDPError(f"the run ended with exit code {code} after {found['rounds_measured']} rounds; its messages are above")
+
+
+def rounds_of(out: Path) -> list[Event]:
+    """Returns the completed rounds of a run that is under way or ended."""
+    files = [out / PROGRESS, out / WORKSPACE / "server" / PROGRESS]
+    events = next((read_events(file) for file in files if file.exists()), [])
+    return [event for event in events if event["event"] == "round"]
+
+
+def extrapolated(out: Path, rounds: int) -> dict[str, object]:
+    """Returns the measured rounds, and the seconds of all: the first, and the median of the others for each other one."""
+    seconds = [event["seconds"] for event in rounds_of(out)]
+    later = seconds[1:] or seconds  # the first loads images and starts the GPU
+    guess = (seconds[0] + (rounds - 1) * median(later)) if seconds else None
+    found = {"rounds_measured": len(seconds), "seconds_per_round": median(later) if later else None}
+    return found | {"all_rounds_seconds": guess, "extrapolated": len(seconds) < rounds}

@@ -1,0 +1,150 @@
+"""Images per second and peak memory at 384 px, against what the GPU can compute and copy at most.
+
+The bounds are measured on the same machine: the rate of a large matrix product, and the bandwidth of a copy inside the GPU's
+memory (bytes read and written). PyTorch counts an epoch's arithmetic. Its least traffic is what the forward pass keeps for the
+backward pass, written and read once, and what the optimiser reads and writes. Shares of the bounds say how far the loop is from
+them.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.common import BF16, FP32, compute_settings, count, images, line, parser, wait
+from feddp.data.loading import Batch, Sample
+from feddp.networks import DEFAULT, build
+from feddp.training.device import asked_for, settle
+from feddp.training.loop import adamw, fit_epoch, predict
+from feddp.training.losses import segmentation_loss
+from feddp.training.settings import Training, from_settings
+
+DTYPES = {FP32: torch.float32, BF16: torch.bfloat16}
+# bytes that AdamW moves for a float32 parameter: reads it, its gradient and both moments, writes it and both moments
+ADAMW = 7 * 4
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parser("gpu_speed", __doc__)
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--size", type=count, default=384)
+    options.add_argument("--batches", type=count, nargs="+", default=[6, 32], help="of training; 6 is the paper's")
+    options.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    options.add_argument("--matrix", type=count, default=8192, help="side of the matrices")
+    options.add_argument("--copied", type=count, default=1024, help="MiB")
+    options.add_argument("--network", default=DEFAULT)
+    given = options.parse_args(arguments)
+    device = asked_for(given.device)
+    settle(device.type, 1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    bandwidth = copied(device, given.copied, given.seconds)
+    line("gpu_speed", {"measured": "copy", "bytes_per_second": bandwidth}, given.device)
+    rates = {}
+    for compute, dtype in DTYPES.items():
+        rates[compute] = multiplied(device, given.matrix, dtype, given.seconds)
+        line("gpu_speed", {"measured": "matrix", "compute": compute, "flop_per_second": rates[compute]}, given.device)
+    samples = images(8, given.size)
+    for compute, dtype in DTYPES.items():
+        for batch in given.batches:
+            about = {"compute": compute, "batch": batch, "size": given.size, "network": given.network}
+            for measured in (training, inference):
+                found = measured(given, compute, dtype, batch, (samples * batch)[: 4 * batch])
+                found["of_matrix_rate"] = found["flop"] / found["seconds"] / rates[compute]
+                if "least_bytes" in found:
+                    found["of_bandwidth"] = found["least_bytes"] / found["seconds"] / bandwidth
+                line("gpu_speed", {"measured": measured.__name__} | about | found, given.device)
+
+
+def copied(device: torch.device, mebibytes: int, seconds: float) -> float:
+    """Returns bytes per second, read and written."""
+    source = torch.empty(mebibytes << 20, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / fastest(lambda: target.copy_(source), str(device), seconds)
+
+
+def multiplied(device: torch.device, side: int, dtype: torch.dtype, seconds: float) -> float:
+    """Returns floating-point operations per second of a product of random square matrices."""
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return 2 * side**3 / fastest(lambda: a @ b, str(device), seconds)
+
+
+def fastest(call: Callable[[], object], device: str, seconds: float) -> float:
+    """Returns the median seconds of a call, after one that is not counted."""
+    call()
+    wait(device)
+    taken, end = [], time.perf_counter() + seconds
+    while not taken or time.perf_counter() < end:
+        started = time.perf_counter()
+        call()
+        wait(device)
+        taken.append(time.perf_counter() - started)
+    return median(taken)
+
+
+def training(given, compute: str, dtype: torch.dtype, batch: int, samples: Sequence[Sample]) -> dict[str, float]:
+    """Our epoch, with a site's augmentation, loss and optimiser. Seconds, arithmetic and bytes are a batch's."""
+    settings = from_settings(Training, compute_settings(compute, given.device) | {"batch": batch})
+    network = build(given.network, 3, 1, seed=0).to(given.device)
+    optimizer, loss = adamw(network, settings.lr, settings.weight_decay), segmentation_loss(settings.loss)
+
+    def epoch(chosen: Sequence[Sample]) -> float:
+        return fit_epoch(network, optimizer, chosen, lambda logits, part: loss(logits, part["mask"]), settings, seed=0)
+
+    epoch(samples[:batch])  # the optimiser's moments are there from the first step on
+    with FlopCounterMode(display=False) as counter:
+        epoch(samples[:batch])
+    parameters = sum(value.numel() for value in network.parameters())
+    least = 2 * kept(network, torch.stack([sample["image"] for sample in samples[:batch]]).to(given.device), dtype)
+    reset(given.device)
+    seconds = fastest(lambda: epoch(samples), given.device, given.seconds) * batch / len(samples)
+    found = {"seconds": seconds, "flop": counter.get_total_flops(), "least_bytes": least + ADAMW * parameters}
+    return found | {"images_per_second": batch / seconds} | peak(given.device)
+
+
+def inference(given, compute: str, dtype: torch.dtype, batch: int, samples: Sequence[Sample]) -> dict[str, float]:
+    network = build(given.network, 3, 1, seed=0).to(given.device)
+
+    def every(chosen: Sequence[Sample]) -> list[tuple[Tensor, Batch]]:
+        with torch.autocast(torch.device(given.device).type, torch.bfloat16, enabled=compute == BF16):
+            return list(predict(network, chosen, batch))
+
+    with FlopCounterMode(display=False) as counter:
+        every(samples[:batch])
+    reset(given.device)
+    seconds = fastest(lambda: every(samples), given.device, given.seconds) * batch / len(samples)
+    return {"seconds": seconds, "flop": counter.get_total_flops(), "images_per_second": batch / seconds} | peak(given.device)
+
+
+def kept(network: nn.Module, image: Tensor, dtype: torch.dtype) -> int:
+    """Returns the bytes that a forward pass keeps for the backward pass, without the parameters, each storage once."""
+    own = {value.untyped_storage().data_ptr() for value in network.parameters()}
+    found: dict[int, int] = {}
+    alive = []  # a storage that is freed could give its address to another
+
+    def pack(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+            alive.append(value)
+        return value
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value),
+        torch.autocast(image.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16),
+    ):
+        network.train()(image)
+    return sum(found.values())
+
+
+def reset(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: str) -> dict[str, float]:
+    """Returns the most bytes of tensors at once; {} on the CPU, where PyTorch does not count them."""
+    cuda = torch.device(device).type == "cuda"
+    return {"peak_bytes": float(torch.cuda.max_memory_allocated(device))} if cuda else {}

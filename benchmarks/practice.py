@@ -1,0 +1,68 @@
+"""A round's work at a site against plain practice: float32, every image decoded in every epoch, evaluation image by image.
+
+Ours decodes once, trains, and evaluates in batches on the device. Plain practice decodes train and validation images anew, trains
+a bare loop with the same augmentation, predicts one validation image at a time, and measures all metrics of it on the CPU.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.common import BF16, FP32, compute_settings, count, interleaved, parser, ratio, report, shown
+from benchmarks.loop import bare, ours
+from feddp.data.folder import SiteFolder
+from feddp.data.loading import load
+from feddp.data.synthesize import synthesize
+from feddp.networks import DEFAULT, build
+from feddp.training.calibration import mean_scores
+from feddp.training.device import asked_for, settle
+from feddp.training.loop import adamw
+from feddp.training.metrics import measure
+from feddp.training.settings import Training, from_settings
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parser("practice", __doc__)
+    options.add_argument("--size", type=count, default=96)
+    options.add_argument("--stored", type=count, default=384, help="pixels of the images on disk")
+    options.add_argument("--images", type=count, default=40, help="60 % to train on, 20 % to validate")
+    options.add_argument("--pairs", type=count, default=5)
+    options.add_argument("--compute", choices=(FP32, BF16), default=FP32, help="of ours")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--network", default=DEFAULT)
+    given = options.parse_args(arguments)
+    device = asked_for(given.device)
+    settle(device.type, 1)
+    training = from_settings(Training, compute_settings(given.compute, given.device))
+    networks = [build(given.network, 3, 1, seed=0).to(device) for _ in range(2)]
+    optimizers = [adamw(network, training.lr, training.weight_decay) for network in networks]
+    with tempfile.TemporaryDirectory() as root:
+        synthesize(Path(root), 1, given.images, given.stored)
+        folder = SiteFolder.open(Path(root) / "site-1")
+        samples, validation = (load(folder, split, given.size) for split in ("train", "val"))
+
+        def a_round() -> None:
+            ours(networks[0], optimizers[0], samples, training, given.compute)
+            mean_scores(networks[0], validation)
+
+        @torch.no_grad()
+        def evaluated() -> None:
+            networks[1].eval()
+            for sample in load(folder, "val", given.size):
+                maps = torch.sigmoid(networks[1](sample["image"][None].to(device)))
+                measure(maps.cpu(), sample["mask"][None])
+
+        def plain() -> None:
+            bare(networks[1], optimizers[1], load(folder, "train", given.size), training, FP32)
+            evaluated()
+
+        seconds = interleaved("Rounds", given.pairs, {"ours": a_round, "plain practice": plain}, given.device)
+    gain = ratio(seconds["plain practice"], seconds["ours"])
+    rows = [(name, f"{median(values):.2f}") for name, values in seconds.items()]
+    rows.append(("plain practice / ours, per pair", shown(gain)))
+    report(
+        "practice", ("a round's work", "seconds, median"), rows, vars(given) | {"seconds": seconds, "ratio": gain}, given.device
+    )

@@ -1,0 +1,106 @@
+"""A round in POC beyond the slowest site's compute: ours, and FLARE's stock FedAvg recipe with its defaults.
+
+Same network, images, epoch and validation at the sites; whole federations of one kind after the other, `--pairs` times. Ours
+also checks, guards and saves. A stock round lasts from the first site's start to the first site's next start.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.common import count, parser, ratio, report, run, shown
+from feddp.data.synthesize import synthesize
+from feddp.errors import FedDPError
+from feddp.files import PROGRESS, Event, read_events
+from feddp.networks import DEFAULT
+from feddp.protocol import TRAIN
+from feddp.run.keeper import watched
+
+PARTS = "messages of the fastest site", "until the last site", "aggregate and save", "before the next request"
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parser("round", __doc__)
+    options.add_argument("--sites", type=count, default=4)
+    options.add_argument("--rounds", type=count, default=10)
+    options.add_argument("--images", type=count, default=20, help="per site")
+    options.add_argument("--size", type=count, default=32)
+    options.add_argument("--pairs", type=count, default=1)
+    options.add_argument("--network", default=DEFAULT)
+    given = options.parse_args(arguments)
+    ours: list[float] = []
+    theirs: list[float] = []
+    parts: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve()
+        synthesize(root / "data", given.sites, given.images, given.size)
+        for pair in range(given.pairs):
+            out = root / f"ours-{pair}"
+            words = ("--method", "fedavg", "--rounds", given.rounds, "--size", given.size, "--network", given.network)
+            run(root / "data", out, "poc", *words, "--set", "start=last")
+            events = read_events(out / PROGRESS)
+            ours.append(median(event["beyond_compute"] for event in events if event["event"] == "round"))
+            parts.append(where(events))
+            theirs.append(median(beyond(stock(root / "data", root / f"stock-{pair}", given))))
+    against = ratio(ours, theirs)
+    rows = [("ours", f"{median(ours):.2f}"), *((f"of that: {name}", f"{value:.2f}") for name, value in parts[-1].items())]
+    rows += [("stock", f"{median(theirs):.2f}"), ("ours / stock", shown(against))]
+    figures = vars(given) | {"ours": ours, "parts": parts, "stock": theirs, "ratio": against}
+    report("round", ("beyond the slowest site's compute", "seconds a round"), rows, figures)
+
+
+def where(events: Sequence[Event]) -> dict[str, float]:
+    """Returns where the medians of our rounds' seconds beyond compute go, as far as the server's events tell.
+
+    Of a round: from the request to an answer less that site's compute, of the site where this is least; what the last answer
+    takes longer beyond the slowest site's compute; from the last answer to the round's end. From there to the next request no
+    round counts.
+    """
+    first, spread, after, between = [], [], [], []
+    asked, ended, answers = 0.0, None, list[Event]()
+    for event in events:
+        if event["event"] == "ask" and event["task"] == TRAIN:
+            asked, answers = event["time"], []
+            between += [] if ended is None else [asked - ended]
+        elif event["event"] == "answer" and event["task"] == TRAIN:
+            answers.append(event)
+        elif event["event"] == "round":
+            ended, slowest = event["time"], max(answer["scalars"]["seconds"] for answer in answers)
+            overhead = [answer["time"] - asked - answer["scalars"]["seconds"] for answer in answers]
+            first.append(min(overhead))
+            spread.append(answers[-1]["time"] - asked - slowest - min(overhead))
+            after.append(ended - answers[-1]["time"])
+    medians = (median(values) if values else 0.0 for values in (first, spread, after, between))
+    return dict(zip(PARTS, medians, strict=True))
+
+
+def beyond(sites: Mapping[str, Sequence[Event]]) -> list[float]:
+    """Returns the seconds of each stock round beyond the slowest site's compute; the last round has no next one."""
+    rounds = list(zip(*sites.values(), strict=True))
+    starts = [min(event["started"] for event in events) for events in rounds]
+    slowest = [max(event["time"] - event["started"] for event in events) for events in rounds]
+    return [after - start - most for start, after, most in zip(starts, starts[1:], slowest[:-1], strict=True)]
+
+
+def stock(data: Path, out: Path, given) -> dict[str, list[Event]]:
+    """Runs FLARE's recipe in its own POC; returns each site's events.
+
+    Raises:
+        FedDPError: it failed.
+    """
+    (out / "times").mkdir(parents=True)
+    env = {**os.environ, "HOME": str(out), "NVFLARE_POC_WORKSPACE": str(out / "poc")}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    words = [data, out, given.sites, given.rounds, given.size, given.network]
+    with watched(out):
+        command = [sys.executable, "-m", "benchmarks.stock.job", *map(str, words)]
+        env["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")))
+        code = subprocess.run(command, env=env, stdout=sys.stderr, check=False).returncode
+    found = {path.stem: read_events(path) for path in sorted((out / "times").glob("*.jsonl"))}
+    if code or [len(events) for events in found.values()] != [given.rounds] * given.sites:
+        raise FedDPError(f"FLARE's recipe ended with exit code {code} before its last round; its messages are above")
+    return found

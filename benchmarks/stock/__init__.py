@@ -1,0 +1,1 @@
+"""FLARE's own recipe, which `feddp bench round` compares with."""

@@ -1,0 +1,47 @@
+"""Memory of every process of a run in POC, while it runs.
+
+Beside `feddp run --env poc --out OUT`: a line of JSON at each of some rounds, with resident and anonymous memory.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from benchmarks.common import count, kind_of, parser
+from feddp.files import PROGRESS, read_events
+from feddp.run.keeper import processes_below
+from feddp.run.session import POC
+
+MIB = 2**20
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parser("watch", __doc__)
+    options.add_argument("out", type=Path, help="the --out folder of a run in POC, which is under way")
+    options.add_argument("--rounds", type=count, nargs="+", default=[10, 50, 100, 200])
+    given = options.parse_args(arguments)
+    peaks: dict[str, int] = {}
+    waiting = sorted(given.rounds)
+    while waiting:
+        time.sleep(1)
+        now: dict[str, list[tuple[int, int]]] = {}
+        for process in processes_below(given.out.resolve()):
+            try:
+                kind, memory = kind_of(process), process.memory_info()
+            except psutil.NoSuchProcess:  # it has ended meanwhile
+                continue
+            now.setdefault(kind, []).append((memory.rss // MIB, (memory.rss - memory.shared) // MIB))
+        for kind, found in now.items():
+            peaks[kind] = max(peaks.get(kind, 0), *(rss for rss, _ in found))
+        done = max((event["round"] for event in events(given.out) if event["event"] == "round"), default=0)
+        while waiting and done >= waiting[0]:
+            print(json.dumps({"round": waiting.pop(0), "rss and anonymous, MiB": now, "peak rss, MiB": peaks}), flush=True)
+
+
+def events(out: Path) -> list[dict[str, object]]:
+    """Returns the events of the run's latest job so far."""
+    files = sorted((out / POC).glob(f"localhost/*/{PROGRESS}"), key=lambda path: path.stat().st_mtime)
+    return read_events(files[-1]) if files else []
