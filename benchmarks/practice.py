@@ -1,6 +1,6 @@
 """A round's work at a site against plain practice: float32, every image decoded in every epoch, evaluation image by image.
 
-Ours decodes once, trains, and evaluates in batches on the device. Plain practice decodes train and validation images anew, trains
+Ours decodes once, trains, and evaluates in batches on the device. Plain practice decodes all images in every epoch, trains
 a bare loop with the same augmentation, predicts one validation image at a time, and measures all metrics of it on the CPU.
 """
 
