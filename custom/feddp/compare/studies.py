@@ -183,7 +183,7 @@ STUDIES: dict[str, Study[TrainedNetworks]] = {
         ("Method", "Calibration"),
         tuple(
             _entry((method, label), f"{method}{then}@lambda={weight}", when)
-            for method, then in (("fedbabu", "+igc"), ("ditto", "+igc"), ("feddp", ""))
+            for method, then in (("iop_fl", "+igc"), ("fedbabu", "+igc"), ("feddp", ""))
             for label, weight, when in (("none", "1", BEFORE), ("λ = 0", "0", FINAL), ("λ = 1", "1", FINAL))
         ),
     ),
