@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from feddp.adaptation.fitting import Settings
 from feddp.compare.scores import BEFORE, FINAL
 from feddp.compare.variants import Variant
+from feddp.methods import METHODS
 
 TABLE_II = "leave_one_out"
 
@@ -198,7 +199,7 @@ _STRATEGIES = (
     _unseen("Ensemble of the models", _PERSONAL, "ensemble"),
     _unseen("Tent", _PLAIN, "tent"),
     _unseen("TTT", "ttt", "ttt"),
-    _unseen("FedDG", "feddg", "global"),
+    _unseen(METHODS["feddg"].label, "feddg", "global"),
     _unseen("IOP-FL, routing", _PERSONAL, "routing"),
 )
 _LOSSES = {

@@ -87,7 +87,7 @@ class Heads:
     """The hyper-parameters of FedLC's head calibration."""
 
     heads_epochs: int = setting(20, "epochs of FedLC's head calibration, each with an exchange of the heads", most=10_000)
-    heads_lr: float = setting(1e-3, "learning rate of FedLC's head calibration, whose head is new", most=100)
+    heads_lr: float = setting(1e-3, "learning rate of FedLC's head calibration, whose head is new; the paper: 1e-4", most=100)
 
     def __post_init__(self) -> None:
         require_bounds(self)
