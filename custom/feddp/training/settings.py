@@ -41,16 +41,19 @@ class Training:
     weight_decay: float = setting(0.01, "AdamW's weight decay; torch's default, the paper does not state it", most=10)
     clip: float = setting(1.0, "gradients are clipped element-wise to [-clip, clip]")
     loss: str = setting("dice_ce", "dice_ce, or dice (as in the released code)")
-    augment: bool = setting(True, "random flips and quarter turns; the paper does not state it")
+    augment: bool = setting(True, "random flips and quarter turns; the paper does not state it, the released code has none")
+    normalise: str = setting("zscore", "zscore, per image and channel; or scale, division by 255 (as in the released code)")
     selection: str = setting("val", "the split whose IoU selects round and epoch: val, or test (as in the paper, optimistic)")
 
     def __post_init__(self) -> None:
+        from feddp.networks.metadata import NORMALISATIONS
         from feddp.training.losses import LOSSES
 
         require_bounds(self)
         require_positive(self, "lr", "batch", "local_epochs", "clip")
         require_not_negative(self, "weight_decay")
         require_choice(self, "loss", tuple(LOSSES))
+        require_choice(self, "normalise", NORMALISATIONS)
         require_choice(self, "selection", ("val", "test"))
 
 

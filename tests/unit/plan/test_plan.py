@@ -26,6 +26,7 @@ CHOICES = {
     "pfedme_beta": 0.5,
     "private": "head,calibrator",
     "mask": "literal",
+    "normalise": "scale",
     "precision": "float16",
 }
 GROUPS = (
