@@ -28,6 +28,7 @@ WITHHELD = "withheld"  # replaces numbers withheld by the site's policy; its val
 STD_WITHHELD = "std_withheld"  # the same, if only standard deviations are withheld
 LARGEST = 2**53  # of a number; Python's integers are unbounded, so one could hold a whole image
 LOADING, EVALUATING, STORING = PARTS = ("seconds_loading", "seconds_evaluating", "seconds_storing")  # of a round's "seconds"
+BEST_PER_SITE = "best_per_site"  # in results: each site's network is of its own best round (`Plan.best_per_site`)
 ROUNDED = "rounded"  # in results: whether the sites' guards rounded the numbers (`rounded`)
 
 INITIAL = "initial"

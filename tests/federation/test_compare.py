@@ -121,7 +121,7 @@ def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path
     assert [float(r["Dice (%) Average"]) for r in ablation] == pytest.approx([43.5, 43.5, 42.5, 52.5])
     assert r"$\surd$" in (out / "table_ablation.tex").read_text()
     igc = {(r["Method"], r["Calibration"]): float(r["Dice (%) Average"]) for r in read(out / "table_igc.csv")}
-    assert igc["ditto", "λ = 1"] - igc["ditto", "none"] == pytest.approx(10)
+    assert igc["iop_fl", "λ = 1"] - igc["iop_fl", "none"] == pytest.approx(10)
     assert len(igc) == 9
     options = {folder: o for folder, o in fake.calls}
     assert options["feddp@calibration_epochs=0@private=query,head/seed-0"].calibration_epochs == 0

@@ -30,7 +30,8 @@ class Models:
     Attributes:
         names: the M names, in the order of the stacks' first dimension.
         stacks: every tensor of the network by name, (M, ...): the only copy of the weights, read-only.
-        metadata: metadata of the networks' files: network, channels, classes (JSON), labels, size, and layers (JSON) if any.
+        metadata: metadata of the networks' files: network, channels, classes (JSON), labels, size, normalise, and layers
+            (JSON) if any.
     """
 
     names: tuple[str, ...]
@@ -70,6 +71,11 @@ class Models:
     def size(self) -> int:
         """Width and height of the network's input, in pixels."""
         return _metadata(self.metadata).size
+
+    @property
+    def normalise(self) -> str:
+        """How an image becomes the network's input (`feddp.data.loading.network_input`)."""
+        return _metadata(self.metadata).normalise
 
     def state(self, name: str) -> Tensors:
         """Returns the tensors of one model, as views into the stacks."""

@@ -66,7 +66,7 @@ def adapt(
     refuse_occupied([out])
     source, settings = Images.of(folder), request.settings
     _require_fit(source.site, models, request.score, folder)
-    inputs, shapes = source.read(models.channels, models.size)
+    inputs, shapes = source.read(models.channels, models.size, models.normalise)
     started = time.monotonic()
     adapted = STRATEGIES[request.how](models, inputs, settings, device, report)
     out.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,7 @@ def compare(request: ComparisonRequest) -> Comparison:
     outside = LeaveOneOut(around, request.common, request.seeds, request.data, request.out) if around else None
 
     results, sites, seeds = campaign.execute(request.place), campaign.sites, len(request.seeds)
-    named = {str(variant): results[variant] for variant in methods}
+    named = {variant.label: results[variant] for variant in methods}
     tables = methods_tables(named, sites, seeds) if methods else []
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:

@@ -47,7 +47,7 @@ def fold_tables(
     tables: list[list[ResultTable]] = []
     for campaign in campaigns:
         results = campaign.execute(place)
-        named, sites = {str(variant): results[variant] for variant in methods}, campaign.sites
+        named, sites = {variant.label: results[variant] for variant in methods}, campaign.sites
         rows = [((label,), result, FINAL) for label, result in named.items()]
         title, metrics = f"The methods, {len(campaigns)} folds", ("dice", "assd")
         first = scores_table("methods", title, ("Method",), rows, metrics, sites, len(seeds), per_site=True)

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from feddp.adaptation.fitting import Settings
 from feddp.compare.scores import BEFORE, FINAL
 from feddp.compare.variants import Variant
+from feddp.methods import METHODS
 
 TABLE_II = "leave_one_out"
 
@@ -183,7 +184,7 @@ STUDIES: dict[str, Study[TrainedNetworks]] = {
         ("Method", "Calibration"),
         tuple(
             _entry((method, label), f"{method}{then}@lambda={weight}", when)
-            for method, then in (("fedbabu", "+igc"), ("ditto", "+igc"), ("feddp", ""))
+            for method, then in (("iop_fl", "+igc"), ("fedbabu", "+igc"), ("feddp", ""))
             for label, weight, when in (("none", "1", BEFORE), ("λ = 0", "0", FINAL), ("λ = 1", "1", FINAL))
         ),
     ),
@@ -198,7 +199,7 @@ _STRATEGIES = (
     _unseen("Ensemble of the models", _PERSONAL, "ensemble"),
     _unseen("Tent", _PLAIN, "tent"),
     _unseen("TTT", "ttt", "ttt"),
-    _unseen("FedDG", "feddg", "global"),
+    _unseen(METHODS["feddg"].label, "feddg", "global"),
     _unseen("IOP-FL, routing", _PERSONAL, "routing"),
 )
 _LOSSES = {

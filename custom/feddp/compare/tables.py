@@ -17,7 +17,10 @@ APART = "Rows without a federation, or without some of the seeds, compete neithe
 BY_CASE = (
     "All test slices of a patient are one volume; ± is over a site's test cases. Sites whose images are no slices have none."
 )
-START = "Methods without a local stage select the best round on the selection split, the others the last round (Algorithm 1)."
+START = (
+    "Methods without a local stage select the best round on the selection split, in Local Train each site its own;"
+    " the others select the last round (Algorithm 1)."
+)
 INSIDE = "Inside n: the first n of the other sites in alphabetical order."
 SECONDS = "Seconds a sample: adaptation, prediction and writing, on the machine that did it; means over sites and seeds."
 SEEDS = "± seeds"

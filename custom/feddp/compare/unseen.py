@@ -1,6 +1,7 @@
 """Table IV: every site's network, and the ensemble of all of them, measured on an unseen site."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.data.loading import Sample, load
 from feddp.data.progress import track
 from feddp.errors import InputError
-from feddp.files import NETWORK, site_folder
+from feddp.files import NETWORK, read_results, site_folder
+from feddp.networks.metadata import ZSCORE
 from feddp.networks.weights import load_personal
 from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, shown_value
 from feddp.training.loop import predict
@@ -44,14 +46,15 @@ def open_unseen(path: Path, data: Path, metadata: Mapping[str, Any]) -> SiteFold
 
 def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[str], size: int, device: str) -> ResultTable:
     """Dice and ASSD (mean ± std over the images of `folder` in split test, seeds averaged image by image)."""
-    samples = load(folder, "test", size)
+    samples = cache(partial(load, folder, "test", size))  # by how a run's networks normalise
     columns = [(metric, column) for metric in _METRICS for column in (*sites, ENSEMBLE)]
     rows = []
     for label, result in track(methods.items(), f"Measuring on {folder.site}", len(methods)):
         cells = _row(result, samples, columns, sites, device) if result.folders else failed(result, len(columns))
         rows.append((label, *cells))
     heads = ("Method", *(f"{SHOWN[m].head} {c}" for m, c in columns))
-    notes = [f"{len(samples)} images of {folder.site} in split test. Ensemble: the mean of the sites' probability maps."]
+    count = len(folder.rows_of("test"))
+    notes = [f"{count} images of {folder.site} in split test. Ensemble: the mean of the sites' probability maps."]
     if any("test" in result.selections for result in methods.values()):
         notes.append(OPTIMISTIC)
     better = (None, *(SHOWN[m].better for m, _ in columns))
@@ -59,22 +62,21 @@ def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[
 
 
 def _row(
-    result: Result, samples: list[Sample], columns: list[tuple[str, str]], sites: list[str], device: str
+    result: Result, samples: Callable[[str], list[Sample]], columns: list[tuple[str, str]], sites: list[str], device: str
 ) -> tuple[Cell, ...]:
     seeds = []
     for run in result.folders.values():
         files = {site: site_folder(run, site) / NETWORK for site in sites}
         networks = {site: load_personal(file).to(device) for site, file in files.items() if file.exists()}
-        measured = measure_networks(networks, samples)
+        images = samples(read_results(run).get("settings", {}).get("normalise", ZSCORE))
+        measured, stems = measure_networks(networks, images), [sample["stem"] for sample in images]
         if networks.keys() != set(sites):
             measured.pop(ENSEMBLE, None)  # the ensemble of fewer sites is another one
-        seeds.append(measured)
-    stems = [sample["stem"] for sample in samples]
+        seeds.append({column: dict(zip(stems, rows, strict=True)) for column, rows in measured.items()})
     summaries = {}
     for column in (*sites, ENSEMBLE):
         if all(column in seed for seed in seeds):
-            images = over_seeds(column, [dict(zip(stems, seed[column], strict=True)) for seed in seeds])
-            summaries[column] = summarize(list(images.values()))
+            summaries[column] = summarize(list(over_seeds(column, [seed[column] for seed in seeds]).values()))
     return tuple(shown_value(summaries[column], metric) if column in summaries else BLANK for metric, column in columns)
 
 

@@ -45,7 +45,15 @@ class Variant:
         return cls(method, then or None, tuple((key, value.replace("|", ",")) for key, _, value in pairs))
 
     def __str__(self) -> str:
-        head = f"{self.method}+{self.then}" if self.then else self.method
+        return self._named(self.method)
+
+    @property
+    def label(self) -> str:
+        """What its row in a table is called: the variant, with the method's own label if it has one."""
+        return self._named(METHODS[self.method].label or self.method)
+
+    def _named(self, method: str) -> str:
+        head = f"{method}+{self.then}" if self.then else method
         return "".join([head, *(f"@{key}={value.replace(',', '|')}" for key, value in self.changes)])
 
     def options(self, common: Common, seed: int) -> Options:

@@ -43,7 +43,7 @@ class Images:
             raise InputError(f"{folder} has no PNG and is not a site's folder; name a folder of images, or a site's folder")
         return cls(files, folder, None)
 
-    def read(self, channels: int, size: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
+    def read(self, channels: int, size: int, normalise: str) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the network's inputs, (channels, size, size) each, and the original heights and widths of the images.
 
         Raises:
@@ -52,7 +52,7 @@ class Images:
         inputs, shapes = [], []
         for file in track(self.files, f"Loading {len(self.files)} images"):
             image = read_image(file, channels, self.folder, network=self.site is None)
-            inputs.append(network_input(image, size))
+            inputs.append(network_input(image, size, normalise))
             shapes.append(image.shape[:2])
         return inputs, shapes
 

@@ -36,11 +36,11 @@ class Batch(_Image, _Maps):
     patient: list[str]
 
 
-def load(folder: SiteFolder, split: str, size: int) -> list[Sample]:
+def load(folder: SiteFolder, split: str, size: int, normalise: str = "zscore") -> list[Sample]:
     """Decodes one split, in the order of split.csv, into plain tensors that stay in memory.
 
-    Each sample is {"image": float32 (channels, size, size), zero mean and unit variance per image and channel (a
-    channel without contrast becomes 0), "mask": float32 (classes, size, size) of 0 and 1, "stem": str, "patient": str}.
+    Each sample is {"image": float32 (channels, size, size) as `network_input` returns it, "mask": float32 (classes, size,
+    size) of 0 and 1, "stem": str, "patient": str}.
     Images are resized bilinearly, masks by nearest neighbour, without keeping the aspect ratio. An empty split gives [].
     InputError (naming the file) for an unreadable, wrongly shaped or out-of-range PNG, or an unknown split.
     """
@@ -55,16 +55,27 @@ def load(folder: SiteFolder, split: str, size: int) -> list[Sample]:
         # against their images
         values = _plain(Resize((size, size), mode="nearest-exact"))(mask[None].astype(np.float32))[0]
         maps = class_maps(values, len(folder.classes), folder.labels)
-        samples.append({"image": network_input(image, size), "mask": maps, "stem": row.image, "patient": row.patient})
+        samples.append(
+            {"image": network_input(image, size, normalise), "mask": maps, "stem": row.image, "patient": row.patient}
+        )
     return samples
 
 
-def network_input(image: np.ndarray, size: int) -> torch.Tensor:
-    """Returns the network's input for an image (H, W, channels) or (H, W): float32 (channels, size, size), as in `load`."""
-    from monai.transforms import NormalizeIntensity, Resize
+def network_input(image: np.ndarray, size: int, normalise: str = "zscore") -> torch.Tensor:
+    """Returns the network's input for an image (H, W, channels) or (H, W) of 0 to 255: float32 (channels, size, size).
 
+    Args:
+        normalise: "zscore", zero mean and unit variance per image and channel (a channel without contrast becomes 0); or
+            "scale", values divided by 255, as in FedDP's released code.
+    """
+    from monai.transforms import NormalizeIntensity, Resize, ScaleIntensityRange
+
+    values = {
+        "zscore": NormalizeIntensity(channel_wise=True),
+        "scale": ScaleIntensityRange(a_min=0, a_max=255, b_min=0, b_max=1),
+    }[normalise]
     channels_first = np.moveaxis(np.atleast_3d(image), -1, 0).astype(np.float32)
-    return _plain(Resize((size, size), mode="bilinear"), NormalizeIntensity(channel_wise=True))(channels_first)
+    return _plain(Resize((size, size), mode="bilinear"), values)(channels_first)
 
 
 def _plain(*transforms: Callable[..., np.ndarray]) -> Callable[[np.ndarray], torch.Tensor]:

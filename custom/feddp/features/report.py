@@ -108,7 +108,7 @@ def _pixels(request: FeaturesRequest, file: Path, folder: SiteFolder) -> Pixels:
         raise InputError(
             f"{folder.path} is not of (channels, classes, labels) = {differing[1]}, as {file}; name the data it was run on"
         )
-    network, samples = load_personal(file), load(folder, SPLIT, metadata.size)
+    network, samples = load_personal(file), load(folder, SPLIT, metadata.size, metadata.normalise)
     if not samples:
         raise InputError(f"{folder.path} has no image in split {SPLIT}; leave the site out with --site")
     seed = seed_of(request.seed, folder.site, "pixels")

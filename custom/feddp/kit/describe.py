@@ -28,6 +28,7 @@ PRIVACY = {
     "weight_decay": "a strong decay erases earlier steps, so a single step becomes visible",
     "loss": "only the default loss was examined",
     "augment": "without augmentation, the network sees the original images",
+    "normalise": "with scale, the spectra that FedDG's peers receive hold the mean brightness of the images",
     "selection": "with test, the test images select the round, which reveals more about them",
     "min_sites": "with fewer sites in a mean, each contribution has more weight",
     "aggregation": "with median or trimmed, a number of γ may be that of one site alone, and every site receives it",

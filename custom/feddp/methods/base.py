@@ -132,6 +132,8 @@ class Method:
     personal = False  # True: the method evaluates and deploys a whole personal model, `site.personal_model`
     phases = 1  # number of phases per round, each ended by an aggregation; `site.phase` is the current one
     aggregations: tuple[str, ...] = AGGREGATIONS  # the settings of `aggregation` with which the method is defined
+    label = ""  # the method's name in tables of a comparison, where the name it is called by would claim more than it does
+    best_per_site = False  # True: sites that share nothing deploy the best round of their own, not the best by their mean
     federated = True  # False: the method needs all images in one place, so it cannot be a job
     Hyper: type[Any] = NoHyper  # a frozen data class; `--set` sets its fields
 

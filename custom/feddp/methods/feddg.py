@@ -1,4 +1,4 @@
-"""FedDG (Liu et al., CVPR 2021), as in (Jiang et al., TMI 2023): FedAvg, and images in the other sites' styles.
+"""FedDG's interpolation (Liu et al., CVPR 2021), compared in (Jiang et al., TMI 2023): FedAvg, images in other sites' styles.
 
 Before the first round the consenting sites exchange the low-frequency centre of the amplitude spectra of some training
 images. In training each image keeps its phase, while that centre is interpolated with a peer's (Eq. 2, 3), λ ~ U(0, 1) per
@@ -6,11 +6,12 @@ sample. The loss is the mean over the batch and the interpolated batch. A site w
 in FedAvg.
 
 Deviations: the original's episodic meta-learning (interpolated images as meta-test) and its boundary contrast are left out;
-only the interpolation is implemented. The window is the released code's L = 1 % of the image's size, at least 1 pixel. The
-released code has the amplitudes of all images in one place; here each site gives those of at most `spectra` images, and a
-peer's is drawn among all of them. Spectra are of the network's input, which has mean 0, so the mean brightness is not
-exchanged; the result is not normalised again. Batch normalisation sees the batch and the interpolated batch one after the
-other.
+only the interpolation is implemented, so tables say "FedDG interpolation". (Jiang et al., TMI 2023) compares with the whole
+method. The window is ours: L = 1 % of the image's size, at least 1 pixel (the released training has L = 0, its demonstration
+0.003). The released code has the amplitudes of all images in one place; here each site gives those of at most `spectra` images,
+and a peer's is drawn among all of them. Spectra are of the network's input. By default it has mean 0, so the mean brightness
+is not exchanged; with `normalise=scale` it is. The result is not normalised again. Batch normalisation sees the batch and the
+interpolated batch one after the other.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class FedDGSettings:
 
 
 class FedDG(FedAvg):
+    label = "FedDG interpolation"
     stages = (SPECTRA, TRAIN)
     Hyper = FedDGSettings
     hyper: FedDGSettings

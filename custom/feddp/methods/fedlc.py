@@ -6,9 +6,10 @@ Stage 2, head calibration (HC): at every epoch all sites' heads are exchanged (W
 deviation and the mean of their predictions, each smoothed by a 31 × 31 Gaussian, gate the decoder's features of a new 3 × 3
 head. The layers are `feddp.networks.local_calibration`; they stay in the inference path.
 
-Deviations: the released code trains HC from the first round on; here it is a stage of its own, as (Wang et al., TMI 2024)
-describes it. In this stage the segmentation head and HC's own new head are trained at `heads_lr` for `heads_epochs`, and
-the body is frozen, because the peers' heads were trained on the shared body. HC belongs to the network, so the best of its
+Deviations: in the released code HC is a separate script on a trained network; here it is a stage of the run, and the heads are
+exchanged at every epoch, as (Wang et al., TMI 2024) counts them. In this stage the segmentation head and HC's own new head are
+trained for `heads_epochs` at `heads_lr`, 1e-3, because HC's head is new ((Wang et al., TMI 2024) states 1e-4: `heads_lr=1e-4`).
+The body is frozen, because the peers' heads were trained on the shared body. HC belongs to the network, so the best of its
 epochs is kept, even if it is worse than the start. The mean gates too (the released code takes the site's own prediction). The
 Gaussian (σ = 4 pixels of the decoder's map) is fixed; the released one starts about 5 pixels wide and is learnt. The standard
 deviation is the population's, so that a site without peers has 0. The released code's first iterations of a round, on heads

@@ -1,5 +1,7 @@
 """Local Train: each site alone, no exchange (Wang et al., TMI 2024, Table I).
 
+Each site deploys the best round of its own, as in the released code; the networks of a run may be of different rounds.
+
 Deviations: the sites train in step, so that their curves compare; nothing is shared, so no tensor travels.
 """
 
@@ -9,3 +11,4 @@ from feddp.partition import ALL
 
 class Local(Method):
     private = (ALL,)
+    best_per_site = True

@@ -18,18 +18,27 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LABELS = ("nested", "exclusive")
+ZSCORE, SCALE = NORMALISATIONS = (
+    "zscore",
+    "scale",
+)  # how an image becomes the network's input (`feddp.data.loading.network_input`)
 STEP = 32  # the networks halve their input five times
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Metadata of a network that feddp saved; labels and size may be missing ("" and 0): `load_personal` does not need them."""
+    """Metadata of a network that feddp saved.
+
+    Labels and size may be missing ("" and 0): `load_personal` does not need them. A file of an earlier version lacks
+    `normalise`; its network was trained on z-scores.
+    """
 
     network: str
     channels: int
     classes: tuple[str, ...]
     labels: str
     size: int
+    normalise: str
     layers: dict[str, dict[str, float]]
 
     @classmethod
@@ -37,8 +46,8 @@ class Metadata:
         """Returns the metadata from a file's texts by name.
 
         Args:
-            texts: `network` (a name in NETWORKS), `channels`, `classes` (a JSON list of names); optional: `labels`, `size` and
-                `layers` (JSON: names in LAYERS with their options).
+            texts: `network` (a name in NETWORKS), `channels`, `classes` (a JSON list of names); optional: `labels`, `size`,
+                `normalise` (a word of NORMALISATIONS) and `layers` (JSON: names in LAYERS with their options).
 
         Raises:
             InputError: an entry is missing, unknown or out of range; names `file`.
@@ -49,12 +58,16 @@ class Metadata:
             raise InputError(f"{file}: unknown network {short(texts['network'])!r}; the networks are {', '.join(NETWORKS)}")
         if texts.get("labels", LABELS[0]) not in LABELS:
             raise InputError(f"{file}: unknown labels {short(texts['labels'])!r}; the labels are {', '.join(LABELS)}")
+        normalise = texts.get("normalise", ZSCORE)
+        if normalise not in NORMALISATIONS:
+            raise InputError(f"{file}: unknown normalise {short(normalise)!r}; it is one of {', '.join(NORMALISATIONS)}")
         return cls(
             network=texts["network"],
             channels=_number(file, texts, "channels", range(1, CHANNELS + 1)),
             classes=_classes(file, texts["classes"]),
             labels=texts.get("labels", ""),
             size=_number(file, texts, "size", range(STEP, SIZE + 1, STEP)) if "size" in texts else 0,
+            normalise=normalise,
             layers=_layers(file, texts.get("layers", "{}")),
         )
 

@@ -19,6 +19,7 @@ from feddp.methods import METHODS
 from feddp.methods.base import AGGREGATIONS, HEADS, SPECTRA, STAGES, TRAIN, UNIFORM
 from feddp.networks import NETWORKS
 from feddp.networks.metadata import LABELS
+from feddp.partition import ALL
 from feddp.reading import shown
 from feddp.training.settings import (
     COUNT,
@@ -248,6 +249,7 @@ class Plan:
         """The metadata of a network's file (`feddp.networks.weights.load_personal`)."""
         metadata = {"network": self.network, "channels": str(self.channels), "classes": json.dumps(self.classes)}
         metadata |= {"labels": self.labels, "size": str(self.size), "method": self.method, "seed": str(self.seed)}
+        metadata |= {"normalise": self.training.normalise}
         return metadata | ({"layers": json.dumps(self.layers)} if self.layers else {})
 
     @property
@@ -274,6 +276,12 @@ class Plan:
         """
         chosen = self.federation.start
         return chosen if chosen != "auto" else ("last" if self.home else "best")
+
+    @property
+    def best_per_site(self) -> bool:
+        """Whether each site adopts its own best round: the method says so, nothing is shared, and `start` is best."""
+        method = METHODS[self.method]
+        return method.best_per_site and self.start == "best" and tuple(self.federation.private or method.private) == (ALL,)
 
 
 def _groups(method: str) -> tuple[type, ...]:

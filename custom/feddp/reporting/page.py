@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
+from feddp.protocol import BEST_PER_SITE, ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import counted
 from feddp.reporting.tables import BLANK, SHOWN, markdown_lines, shown_value
 
@@ -34,7 +34,7 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         "± is the standard deviation over a site's test images, and over the sites in Average. An image on which exactly one"
         " of mask and prediction is empty counts with the image's diagonal as its distance.",
         _BEFORE["joined" in results],
-        f"Stage 1 selected round {results['start_round']} (best by mean validation IoU: {results['best_round']}).",
+        _selected(results),
     ]
     lines += _notes(results)
     for site in sites:
@@ -74,6 +74,13 @@ def _title(results: Mapping[str, Any]) -> str:
     start = "local post-training after " if "joined" in results else ""
     rounds = counted(results["rounds"], "round")
     return f"{start}{results['method']} on {results['network']}, {rounds}, seed {results['seed']}"
+
+
+def _selected(results: Mapping[str, Any]) -> str:
+    joint = f"best by mean validation IoU: {results['best_round']}"
+    if results.get(BEST_PER_SITE):
+        return f"Stage 1 selected each site's own best round by validation IoU ({joint})."
+    return f"Stage 1 selected round {results['start_round']} ({joint})."
 
 
 def _notes(results: Mapping[str, Any]) -> list[str]:

@@ -34,7 +34,8 @@ class PooledSite(Site):
     folders: list[SiteFolder]
 
     def _split(self, split: str) -> list[Sample]:
-        return [sample for folder in self.folders for sample in load(folder, split, self.plan.size)]
+        normalise = self.plan.training.normalise
+        return [sample for folder in self.folders for sample in load(folder, split, self.plan.size, normalise)]
 
 
 class Pool(SiteContext):

@@ -38,7 +38,7 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
     for file in track(files, f"Predicting {len(files)} images"):
         image = read_image(file, metadata.channels, images, network=True)
         with torch.no_grad():
-            logits = model(network_input(image, metadata.size)[None].to(device))
+            logits = model(network_input(image, metadata.size, metadata.normalise)[None].to(device))
             maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()
         write_png(out / file.name, label_mask(maps > THRESHOLD, metadata.labels))
     return len(files)

@@ -16,6 +16,7 @@ from feddp.adaptation.models import GLOBAL, REQUIRED, Models, completed
 from feddp.adaptation.request import AdaptationRequest
 from feddp.adaptation.unseen_site import AdaptationOptions, adapt
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
+from feddp.networks.metadata import ZSCORE
 from feddp.networks.weights import read_network
 from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
@@ -118,8 +119,8 @@ def _own_network(host: Host, job: str) -> Tensors:
     if file is None:
         raise InputError(f"site {host.name}: job {job} left no network here; correct the job's id, or leave this donor out")
     state, metadata = read_network(file)
-    wanted = host.plan.metadata
-    if wrong := [f"{n}={metadata.get(n)}, not {wanted[n]}" for n in REQUIRED if metadata.get(n) != wanted[n]]:
+    wanted, metadata = host.plan.metadata, {"normalise": ZSCORE} | metadata  # a file of an earlier version lacks it
+    if wrong := [f"{n}={metadata.get(n)}, not {wanted[n]}" for n in (*REQUIRED, "normalise") if metadata.get(n) != wanted[n]]:
         raise InputError(f"site {host.name}: {file} is another network than this job's: {'; '.join(wrong)}")
     return state
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from feddp.methods import METHODS
 from feddp.plan.schema import Plan
-from feddp.protocol import VOLUMES, WHEN, WITHHELD
+from feddp.protocol import BEST_PER_SITE, VOLUMES, WHEN, WITHHELD
 from feddp.training.metrics import METRICS, summarize
 from feddp.training.volumes import VOLUME_METRICS
 
@@ -41,6 +41,7 @@ def gathered(
         "selection": plan.training.selection,
         "start_round": start_round,
         "best_round": best_round,
+        **({BEST_PER_SITE: True} if plan.best_per_site else {}),
         # replaces the plan's `sites`, a list of names
         "sites": dict(sites),
         "missing": dict(missing or {}),

@@ -108,7 +108,7 @@ class Site:
         return self._split("test")
 
     def _split(self, split: str) -> list[Sample]:
-        samples = load(self.folder, split, self.plan.size)
+        samples = load(self.folder, split, self.plan.size, self.plan.training.normalise)
         if not samples:
             raise InputError(f"site {self.name}: {self.folder.path / 'split.csv'} has no image in split {split}; add some")
         return samples

@@ -1,12 +1,15 @@
 """Stage 1: T rounds of partial-parameter aggregation (FedDP; Wang et al., TMI 2024, Algorithm 1, lines 3 to 12).
 
 The server sends γ^t, every site trains v_k = γ^t ∪ ρ_k and sends γ_k, and γ^{t+1} is their mean, once in each of a round's
-phases. Then every site keeps v̂_k = γ ∪ ρ_k of the last or the best round; the later stages start from it.
+phases. Then every site keeps v̂_k = γ ∪ ρ_k of the last or the best round; the later stages start from it. Where nothing is
+shared and the method says so (Local Train), the best round is each site's own.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from feddp import protocol
@@ -25,8 +28,10 @@ from feddp.stages.server import Server, mean_of
 from feddp.stages.site import Scores, Site
 from feddp.stages.spool import Spool
 from feddp.stages.stopwatch import Stopwatch
+from feddp.training.store import State
 
 START = STAGES[TRAIN]
+BEST_ROUND, BEST_IOU = "best/round", "best/iou"  # entries of a site's memory: its own best round
 
 # --- at the server -------------------------------------------------------------------------------------------------------
 
@@ -180,15 +185,31 @@ def train(
     local = LocalRound(site, state, step, plan.training.lr, phase)
     loss = site.method.round(local)
     mine, _ = site.partition.split(site.network.state_dict())
+    after = local.state()
+    if plan.best_per_site and scores:
+        own = own_best(state, round, scores)
+        after, best = replace(after, memory=after.memory | own), int(own[BEST_ROUND])
     # a server that lost its latest file asks for the round before again
     starts = {first * plan.phases for first in (round, max(round - 1, 0), round if best is None else best)}
     with watch.part(protocol.STORING):
-        keep(site, local.state(), {step} | starts)
+        keep(site, after, {step} | starts)
     metrics = {"loss": loss, **scores, "samples": float(len(site.samples)), "seconds": watch.seconds, **watch.parts}
     site.store.record("train", round=round, phase=phase, **metrics)
     if scores:
         empty.note(site, round)
     return mine, metrics
+
+
+def own_best(before: State, round: int, scores: Scores) -> Tensors:
+    """Returns the entries of a site's memory for its best round so far by validation IoU; of equal rounds, the first.
+
+    Args:
+        before: the state that holds the best round before `round`, if there was one.
+        scores: those of `round`.
+    """
+    if BEST_IOU in before.memory and scores["iou"] <= before.memory[BEST_IOU].item():
+        return {name: before.memory[name] for name in (BEST_ROUND, BEST_IOU)}
+    return {BEST_ROUND: torch.tensor(round), BEST_IOU: torch.tensor(scores["iou"], dtype=torch.float64)}
 
 
 def score(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
@@ -206,7 +227,14 @@ def score(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
 
 
 def adopt(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:
-    """Saves v̂_k = γ^r ∪ ρ_k^r, both of round r, as the start of the later stages; returns its validation scores."""
+    """Saves v̂_k = γ^r ∪ ρ_k^r, both of round r, as the start of the later stages; returns its validation scores.
+
+    If the plan says so, r is the site's own best round instead of `round`.
+    """
+    if site.plan.best_per_site:
+        last = site.plan.rounds
+        before = site.store.load_state(last * site.plan.phases)
+        round = int(own_best(before, last, score(site, shared, last))[BEST_ROUND])
     scores = score(site, shared, round)
     site.save(START)
     return scores

@@ -41,13 +41,15 @@ class Training:
     weight_decay: float = setting(0.01, "AdamW's weight decay; torch's default, the paper does not state it", most=10)
     clip: float = setting(1.0, "gradients are clipped element-wise to [-clip, clip]")
     loss: str = setting("dice_ce", "dice_ce, or dice (as in the released code)")
-    augment: bool = setting(True, "random flips and quarter turns; the paper does not state it")
+    augment: bool = setting(True, "random flips and quarter turns; the paper does not state it, the released code has none")
+    normalise: str = setting("zscore", "zscore, per image and channel; or scale, division by 255 (as in the released code)")
     precision_compute: str = setting(
         "float32", "float32, or bfloat16 in the forward pass: faster on GPUs and on CPUs with AVX512-BF16; other bits"
     )
     selection: str = setting("val", "the split whose IoU selects round and epoch: val, or test (as in the paper, optimistic)")
 
     def __post_init__(self) -> None:
+        from feddp.networks.metadata import NORMALISATIONS
         from feddp.training.losses import LOSSES
 
         require_bounds(self)
@@ -55,6 +57,7 @@ class Training:
         require_not_negative(self, "weight_decay")
         require_choice(self, "loss", tuple(LOSSES))
         require_choice(self, "precision_compute", ("float32", "bfloat16"))
+        require_choice(self, "normalise", NORMALISATIONS)
         require_choice(self, "selection", ("val", "test"))
 
 
@@ -91,7 +94,7 @@ class Heads:
     """The hyper-parameters of FedLC's head calibration."""
 
     heads_epochs: int = setting(20, "epochs of FedLC's head calibration, each with an exchange of the heads", most=10_000)
-    heads_lr: float = setting(1e-3, "learning rate of FedLC's head calibration, whose head is new", most=100)
+    heads_lr: float = setting(1e-3, "learning rate of FedLC's head calibration, whose head is new; the paper: 1e-4", most=100)
 
     def __post_init__(self) -> None:
         require_bounds(self)

@@ -11,7 +11,7 @@ from torch.fft import fft2, fftshift, ifft2, ifftshift
 from feddp.training.store import Store
 
 SLOT = "spectra"  # the file with the spectra of consenting peers
-SHARE = 0.01  # of the image's shorter side, on each side of frequency 0 (L of the released code)
+SHARE = 0.01  # of the image's shorter side, on each side of frequency 0 (L; ours: the released training has 0)
 
 
 def radius(height: int, width: int) -> int:

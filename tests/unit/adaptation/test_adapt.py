@@ -59,6 +59,28 @@ def test_the_start_is_kept_to_the_bit_where_every_epoch_is_worse():
     assert network.w.item() == 1
 
 
+class Stairs(nn.Module):
+    """A parameter that falls by Adam's rate per step, because its gradient is always 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(tensor(0.0))
+
+
+def test_a_lower_loss_than_the_last_epoch_s_is_not_enough():
+    """The gradient is 1 whatever the loss, so Adam at a rate of 1 takes 1 off w per epoch: 0, −1, −2, −3. The losses there
+    are 5, 1, 3 and 2. Epoch 3 is better than epoch 2, but epoch 1 is the lowest: w = −1 is kept."""
+
+    def loss(network, images, rng):
+        return tensor([5.0, 1.0, 3.0, 2.0])[-round(network.w.item())] + network.w - network.w.detach()
+
+    network = Stairs()
+    done = fit(network, IMAGES, loss, Settings(epochs=3, lr=1.0))
+    assert done.losses == [5, 1, 3, 2]
+    assert done.kept == 1
+    assert network.w.item() == pytest.approx(-1, abs=1e-5)
+
+
 def test_every_image_counts_once_in_the_loss():
     """Images 1, 2, 6 in batches of 2: (2 · 1.5 + 6)/3 = 3, not (1.5 + 6)/2."""
     images = [torch.full((1, 1, 1), value) for value in (1.0, 2.0, 6.0)]

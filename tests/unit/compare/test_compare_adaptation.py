@@ -37,7 +37,7 @@ ROWS = {
     "Ensemble of the models": ("iop_fl", "ensemble"),
     "Tent": ("fedavg", "tent"),
     "TTT": ("ttt", "ttt"),
-    "FedDG": ("feddg", "global"),
+    "FedDG interpolation": ("feddg", "global"),
     "IOP-FL, routing": ("iop_fl", "routing"),
 }
 RUNS = len({run for run, _ in ROWS.values()})  # at each site outside

@@ -206,4 +206,6 @@ def test_the_studies_compare_what_the_paper_compares():
         "vc_number": 5,
         "vc_lambda": 4,
     }
+    # Fig. 10's caption: "integrating IGC to other PFL methods, i.e., IOP-FL and FedBABU"; the text adds FedDP's own
+    assert list(dict.fromkeys(entry.labels[0] for entry in STUDIES["igc"].entries)) == ["iop_fl", "fedbabu", "feddp"]
     assert all(len(entry.labels) == len(study.heads) for study in STUDIES.values() for entry in study.entries)

@@ -17,6 +17,18 @@ def test_a_variant_reads_back(text):
     assert str(Variant.parse(f" {text} ")) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("feddg", "FedDG interpolation"),
+        ("feddg+igc@spectra=4", "FedDG interpolation+igc@spectra=4"),
+        ("feddp@private=query|head", "feddp@private=query|head"),
+    ],
+)
+def test_a_table_does_not_call_the_interpolation_the_whole_of_feddg(text, label):
+    assert Variant.parse(text).label == label
+
+
 def test_a_bar_is_a_comma():
     variant = Variant.parse("feddp@private=query|head")
     assert variant.changes == (("private", "query,head"),)

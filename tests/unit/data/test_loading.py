@@ -9,7 +9,7 @@ from monai.data import MetaTensor
 from PIL import Image
 
 from feddp.data.folder import SiteFolder, write_site
-from feddp.data.loading import batches, load
+from feddp.data.loading import batches, load, network_input
 from feddp.errors import FedDPError
 
 REQUIRED = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested"}
@@ -61,6 +61,16 @@ def test_at_native_size_pixels_are_normalised_and_classes_nested(tmp_path):
         for key in ("image", "mask"):
             assert sample[key].dtype == torch.float32
             assert not isinstance(sample[key], MetaTensor)
+
+
+def test_scaled_pixels_are_divided_by_255(tmp_path):
+    """At native size x / 255, whatever the image's mean; of a flat image too, whose z-scores are 0."""
+    folder, rows = site(tmp_path / "A")
+    for sample, (*_, image, _) in zip(load(folder, "train", 8, "scale"), rows, strict=True):
+        assert np.allclose(sample["image"].numpy(), image.astype(np.float64).transpose(2, 0, 1) / 255, atol=1e-6)
+    flat = np.full((2, 2), 51, np.uint8)
+    assert network_input(flat, 2, "scale").flatten().tolist() == pytest.approx([0.2] * 4)
+    assert network_input(flat, 2, "zscore").flatten().tolist() == [0] * 4
 
 
 def test_exclusive_labels_are_one_map_a_value(tmp_path):

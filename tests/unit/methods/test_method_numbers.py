@@ -85,6 +85,26 @@ def whole(site, slot="start"):
     return site.store.read(slot)[0]
 
 
+# --- the rates of the stages --------------------------------------------------------------------------------------------
+
+
+def test_each_stage_has_its_own_learning_rate(by_hand, monkeypatch):
+    """L = w, two batches per epoch. A round at 0.1: 1 → 0.8. One epoch of tuning at 0.01: 0.78. One of calibration at 0.001:
+    0.778. (Every epoch scores better than the one before, so each stage's network is kept.)"""
+    scores = iter(range(100))
+    monkeypatch.setattr("feddp.training.calibration.mean_scores", lambda *_: {"iou": float(next(scores)), "dice": 0.0})
+    monkeypatch.setattr("feddp.training.calibration.adamw", lambda network, lr, _: torch.optim.SGD(network.parameters(), lr=lr))
+    rates = {"tune_lr": 0.01, "tune_epochs": 1, "calibration_lr": 0.001, "calibration_epochs": 1}
+    site = by_hand("fedavg", stages=("train", "tune", "calibrate"), **rates)
+    sent, _ = train(site, {"w": tensor(1.0)}, 0)
+    assert numbers(sent) == {"w": 0.8}
+    adopt(site, sent, 1)
+    tune(site)
+    assert numbers(whole(site, "tuned")) == {"w": 0.78}
+    calibrate(site, {})
+    assert numbers(whole(site, "calibrated")) == {"w": 0.778}
+
+
 # --- Ditto ------------------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +126,25 @@ def test_ditto_pulls_its_personal_model_to_what_was_received(by_hand, weight, on
         assert numbers(site.store.load_state(round + 1).personal) == {"w": v}
     adopt(site, {"w": tensor(7.0)}, 2)
     assert numbers(whole(site)) == {"w": two}
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_ditto_s_two_models_keep_their_optimisers_over_the_rounds(by_hand, monkeypatch, fresh):
+    """SGD with momentum 1/2, lr 0.1, λ = 0, slope 1: the velocity is 1, 1.5 in round 1; 1.75, 1.875 in round 2.
+
+    w and v both go from 1 to 1 − 0.1 − 0.15 = 0.75. Round 2 receives 1 again: w = 1 − 0.175 − 0.1875 = 0.6375; v goes on from
+    0.75: 0.3875. With a new optimiser v would be 0.5; with w's, which comes first, v would be 0.6375 after round 1.
+    """
+
+    def momentum(network, lr, _):
+        return torch.optim.SGD(network.parameters(), lr=lr, momentum=0.5)
+
+    site = by_hand("ditto", ditto_lambda=0)
+    for round, (sent, v) in enumerate([(0.75, 0.75), (0.6375, 0.3875)]):
+        site = by_hand("ditto", ditto_lambda=0) if fresh else site
+        monkeypatch.setattr("feddp.stages.site.adamw", momentum)
+        assert numbers(train(site, {"w": tensor(1.0)}, round)[0]) == {"w": sent}
+        assert numbers(site.store.load_state(round + 1).personal) == {"w": v}
 
 
 @pytest.mark.parametrize("method", ["apfl", "ditto"])

@@ -139,6 +139,28 @@ def test_the_loss_adds_up(options, wanted):
     assert found.item() == pytest.approx(wanted, abs=1e-4)  # Dice is smoothed by 1e-5
 
 
+@pytest.mark.parametrize(
+    ("maps", "labels", "wanted"),
+    [
+        ((0.0, 1.0), "exclusive", 29 / 39 + math.log(8 / 5)),
+        ((1.0, 1.0), "nested", 29 / 39 + math.log(8 / 5)),
+        ((1.0, 0.0), "exclusive", 13 / 15 + math.log(8 / 2)),
+    ],
+)
+def test_the_loss_of_several_classes_is_of_the_pixel_s_own(maps, labels, wanted):
+    """Three real maps (ln 1, ln 2, ln 5), p = (1/8, 2/8, 5/8), and virtual ones (ln 3, 0): L_v = −ln 3/4.
+
+    One pixel of class 2, in exclusive maps (0, 1), in nested ones (1, 1). Its Dice is 1 − 2 · (5/8)/(5/8 + 1) = 3/13, that of
+    the two others 1: mean (2 + 3/13)/3 = 29/39. L_r = −ln 5/8. Of class 1: Dice 1 − 2 · (2/8)/(2/8 + 1) = 3/5, mean
+    (2 + 3/5)/3 = 13/15 and L_r = −ln 2/8. (Exclusive maps read as nested ones would make class 2 class 1.)"""
+    head = SimilarityHead([Similarities(1, real=3, virtual=2)], 1.0, nested=labels == "nested")
+    head.maps = tensor([1.0, 2.0, 5.0, 3.0, 1.0]).log().view(1, 5, 1, 1)
+    plan = SimpleNamespace(classes=("disc", "cup"), labels=labels)
+    site, mask = SimpleNamespace(network=SimpleNamespace(segmentation_head=head), plan=plan), tensor(maps).view(1, 2, 1, 1)
+    found = VirtualClass(VirtualClassSettings()).loss(site, None, {"mask": mask})
+    assert found.item() == pytest.approx(wanted + math.log(4 / 3), abs=1e-4)  # Dice is smoothed by 1e-5
+
+
 @pytest.mark.parametrize("mask", ["excluded", "literal"])
 def test_the_virtual_loss_trains_features_and_no_kernel(mask):
     """Of L_v: a gradient by the features, exactly none by the real kernels, and the virtual ones can have none. L_r moves the

@@ -28,6 +28,7 @@ CHOICES = {
     "apfl_alpha": 0.25,
     "private": "head,calibrator",
     "mask": "literal",
+    "normalise": "scale",
     "precision": "float16",
 }
 GROUPS = (

@@ -53,6 +53,12 @@ def test_the_title_says_what_was_done_and_the_note_what_the_columns_are():
     assert "| before |" in write_markdown(joined)
 
 
+def test_the_page_says_which_round_was_selected():
+    assert "Stage 1 selected round 1 (best by mean validation IoU: 1)." in write_markdown(results())
+    own = write_markdown(results(best_per_site=True))
+    assert "Stage 1 selected each site's own best round by validation IoU (best by mean validation IoU: 1)." in own
+
+
 @pytest.mark.parametrize(
     ("sealed", "peers", "said"), [(True, 1, "encrypted from site to site"), (False, 1, "in the clear"), (False, 0, None)]
 )

@@ -124,6 +124,16 @@ def test_the_best_epoch_is_kept(open_sites, ious, scores, best):
     assert not any(same(states[best], state) for epoch, state in enumerate(states) if epoch != best)
 
 
+def test_the_heads_have_a_learning_rate_of_their_own(open_sites, monkeypatch):
+    """SGD in AdamW's place, on a loss whose gradient by each bias of the head is 1: two steps take 2 · heads_lr = 0.08 off."""
+    site = open_sites(heads_lr=0.04, lr=7.0)[0]
+    monkeypatch.setattr("feddp.stages.site.adamw", lambda network, lr, _: torch.optim.SGD(network.parameters(), lr=lr))
+    site.method.loss = lambda site, logits, batch: site.network.segmentation_head[0].bias.sum()
+    before = slot(site, "start")["segmentation_head.0.bias"]
+    heads.calibrate(site, {}, 1)
+    torch.testing.assert_close(site.copy()["segmentation_head.0.bias"], before - 0.08)
+
+
 def test_epochs_go_on_from_each_other(open_sites, monkeypatch):
     """8 samples in batches of 4 are 2 steps: AdamW counts 2, 4, 6. Every epoch draws anew, and none as the round before."""
     seeds = []

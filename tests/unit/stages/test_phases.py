@@ -1,5 +1,7 @@
 """The phases of a round: what `fit` trains of a network, and what FedRep and FedBABU do with it."""
 
+import hashlib
+
 import pytest
 
 from feddp.errors import FedDPError, Stopped
@@ -59,6 +61,34 @@ def test_fedbabu_s_head_is_the_common_start_until_the_tuning(open_site, toy, mon
         assert not any(value.equal(start[name]) for name, value in body.items())
         tune(site)
         assert not any(value.equal(whole(site)[name]) for name, value in whole(site, "tuned").items())
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------------
+
+
+def seed_by_hand(text):
+    """The first 8 bytes of BLAKE2b of the parts, without the lowest bit."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") // 2
+
+
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [
+        ("pflfe", [["0/0", "0/1"], ["1/0", "1/1"], ["2/0", "2/1"], ["3/0", "3/1"]]),
+        ("fc_pflfe", [["0/0", "0/1", "0/2", "0/3"], ["1/0", "1/1", "1/2", "1/3"]]),
+    ],
+)
+def test_every_epoch_of_every_phase_draws_anew(open_site, monkeypatch, method, steps):
+    """seed / site / step / epoch of the step. Two rounds of pFLFE's two phases are the steps 0 to 3, of 2 local epochs each;
+    FC-pFLFE's rounds are two steps of 2 + 2 epochs."""
+    seeds, site = [], open_site(method=method, local_epochs=2, seed=5)
+    monkeypatch.setattr("feddp.training.enhancement.Enhancement.spread", 1.0)
+    monkeypatch.setattr("feddp.stages.round.fit_epoch", lambda *given: seeds.append(given[5]) or 0.0)
+    monkeypatch.setattr(site, "validate", dict)
+    for round in range(2):
+        for phase in range(site.plan.phases):
+            train(site, first(site), round, phase=phase)
+    assert seeds == [seed_by_hand(f"5/site-1/{step}") for epochs in steps for step in epochs]
 
 
 # --- fit: what a method's phase trains ----------------------------------------------------------------------------------

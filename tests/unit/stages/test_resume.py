@@ -15,13 +15,14 @@ from feddp.training import store
 from support.broken_off import RUN, Killed, outcome, same, start
 from support.small import Small
 
-# a private rule, a personal model, an exchange at every epoch, one before the rounds, a tuning
+# a private rule, a personal model, an exchange at every epoch, one before the rounds, a tuning, a best round of each site's own
 SHAPES = {
     "feddp": {"calibration_epochs": 2},
     "ditto": {"stages": ("train", "calibrate"), "calibration_epochs": 1, "start": "best"},
     "fedlc": {"heads_epochs": 3},
     "feddg": {},
     "fedbabu": {"tune_epochs": 1},
+    "local": {},
 }
 
 

@@ -283,6 +283,7 @@ def test_a_saved_network_says_what_it_is(plan_for, open_site, toy):
         "size": "32",
         "method": "feddp",
         "seed": "5",
+        "normalise": "zscore",
         "site": "site-1",
     }
 

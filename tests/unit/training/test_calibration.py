@@ -224,6 +224,19 @@ def test_a_later_better_epoch_replaces_the_start():
     assert network.w.item() == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize(("decay", "wanted"), [(0.0, 0.5), (0.2, 0.8)])
+def test_weights_decay_while_tuning(decay, wanted):
+    """AdamW, rate 1.5: w ← (1 − 1.5 · decay) w + 1.5 from w = −1, IoU 0. Decay 0.2: −0.7 + 1.5 = 0.8; none: 0.5. IoU 1 both."""
+    network = Slope(-1)
+
+    def loss(logits, batch):
+        return -network.w.sum()
+
+    training = Training(batch=1, augment=False, weight_decay=decay)
+    tune(network, VALIDATION, VALIDATION, loss, training, 1, 1.5, ("s", 0), lambda: False, lambda *_: None)
+    assert network.w.item() == pytest.approx(wanted, abs=1e-5)
+
+
 def test_tuning_can_be_stopped():
     network = Slope(1)
     with pytest.raises(Stopped, match="stopped"):

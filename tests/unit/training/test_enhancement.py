@@ -1,11 +1,14 @@
 """pFLFE's enhancement of features: the loss, the target that follows, what a phase trains, and how often E is averaged."""
 
 import json
+from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn, tensor
 
+from feddp.methods.pflfe import PFLFE, PFLFESettings
 from feddp.networks.projector import project
 from feddp.stages.train import train
 from feddp.training.enhancement import Enhancement, distance, views
@@ -49,6 +52,54 @@ def test_the_target_follows_the_online_network(monkeypatch):
         phase.after()
         assert phase.target.weight.item() == pytest.approx(wanted)
         assert network.weight.item() == weight
+
+
+def test_the_target_normalises_by_the_batch_as_the_online_network_does():
+    """Images 1 and 3, mean 2, deviation 1: −1 and 1 from both. From running statistics of 0 and 1 they would be 1 and 3.
+
+    Before the phase the network was in eval mode, as it is after a validation. Each of the target's own passes moves its
+    running mean a tenth of the way to 2: 0.2, then 0.38."""
+    network = nn.BatchNorm2d(1).eval()
+    images = tensor([1.0, 3.0]).view(2, 1, 1, 1)
+    phase = Enhancement(network, lambda net, given: net(given).flatten(1), 0.9)
+    network.train()
+    for net in (network, phase.target):
+        assert phase.project(net, images).flatten().tolist() == pytest.approx([-1, 1], abs=1e-4)
+        assert net.running_mean.item() == pytest.approx(0.2)
+    phase.project(phase.target, images)
+    assert phase.target.running_mean.item() == pytest.approx(0.38)
+
+
+@pytest.mark.parametrize(("settings", "target"), [({}, 1.01), ({"ema": 0.75}, 1.25)])
+def test_a_phase_has_two_views_and_a_target_that_follows(monkeypatch, settings, target):
+    """A network that multiplies by w = 1; the first view is the image x = 1, the second 10 x. Outputs o(v), o(v'), t(v), t(v')
+    of the first batch: 1, 10, 1, 10. The step makes w = 2, and the target, at the momentum 0.99 of BYOL,
+    0.99 · 1 + 0.01 · 2 = 1.01; at 0.75, 1.25. The second batch: 2, 20, 1.01, 10.1. In the third, after w = 2 again, the target
+    is 0.99 · 1.01 + 0.02 = 1.0199 or 0.75 · 1.25 + 0.5 = 1.4375."""
+    network, factors = nn.Linear(1, 1, bias=False), cycle((1.0, 10.0))
+    nn.init.constant_(network.weight, 1.0)
+    monkeypatch.setattr("feddp.training.enhancement.views", lambda images: images * next(factors))
+    monkeypatch.setattr("feddp.networks.projector.project", lambda net, images: net(images))
+    seen = []
+
+    def fit(epochs, loss, forward, after=lambda: None):
+        for _ in range(3):
+            outputs = forward(torch.ones(1, 1))
+            seen.append(outputs.flatten().tolist())
+            loss(outputs, {})
+            nn.init.constant_(network.weight, 2.0)
+            after()
+        return 0.0
+
+    plan, store = SimpleNamespace(training=SimpleNamespace(local_epochs=1)), SimpleNamespace(record=lambda *_, **__: None)
+    PFLFE(PFLFESettings(**settings)).round(SimpleNamespace(name="A", phase=0, network=network, plan=plan, store=store, fit=fit))
+    momentum = settings.get("ema", 0.99)
+    third = momentum * target + (1 - momentum) * 2
+    assert seen == [
+        pytest.approx([1, 10, 1, 10]),
+        pytest.approx([2, 20, target, 10 * target]),
+        pytest.approx([2, 20, third, 10 * third]),
+    ]
 
 
 def test_the_spread_tells_a_collapse():

@@ -1,0 +1,59 @@
+"""What a paper states, or the released code where the paper is silent, is the default. The numbers come from the papers."""
+
+import pytest
+
+from feddp.adaptation.fitting import Settings
+from feddp.adaptation.routing import Router
+from feddp.methods import METHODS
+from feddp.plan.schema import Federation
+from feddp.training.settings import Calibration, Training, Tuning, defaults
+
+IOP_FL = "Jiang et al., TMI 2023"
+FEDDP = "Wang et al., TMI 2024"
+
+
+@pytest.mark.parametrize(
+    ("group", "stated", "source"),
+    [
+        (Training, {"lr": 1e-3, "batch": 6, "local_epochs": 1, "clip": 1.0}, f"{FEDDP}, IV-B"),
+        (Calibration, {"calibration_epochs": 20, "calibration_lr": 1e-4}, f"{FEDDP}, IV-B"),
+        (Calibration, {"lambda": 1.0, "delta": "frozen"}, f"{FEDDP}, Fig. 9 and Eq. 7"),
+        (Tuning, {"tune_epochs": 20, "tune_lr": 1e-4}, "ours: as much training as the calibration, its control"),
+        (Federation, {"aggregation": "uniform"}, "a mean over the sites in all four papers"),
+        (Settings, {"epochs": 10, "lr": 1e-3, "beta": 0.01, "noise": 0.5, "neighbourhood": 10}, f"{IOP_FL}, III-C and IV"),
+        (
+            Settings,
+            {"mix": "softmax", "norm": "mean"},
+            "ours: feddp.adaptation.routing says why",
+        ),
+    ],
+)
+def test_a_group_of_settings_starts_as_stated(group, stated, source):
+    own = defaults(group)
+    assert {name: own[name] for name in stated} == stated, source
+
+
+@pytest.mark.parametrize(
+    ("method", "stated", "source"),
+    [
+        ("ditto", {"ditto_lambda": 1.0}, "Li et al., ICML 2021: 0.1, 1, 2"),
+        ("fedgkd", {"gkd_gamma": 0.2, "gkd_models": 5}, "FedGKD: γ = 0.2, M = 5"),
+        ("fedlc", {"contrast": 0.1}, "Wang et al., ECCV 2022"),
+        ("iop_fl", {"tau": 0.9}, f"{IOP_FL}, IV"),
+        ("pfedme", {"pfedme_lambda": 15.0, "pfedme_beta": 1.0, "inner_steps": 5}, "T Dinh et al., NeurIPS 2020"),
+        ("pflfe", {"ema": 0.99, "enhance": True}, "ours: BYOL's lower end"),
+        ("virtual_class", {"lambda_r": 1.0, "lambda_v": 1.0, "virtual": 1.0, "paa": True}, "Liu et al., 2024, Eq. 8"),
+    ],
+)
+def test_a_method_starts_as_stated(method, stated, source):
+    own = defaults(METHODS[method].Hyper)
+    assert {name: own[name] for name in stated} == stated, source
+
+
+def test_routers_mix_by_a_softmax_unless_told_otherwise():
+    """A router whose models have the logits 0, ln 2 and ln 5 gives 1/8, 2/8, 5/8; sigmoids would be 1/2, 2/3, 5/6."""
+    import torch
+
+    router = Router(4, 3)
+    router.choose.bias.data = torch.tensor([1.0, 2.0, 5.0]).log()
+    assert router(torch.rand(1, 4)).flatten().tolist() == pytest.approx([1 / 8, 2 / 8, 5 / 8])

@@ -1,0 +1,93 @@
+"""The round that stage 1 selects: the highest mean validation IoU over the sites; of equal rounds, the first."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from feddp.stages.message import Message
+from feddp.stages.train import Best, adopt, score, train
+
+
+@pytest.mark.parametrize(
+    ("scores", "best", "kept"),
+    [
+        ([(0.4, 0.6), (0.7, 0.7), (0.8, 0.6), (0.5, 0.7)], 2, [1, 2]),
+        ([(0.5, 0.5), (0.4, 0.6), (0.6, 0.4)], 1, [1]),
+        ([(0.0, 0.0), (0.0, 0.0)], 1, [1]),
+        ([(0.2, 0.4), (0.1, 0.9), (0.6, 0.6)], 3, [1, 2, 3]),
+    ],
+)
+def test_of_equal_rounds_the_first_is_the_best(scores, best, kept):
+    """Means 0.5, 0.7, 0.7, 0.6: round 2, though round 3 is equal. 0.5 three times: round 1. 0 is better than none.
+    0.3, 0.5, 0.6: the last."""
+    marked = []
+    memory = SimpleNamespace(best_iou=None, best_round=None, keep_best=lambda: marked.append(memory.best_round))
+    tracker = Best(SimpleNamespace(memory=memory, plan=SimpleNamespace(start="best")))
+    for round, ious in enumerate(scores, 1):
+        tracker.note(round, {site: Message(scalars={"iou": iou}) for site, iou in zip("AB", ious, strict=True)})
+    assert memory.best_round == best
+    assert marked == kept
+
+
+# --- a site's own best round ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ious(monkeypatch):
+    """Makes the validation IoU of the network after round t be `values[t - 1]`: it is known by its parameters' sum."""
+
+    def make(values):
+        known: dict[float, float] = {}
+
+        def scores(network, samples):
+            sum_ = sum(parameter.double().sum().item() for parameter in network.parameters())
+            return {"iou": known.setdefault(sum_, values[min(len(known), len(values) - 1)]), "dice": 0.0}
+
+        monkeypatch.setattr("feddp.stages.site.mean_scores", scores)
+
+    return make
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize(
+    ("method", "changes", "values", "adopted"),
+    [
+        ("local", {}, (0.3, 0.7, 0.5, 0.6), 2),
+        ("local", {}, (0.3, 0.2, 0.3, 0.1), 1),
+        ("local", {}, (0.3, 0.4, 0.5, 0.6), 4),
+        ("local", {"start": "last"}, (0.3, 0.7, 0.5, 0.6), 3),
+        ("local", {"private": "head"}, (0.3, 0.7, 0.5, 0.6), 3),
+        ("fedbn", {"private": "all"}, (0.3, 0.7, 0.5, 0.6), 3),
+    ],
+)
+def test_local_train_adopts_the_best_round_of_each_site(open_site, toy, ious, fresh, method, changes, values, adopted):
+    """Four rounds; the server, by the mean over the sites, takes each for the best but the last, so it asks for round 3.
+
+    Local: 0.7 in round 2; of equal rounds the first, 1; 0.6 in the last round, 4. Elsewhere the server's round 3: with
+    start=last, with a shared tensor, whose γ is the server's choice, and by a method that does not say so.
+    """
+    plan = {"method": method, "network": toy, "rounds": 4, **changes}
+    ious(values)
+    site, after = open_site(**plan), []
+    shared = site.partition.split(site.copy())[0]
+    for round in range(4):
+        site = open_site(**plan) if fresh else site
+        shared, _ = train(site, shared, round, best=min(round, 3) or None)
+        after.append(site.copy())
+    score(site, shared, 4)
+    site = open_site(**plan) if fresh else site
+    given = {name: after[2][name] for name in shared}
+    adopt(site, given, 3)
+    network = site.store.read("start")[0]
+    assert all(value.equal(after[adopted - 1][name]) for name, value in network.items())
+    assert not all(value.equal(after[adopted % 4][name]) for name, value in network.items())
+
+
+def test_a_state_that_is_not_the_best_is_removed(open_site, toy, ious):
+    """0.9 in round 1, less later: of six rounds the states 1, and 4, 5 and 6 for repeated rounds."""
+    ious((0.9, 0.1, 0.2, 0.3, 0.4, 0.5))
+    site = open_site(method="local", network=toy, rounds=6)
+    for round in range(6):
+        train(site, {}, round, best=round or None)
+    left = sorted(path.name for path in site.store.folder.glob("state_*"))
+    assert left == [f"state_0000{number}.safetensors" for number in (1, 4, 5, 6)]
