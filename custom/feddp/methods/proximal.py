@@ -23,6 +23,6 @@ def near(method: Method, site: Round, weight: float, anchor: Mapping[str, Tensor
     from feddp.training.losses import squared_distance
 
     def loss(logits: Tensor, batch: Batch) -> Tensor:
-        return method.loss(site, logits, batch) + weight * squared_distance(site.network, anchor)
+        return method.loss(site, logits, batch) + weight / 2 * squared_distance(site.network, anchor)
 
     return loss

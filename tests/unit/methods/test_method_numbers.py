@@ -527,7 +527,8 @@ def test_what_two_rounds_send_and_keep(by_hand, method, mine, one, two):
     and 1.4 − 0.555 = 0.845, b = 2.775 − 0.14225 = 2.63275 and 2.775 − 0.169 = 2.606.
     FedBABU's head stays at 2: b falls by 0.2 s: mean 2.7, then 2.5 and 2.3.
     """
-    sites = [by_hand(method, name, slope, "product", batch=8) for name, slope in (("site-1", 1.0), ("site-2", 2.0))]
+    slopes, last = (("site-1", 1.0), ("site-2", 2.0)), {"batch": 8, "start": "last"}
+    sites = [by_hand(method, name, slope, "product", **last) for name, slope in slopes]
     gamma = first(sites[0])
     private = {"head": {"head.weight"}, "body": {"body.weight"}, "both": {"head.weight", "body.weight"}}[mine]
     for round in range(2):
