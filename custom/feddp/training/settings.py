@@ -43,6 +43,9 @@ class Training:
     loss: str = setting("dice_ce", "dice_ce, or dice (as in the released code)")
     augment: bool = setting(True, "random flips and quarter turns; the paper does not state it, the released code has none")
     normalise: str = setting("zscore", "zscore, per image and channel; or scale, division by 255 (as in the released code)")
+    largest_component: bool = setting(
+        False, "the last evaluation keeps the largest component of each class alone (as the released code, on fundus images)"
+    )
     selection: str = setting("val", "the split whose IoU selects round and epoch: val, or test (as in the paper, optimistic)")
 
     def __post_init__(self) -> None:
