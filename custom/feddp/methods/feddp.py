@@ -5,7 +5,10 @@ as a whole for one local epoch, and γ^{t+1} = mean γ_k. Stage 2 (Eq. 6 to 8) i
 
 Deviations: the optimiser's state is kept at the site from round to round (the paper does not say). The released code writes
 the mean into the first site's live tensors, private ones included; ours does not. The loss is Dice + cross-entropy
-(`loss=dice` is the released code's). The best round is selected on a validation split (`selection=test` is the paper's).
+(`loss=dice` is the released code's). The best round is selected on a validation split (`selection=test` is the paper's). The
+released code always starts from ImageNet weights (`--weights`), divides images by 255 (`normalise=scale`), does not augment
+(`augment=false`), reports medpy's ASSD (`assd_medpy`) and keeps, on fundus images, the largest component
+(`largest_component=true`); none of these is our default.
 """
 
 from feddp.methods.base import CALIBRATE, TRAIN, Method

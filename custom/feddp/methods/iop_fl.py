@@ -6,7 +6,7 @@ is evaluated and deployed; nothing more travels. (After the first round P_k is, 
 Deviations: the update follows the paper's text on τ (a higher τ weighs the current round more; τ = 1 discards all history)
 and the authors' code, whose alpha is 1−τ. The mean over sites is uniform (`aggregation=samples` is the released code's).
 Batch normalisation's running statistics are accumulated like weights; its counters are the last round's. AdamW and the loss
-are this package's.
+are this package's, and AdamW's state is kept over the rounds; the authors' code makes a new Adam (amsgrad) in every round.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ each image (Eq. 2, 3; `feddp.training.enhancement`); the target network is dropp
 + cross-entropy (Eq. 1). FC-pFLFE does both locally and aggregates once per round. Table 4: `enhance=false`;
 `private=head,projector` shares the decoder, `private=decoder.1,head,projector` all of it but the level nearest the output.
 
-Deviations: the paper states neither the target's momentum (0.99, BYOL's lower end), nor the projector's size (256-128), nor the
-augmentations: ours. With PVTv2 as with U-Net, E is the encoder. One optimiser serves both phases, as E is in both. There is no
-predictor, so the outputs may collapse: their spread is in the site's record in each round, and a warning is in its log.
+Deviations: the paper states neither the target's momentum (0.99, BYOL's lower end), nor the projector's size (256-128), nor
+the augmentations: ours; the crops are zooms into the image's centre. With PVTv2 as with U-Net, E is the encoder. One
+optimiser serves both phases, as E is in both. There is no predictor, so the outputs may collapse: their spread is in the
+site's record in each round, and a warning is in its log.
 """
 
 from __future__ import annotations

@@ -7,12 +7,13 @@ The head gives similarities between pixel features and C real and V = C·N virtu
 Ablations: `virtual=0`, `paa=false`, `private=none` (PAA shared), `private=affinity_query`, `affinity_key`, `affinity_matrix`
 or several of them; `virtual=4` (V = 4CN).
 
-Deviations: the similarities, which lie in [-1, 1], are divided by a temperature of 0.1 (ours: a softmax over them as they are
-is never confident). Eq. 7 writes 0 for the real maps (and C ≤ c < V for c < C + V); here they are left out of the softmax,
-and `mask=literal` keeps the zeros. A class is foreground at a probability above 1/2, as everywhere in this package: where
-none of several exclusive classes reaches it, a pixel is background. L_dice is MONAI's over all C classes; the setting `loss`
-is not used. V is rounded to a whole number, at least 1. Without virtual classes the head still gives similarities. The paper:
-Adam, batch 12; ours, as everywhere, AdamW and 6.
+Deviations: that PAA stands in the place of the skip connection is our reading of the paper. The similarities, which lie in
+[-1, 1], are divided by a temperature of 0.1 (ours: a softmax over them as they are is never confident). Eq. 7 writes 0 for
+the real maps (and C ≤ c < V for c < C + V); here they are left out of the softmax, and `mask=literal` keeps the zeros. A
+class is foreground at a probability above 1/2, as everywhere in this package: where none of several exclusive classes
+reaches it, a pixel is background. L_dice is MONAI's over all C classes; the setting `loss` is not used. V is rounded to a
+whole number, at least 1. Without virtual classes the head still gives similarities. The paper: Adam, batch 12; ours, as
+everywhere, AdamW and 6.
 """
 
 from __future__ import annotations

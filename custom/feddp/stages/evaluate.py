@@ -19,7 +19,7 @@ from feddp.stages.results import gathered
 from feddp.stages.server import Server
 from feddp.stages.site import PEERS, Site
 from feddp.training.loop import predict
-from feddp.training.metrics import METRICS, Row, measure, summarize
+from feddp.training.metrics import METRICS, Row, largest_components, measure, summarize
 from feddp.training.spectra import SLOT as RECEIVED_SPECTRA
 from feddp.training.volumes import VOLUME_METRICS, measure_volumes
 
@@ -138,7 +138,8 @@ def _measure(site: Site, state: Mapping[str, Tensor]) -> tuple[Rows, Rows]:
     site.network.load_state_dict(state)
     rows: list[Row] = []
     maps: list[Tensor] = []
-    for part, batch in predict(site.network, site.test):
+    for predicted, batch in predict(site.network, site.test):
+        part = largest_components(predicted) if site.plan.training.largest_component else predicted
         rows += measure(part, batch["mask"])
         if site.folder.volumes:
             maps.append(part.cpu())

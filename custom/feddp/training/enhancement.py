@@ -65,9 +65,10 @@ def distance(online: Tensor, target: Tensor) -> Tensor:
 
 
 def views(images: Tensor) -> Tensor:
-    """Returns a random view of each image (B, channels, H, W): flips, quarter turns, crops, blur, brightness and contrast.
+    """Returns a random view of each image (B, channels, H, W).
 
-    The transforms are ours; the paper does not state them. Randomness comes from torch's CPU generator.
+    Flips, quarter turns, zooms into the centre, blur, brightness and contrast. The transforms are ours; the paper does not
+    state them. Randomness comes from torch's CPU generator.
     """
     from monai import transforms
 

@@ -46,6 +46,9 @@ class Training:
     precision_compute: str = setting(
         "float32", "float32, or bfloat16 in the forward pass: faster on GPUs and on CPUs with AVX512-BF16; other bits"
     )
+    largest_component: bool = setting(
+        False, "the last evaluation keeps the largest component of each class alone (as the released code, on fundus images)"
+    )
     selection: str = setting("val", "the split whose IoU selects round and epoch: val, or test (as in the paper, optimistic)")
 
     def __post_init__(self) -> None:

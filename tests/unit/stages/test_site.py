@@ -452,6 +452,21 @@ def test_the_network_is_evaluated_before_and_after_its_last_stage(adopted, chang
             assert sum(values) / 2 == pytest.approx(mean)
 
 
+@pytest.mark.parametrize(("changes", "dice"), [({}, 32 / 33), ({"largest_component": "true"}, 1.0)])
+def test_the_largest_component_alone_is_evaluated_where_the_plan_says_so(adopted, monkeypatch, changes, dice):
+    """A mask of 16 pixels, and a prediction of these and of one far away: Dice 2 · 16/(16 + 17) = 32/33; without that one 1."""
+    one, _ = adopted(method="fedavg", **changes)
+    mask = torch.zeros(1, 32, 32)
+    mask[:, 8:12, 8:12] = 1
+    for sample in one.test:
+        sample["mask"] = mask.clone()
+    maps = torch.stack([mask] * len(one.test))
+    maps[..., 31, 31] = 1
+    given = [(maps, {"mask": torch.stack([sample["mask"] for sample in one.test])})]
+    monkeypatch.setattr("feddp.stages.evaluate.predict", lambda network, samples: given)
+    assert evaluate(one)["final"]["dice"]["mean"] == pytest.approx(dice)
+
+
 def test_peers_are_evaluated_and_then_forgotten(adopted):
     """site-2's network as it was sent, rebuilt at site-1 from γ and ρ_2, on site-1's test images.
 

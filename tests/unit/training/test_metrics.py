@@ -6,9 +6,10 @@ import warnings
 import pytest
 import torch
 from monai.metrics import compute_average_surface_distance, compute_hausdorff_distance
+from torch import tensor
 
 from feddp.errors import FedDPError
-from feddp.training.metrics import METRICS, measure, measure_classes, overlap, summarize
+from feddp.training.metrics import METRICS, largest_components, measure, measure_classes, overlap, summarize
 
 
 def figure(*boxes, height=9, width=12):
@@ -26,11 +27,11 @@ def scores(prediction, mask):
 def test_a_pixel_against_a_bar():
     """P one pixel, G that pixel and the three to its right. P to G: 0. G to P: 0, 1, 2, 3.
 
-    ASSD pools the five distances: 6/5 (a mean of the two means would be 3/4). HD 3. HD95: 0 one way; the other way the
-    95th percentile of 0, 1, 2, 3 lies at 0.95·3 = 2.85. Dice 2·1/(1+4), IoU 1/4.
+    ASSD pools the five distances: 6/5; medpy's is the mean of the means 0 and 6/4: 3/4. HD 3. HD95: 0 one way; the other way
+    the 95th percentile of 0, 1, 2, 3 lies at 0.95·3 = 2.85. Dice 2·1/(1+4), IoU 1/4.
     """
     row = scores(figure((2, 2, 2, 2)), figure((2, 2, 2, 5)))
-    assert row == pytest.approx({"dice": 0.4, "iou": 0.25, "hd": 3.0, "hd95": 2.85, "assd": 1.2})
+    assert row == pytest.approx({"dice": 0.4, "iou": 0.25, "hd": 3.0, "hd95": 2.85, "assd": 1.2, "assd_medpy": 0.75})
     assert tuple(row) == METRICS
 
 
@@ -38,11 +39,11 @@ def test_a_square_in_a_square():
     """P 3 × 3 in the middle of G 5 × 5: boundaries of 8 and 16 pixels (the inside is no boundary).
 
     P to G: 1 for each of the 8. G to P: sqrt 2 at the 4 corners, 1 at the 12 others.
-    ASSD (8 + 12 + 4 sqrt 2)/24, HD sqrt 2, Dice 2·9/(9+25), IoU 9/25. HD95: of 16 sorted distances the last four
-    are sqrt 2, and position 0.95·15 = 14.25 is among them.
+    ASSD (8 + 12 + 4 sqrt 2)/24, medpy's (1 + (12 + 4 sqrt 2)/16)/2, HD sqrt 2, Dice 2·9/(9+25), IoU 9/25. HD95: of 16 sorted
+    distances the last four are sqrt 2, and position 0.95·15 = 14.25 is among them.
     """
     expected = {"dice": 18 / 34, "iou": 9 / 25, "hd": math.sqrt(2), "hd95": math.sqrt(2)}
-    expected["assd"] = (20 + 4 * math.sqrt(2)) / 24
+    expected |= {"assd": (20 + 4 * math.sqrt(2)) / 24, "assd_medpy": (1 + (12 + 4 * math.sqrt(2)) / 16) / 2}
     assert scores(figure((2, 2, 4, 4)), figure((1, 1, 5, 5))) == pytest.approx(expected)
     assert scores(figure((1, 1, 5, 5)), figure((2, 2, 4, 4))) == pytest.approx(expected)
 
@@ -50,10 +51,11 @@ def test_a_square_in_a_square():
 def test_a_square_moved_by_two():
     """3 × 3 squares, G two columns to the right. P's boundary, by column: 3 pixels at 2, 2 pixels at 1, 3 pixels at 0.
 
-    Sum 8 each way, 8 pixels each: ASSD 1, HD 2; position 0.95·7 = 6.65 of 0 0 0 1 1 2 2 2 is 2. Dice 2·3/18, IoU 3/15.
+    Sum 8 each way, 8 pixels each: ASSD 1, medpy's too, HD 2; position 0.95·7 = 6.65 of 0 0 0 1 1 2 2 2 is 2. Dice 2·3/18,
+    IoU 3/15.
     """
     row = scores(figure((1, 1, 3, 3)), figure((1, 3, 3, 5)))
-    assert row == pytest.approx({"dice": 1 / 3, "iou": 0.2, "hd": 2.0, "hd95": 2.0, "assd": 1.0})
+    assert row == pytest.approx({"dice": 1 / 3, "iou": 0.2, "hd": 2.0, "hd95": 2.0, "assd": 1.0, "assd_medpy": 1.0})
 
 
 def test_a_mask_s_boundary_runs_along_the_image_s_edge():
@@ -81,7 +83,7 @@ def test_empty_masks_have_finite_scores_and_no_warning(prediction, mask, overlap
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         row = scores(prediction, mask)
-    assert row == {"dice": overlap, "iou": overlap, "hd": distance, "hd95": distance, "assd": distance}
+    assert row == {"dice": overlap, "iou": overlap} | dict.fromkeys(("hd", "hd95", "assd", "assd_medpy"), distance)
     assert capfd.readouterr() == ("", "")
 
 
@@ -90,6 +92,31 @@ def test_nothing_is_worse_than_leaving_an_image_empty():
     row = scores(figure((0, 0, 0, 0)), figure((8, 11, 8, 11)))
     assert row["hd"] == pytest.approx(math.hypot(8, 11))
     assert row["hd"] < DIAGONAL
+
+
+def test_the_largest_component_of_each_image_and_class_stays():
+    """Image 0, class 0: 5 pixels at the left and 2 apart: the 5 stay. Class 1: 2 pixels and, at a corner, 1: the 3 are one
+    component, larger than the 2 apart. Image 1: two components of 1, the first stays; an empty map stays empty.
+    Values stay as they are, those below 1/2 too."""
+    before = tensor(
+        [
+            [
+                [[0.9, 0.0, 0.0, 0.6], [0.9, 0.3, 0.0, 0.6], [0.9, 0.8, 0.2, 0.2], [0.7, 0.0, 0.0, 0.0]],
+                [[0.6, 0.6, 0.0, 0.0], [0.0, 0.0, 0.6, 0.0], [0.0, 0.0, 0.0, 0.0], [0.9, 0.9, 0.0, 0.0]],
+            ],
+            [
+                [[0.0, 0.0, 0.0, 0.6], [0.0, 0.0, 0.0, 0.0], [0.6, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]],
+                [[0.0, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]],
+            ],
+        ]
+    )
+    wanted = before.clone()
+    wanted[0, 0, :2, 3] = 0
+    wanted[0, 1, 3, :2] = 0
+    wanted[1, 0, 2, 0] = 0
+    given = before.clone()
+    assert largest_components(given).equal(wanted)
+    assert given.equal(before)
 
 
 def test_foreground_is_above_one_half():
