@@ -184,8 +184,8 @@ def test_gpu_agree(bench, toy):
 
 
 def test_gpu_agree_notices_a_device_that_computes_otherwise(feddp, toy, monkeypatch):
-    """By weights ten times as large. The toy's tolerance is wide: its query's bias comes before a normalisation, so its gradient
-    is rounding alone, and AdamW makes whole steps of it."""
+    """By weights ten times as large. The toy's tolerance is wide: its query's bias comes before a normalisation, so its
+    gradient is rounding alone, and AdamW makes whole steps of it."""
     real = gpu_agree.after_round
 
     def wrong(plan, first, data, out, device):
