@@ -15,6 +15,7 @@ from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, 
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
 from support import ROOT
+from support.docs_pages import commands_for, text_of
 
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("__init__", "common"))
 
@@ -62,6 +63,28 @@ def test_an_installed_package_has_none(feddp, monkeypatch, tmp_path):
     code, _, err = feddp("bench", "loop")
     assert code == 2
     assert "has no benchmarks: they are not installed; run this command in a checkout of FedDP" in err
+
+
+# of a command on the page: options that make it short
+TINY = {
+    "loop": ("--size", "32", "--images", "6", "--pairs", "1"),
+    "calibration": ("--size", "32", "--images", "6", "--pairs", "1"),
+    "sealing": ("--pairs", "1"),
+    "inference": ("--methods", "feddp", "--size", "32", "--batch", "2", "--pairs", "1"),
+}
+
+
+def test_what_the_page_says_works(feddp, toy):
+    """Every command of speed.md, on a toy network."""
+    commands = [line.split()[1:] for line in commands_for("test_bench", "docs/results/speed.md")]
+    assert len(commands) > 3
+    for words in commands:
+        code, _, err = feddp(*words, *((*TINY[words[1]], "--network", toy) if words[1:] else ()))
+        assert code == 0, err
+
+
+def test_the_page_explains_each():
+    assert [name for name in NAMES if f"`{name}`" not in text_of("docs/results/speed.md")] == []
 
 
 # --- what they share -----------------------------------------------------------------------------------------------------
