@@ -32,6 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--device", default="cuda")
     options.add_argument("--size", type=count, default=384)
     options.add_argument("--batches", type=count, nargs="+", default=[6, 32], help="of training; 6 is the paper's")
+    options.add_argument("--computes", choices=DTYPES, nargs="+", default=list(DTYPES))
     options.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     options.add_argument("--matrix", type=count, default=8192, help="side of the matrices")
     options.add_argument("--copied", type=count, default=1024, help="MiB")
@@ -43,11 +44,12 @@ def main(arguments: Sequence[str]) -> None:
     bandwidth = copied(device, given.copied, given.seconds)
     line("gpu_speed", {"measured": "copy", "bytes_per_second": bandwidth}, given.device)
     rates = {}
-    for compute, dtype in DTYPES.items():
+    dtypes = {compute: DTYPES[compute] for compute in given.computes}
+    for compute, dtype in dtypes.items():
         rates[compute] = multiplied(device, given.matrix, dtype, given.seconds)
         line("gpu_speed", {"measured": "matrix", "compute": compute, "flop_per_second": rates[compute]}, given.device)
     samples = images(8, given.size)
-    for compute, dtype in DTYPES.items():
+    for compute, dtype in dtypes.items():
         for batch in given.batches:
             about = {"compute": compute, "batch": batch, "size": given.size, "network": given.network}
             for measured in (training, inference):

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--method", default="feddp")
     options.add_argument("--sites", type=count, default=4)
     options.add_argument("--rounds", type=count, default=8)
-    options.add_argument("--calibration-epochs", type=count, default=2)
+    options.add_argument("--calibration-epochs", type=count, help="default: the method's")
     options.add_argument("--images", type=count, default=20, help="per site")
     options.add_argument("--size", type=count, default=64)
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

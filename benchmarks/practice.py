@@ -1,7 +1,7 @@
 """A round's work at a site against plain practice: float32, every image decoded in every epoch, evaluation image by image.
 
-Ours decodes once, trains, and evaluates in batches on the device. Plain practice decodes all images in every epoch, trains
-a bare loop with the same augmentation, predicts one validation image at a time, and measures all metrics of it on the CPU.
+Ours decodes once, trains, and evaluates in batches on the device. Plain practice decodes the images anew, trains a bare loop
+with the same augmentation, predicts one validation image at a time, and measures all metrics of it on the CPU.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser("practice", __doc__)
     options.add_argument("--size", type=count, default=96)
     options.add_argument("--stored", type=count, default=384, help="pixels of the images on disk")
-    options.add_argument("--images", type=count, default=40, help="60 % to train on, 20 % to validate")
+    options.add_argument("--images", type=count, default=40, help="three fifths to train on, a fifth to validate")
     options.add_argument("--pairs", type=count, default=5)
     options.add_argument("--compute", choices=(FP32, BF16), default=FP32, help="of ours")
     options.add_argument("--device", default="cpu")
@@ -63,6 +63,5 @@ def main(arguments: Sequence[str]) -> None:
     gain = ratio(seconds["plain practice"], seconds["ours"])
     rows = [(name, f"{median(values):.2f}") for name, values in seconds.items()]
     rows.append(("plain practice / ours, per pair", shown(gain)))
-    report(
-        "practice", ("a round's work", "seconds, median"), rows, vars(given) | {"seconds": seconds, "ratio": gain}, given.device
-    )
+    figures = vars(given) | {"seconds": seconds, "ratio": gain}
+    report("practice", ("a round's work", "seconds, median"), rows, figures, given.device)

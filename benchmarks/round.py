@@ -83,7 +83,7 @@ def beyond(sites: Mapping[str, Sequence[Event]]) -> list[float]:
     rounds = list(zip(*sites.values(), strict=True))
     starts = [min(event["started"] for event in events) for events in rounds]
     slowest = [max(event["time"] - event["started"] for event in events) for events in rounds]
-    return [after - start - most for start, after, most in zip(starts, starts[1:], slowest[:-1], strict=True)]
+    return [after - start - most for start, after, most in zip(starts[:-1], starts[1:], slowest[:-1], strict=True)]
 
 
 def stock(data: Path, out: Path, given) -> dict[str, list[Event]]:

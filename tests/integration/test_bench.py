@@ -1,0 +1,316 @@
+"""`feddp bench`: every benchmark that needs no federation runs once with tiny sizes; what the others compute from events is
+tested on events made by hand."""
+
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import feddp as package
+from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, round, start
+from feddp.errors import FedDPError, InputError
+from feddp.files import append_event
+from support import ROOT
+from support.docs_pages import commands_for, text_of
+
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("__init__", "common"))
+
+
+@pytest.fixture
+def bench(feddp):
+    """Runs a benchmark in this process; returns the JSON lines that it printed."""
+
+    def run(*arguments):
+        code, out, err = feddp("bench", *arguments)
+        assert code == 0, err
+        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+    return run
+
+
+# --- the command ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_name_they_are_listed(feddp):
+    code, out, _ = feddp("bench")
+    assert code == 0
+    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines()}
+    assert sorted(lines) == NAMES
+    assert all(line.endswith(".") for line in lines.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_has_options_of_its_own(feddp, name):
+    """The command gives --help on, and a wrong option is an error of the benchmark."""
+    assert feddp("bench", name, "--help")[0] == 0
+    code, _, err = feddp("bench", name, "--pears", "3")
+    assert code == 2
+    assert f"feddp bench {name}: error: " in err
+
+
+def test_a_wrong_name_is_one_message(feddp):
+    code, _, err = feddp("bench", "nonesuch")
+    assert code == 2
+    assert err.startswith("feddp: unknown benchmark 'nonesuch'; known: aggregate, ")
+
+
+def test_an_installed_package_has_none(feddp, monkeypatch, tmp_path):
+    monkeypatch.setattr(package, "__file__", str(tmp_path / "site-packages/feddp/__init__.py"))
+    code, _, err = feddp("bench", "loop")
+    assert code == 2
+    assert "has no benchmarks: they are not installed; run this command in a checkout of FedDP" in err
+
+
+# of a command on the page: options that make it short
+TINY = {
+    "loop": ("--size", "32", "--images", "6", "--pairs", "1"),
+    "calibration": ("--size", "32", "--images", "6", "--pairs", "1"),
+    "sealing": ("--pairs", "1"),
+    "inference": ("--methods", "feddp", "--size", "32", "--batch", "2", "--pairs", "1"),
+}
+
+
+def test_what_the_page_says_works(feddp, toy):
+    """Every command of speed.md, on a toy network."""
+    commands = [line.split()[1:] for line in commands_for("test_bench", "docs/results/speed.md")]
+    assert len(commands) > 3
+    for words in commands:
+        code, _, err = feddp(*words, *((*TINY[words[1]], "--network", toy) if words[1:] else ()))
+        assert code == 0, err
+
+
+def test_the_page_explains_each():
+    assert [name for name in NAMES if f"`{name}`" not in text_of("docs/results/speed.md")] == []
+
+
+# --- what they share -----------------------------------------------------------------------------------------------------
+
+
+def test_pairs_take_turns_and_every_second_turn_runs_backwards():
+    called = []
+    calls = {name: lambda name=name: called.append(name) for name in "ab"}
+    seconds = common.interleaved("", 3, calls)
+    assert "".join(called) == "ab" + "ab" + "ba" + "ab"  # the first two are not counted
+    assert [len(values) for values in seconds.values()] == [3, 3]
+
+
+def test_a_ratio_is_the_median_of_the_pairs():
+    """Pairs 2/1, 3/1, 9/1, 4/1, 10/2: sorted 2, 3, 4, 5, 9; the quartiles are the 2nd and the 4th of five. The ratio of the
+    medians, 4 and 1, is another pair's."""
+    found = common.ratio([2, 3, 9, 4, 10], [1, 1, 1, 1, 2])
+    assert found == {"median": 4, "low": 3, "high": 5}
+    assert common.ratio([3], [2]) == {"median": 1.5, "low": 1.5, "high": 1.5}
+
+
+def test_a_type_that_the_loop_cannot_compute_in_is_refused(monkeypatch):
+    """Without the setting, it computes in float32 on a CPU and in bfloat16 on a GPU."""
+    monkeypatch.setattr(common, "fields", lambda settings: ())
+    assert common.compute_settings("float32", "cpu") == common.compute_settings("bfloat16", "cuda") == {}
+    for compute, device in (("bfloat16", "cpu"), ("float32", "cuda")):
+        with pytest.raises(InputError, match=f"--compute {compute}: FedDP has no setting precision_compute here"):
+            common.compute_settings(compute, device)
+
+
+def test_with_the_setting_it_is_set(monkeypatch):
+    monkeypatch.setattr(common, "fields", lambda settings: (SimpleNamespace(name="precision_compute"),))
+    assert common.compute_settings("bfloat16", "cpu") == {"precision_compute": "bfloat16"}
+
+
+# --- each, once ----------------------------------------------------------------------------------------------------------
+
+
+def paired(found, over, under):
+    """The benchmark's ratio, from the seconds that it printed."""
+    return common.ratio(found["seconds"][over], found["seconds"][under])
+
+
+def test_loop(bench, toy):
+    (found,) = bench("loop", "--network", toy, "--size", 32, "--images", 6, "--pairs", 2)
+    assert found["ratio"] == paired(found, "ours", "bare")
+    assert found["machine"]["torch"]
+
+
+def test_practice(bench, toy):
+    (found,) = bench("practice", "--network", toy, "--size", 32, "--stored", 32, "--images", 12, "--pairs", 1)
+    assert found["ratio"] == paired(found, "plain practice", "ours")
+
+
+def test_calibration(bench, toy):
+    """Its loop compares the losses; 20 epochs of δ at every batch, over δ once and 20 epochs with it."""
+    (found,) = bench("calibration", "--network", toy, "--size", 32, "--images", 6, "--pairs", 1, "--peers", 2)
+    (once,), (epoch,), (every,) = found["peers"]["2"]["seconds"].values()
+    assert found["peers"]["2"]["ratio"]["median"] == pytest.approx(20 * every / (once + 20 * epoch), abs=1e-4)
+
+
+def test_calibration_notices_unequal_losses(toy, monkeypatch):
+    """With a loss that is always 1."""
+    monkeypatch.setattr(
+        calibration, "at_every_batch", lambda own, name, peers, loss: lambda logits, batch: logits.mean() * 0 + 1
+    )
+    with pytest.raises(FedDPError, match="the losses differ"):
+        calibration.compared(common.images(6, 32), toy, 2, 1)
+
+
+def test_aggregate(bench):
+    """A contribution is γ in float32: 5,165,793 parameters and the buffers, 19 MiB and more; the peak holds less than both."""
+    (found,) = bench("aggregate", "--sites", 2)
+    (row,) = found["rows"]
+    assert row["contributions"] == 2
+    assert 5_165_793 * 4 / 2**20 < row["MiB each"] < 21
+
+
+def test_sealing(bench, toy):
+    """The toy's queries: 3 · 4 weights and 4 biases of 4 bytes. A further recipient is a slot more in the header."""
+    (found,) = bench("sealing", "--network", toy, "--recipients", 1, 3, "--pairs", 1)
+    assert found["tensors"] == (3 * 4 + 4) * 4
+    one, three = (found["recipients"][number]["beside"] for number in "13")
+    slot = 64 + 64 + 512  # hexadecimal digits of a fingerprint, a challenge of 32 bytes, a key wrapped by RSA of 2048 bits
+    assert 2 * slot < three - one < 2 * (slot + 100)
+
+
+def test_inference(bench, toy):
+    """FedDP's network has FedAvg's parameters."""
+    (found,) = bench("inference", "--network", toy, "--methods", "feddp", "--size", 32, "--batch", 2, "--pairs", 1)
+    networks = found["networks"]
+    assert list(networks) == ["fedavg, 1", "feddp, 1", "fedavg, 2", "feddp, 2"]
+    assert networks["fedavg, 1"]["parameters"] == networks["feddp, 1"]["parameters"]
+
+
+def test_messages(bench, toy):
+    """Half precision halves what is float32; the toy's counter of its normalisation stays int64, 8 bytes of its
+    (3·4 + 4 + 4·4 + 4·1 + 1)·4 + 8 = 156."""
+    options = "--rounds", 1, "--sites", 2, "--images", 12, "--size", 32, "--seeds", 0
+    (found,) = bench("messages", "--method", "fedavg", "--network", toy, *options)
+    nbytes = found["bytes"]
+    assert nbytes["float16"]["train"] / nbytes["float32"]["train"] == (148 / 2 + 8) / 156
+    assert [len(values) for values in found["dice"].values()] == [1, 1]
+
+
+FAKE = """#!/usr/bin/env bash
+[ "$2" = feddp ] || exit 0
+echo "{\\"called\\": \\"$4\\"}"
+[ "$4" != gpu_speed ] || exit 7
+"""
+
+# --- what needs a GPU, on the CPU ----------------------------------------------------------------------------------------
+
+
+def test_gpu_agree(bench, toy):
+    (found,) = bench("gpu_agree", "--device", "cpu", "--methods", "feddp", "--network", toy)
+    assert found["deviation"] == 0
+    assert found["agree"]
+    assert found["of rounding"] > 0
+
+
+def test_gpu_agree_notices_a_device_that_computes_otherwise(feddp, toy, monkeypatch):
+    """By weights ten times as large. The toy's tolerance is wide: its query's bias comes before a normalisation, so its
+    gradient is rounding alone, and AdamW makes whole steps of it."""
+    real = gpu_agree.after_round
+
+    def wrong(plan, first, data, out, device):
+        found = real(plan, first, data, out, device)
+        large = {name: value * 10 if value.is_floating_point() else value for name, value in found["site-1"].items()}
+        return found | ({"site-1": large} if out.name == "device" else {})
+
+    monkeypatch.setattr(gpu_agree, "after_round", wrong)
+    code, out, err = feddp("bench", "gpu_agree", "--device", "cpu", "--methods", "fedavg", "--network", toy)
+    assert code == 2
+    assert not json.loads(out)["agree"]
+    assert err.splitlines()[-1] == "feddp: cpu and the CPU disagree beyond rounding in fedavg"
+
+
+def test_gpu_speed(bench, toy):
+    """The toy's arithmetic, two operations for a product and its sum: 32² pixels, convolutions 3 to 4 and 4 to 1. The backward
+    pass has the products twice more, except for the first layer's input, which needs no gradient."""
+    tiny = "--size", 32, "--batches", 2, "--seconds", 0, "--matrix", 8, "--copied", 1
+    found = bench("gpu_speed", "--device", "cpu", "--network", toy, "--computes", "float32", *tiny)
+    assert [line["measured"] for line in found[:3]] == ["copy", "matrix", "training"]
+    training, inference = found[2:]
+    assert inference["flop"] == 2 * 2 * 32**2 * (3 * 4 + 4)
+    assert training["flop"] == 3 * inference["flop"] - 2 * 2 * 32**2 * 3 * 4
+    assert training["images_per_second"] == pytest.approx(2 / training["seconds"])
+
+
+def test_gpu_sites_measures_a_site(toy):
+    """One of them, in this process."""
+    given = {"device": "cpu", "compute": "float32", "network": toy, "images": 6, "size": 32, "seconds": 0.01}
+    found = gpu_sites.trained(0, threading.Barrier(1), given)
+    assert found["rate"] > 0
+
+
+def test_gpu_protocol_runs_the_product(bench):
+    options = "--images", 12, 12, 12, "--rounds", 1, "--calibration-epochs", 1, "--size", 32, "--network", "resnet18-fpn"
+    found = bench("gpu_protocol", "--device", "cpu", *options)[-1]
+    assert found["finished"]
+    assert not found["extrapolated"]
+    assert found["rounds_measured"] == 1
+
+
+def test_gpu_protocol_extrapolates_from_the_median(tmp_path):
+    """9 s for the first round, and 199 times the median of 2, 3 and 7 s: 9 + 199 · 3 = 606."""
+    for seconds in (9.0, 2.0, 7.0, 3.0):
+        append_event(tmp_path / "progress.jsonl", "round", seconds=seconds)
+    found = gpu_protocol.extrapolated(tmp_path, 200)
+    assert found == {"rounds_measured": 4, "seconds_per_round": 3.0, "all_rounds_seconds": 606.0, "extrapolated": True}
+
+
+def test_gpu_sh_runs_every_step_and_says_which_failed(tmp_path):
+    """With an interpreter that writes a line for what it was called with, and fails in one step."""
+    tool = tmp_path / "python"
+    tool.write_text(
+        '#!/usr/bin/env bash\n[ "$2" = feddp ] || exit 0\necho "{\\"called\\": \\"$4\\"}"\n[ "$4" != gpu_speed ] || exit 7\n'
+    )
+    tool.chmod(0o755)
+    (tmp_path / "wheels").mkdir()
+    command = ["bash", str(ROOT / "benchmarks/gpu.sh"), str(tmp_path / "wheels"), str(tmp_path / "out")]
+    done = subprocess.run(command, env={**os.environ, "PYTHON": str(tool)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    lines = [json.loads(line) for line in Path(tmp_path / "out/gpu.jsonl").read_text().splitlines()]
+    assert [line["called"] for line in lines if "called" in line] == ["gpu_agree", "gpu_speed", "gpu_sites", "gpu_protocol"]
+    (failed,) = [line for line in lines if "exit" in line]
+    assert (failed["benchmark"], failed["exit"]) == ("gpu_speed", 7)
+
+
+# --- what federations' events say ----------------------------------------------------------------------------------------
+
+
+def test_where_a_round_goes():
+    """Asked at 10; A computes 2 s and answers at 13, B computes 4 s and answers at 15.5; the round ends at 16, the next request
+    is at 16.25. A's messages take 13 − 10 − 2 = 1. The last answer takes 15.5 − 10 − 4 = 1.5 beyond the slowest site's compute,
+    0.5 more than A's. Then 0.5 to save, and 0.25 until the next request. The first three sum to the round's 6 less 4."""
+
+    def answer(site, time, seconds):
+        return {"event": "answer", "task": "train", "site": site, "time": time, "scalars": {"seconds": seconds}}
+
+    events = [
+        {"event": "ask", "task": "train", "time": 10.0},
+        answer("A", 13.0, 2.0),
+        answer("B", 15.5, 4.0),
+        {"event": "round", "time": 16.0},
+        {"event": "ask", "task": "train", "time": 16.25},
+    ]
+    assert list(round.where(events).values()) == [1.0, 0.5, 0.5, 0.25]
+
+
+def test_a_stock_round_beyond_compute():
+    """Round 0: from 1 (A, the first) to 8 (B, the first of round 1) are 7 s; A computes 3 s, B 4 s, so 3 s are beyond."""
+    sites = {
+        "A": [{"started": 1.0, "time": 4.0}, {"started": 9.0, "time": 11.0}],
+        "B": [{"started": 2.0, "time": 6.0}, {"started": 8.0, "time": 12.0}],
+    }
+    assert round.beyond(sites) == [3.0]
+
+
+def test_a_start_ends_at_the_sites_first_step():
+    """Site B's process is looked at until 5, the server's until 4, when A begins."""
+    looks = [
+        start.Seen(time, who, "worker_process", cpu, rss, rss / 2)
+        for who in ("B", "localhost")
+        for time, cpu, rss in ((1.0, 0.5, 100.0), (3.9, 2.0, 300.0), (4.5, 3.0, 200.0), (6.0, 9.0, 900.0))
+    ]
+    rows = start.until(looks, {"A": 4.0, "B": 5.0})
+    assert rows == [("B", "worker_process", 3.0, 300, 150), ("localhost", "worker_process", 2.0, 300, 150)]
