@@ -82,7 +82,7 @@ def _counts(task: str, plan: Plan, data: Path) -> dict[str, int]:
 
 def _size(over: Over, plan: Plan, folder: SiteFolder) -> int:
     if over is Over.TRAIN:
-        return in_an_epoch(len(folder.rows_of("train")), plan.training.batch)
+        return in_an_epoch(len(folder.rows_of(*plan.training.trained_on)), plan.training.batch)
     if over is Over.SELECTION:
         return len(folder.rows_of(plan.training.selection))
     test = folder.rows_of("test")

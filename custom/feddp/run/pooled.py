@@ -33,8 +33,8 @@ class PooledSite(Site):
 
     folders: list[SiteFolder]
 
-    def _split(self, split: str) -> list[Sample]:
-        return [sample for folder in self.folders for sample in load(folder, split, self.plan.size)]
+    def _split(self, *splits: str) -> list[Sample]:
+        return [sample for folder in self.folders for split in splits for sample in load(folder, split, self.plan.size)]
 
 
 class Pool(SiteContext):

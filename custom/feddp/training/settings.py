@@ -45,7 +45,10 @@ class Training:
     precision_compute: str = setting(
         "float32", "float32, or bfloat16 in the forward pass: faster on GPUs and on CPUs with AVX512-BF16; other bits"
     )
-    selection: str = setting("val", "the split whose IoU selects round and epoch: val, or test (as in the paper, optimistic)")
+    selection: str = setting(
+        "val",
+        "the split whose IoU selects round and epoch: val, or test (as in the papers, optimistic; val is trained on)",
+    )
 
     def __post_init__(self) -> None:
         from feddp.training.losses import LOSSES
@@ -56,6 +59,11 @@ class Training:
         require_choice(self, "loss", tuple(LOSSES))
         require_choice(self, "precision_compute", ("float32", "bfloat16"))
         require_choice(self, "selection", ("val", "test"))
+
+    @property
+    def trained_on(self) -> tuple[str, ...]:
+        """The splits to train on: where the test images select, as in the papers, validation images are training images too."""
+        return ("train", "val") if self.selection == "test" else ("train",)
 
 
 @dataclass(frozen=True)

@@ -541,11 +541,24 @@ def test_an_empty_split_is_named(plan_for, open_site, toy, tiny_root, tmp_path):
     shutil.copytree(tiny_root / "site-1", data)
     table = data / "split.csv"
     table.write_text(table.read_text().replace(",val", ",train"))
-    site = open_site(plan_for(network=toy), data=data)
-    with pytest.raises(FedDPError, match=f"site site-1: .*split.csv has {STARVED}"):
-        adopt(site, first(site), 0)
+    with pytest.raises(FedDPError, match=f"site site-1: .*split.csv has {STARVED}; add some, or .*: --set selection=test$"):
+        open_site(plan_for(network=toy), data=data)
     # and where the test images choose, as in the paper, there is nothing missing
-    assert len(open_site(plan_for(network=toy, selection="test"), data=data).validation) == 2
+    site = open_site(plan_for(network=toy, selection="test"), data=data)
+    assert (len(site.samples), len(site.validation)) == (10, 2)
+
+
+def test_where_the_test_images_select_validation_images_are_trained_on(plan_for, open_site, toy):
+    """8 and 2 images: 10 train, as in the papers, where train and val are one; 2 others select and test."""
+    for selection, trained in (("val", ("train",)), ("test", ("train", "val"))):
+        site = open_site(plan_for(network=toy, selection=selection), at=selection)
+        stems = [row.image for split in trained for row in site.folder.rows_of(split)]
+        assert [sample["stem"] for sample in site.samples] == stems
+        assert len(stems) == {"val": 8, "test": 10}[selection]
+        _, metrics = train(site, first(site), 0)
+        assert metrics["samples"] == len(stems)
+    assert [s["stem"] for s in site.validation] == [s["stem"] for s in site.test]
+    assert not {s["stem"] for s in site.test} & set(stems)
 
 
 @pytest.mark.parametrize("device", ["cuda:63", "gpu"])
