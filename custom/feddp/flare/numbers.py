@@ -22,7 +22,7 @@ def checked(site: str, task: str, scalars: Mapping[str, Any], plan: Plan) -> dic
     Raises:
         PolicyError: the task has no such name, or a value is not a number, not finite or beyond LARGEST.
     """
-    return _plain(f"site {site}: task {task} tried to send", scalars, numbers_of(task, plan.sites))
+    return _plain(f"site {site}: task {task} tried to send", scalars, numbers_of(task, plan.sites, plan.classes))
 
 
 def _plain(who: str, scalars: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
