@@ -7,7 +7,8 @@
 <run>/progress.jsonl                 the server's events
 <run>/time.json                      where the time of the rounds went (`feddp.stages.accounting`)
 <run>/sites/<site>/network.safetensors, images.csv, cases.csv, record.jsonl
-                                     the site's final network, its metrics per image and per case, its events
+                                     the site's final network, its metrics per image and per case, and of each
+                                     class if there are several, its events
 """
 
 import errno

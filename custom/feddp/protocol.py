@@ -14,7 +14,7 @@ from feddp.methods.base import HEADS as HEADS_STAGE
 from feddp.methods.base import SPECTRA as SPECTRA_STAGE
 from feddp.methods.base import TRAIN as TRAIN_STAGE
 from feddp.methods.base import TUNE as TUNE_STAGE
-from feddp.training.metrics import METRICS
+from feddp.training.metrics import METRICS, columns
 from feddp.training.volumes import VOLUME_METRICS
 
 EVALUATE_STAGE, ADAPT_STAGE = "evaluate", "adapt"
@@ -110,12 +110,14 @@ class Number:
 class Table:
     """Summaries (`CELL`) per metric; with `by`, one such table for each name in it; `by` None: for each of the plan's sites.
 
-    Every number of a table is measured over the images `over`.
+    Every number of a table is measured over the images `over`. With `classes`, a plan of several classes adds the summaries of
+    each class to those of the means over classes.
     """
 
     metrics: tuple[str, ...]
     over: Over
     by: tuple[str, ...] | None = ()
+    classes: bool = False
 
 
 COUNT, FLAG = Number(), Number(flag=True)
@@ -130,8 +132,8 @@ SCALARS: Mapping[str, Number | Table] = {
     **dict.fromkeys(("loss", "loss_before"), LOSS),
     "empty_masks": Number(over=Over.UNSEEN),
     "scores": Table(METRICS, Over.UNSEEN),
-    **dict.fromkeys(WHEN, Table(METRICS, Over.TEST)),
-    VOLUMES: Table(VOLUME_METRICS, Over.CASES, by=WHEN),
+    **dict.fromkeys(WHEN, Table(METRICS, Over.TEST, classes=True)),
+    VOLUMES: Table(VOLUME_METRICS, Over.CASES, by=WHEN, classes=True),
     "peers": Table(METRICS, Over.TEST, by=None),
 }
 NUMBERS: Mapping[str, Number | Table] = {**CELL, **SCALARS}  # with the numbers inside tables
@@ -214,15 +216,18 @@ def rounded(name: str, value: Any) -> Any:
     return number.rounded(value) if isinstance(number, Number) else value
 
 
-def numbers_of(task: str, sites: Sequence[str]) -> dict[str, Any]:
-    """Returns the numbers that an answer may hold: {name: Number, or the same one level below}."""
-    return {name: _below(SCALARS[name], sites) for name in spec_of(task).scalars}
+def numbers_of(task: str, sites: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
+    """Returns the numbers that an answer may hold: {name: Number, or the same one level below}.
+
+    `sites` and `classes` are the plan's.
+    """
+    return {name: _below(SCALARS[name], sites, classes) for name in spec_of(task).scalars}
 
 
-def _below(scalar: Number | Table, sites: Sequence[str]) -> Any:
+def _below(scalar: Number | Table, sites: Sequence[str], classes: Sequence[str]) -> Any:
     if isinstance(scalar, Number):
         return scalar
-    table = {metric: _cell(metric) for metric in scalar.metrics}
+    table = {name: _cell(name.split("_", 1)[0]) for name in columns(scalar.metrics, classes if scalar.classes else ())}
     return table if scalar.by == () else dict.fromkeys(sites if scalar.by is None else scalar.by, table)
 
 

@@ -18,7 +18,7 @@ from feddp.reporting.page import table, write_markdown
 from feddp.run import pooled
 from feddp.run.options import Options, run_here
 from feddp.stages.train import adopt
-from feddp.training.metrics import METRICS
+from feddp.training.metrics import METRICS, columns
 from support.server import SITES, Run, good
 from support.site import NUMBERS
 
@@ -142,6 +142,23 @@ def test_volumes_count_cases(hospital, dealt):
     assert sent == tables(COARSE | {"n": 6}) | {"volumes": tables(MEANS, ("dice", "iou")), "std_withheld": 3}
 
 
+def test_numbers_of_classes_leave_as_the_means_do(hospital, dealt, plan_for, toy):
+    """Rounded, without deviation, or not at all; of the site's own networks, never of its peers', and of no other class."""
+    names = columns(METRICS, ("disc", "cup"))
+    site = hospital(data=dealt(5), plan=plan_for(network=toy, classes=("disc", "cup")), std_images=5)
+    said = tables(FINE | {"n": 5}, names)
+    assert site.sends("evaluate", messages.pack(**said)) == ({}, tables(COARSE | {"n": 5}, names))
+    site.submitted(site.plan, std_images=6)
+    assert site.sends("evaluate", messages.pack(**said)) == ({}, tables(MEANS | {"n": 5}, names) | {"std_withheld": 6})
+    site.submitted(site.plan, min_images=6)
+    assert site.sends("evaluate", messages.pack(**said)) == ({}, {"withheld": 6})
+    few = said | {"final": said["final"] | {"dice_cup": FINE | {"n": 1}}}
+    site.submitted(site.plan, min_images=5)
+    assert site.sends("evaluate", messages.pack(**few)) == ({}, {"withheld": 5})
+    site.stopped("evaluate", messages.pack(**said, peers={"site-2": said["final"]}), "'dice_disc' among its scalars")
+    site.stopped("evaluate", messages.pack(**tables(FINE, ("dice_rim",))), "'dice_rim' among its scalars")
+
+
 # --- five images, one mean ----------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +267,36 @@ def test_results_and_tables_say_what_is_rounded_and_what_is_withheld(tmp_path, p
     assert coarse in shown
     assert "12.30 ± —" in shown
     assert coarse not in write_markdown(results | {"rounded": False})
+
+
+def test_results_hold_each_class_beside_the_mean(tmp_path, plan_for):
+    """The sites' discs 0.9, 0.9 and 0.6, mean 0.8 ± √0.02; each cup 0.3. A site that says nothing of a class is refused."""
+
+    def answer(site, task, tensors, scalars):
+        if task != "evaluate":
+            return good(site, task, tensors, scalars)
+        said = tables({"mean": 0.5, "std": 0.1, "n": 9}, columns(METRICS, ("disc", "cup")))["final"]
+        for name, mean in (("dice_disc", 0.6 if site == "C" else 0.9), ("dice_cup", 0.3)):
+            said = said | {name: {"mean": mean, "std": 0.1, "n": 9}}
+        if site == "B" and not told:
+            said.pop("assd_cup")
+        return messages.pack(before_calibration=said, final=said, peers={})
+
+    plan = plan_for(method="fedavg", rounds=1, classes=("disc", "cup"))
+    for told in (True, False):
+        run = Run(tmp_path / str(told), plan, SITES, answer)
+        run.run("train", "evaluate")
+        assert [event["site"] for event in run.progress("refused")] == ([] if told else ["B"])
+        if told:
+            results = json.loads((tmp_path / str(told) / "results.json").read_text())
+            final = results["average"]["final"]
+            assert final["dice_disc"] == pytest.approx({"mean": 0.8, "std": 0.02**0.5, "n": 3})
+            assert final["dice_cup"] == pytest.approx({"mean": 0.3, "std": 0, "n": 3})
+            assert results["sites"]["C"]["final"]["dice_disc"]["mean"] == 0.6
+            lines = write_markdown(results).splitlines()
+            (shown,) = [line for line in lines if line.startswith("| final, disc |")]
+            assert shown.startswith("| final, disc | 90.00 ± 10.00 | 90.00 ± 10.00 | 60.00 ± 10.00 | 80.00 ± 14.14 |")
+            assert any(line.startswith("| before, cup | 30.00 ± 10.00 |") for line in lines)
 
 
 @pytest.mark.parametrize("secure", [True, False])

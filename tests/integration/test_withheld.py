@@ -88,6 +88,12 @@ def test_the_split_that_chooses_is_counted(hospital, tiny_root, tmp_path):
         assert site.sends("score", messages.pack(dice=0.5)) == ({}, kept)
 
 
+@pytest.mark.parametrize(("least", "kept"), [(10, {"loss": 0.5}), (11, {"withheld": 11})])
+def test_the_validation_images_that_are_trained_on_are_counted(hospital, least, kept):
+    """With `selection=test`, 8 and 2 images are trained on; batches of 5 leave none out."""
+    assert hospital(least, selection="test", batch=5).sends("train", messages.pack(loss=0.5)) == ({}, kept)
+
+
 @pytest.mark.parametrize(("batch", "kept"), [(8, ["loss"]), (7, ["withheld"]), (1, ["loss"])])
 def test_a_loss_is_of_the_images_that_its_batches_hold(hospital, batch, kept):
     """With 8 images and batches of 7 every round leaves another one out: a mean over 7."""

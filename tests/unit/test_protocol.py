@@ -4,7 +4,7 @@ import pytest
 
 from feddp import protocol
 from feddp.methods.base import STAGES
-from feddp.protocol import MEASURED, SCALARS, TASKS, Kind, Number, Over, Sent
+from feddp.protocol import MEASURED, SCALARS, TASKS, Kind, Number, Over, Sent, Table, numbers_of
 from feddp.stages import stage_of
 from feddp.stages.tensors import Expected
 
@@ -76,6 +76,28 @@ def test_no_scalar_is_of_no_task():
 def test_a_task_of_no_row_may_carry_nothing():
     row = protocol.spec_of("trian")
     assert (row.consent, row.tensors, row.scalars, row.kind) == ("", Sent.NONE, (), None)
+
+
+def test_the_numbers_of_classes_are_those_of_a_sites_own_networks():
+    """Of two classes and the site's own networks, before and after: 5 metrics, then 5 of each class; 2 and 2 + 2 by case.
+
+    What a site measures of its peers' networks and an unseen site's scores stay means over classes.
+    """
+    known = numbers_of("evaluate", ("A",), ("disc", "cup"))
+    assert {name: len(table) for name, table in known["volumes"].items()} == {"before_calibration": 6, "final": 6}
+    assert (len(known["before_calibration"]), len(known["final"]), len(known["peers"]["A"])) == (15, 15, 5)
+    assert len(numbers_of("adapt", ("A",), ("disc", "cup"))["scores"]) == 5
+    assert known["final"].keys() >= {"dice_disc", "assd_cup"}
+    assert [known["final"][name]["mean"].most for name in ("dice_cup", "iou_cup")] == [1, 1]
+    assert known["final"]["hd95_cup"]["mean"].most > 1
+    assert len(numbers_of("evaluate", ("A",), ("lesion",))["final"]) == 5
+
+
+def test_no_metric_could_be_taken_for_one_of_a_class():
+    """The name of a metric of a class is split at its first underscore."""
+    assert not [
+        metric for scalar in SCALARS.values() if isinstance(scalar, Table) for metric in scalar.metrics if "_" in metric
+    ]
 
 
 def test_numbers_are_rounded_as_their_row_says():

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from feddp.data.prepare import PREPARE
+from feddp.data.prepare.split import SPLITTINGS
 from feddp.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="Prepare, make and check the folders of sites.")
@@ -20,11 +21,18 @@ def prepare(
     out: Out,
     size: Annotated[int | None, typer.Option(min=8, help="Pixels of a side; as published if left out.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides which patient goes to which split.")] = 0,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(SPLITTINGS)}: train/val/test in per cent of the patients, train:test, or the papers'"
+            " numbers of training images. If left out: 60/20/20, and the data set's own test images where they are published."
+        ),
+    ] = None,
 ) -> None:
     """Turn a public data set into sites' folders."""
     if name not in PREPARE:
         raise InputError(f"{name}: not a known data set. Use one of {', '.join(PREPARE)}.")
-    for note in PREPARE[name](source, out, size, seed):
+    for note in PREPARE[name](source, out, size, seed, split):
         typer.echo(note)
     typer.echo(_summary(out))
 

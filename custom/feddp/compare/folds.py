@@ -15,7 +15,7 @@ import numpy as np
 
 from feddp.compare.runs import Campaign, Place
 from feddp.compare.scores import FINAL
-from feddp.compare.tables import scores_table, spread_table
+from feddp.compare.tables import class_tables, scores_table, spread_table
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder, find_sites
 from feddp.data.folds import deal, write_fold
@@ -51,7 +51,7 @@ def fold_tables(
         rows = [((label,), result, FINAL) for label, result in named.items()]
         title, metrics = f"The methods, {len(campaigns)} folds", ("dice", "assd")
         first = scores_table("methods", title, ("Method",), rows, metrics, sites, len(seeds), per_site=True)
-        tables.append([first, spread_table(named, sites)])
+        tables.append([first, *class_tables(named, sites, len(seeds)), spread_table(named, sites)])
     return [over_folds(same) for same in zip(*tables, strict=True)]
 
 

@@ -4,7 +4,7 @@ The same for cases, where images are the slices of volumes: there, one case take
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from feddp.errors import InputError
 from feddp.files import read_results, site_folder
 from feddp.methods.base import STAGES
 from feddp.protocol import VOLUMES
-from feddp.training.metrics import METRICS, Row, summarize
+from feddp.training.metrics import METRICS, Row, class_names, of_class, summarize
 from feddp.training.volumes import VOLUME_METRICS
 
 BEFORE, FINAL = "before", "final"  # a site's network before its last stage there, and the one it ends with
@@ -26,7 +26,10 @@ Summary = dict[str, dict[str, float]]  # as `metrics.summarize`
 
 @dataclass(frozen=True)
 class Unit:
-    """What is measured: one row of a site's table `<name>s.csv`, which holds its name in the column `name`."""
+    """What is measured: one row of a site's table `<name>s.csv`, which holds its name in the column `name`.
+
+    The table may also hold each metric of each class (`metrics.columns`).
+    """
 
     name: str
     metrics: tuple[str, ...]
@@ -110,7 +113,8 @@ def scores(result: Measured, sites: list[str], when: str = FINAL, unit: Unit = I
     seeds = None
     if whole and len(runs) > 1:
         averages = [average({site: summarize(list(run[site].values())) for site in sites}) for run in runs]
-        seeds = {m: float(np.std([a[m]["mean"] for a in averages])) for m in unit.metrics}
+        common = [m for m in averages[0] if all(m in a for a in averages)]
+        seeds = {m: float(np.std([a[m]["mean"] for a in averages])) for m in common}
     return Scores(rows, by_site, average(by_site) if whole else None, seeds)
 
 
@@ -120,15 +124,28 @@ def average(sites: Mapping[str, Summary]) -> Summary:
 
 
 def over_seeds(what: str, runs: list[Rows]) -> Rows:
-    """The mean over runs, image by image. InputError, which names `what`, where the runs hold different images."""
+    """The mean over runs, image by image, of the metrics that all runs have.
+
+    Raises:
+        InputError: the runs hold different images; names `what`.
+    """
     if any(run.keys() != runs[0].keys() for run in runs):
         raise InputError(f"{what}: the seeds were tested on different images; remove the runs made on other data")
-    return {image: {m: float(np.mean([run[image][m] for run in runs])) for m in row} for image, row in runs[0].items()}
+    return {
+        image: {m: float(np.mean([run[image][m] for run in runs])) for m in row if all(m in run[image] for run in runs)}
+        for image, row in runs[0].items()
+    }
 
 
 def has_cases(result: Result) -> bool:
     """Whether a site of one of its runs has volumes; results written before volumes were measured have none."""
     return any(VOLUMES in site for folder in result.folders.values() for site in read_results(folder)["sites"].values())
+
+
+def classes_of(results: Iterable[Result]) -> list[str]:
+    """The classes that have metrics of their own in the tables of some run, if there are several classes."""
+    rows = (row for result in results for run in result.rows(FINAL, IMAGE) for found in run.values() for row in found.values())
+    return class_names(name for row in rows for name in row)
 
 
 def read_rows(folder: Path, when: str, unit: Unit) -> dict[str, Rows]:
@@ -144,8 +161,11 @@ def _read(path: Path, unit: Unit, when: str, last: str) -> Rows:
     slots: dict[str, Rows] = {}  # in the order of the stages, as a site writes them
     try:
         with open(path, newline="", encoding="utf-8") as handle:
-            for row in csv.DictReader(handle):
-                slots.setdefault(row["network"], {})[row[unit.name]] = {m: float(row[m]) for m in unit.metrics}
+            table = csv.DictReader(handle)
+            classes = class_names(table.fieldnames or ())
+            names = [of_class(metric, name) for name in ("", *classes) for metric in unit.metrics]
+            for row in table:
+                slots.setdefault(row["network"], {})[row[unit.name]] = {name: float(row[name]) for name in names}
     except (OSError, KeyError, ValueError, csv.Error) as error:
         raise InputError(f"{path} is no table of {unit.name}s ({error!r}); remove its run, it will be run again") from None
     if not slots:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from feddp.compare.leave_one_out import UnseenResult
-from feddp.compare.scores import CASE, FINAL, IMAGE, Measured, Result, Unit, has_cases, scores
+from feddp.compare.scores import CASE, FINAL, IMAGE, Measured, Result, Unit, classes_of, has_cases, scores
 from feddp.compare.statistics import sentence
 from feddp.compare.studies import TABLE_II, AdaptedModels, Study, TrainedNetworks
 from feddp.compare.variants import Variant
 from feddp.reporting.tables import BLANK, SHOWN, Better, Cell, ResultTable, Value, shown_value
+from feddp.training.metrics import of_class
 from feddp.training.volumes import VOLUME_METRICS
 
 OPTIMISTIC = "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
@@ -29,19 +30,40 @@ Line = tuple[Sequence[str], Measured, str]  # a row's labels, what it is of, bef
 
 
 def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[ResultTable]:
-    """Table I or II with the test of its best two, the other metrics, the spread, and the cases where there are any."""
+    """Table I or II with the test of its best two, each class, the other metrics, the spread, and the cases if any."""
     rows = [((label,), result, FINAL) for label, result in named.items()]
     title = "Table I / II: the methods"
     first = scores_table("methods", title, ("Method",), rows, ("dice", "assd"), sites, seeds, per_site=True)
     title, metrics = "The methods by IoU, HD95, HD and medpy's ASSD", ("iou", "hd95", "hd", "assd_medpy")
     more = scores_table("methods_more", title, ("Method",), rows, metrics, sites, seeds, per_site=True)
     test = sentence({label: scores(result, sites) for label, result in named.items() if result.folders and result.competes})
-    tables = [replace(first, notes=(test, START, *first.notes)), more, spread_table(named, sites)]
+    by_class = class_tables(named, sites, seeds)
+    tables = [replace(first, notes=(test, START, *first.notes)), *by_class, more, spread_table(named, sites)]
     if any(has_cases(result) for result in named.values()):
         title = "The methods by case"
         cases = scores_table("volumes", title, ("Method",), rows, VOLUME_METRICS, sites, seeds, per_site=True, unit=CASE)
         tables.append(replace(cases, notes=(BY_CASE, *cases.notes)))
     return tables
+
+
+def class_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[ResultTable]:
+    """Dice and ASSD of each class alone, one table for each; none where there is one class."""
+    rows = [((label,), result, FINAL) for label, result in named.items()]
+    shown = ("dice", "assd")
+    return [
+        scores_table(
+            f"methods_class_{number}",
+            f"The methods: {name} alone",
+            ("Method",),
+            rows,
+            shown,
+            sites,
+            seeds,
+            per_site=True,
+            class_name=name,
+        )
+        for number, name in enumerate(classes_of(named.values()), 1)
+    ]
 
 
 def study_table(
@@ -79,6 +101,7 @@ def scores_table(
     seeds: int,
     per_site: bool = False,
     unit: Unit = IMAGE,
+    class_name: str = "",
 ) -> ResultTable:
     """Mean ± std of test metrics, one row for each of `lines`.
 
@@ -87,13 +110,14 @@ def scores_table(
         seeds: how many were asked for; with several, a column says how the average differs between them.
         per_site: one column per site, not the Average alone.
         unit: images or cases.
+        class_name: the class whose metrics are shown; "": the means over the classes.
     """
     shown = [*(sites if per_site else []), "Average", *([SEEDS] if seeds > 1 else [])]
     columns = [(metric, column) for metric in metrics for column in shown]
     rows = []
     for labels, result, when in lines:
         some = f" ({seeds - len(result.failed)} of {seeds} seeds)" if result.folders and result.failed else ""
-        cells = _values(result, when, columns, sites, unit) if result.folders else failed(result, len(columns))
+        cells = _values(result, when, columns, sites, unit, class_name) if result.folders else failed(result, len(columns))
         rows.append((*labels[:-1], labels[-1] + some, *cells))
     optimistic = any("test" in result.selections for _, result, _ in lines)
     apart = frozenset(i for i, (_, result, _) in enumerate(lines) if not result.competes)
@@ -135,15 +159,18 @@ def failed(result: Measured, width: int) -> tuple[str, ...]:
     return (f"failed: {textwrap.shorten(next(iter(result.failed.values())), 120)}", *[""] * (width - 1))
 
 
-def _values(result: Measured, when: str, columns: Sequence[tuple[str, str]], sites: list[str], unit: Unit) -> tuple[Cell, ...]:
+def _values(
+    result: Measured, when: str, columns: Sequence[tuple[str, str]], sites: list[str], unit: Unit, class_name: str
+) -> tuple[Cell, ...]:
     found = scores(result, sites, when, unit)
     cells: list[Cell] = []
     for metric, column in columns:
+        name = of_class(metric, class_name)  # results written before classes were kept apart lack it
         if column == SEEDS:
-            cells.append(Value(SHOWN[metric].factor * found.seeds[metric]) if found.seeds else BLANK)
+            cells.append(Value(SHOWN[metric].factor * found.seeds[name]) if found.seeds and name in found.seeds else BLANK)
         else:
             summary = found.average if column == "Average" else found.sites.get(column)
-            cells.append(shown_value(summary, metric) if summary else BLANK)
+            cells.append(shown_value(summary, metric, class_name) if summary and name in summary else BLANK)
     return tuple(cells)
 
 

@@ -82,11 +82,19 @@ class SiteFolder:
     def mask_path(self, stem: str) -> Path:
         return self.path / "masks" / f"{stem}.png"
 
-    def rows_of(self, split: str) -> tuple[Row, ...]:
-        """Returns the rows of train, val or test, in the order of split.csv; raises InputError for any other word."""
-        if split not in SPLITS:
-            raise InputError(f"{self.path}: there is no split {split!r}. Use train, val or test.")
-        return tuple(row for row in self.rows if row.split == split)
+    def rows_of(self, *splits: str) -> tuple[Row, ...]:
+        """Returns the rows of some of train, val and test, in the order of split.csv; raises InputError for any other word."""
+        for split in splits:
+            if split not in SPLITS:
+                raise InputError(f"{self.path}: there is no split {split!r}. Use train, val or test.")
+        return tuple(row for row in self.rows if row.split in splits)
+
+    def lacking(self, *splits: str) -> str:
+        """Returns what to tell the user if none of these splits has an image, else ""."""
+        if self.rows_of(*splits):
+            return ""
+        also = ", or select rounds on the test images, as the papers do: --set selection=test" if splits == ("val",) else ""
+        return f"{self.path / 'split.csv'} has no image in split {' or '.join(splits)}; add some{also}"
 
 
 def metadata_of(described: Described) -> dict[str, Any]:

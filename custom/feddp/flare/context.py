@@ -127,7 +127,7 @@ class SiteContext:
         if self._site is None:
             self.store.claim(self.plan.to_json())
             folder = SiteFolder.open(self.policy.data)
-            if few := self.policy.bounds.too_few(len(folder.rows_of("train"))):
+            if few := self.policy.bounds.too_few(len(folder.rows_of(*self.plan.training.trained_on))):
                 raise PolicyError(f"site {self.name}: {few[0]}")
             self._site = Site(
                 self.name,

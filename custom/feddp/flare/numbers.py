@@ -22,7 +22,7 @@ def checked(site: str, task: str, scalars: Mapping[str, Any], plan: Plan) -> dic
     Raises:
         PolicyError: the task has no such name, or a value is not a number, not finite or beyond LARGEST.
     """
-    return _plain(f"site {site}: task {task} tried to send", scalars, numbers_of(task, plan.sites))
+    return _plain(f"site {site}: task {task} tried to send", scalars, numbers_of(task, plan.sites, plan.classes))
 
 
 def _plain(who: str, scalars: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _counts(task: str, plan: Plan, data: Path) -> dict[str, int]:
 
 def _size(over: Over, plan: Plan, folder: SiteFolder) -> int:
     if over is Over.TRAIN:
-        return in_an_epoch(len(folder.rows_of("train")), plan.training.batch)
+        return in_an_epoch(len(folder.rows_of(*plan.training.trained_on)), plan.training.batch)
     if over is Over.SELECTION:
         return len(folder.rows_of(plan.training.selection))
     test = folder.rows_of("test")

@@ -65,7 +65,7 @@ class Approval:
         reasons = self.policy.problems(self.job.plan, self.job.asked)
         if self.data and not self.job.request:
             folder = SiteFolder.open(self.data)
-            reasons += self.policy.bounds.too_few(len(folder.rows_of("train")))
+            reasons += self.policy.bounds.too_few(len(folder.rows_of(*self.job.plan.training.trained_on)))
             if differing := misfit(folder, metadata_of(self.job.plan)):
                 here, wanted = (f"{n} channels, {', '.join(classes)} ({labels})" for n, classes, labels in differing)
                 reasons.append(f"the job is for {wanted}, but {self.data} has {here}; ask its lead to export it for these")

@@ -29,7 +29,7 @@ PRIVACY = {
     "loss": "only the default loss was examined",
     "augment": "without augmentation, the network sees the original images",
     "normalise": "with scale, the spectra that FedDG's peers receive hold the mean brightness of the images",
-    "selection": "with test, the test images select the round, which reveals more about them",
+    "selection": "with test, validation images are trained on too; test images select the round, which reveals more about them",
     "min_sites": "with fewer sites in a mean, each contribution has more weight",
     "aggregation": "with median or trimmed, a number of γ may be that of one site alone, and every site receives it",
     "norm_factor": "a round in which the server refuses sites is a mean of fewer contributions",
@@ -74,7 +74,7 @@ def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
     spec = shared.halved if plan.federation.half else shared
     training = plan.training
     names = f"{len(partition.shared)} tensors, {spec.nbytes:,} bytes" + (" (in half precision)" if plan.federation.half else "")
-    images = len(SiteFolder.open(data).rows_of("train")) if data else None
+    images = len(SiteFolder.open(data).rows_of(*training.trained_on)) if data else None
     steps = (
         f", {counted(-(-images // training.batch), 'step')} per epoch for the {images} training images here" if images else ""
     )

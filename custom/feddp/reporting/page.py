@@ -9,6 +9,7 @@ from rich.table import Table
 from feddp.protocol import BEST_PER_SITE, ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import counted
 from feddp.reporting.tables import BLANK, SHOWN, markdown_lines, shown_value
+from feddp.training.metrics import class_names
 
 _ROUNDED = "Each site rounded what it measured, metrics to three decimals and losses to three digits, before it left."
 _BEFORE = {
@@ -65,8 +66,12 @@ def table(results: Mapping[str, Any]) -> Table:
         view.add_column(head, justify="left" if head == "site" else "right", no_wrap=True)
     for site in (*sorted(results["sites"]), "Average"):
         part = results["average"] if site == "Average" else results["sites"][site]
-        cells = [_cell(part.get(when), metric) for metric in _METRICS for when in WHEN]
-        view.add_row(site, *cells, str(part.get("calibration", {}).get("peers", "")), end_section=site == max(results["sites"]))
+        peers = str(part.get("calibration", {}).get("peers", ""))
+        for name in ("", *_classes([part])):
+            cells = [_cell(part.get(when), metric, name) for metric in _METRICS for when in WHEN]
+            view.add_row(f"  {name}" if name else site, *cells, "" if name else peers)
+        if site == max(results["sites"]):
+            view.add_section()
     return view
 
 
@@ -118,13 +123,25 @@ def _exchanges(site: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _before_and_final(parts: Mapping[str, Any], metrics: Sequence[str]) -> Iterable[str]:
-    """A table of two rows, before the last stage at a site and after it; `parts`: {column: summaries under WHEN}."""
+    """A table of two rows, before the last stage at a site and after it, and of two more for each of several classes.
+
+    `parts`: {column: summaries under WHEN}.
+    """
     heads = ["", *(f"{SHOWN[metric].head} {column}" for metric in metrics for column in parts)]
     rows = [
-        [when.removesuffix("_calibration"), *(_cell(part.get(when), metric) for metric in metrics for part in parts.values())]
+        [
+            when.removesuffix("_calibration") + (f", {name}" if name else ""),
+            *(_cell(part.get(when), metric, name) for metric in metrics for part in parts.values()),
+        ]
+        for name in ("", *_classes(parts.values()))
         for when in WHEN
     ]
     return markdown_lines(heads, rows)
+
+
+def _classes(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The classes that have summaries of their own somewhere; results written before classes were kept apart have none."""
+    return class_names(name for part in parts for when in WHEN for name in part.get(when, {}))
 
 
 def _matrix(matrix: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
@@ -136,8 +153,8 @@ def _matrix(matrix: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
     return markdown_lines(["", *models], rows)
 
 
-def _cell(summary: Mapping[str, Mapping[str, float]] | None, metric: str) -> str:
+def _cell(summary: Mapping[str, Mapping[str, float]] | None, metric: str, class_name: str) -> str:
     if summary is None:
         return WITHHELD
-    value = shown_value(summary, metric)
+    value = shown_value(summary, metric, class_name)
     return f"{value} ± {BLANK}" if value.std is None else str(value)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from feddp.training.metrics import of_class
+
 Better = Callable[[Iterable[float]], float]  # max or min
 
 
@@ -56,9 +58,9 @@ class Value:
 Cell = Value | str
 
 
-def shown_value(summary: Mapping[str, Mapping[str, float]], metric: str) -> Value:
-    """A metric of a `metrics.summarize`, in the unit it is shown in."""
-    factor, number = SHOWN[metric].factor, summary[metric]
+def shown_value(summary: Mapping[str, Mapping[str, float]], metric: str, class_name: str = "") -> Value:
+    """A metric of a `metrics.summarize`, of one class or the mean over them, in the unit it is shown in."""
+    factor, number = SHOWN[metric].factor, summary[of_class(metric, class_name)]
     return Value(factor * number["mean"], factor * number["std"] if "std" in number else None)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from feddp.data.folder import SiteFolder
 from feddp.errors import InputError
 from feddp.files import RUN
 from feddp.flare.bounds import LEAST_SITES
@@ -145,6 +146,9 @@ def run_here(
         raise InputError(f"--threads is the simulator's, and not for --env {env}")
     if unknown := sorted(set(without_consent) - set(sites)):
         raise InputError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
+    for site in sites:
+        if lacking := SiteFolder.open(data / site).lacking(plan.training.selection):
+            raise InputError(lacking)
     asked_for(device)  # here, not at every site of a federation that has started
     policies = {
         site: {

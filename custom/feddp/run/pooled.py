@@ -33,9 +33,10 @@ class PooledSite(Site):
 
     folders: list[SiteFolder]
 
-    def _split(self, split: str) -> list[Sample]:
-        normalise = self.plan.training.normalise
-        return [sample for folder in self.folders for sample in load(folder, split, self.plan.size, normalise)]
+    def _split(self, *splits: str) -> list[Sample]:
+        size, normalise = self.plan.size, self.plan.training.normalise
+        parts = [(folder, split) for folder in self.folders for split in splits]
+        return [sample for folder, split in parts for sample in load(folder, split, size, normalise)]
 
 
 class Pool(SiteContext):

@@ -2,7 +2,8 @@
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from feddp.stages.results import gathered
 from feddp.stages.server import Server
 from feddp.stages.site import PEERS, Site
 from feddp.training.loop import predict
-from feddp.training.metrics import METRICS, Row, largest_components, measure, summarize
+from feddp.training.metrics import METRICS, Row, columns, largest_components, measure, summarize
 from feddp.training.spectra import SLOT as RECEIVED_SPECTRA
 from feddp.training.volumes import VOLUME_METRICS, measure_volumes
 
@@ -30,7 +31,7 @@ Rows = dict[str, Row]  # {name of the image or case: metrics}
 
 def serve(server: Server) -> None:
     """Collects the per-site results, their average, and the matrix site × model of the sites that exchanged with consent."""
-    answers = server.ask(protocol.EVALUATE, Message(), (), _check)
+    answers = server.ask(protocol.EVALUATE, Message(), (), partial(_check, server.plan.classes))
     plan, memory = server.plan, server.memory
     sites = {site: _result(server, site, answer) for site, answer in answers.items()}
     absent = sorted(set(server.joined()) - sites.keys())
@@ -63,18 +64,20 @@ def _result(server: Server, site: str, answer: Message) -> dict[str, Any]:
 
 
 def _row(site: str, answer: Message) -> dict[str, Any]:
-    return {**answer.scalars["peers"], site: answer.scalars["before_calibration"]}
+    own = answer.scalars["before_calibration"]
+    return {**answer.scalars["peers"], site: {metric: own[metric] for metric in METRICS}}
 
 
-def _check(site: str, answer: Message) -> None:
+def _check(classes: Sequence[str], site: str, answer: Message) -> None:
     peers, whole = answer.scalars.get("peers"), True
     if WITHHELD not in answer.scalars or {*WHEN, "peers"} & answer.scalars.keys():  # the tables come together
-        whole = all(is_whole(answer.scalars.get(when), METRICS, answer.scalars) for when in WHEN)
+        whole = all(is_whole(answer.scalars.get(when), columns(METRICS, classes), answer.scalars) for when in WHEN)
         whole &= isinstance(peers, dict) and all(is_whole(summary, METRICS, answer.scalars) for summary in peers.values())
     if VOLUMES in answer.scalars:  # of a site whose images are slices
         volumes = answer.scalars[VOLUMES]
         whole &= isinstance(volumes, dict) and volumes.keys() == set(WHEN)
-        whole = whole and all(is_whole(summary, VOLUME_METRICS, answer.scalars) for summary in volumes.values())
+        wanted = columns(VOLUME_METRICS, classes)
+        whole = whole and all(is_whole(summary, wanted, answer.scalars) for summary in volumes.values())
     if not whole:
         raise ContributionError(f"site {site}: its evaluation lacks a metric, or holds one that is not a finite number")
 
@@ -106,6 +109,7 @@ def evaluate(site: Site) -> dict[str, Any]:
 
     Returns:
         {"before_calibration": summary, "final": summary, "peers": {site: summary}}, each as `metrics.summarize` returns it.
+        If there are several classes, the summaries of this site's networks, not of its peers', hold those of each class too.
         If the images are slices of volumes, also VOLUMES: {"before_calibration": summary, "final": summary} over the cases.
     """
     final = site.latest()
@@ -116,7 +120,7 @@ def evaluate(site: Site) -> dict[str, Any]:
     found = _summaries(site, "image", {slot: images for slot, (images, _) in measured.items()}, before, final)
     if site.folder.volumes:
         found[VOLUMES] = _summaries(site, "case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
-    found["peers"] = {peer: _summary(_measure(site, state)[0]) for peer, state in peer_networks(site).items()}
+    found["peers"] = {peer: _summary(_measure(site, state, by_class=False)[0]) for peer, state in peer_networks(site).items()}
     site.keep_evaluation(found)
     for received in (PEERS, RECEIVED_SPECTRA):  # peers' tensors are no longer needed
         site.store.remove(received)
@@ -133,21 +137,22 @@ def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, fin
     return {when: _summary(rows[slot]) for when, slot in zip(WHEN, (before, final), strict=True)}
 
 
-def _measure(site: Site, state: Mapping[str, Tensor]) -> tuple[Rows, Rows]:
+def _measure(site: Site, state: Mapping[str, Tensor], by_class: bool = True) -> tuple[Rows, Rows]:
     """Returns the metrics per test image, by file stem, and per case if the images are slices of volumes."""
     site.network.load_state_dict(state)
+    classes = site.plan.classes if by_class else ()
     rows: list[Row] = []
     maps: list[Tensor] = []
     for predicted, batch in predict(site.network, site.test):
         part = largest_components(predicted) if site.plan.training.largest_component else predicted
-        rows += measure(part, batch["mask"])
+        rows += measure(part, batch["mask"], classes)
         if site.folder.volumes:
             maps.append(part.cpu())
     images = dict(zip((sample["stem"] for sample in site.test), rows, strict=True))
     if not maps:
         return images, {}
     masks, cases = torch.stack([s["mask"] for s in site.test]), [s["patient"] for s in site.test]
-    return images, measure_volumes(torch.cat(maps), masks, cases)
+    return images, measure_volumes(torch.cat(maps), masks, cases, classes)
 
 
 def _summary(rows: Rows) -> dict[str, dict[str, float]]:

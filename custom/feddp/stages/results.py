@@ -6,7 +6,7 @@ from typing import Any
 from feddp.methods import METHODS
 from feddp.plan.schema import Plan
 from feddp.protocol import BEST_PER_SITE, VOLUMES, WHEN, WITHHELD
-from feddp.training.metrics import METRICS, summarize
+from feddp.training.metrics import METRICS, columns, summarize
 from feddp.training.volumes import VOLUME_METRICS
 
 
@@ -29,10 +29,10 @@ def gathered(
         matrix: {site: {model: summary}} of the sites that exchanged with consent.
         nbytes: size of one exchange of the shared and of the personal tensors.
     """
-    average: dict[str, Any] = _average([site for site in sites.values() if WHEN[-1] in site], METRICS)
+    average: dict[str, Any] = _average([site for site in sites.values() if WHEN[-1] in site], columns(METRICS, plan.classes))
     cases = [site[VOLUMES] for site in sites.values() if VOLUMES in site]
     if cases and all(VOLUMES in site or WITHHELD in site for site in sites.values()):
-        average[VOLUMES] = _average(cases, VOLUME_METRICS)
+        average[VOLUMES] = _average(cases, columns(VOLUME_METRICS, plan.classes))
     return {
         **plan.to_json(),
         "seed": plan.seed,

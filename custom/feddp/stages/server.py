@@ -105,7 +105,7 @@ class Server(ABC):
         """
         half = task in protocol.with_shared() and self.plan.federation.half
         sites = [site for site in self.sites() if isinstance(data, Message) or site in data]
-        known = protocol.numbers_of(task, sorted(self.joined()))
+        known = protocol.numbers_of(task, sorted(self.joined()), self.plan.classes)
         accepted: dict[str, Message] = {}
         refused: dict[str, str] = {}
 

@@ -52,7 +52,7 @@ class Site:
         stopped: asked before every step; training raises Stopped once it returns true.
 
     Raises:
-        InputError: the data set does not fit the plan, or the device is not available.
+        InputError: the data set does not fit the plan, no image can select a round, or the device is not available.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class Site:
                 f"site {name}: {folder.path / 'dataset.json'} says (channels, classes, labels) = {found}, the job {wanted};"
                 " submit a job for this data set, or prepare the folder for the job's"
             )
+        if lacking := folder.lacking(plan.training.selection):  # before a round is trained, not after it
+            raise InputError(f"site {name}: {lacking}")
         self.device = usable(device, f"site {name}: device", "correct it in the site's policy")
         if plan.training.precision_compute == "bfloat16":
             require_bfloat16(self.device, f"site {name}")
@@ -92,7 +94,7 @@ class Site:
 
     @cached_property
     def samples(self) -> list[Sample]:
-        return self._split("train")
+        return self._split(*self.plan.training.trained_on)
 
     @cached_property
     def validation(self) -> list[Sample]:
@@ -107,11 +109,11 @@ class Site:
     def test(self) -> list[Sample]:
         return self._split("test")
 
-    def _split(self, split: str) -> list[Sample]:
-        samples = load(self.folder, split, self.plan.size, self.plan.training.normalise)
-        if not samples:
-            raise InputError(f"site {self.name}: {self.folder.path / 'split.csv'} has no image in split {split}; add some")
-        return samples
+    def _split(self, *splits: str) -> list[Sample]:
+        if lacking := self.folder.lacking(*splits):
+            raise InputError(f"site {self.name}: {lacking}")
+        normalise = self.plan.training.normalise
+        return [sample for split in splits for sample in load(self.folder, split, self.plan.size, normalise)]
 
     # --- the network -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ of about 40 % for the polyp, at a maximal distance of 4.6 of 384 pixels; only a 
 """
 
 import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -26,16 +27,38 @@ DIVERGED = "predictions are not finite; the network has diverged: lower the lear
 Row = dict[str, float]
 
 
-def measure(probabilities: Tensor, mask: Tensor) -> list[Row]:
-    """Returns METRICS of every image of a batch, each the mean over the image's classes.
+def of_class(metric: str, name: str) -> str:
+    """Returns the name of a metric of one class; with name "", that of the mean over the classes."""
+    return f"{metric}_{name}" if name else metric
+
+
+def columns(metrics: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the metrics, means over the classes, and of each class if there are several."""
+    return tuple(of_class(metric, name) for name in ("", *(classes if len(classes) > 1 else ())) for metric in metrics)
+
+
+def class_names(names: Iterable[str]) -> list[str]:
+    """Returns the classes that have metrics of their own among the names of `columns`, in their order."""
+    return list(dict.fromkeys(name.split("_", 1)[1] for name in names if "_" in name))
+
+
+def averaged(rows: Sequence[Row], classes: Sequence[str]) -> Row:
+    """Returns `columns` of one image or case, from its metrics per class, one row per class."""
+    found = {metric: float(np.mean([row[metric] for row in rows])) for metric in rows[0]}
+    if len(classes) > 1:
+        found |= {of_class(m, name): value for name, row in zip(classes, rows, strict=True) for m, value in row.items()}
+    return found
+
+
+def measure(probabilities: Tensor, mask: Tensor, classes: Sequence[str] = ()) -> list[Row]:
+    """Returns METRICS of every image of a batch, each the mean over the image's classes; with `classes`, `columns` of them.
 
     probabilities and mask (B, C, H, W); a pixel is foreground above 0.5. Raises InputError if the shapes differ or a
     probability is not finite (it would count as background).
     """
     if probabilities.shape != mask.shape or mask.ndim != 4:
         raise InputError(f"predictions {tuple(probabilities.shape)} and masks {tuple(mask.shape)} must be (B, C, H, W)")
-    rows = [measure_classes(p, m) for p, m in zip(probabilities, mask, strict=True)]
-    return [{metric: float(np.mean([row[metric] for row in classes])) for metric in METRICS} for classes in rows]
+    return [averaged(measure_classes(p, m), classes) for p, m in zip(probabilities, mask, strict=True)]
 
 
 def overlap(probabilities: Tensor, mask: Tensor) -> Tensor:

@@ -49,7 +49,10 @@ class Training:
     largest_component: bool = setting(
         False, "the last evaluation keeps the largest component of each class alone (as the released code, on fundus images)"
     )
-    selection: str = setting("val", "the split whose IoU selects round and epoch: val, or test (as in the paper, optimistic)")
+    selection: str = setting(
+        "val",
+        "the split whose IoU selects round and epoch: val, or test (as in the papers, optimistic; val is trained on)",
+    )
 
     def __post_init__(self) -> None:
         from feddp.networks.metadata import NORMALISATIONS
@@ -62,6 +65,11 @@ class Training:
         require_choice(self, "precision_compute", ("float32", "bfloat16"))
         require_choice(self, "normalise", NORMALISATIONS)
         require_choice(self, "selection", ("val", "test"))
+
+    @property
+    def trained_on(self) -> tuple[str, ...]:
+        """The splits to train on: where the test images select, as in the papers, validation images are training images too."""
+        return ("train", "val") if self.selection == "test" else ("train",)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ state_00007.safetensors   the state after 7 rounds: private tensors, personal mo
 start.safetensors         the whole network of the round that stage 1 selected; later stages add tuned, heads, calibrated
 spectra.safetensors       amplitude spectra of other sites, received with consent (FedDG), removed after the evaluation
 peers.safetensors         personal tensors of other sites, received with consent, removed after the evaluation
-images.csv, cases.csv     metrics per image and, if images are slices, per volume; they never leave the site
+images.csv, cases.csv     metrics per image and, if images are slices, per volume, of each class too; they never leave the site
 record.jsonl              the log of the rounds; it never leaves the site
 """
 

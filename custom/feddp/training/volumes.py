@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from feddp.errors import InputError
-from feddp.training.metrics import THRESHOLD, Row, foreground
+from feddp.training.metrics import THRESHOLD, Row, averaged, foreground
 
 VOLUME_METRICS = ("dice", "iou")
 
 
-def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str]) -> dict[str, Row]:
+def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str], classes: Sequence[str] = ()) -> dict[str, Row]:
     """Returns VOLUME_METRICS per case, each the mean over its classes, in the order of the cases' first slices.
+
+    With `classes`, the names of the classes, also VOLUME_METRICS of each (`feddp.training.metrics.columns`).
 
     probabilities and masks (N, C, H, W) are N slices in any order; `cases` gives the case of each slice (`patient` of its row).
     A class is measured over all voxels of a case, so slices with more foreground weigh more than in a mean over slices. If
@@ -38,6 +40,6 @@ def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str]) 
     rows = {}
     for case, places in slices.items():
         pair = [maps[places].transpose(0, 1)[None].float() for maps in (predicted, truth)]  # (1, C, S, H, W)
-        scores = (compute(*pair, ignore_empty=False)[0] for compute in (compute_dice, compute_iou))
-        rows[case] = {m: float(classes.double().mean()) for m, classes in zip(VOLUME_METRICS, scores, strict=True)}
+        dice, iou = (compute(*pair, ignore_empty=False)[0].tolist() for compute in (compute_dice, compute_iou))
+        rows[case] = averaged([dict(zip(VOLUME_METRICS, both, strict=True)) for both in zip(dice, iou, strict=True)], classes)
     return rows

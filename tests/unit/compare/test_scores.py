@@ -12,6 +12,7 @@ from feddp.compare.tables import methods_tables, scores_table, spread_table
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
 from feddp.reporting.tables import ResultTable, Value
+from feddp.training.metrics import METRICS
 from support.compare_runs import SITES, federation, write_cases, write_run
 
 ONE = [
@@ -182,6 +183,41 @@ def test_cases_take_the_images_place(result):
     assert cells[2][:5] == ["partly", "60.00 ± 10.00", *["—"] * 3]
     assert str(more[0].rows[0][1]) == "80.00 ± 10.00"
     assert "one volume" in table.markdown()
+
+
+def with_classes(result, cups: list):
+    """Adds the classes disc and cup to a run's images: the cup has these Dice by seed and ASSD 2, the disc 1 and 0."""
+    for folder, cup in zip(result.folders.values(), cups, strict=True):
+        for path in folder.glob("sites/*/images.csv"):
+            rows = list(csv.DictReader(path.open(newline="")))
+            for row in rows:
+                row |= {f"{metric}_disc": 1.0 if metric in ("dice", "iou") else 0.0 for metric in METRICS}
+                row |= {f"{metric}_cup": cup if metric in ("dice", "iou") else 2.0 for metric in METRICS}
+            with path.open("w", newline="") as handle:
+                writer = csv.DictWriter(handle, rows[0])
+                writer.writeheader()
+                writer.writerows(rows)
+    return result
+
+
+def test_each_of_several_classes_has_a_table(result):
+    """The cup of `one` is 0.4 and 0.6 by seed: 50 % at both sites, ± 10 over the seeds. `old` was run before classes were kept
+    apart: it has the means over classes, as before. `both` lacks them under one seed, so its seeds have none in common."""
+    one, old = with_classes(result("one", ONE), [0.4, 0.6]), result("old", OTHER)
+    both = with_classes(result("both", ONE), [0.4, 0.6])
+    write_run(tmp := both.folders[1].parent / "again", ONE[1])
+    both.folders[1] = tmp
+    named = {"one": one, "old": old, "both": both}
+    tables = methods_tables(named, list(SITES), 2)
+    assert [table.name for table in tables] == ["methods", "methods_class_1", "methods_class_2", "methods_more", "spread"]
+    assert [table.title for table in tables[1:3]] == ["The methods: disc alone", "The methods: cup alone"]
+    disc, cup = ([[str(cell) for cell in row] for row in table.rows] for table in tables[1:3])
+    assert cup[0] == ["one", *["50.00 ± 0.00"] * 3, "10.00", *["2.00 ± 0.00"] * 3, "0.00"]
+    assert disc[0][1:5] == [*["100.00 ± 0.00"] * 3, "0.00"]
+    assert [row[1:] for row in (*disc[1:], *cup[1:])] == [["—"] * 8] * 4
+    first = [[str(cell) for cell in row] for row in tables[0].rows]
+    assert first[0][1:5] == first[2][1:5] == ["80.00 ± 10.00", "60.00 ± 10.00", "70.00 ± 10.00", "5.00"]
+    assert first[1][1] == "60.00 ± 10.00"
 
 
 def test_runs_without_volumes_have_no_table_of_them(result):

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from feddp.cli.data import app
 from feddp.data.check import check
 from feddp.data.folder import SiteFolder, find_sites
-from feddp.data.prepare import PREPARE
+from feddp.data.prepare import PREPARE, endopolyp, fundus
 from feddp.data.prepare.fundus import crop
 from feddp.data.prepare.source import resize
-from feddp.data.prepare.split import hold_out, split_patients
+from feddp.data.prepare.split import Published, hold_out, split_patients, split_site
 from feddp.errors import FedDPError
 from support import ROOT
 
@@ -68,6 +68,90 @@ def test_the_split_follows_from_patients_and_seed_alone():
     assert split_patients(patients, 3) == split_patients(patients[::-1] * 2, 3)
     assert split_patients(patients, 3) != split_patients(patients, 4)
     assert Counter(hold_out(patients, 0).values()) == {"train": 16, "val": 4}
+
+
+@pytest.mark.parametrize(
+    ("splitting", "patients", "expected"),
+    [
+        ("60/20/20", 16, (10, 3, 3)),
+        ("1:1", 6, (3, 0, 3)),
+        ("1:1", 9, (5, 0, 4)),
+        ("1:1", 2, (1, 0, 1)),
+        ("70/10/20", 34, (24, 3, 7)),
+        ("70/10/20", 3, (1, 1, 1)),
+        ("64/16/20", 25, (16, 4, 5)),
+        ("64/16/20", 45, (29, 7, 9)),
+    ],
+)
+def test_patients_are_split_as_in_the_papers(splitting, patients, expected):
+    """Shares of val and test, rounded, at least one; the rest trains. 34 patients: 3.4 -> 3, 6.8 -> 7. 45: 7.2 -> 7, 9.
+
+    Half of 9 is 4.5, which rounds to the even 4. 64/16/20 is 20 % of all and then 80/20: 25 -> 5, and 20 -> 16 and 4.
+    Every patient has three images, which does not count.
+    """
+    names = [f"p{n}" for n in range(patients)]
+    found = split_site("A", names * 3, 0, splitting)
+    assert found.keys() == set(names)
+    count = Counter(found.values())
+    assert (count["train"], count["val"], count["test"]) == expected
+    if patients > 5:
+        assert split_site("A", names, 1, splitting) != found
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_without_a_word_the_split_is_that_of_the_seed(seed):
+    """Of 10 shuffled patients, the first fifth validates, the second tests; the order is numpy's for this seed."""
+    names = [f"p{n}" for n in range(10)]
+    order = [names[i] for i in np.random.default_rng(seed).permutation(10)]
+    expected = {name: "val" if i < 2 else "test" if i < 4 else "train" for i, name in enumerate(order)}
+    assert split_site("A", names, seed, None) == split_site("A", names, seed, "60/20/20") == expected
+
+
+@pytest.mark.parametrize(
+    ("site", "training", "images"),
+    [
+        *(("Kvasir", 900, 1000), ("ColonDB", 328, 380), ("ETIS", 170, 196), ("ClinicDB", 550, 612)),
+        *(("DrishtiGS", 50, 101), ("RIMONEr3", 99, 159), ("REFUGEtrain", 320, 400), ("REFUGEval", 320, 400)),
+    ],
+)
+def test_the_published_numbers_of_training_images(site, training, images):
+    """(Wang et al., TMI 2024): EndoPolyp {900, 328, 170, 550}, RIF {50, 99, 320, 320}; there are no validation images."""
+    numbers = (endopolyp.PUBLISHED | fundus.NUMBERS)[site]
+    names = [str(n) for n in range(images)]
+    found = split_site(site, names, 0, "published", numbers)
+    assert Counter(found.values()) == {"train": training, "test": images - training}
+    assert split_site(site, names, 1, "published", numbers) != found
+    with pytest.raises(FedDPError, match=f"{site} has {images - 1} images, but --split published divides {images}. Give"):
+        split_site(site, names[1:], 0, "published", numbers)
+
+
+def test_published_numbers_are_of_images_and_patients_stay_whole():
+    """Patients of 3, 5, 4 and 2 images. 9 of 14 are b and c (5 + 4), or a, c and d (3 + 4 + 2), nothing else.
+
+    13 would leave a single image for testing, which no patient has.
+    """
+    images = [name for name, count in {"a": 3, "b": 5, "c": 4, "d": 2}.items() for _ in range(count)]
+    found = [split_site("A", images, seed, "published", Published(9, 14)) for seed in range(20)]
+    chosen = {frozenset(patient for patient, word in split.items() if word == "train") for split in found}
+    assert chosen == {frozenset("bc"), frozenset("acd")}
+    assert all(split.keys() == set("abcd") and set(split.values()) == {"train", "test"} for split in found)
+    with pytest.raises(FedDPError, match="A: no set of whole patients has the published 13 training images. Use"):
+        split_site("A", images, 0, "published", Published(13, 14))
+
+
+@pytest.mark.parametrize(
+    ("splitting", "why"),
+    [
+        ("70/10/20", "CS has 2 patients, too few for --split 70/10/20. Use the whole data set, or leave --split out"),
+        ("published", "CS: no numbers of training images are published for this data set. Use --split 60/20/20, 1:1"),
+        ("80/20", "--split 80/20: not a known split. Use one of 60/20/20, 1:1, 70/10/20, 64/16/20, published, or leave it out"),
+    ],
+)
+def test_a_split_that_a_set_cannot_have_is_refused_before_a_file_is_written(tmp_path, splitting, why):
+    with pytest.raises(FedDPError) as refused:
+        PREPARE["lgg"](lgg_tree(tmp_path / "in", patients=2), tmp_path / "out", None, 0, splitting)
+    assert why in str(refused.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_resized_mask_invents_no_class():
@@ -259,6 +343,20 @@ def test_clinicdb_sequences_stay_together_where_published(tmp_path):
     assert pixels(clinic, "1")[0].shape == (16, 16, 3)
 
 
+def test_polyps_are_split_in_halves_and_the_unseen_site_is_not(tmp_path):
+    """30 frames in 10 sequences of three at ClinicDB: 5 sequences, 15 frames, each; elsewhere 15 of 30 images."""
+    tree = polyp_tree(tmp_path / "in", 30)
+    with (tree / "CVC-ClinicDB/metadata.csv").open("w", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["frame_id", "sequence_id", "png_image_path"])
+        table.writerows([n, (n - 1) // 3, f"PNG/Original/{n}.png"] for n in range(1, 31))
+    PREPARE["endopolyp"](tree, tmp_path / "out", 16, 0, "1:1")
+    for folder in map(SiteFolder.open, find_sites(tmp_path / "out")):
+        assert [len(folder.rows_of(split)) for split in ("train", "val", "test")] == [15, 0, 15]
+        assert json.loads((folder.path / "dataset.json").read_text())["split"] == "1:1"
+    assert len(SiteFolder.open(tmp_path / "out-unseen/PolypGenC1").rows_of("test")) == 30
+
+
 def test_all_missing_sets_are_named_at_once(tmp_path):
     tree = polyp_tree(tmp_path / "in")
     for gone in ("Kvasir-SEG/masks", "CVC-ColonDB", "PolypGen2021_MultiCenterData_v3"):
@@ -320,18 +418,18 @@ def fundus_tree(root):
 
 
 @pytest.fixture(scope="module")
-def fundus(tmp_path_factory):
+def eyes(tmp_path_factory):
     root = tmp_path_factory.mktemp("fundus")
     PREPARE["fundus"](fundus_tree(root / "in"), root / "out", None, 0)
     return root / "out"
 
 
-def test_fundus_masks_are_disc_and_cup_at_every_site(fundus):
+def test_fundus_masks_are_disc_and_cup_at_every_site(eyes):
     """40 x 48 is cropped to 40 x 40 round column 24, so columns 4 to 43: the middle of the crop is the disc's."""
-    assert check(fundus) == []
+    assert check(eyes) == []
     expected = rings()[:, 4:44]
     count = {}
-    for folder in map(SiteFolder.open, find_sites(fundus)):
+    for folder in map(SiteFolder.open, find_sites(eyes)):
         assert (folder.classes, folder.labels) == (("disc", "cup"), "nested")
         count[folder.site] = len(folder.rows)
         for row in folder.rows:
@@ -339,16 +437,37 @@ def test_fundus_masks_are_disc_and_cup_at_every_site(fundus):
     assert count == {"DrishtiGS": 16, "RIMONEr3": 6, "REFUGEtrain": 6, "REFUGEval": 5}
 
 
-def test_drishtis_published_test_images_are_its_test_split(fundus):
+def test_drishtis_published_test_images_are_its_test_split(eyes):
     """10 published training images: a fifth, 2, to val."""
-    folder = SiteFolder.open(fundus / "DrishtiGS")
+    folder = SiteFolder.open(eyes / "DrishtiGS")
     assert {row.image for row in folder.rows_of("test")} == {f"d_{n}" for n in range(10, 16)}
     assert [len(folder.rows_of(split)) for split in ("train", "val")] == [8, 2]
     assert np.array_equal(pixels(folder, "d_12")[0], picture(12, 40, 48)[:, 4:44])
 
 
-def test_rim_one_is_the_left_half_of_the_pair(fundus):
-    image, _ = pixels(SiteFolder.open(fundus / "RIMONEr3"), "G-1-L")
+def test_drishtis_split_where_one_is_asked_for(tmp_path, monkeypatch):
+    """10 published training and 6 test images here: `published` keeps them and validates on none; 1:1 mixes all 16, 8 and 8."""
+    tree = fundus_tree(tmp_path / "in")
+    with pytest.raises(FedDPError, match="DrishtiGS has 16 images, but --split published divides 101"):
+        PREPARE["fundus"](tree, tmp_path / "as", 16, 0, "published")
+    assert not (tmp_path / "as").exists()
+    sizes = {"DrishtiGS": (10, 16), "RIMONEr3": (4, 6), "REFUGEtrain": (5, 6), "REFUGEval": (4, 5)}
+    monkeypatch.setattr(fundus, "NUMBERS", {site: Published(*numbers) for site, numbers in sizes.items()})
+    for seed in (0, 1):
+        out = tmp_path / f"published-{seed}"
+        PREPARE["fundus"](tree, out, 16, seed, "published")
+        found = {folder.site: folder for folder in map(SiteFolder.open, find_sites(out))}
+        assert {row.image for row in found["DrishtiGS"].rows_of("train")} == {f"d_{n}" for n in range(10)}
+        assert {site: len(folder.rows_of("train")) for site, folder in found.items()} == {s: n for s, (n, _) in sizes.items()}
+        assert not any(folder.rows_of("val") for folder in found.values())
+    PREPARE["fundus"](tree, tmp_path / "halves", 16, 0, "1:1")
+    halves = SiteFolder.open(tmp_path / "halves/DrishtiGS")
+    assert [len(halves.rows_of(split)) for split in ("train", "val", "test")] == [8, 0, 8]
+    assert {row.image for row in halves.rows_of("test")} & {f"d_{n}" for n in range(10)}
+
+
+def test_rim_one_is_the_left_half_of_the_pair(eyes):
+    image, _ = pixels(SiteFolder.open(eyes / "RIMONEr3"), "G-1-L")
     assert image.shape == (40, 40, 3)
     assert abs(image[:, :30].astype(int) - 50).max() <= 2  # JPEG; the right half is 200
 
@@ -402,6 +521,11 @@ def test_the_command_prepares_and_sums_up(tmp_path):
     assert done.exit_code == 0, done.output
     split = "1 train 1 val 1 test"
     assert done.stdout == f"{tmp_path / 'out'}: CS {split}; DU {split}; FG {split}; HT {split}\n"
+    assert "split" not in json.loads((tmp_path / "out/CS/dataset.json").read_text())
+    halves = ["--source", str(tmp_path / "in"), "--out", str(tmp_path / "halves"), "--split", "1:1"]
+    done = CliRunner().invoke(app, ["prepare", "lgg", *halves])
+    split = "1 train 0 val 2 test"  # half of three is 1.5, rounded 2
+    assert done.stdout == f"{tmp_path / 'halves'}: CS {split}; DU {split}; FG {split}; HT {split}\n"
     with pytest.raises(FedDPError, match="mnist: not a known data set. Use one of lgg, endopolyp, fundus"):
         CliRunner().invoke(app, ["prepare", "mnist", *arguments], catch_exceptions=False)
     (tmp_path / "file").touch()

@@ -59,6 +59,23 @@ def test_the_page_says_which_round_was_selected():
     assert "Stage 1 selected each site's own best round by validation IoU (best by mean validation IoU: 1)." in own
 
 
+def test_classes_have_rows_below_their_mean_where_there_are_several():
+    """Disc 0.9 and cup 0.7 at every site. Results of one class, or made before classes were kept apart, have no more rows."""
+    plain = results()
+    cells = {name: {"mean": mean, "std": 0.0, "n": 8} for name, mean in (("dice_disc", 0.9), ("dice_cup", 0.7))}
+    cells |= {f"assd_{name}": {"mean": 2.0, "std": 0.0, "n": 8} for name in ("disc", "cup")}
+    summary = plain["average"]["final"] | cells
+    both = {"before_calibration": summary, "final": summary}
+    several = plain | {"sites": {name: site | both for name, site in plain["sites"].items()}, "average": both}
+    names = [name for part in (*NAMES, "Average") for name in (part, "  disc", "  cup")]
+    assert list(table(several).columns[0].cells) == names
+    assert list(table(several).columns[2].cells)[:3] == ["81.25 ± 6.25", "90.00 ± 0.00", "70.00 ± 0.00"]
+    assert list(table(plain).columns[0].cells) == [*NAMES, "Average"]
+    rows = [line.split(" | ")[0] for line in write_markdown(several).splitlines() if line.startswith(("| before", "| final"))]
+    assert rows == ["| before", "| final", "| before, disc", "| final, disc", "| before, cup", "| final, cup"]
+    assert "disc" not in write_markdown(plain)
+
+
 @pytest.mark.parametrize(
     ("sealed", "peers", "said"), [(True, 1, "encrypted from site to site"), (False, 1, "in the clear"), (False, 0, None)]
 )

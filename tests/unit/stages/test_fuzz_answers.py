@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_numbers_of_an_evaluation(server, scalars):
     if not isinstance(scalars, dict):
         return
     server.answers = dict.fromkeys(SITES, Message({}, EVALUATED)) | {"A": Message({}, scalars)}
-    accepted = server.ask(protocol.EVALUATE, Message(), (), evaluate._check)
+    accepted = server.ask(protocol.EVALUATE, Message(), (), partial(evaluate._check, server.plan.classes))
     if "A" in accepted:
         for name, value in numbers(
             {name: scalars[name] for name in (*EVALUATED, "withheld", "std_withheld") if name in scalars}
@@ -207,7 +208,7 @@ def test_the_drawn_server_accepts_good_answers(server, spool):
     server.answers = dict.fromkeys(SITES, Message(first, TRAINED))
     assert sorted(train._ask_to_train(server, first, 1, 0, spool)) == sorted(SITES)
     server.answers = dict.fromkeys(SITES, Message({}, EVALUATED))
-    assert sorted(server.ask(protocol.EVALUATE, Message(), (), evaluate._check)) == sorted(SITES)
+    assert sorted(server.ask(protocol.EVALUATE, Message(), (), partial(evaluate._check, server.plan.classes))) == sorted(SITES)
     server.answers = dict.fromkeys(SITES, Message({}, {}))
     server.warn = lambda message: None
     with pytest.raises(ContributionError, match="0 of 4 sites answered well"):

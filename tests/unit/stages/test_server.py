@@ -13,7 +13,7 @@ EVALUATED = {"before_calibration": SUMMARY, "final": SUMMARY, "peers": {"B": SUM
 
 
 def check(task, scalars, names=()):
-    check_numbers("A", scalars, names, protocol.numbers_of(task, ("A", "B")))
+    check_numbers("A", scalars, names, protocol.numbers_of(task, ("A", "B"), ("lesion",)))
 
 
 def test_answers_of_sites_pass():
@@ -50,6 +50,29 @@ def test_answers_of_sites_pass():
 def test_a_number_outside_its_bounds_is_refused(name, value):
     with pytest.raises(ContributionError, match=f"site A: its answer's {name} is .*, not a finite number from"):
         check("train", TRAINED | {name: value}, ("loss", "samples", "seconds", "dice", "iou"))
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "why"),
+    [
+        ("final", "dice_cup", 0.5, None),
+        ("final", "dice_cup", 1.5, "final/dice_cup/mean is 1.5, not a finite number from 0 to 1"),
+        ("final", "dice_rim", 0.5, "final is .*, not a table of"),
+        ("peers", "dice_cup", 0.5, "peers/B is .*, not a table of"),
+    ],
+)
+def test_numbers_of_classes_have_the_bounds_of_their_metric(where, name, value, why):
+    """Those of the plan's classes, and of the site's own networks alone."""
+    known = protocol.numbers_of("evaluate", ("A", "B"), ("disc", "cup"))
+    more = SUMMARY | {name: {"mean": value, "std": 0.0, "n": 3}}
+    said = EVALUATED | {where: more if where == "final" else {"B": more}}
+    if why is None:
+        check_numbers("A", said, (), known)
+        with pytest.raises(ContributionError, match="not a table of"):
+            check("evaluate", said)  # a plan of one class has no numbers of classes
+    else:
+        with pytest.raises(ContributionError, match=f"site A: its answer's {why}"):
+            check_numbers("A", said, (), known)
 
 
 def test_a_missing_number_is_refused_unless_it_is_withheld():

@@ -22,7 +22,7 @@ from feddp.stages.train import adopt, train
 from feddp.stages.tune import tune
 from feddp.training.calibration import mean_scores
 from feddp.training.loop import predict
-from feddp.training.metrics import measure, summarize
+from feddp.training.metrics import METRICS, columns, measure, summarize
 from feddp.training.store import Store
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
@@ -543,6 +543,49 @@ def test_images_of_one_patient_are_no_volume_by_themselves(slices):
     assert not (site.store.folder / "cases.csv").exists()
 
 
+def test_disc_and_cup_are_stored_and_summarized_apart(plan_for, open_site, toy, tiny_root, tmp_path):
+    """Disc everywhere, cup nowhere. Image a has a disc of 512 pixels of 1024 and in it a cup of 256; b a disc of 1024, no cup.
+
+    Disc: Dice 1024/1536 = 2/3 and 1, mean 5/6 ± 1/6. Cup: 0 and, empty in both, 1, mean 1/2 ± 1/2. Means over classes: 1/3
+    and 1, so 2/3 ± 1/3. The cup's distance at a is the diagonal, 32 √2. By case, both are one volume: the disc 3072/3584 =
+    6/7, the cup 0 (256 of 2048 voxels are not found), mean 3/7.
+    """
+    data = shutil.copytree(tiny_root / "site-1", tmp_path / "data")
+    metadata = json.loads((data / "dataset.json").read_text()) | {"classes": ["disc", "cup"], "volumes": "patient"}
+    (data / "dataset.json").write_text(json.dumps(metadata))
+    stems = [row.image for row in SiteFolder.open(data).rows_of("test")]
+    for stem, disc, cup in zip(stems, (512, 1024), (256, 0), strict=True):
+        mask = np.zeros(1024, np.uint8)
+        mask[:disc] = 1
+        mask[:cup] = 2
+        write_png(data / f"masks/{stem}.png", mask.reshape(32, 32))
+    site = open_site(plan_for(network=toy, method="fedavg", classes=("disc", "cup")), data=data)
+    head = {"head.weight": torch.zeros(2, 4, 1, 1), "head.bias": torch.tensor([50.0, -50.0])}
+    site.store.write("start", site.network.state_dict() | head)
+    found = evaluate(site)
+    third, half = pytest.approx({"mean": 2 / 3, "std": 1 / 3, "n": 2}), pytest.approx({"mean": 0.5, "std": 0.5, "n": 2})
+    disc = pytest.approx({"mean": 5 / 6, "std": 1 / 6, "n": 2})
+    final = found["final"]
+    assert (final["dice"], final["dice_disc"], final["dice_cup"]) == (third, disc, half)
+    assert final["assd_cup"]["mean"] == pytest.approx(16 * 2**0.5)
+    assert tuple(final) == columns(METRICS, ("disc", "cup"))
+    cases = {name: cell["mean"] for name, cell in found["volumes"]["final"].items() if name.startswith("dice")}
+    assert cases == pytest.approx({"dice": 3 / 7, "dice_disc": 6 / 7, "dice_cup": 0})
+    images = {row["image"]: (float(row["dice_disc"]), float(row["dice_cup"])) for row in rows_of(site)}
+    assert images == {stems[0]: pytest.approx((2 / 3, 0)), stems[1]: (1, 1)}
+    (case,) = rows_of(site, "cases.csv")
+    assert (float(case["dice_disc"]), float(case["dice_cup"])) == pytest.approx((6 / 7, 0))
+
+
+def test_of_one_class_nothing_is_stored_twice(slices):
+    site = slices(volumes="patient")
+    found = evaluate(site)
+    assert tuple(found["final"]) == METRICS
+    header = (site.store.folder / "images.csv").read_text().splitlines()[0]
+    assert header == "network,image,dice,iou,hd,hd95,assd"
+    assert (site.store.folder / "cases.csv").read_text().splitlines()[0] == "network,case,dice,iou"
+
+
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 
@@ -557,11 +600,24 @@ def test_an_empty_split_is_named(plan_for, open_site, toy, tiny_root, tmp_path):
     shutil.copytree(tiny_root / "site-1", data)
     table = data / "split.csv"
     table.write_text(table.read_text().replace(",val", ",train"))
-    site = open_site(plan_for(network=toy), data=data)
-    with pytest.raises(FedDPError, match=f"site site-1: .*split.csv has {STARVED}"):
-        adopt(site, first(site), 0)
+    with pytest.raises(FedDPError, match=f"site site-1: .*split.csv has {STARVED}; add some, or .*: --set selection=test$"):
+        open_site(plan_for(network=toy), data=data)
     # and where the test images choose, as in the paper, there is nothing missing
-    assert len(open_site(plan_for(network=toy, selection="test"), data=data).validation) == 2
+    site = open_site(plan_for(network=toy, selection="test"), data=data)
+    assert (len(site.samples), len(site.validation)) == (10, 2)
+
+
+def test_where_the_test_images_select_validation_images_are_trained_on(plan_for, open_site, toy):
+    """8 and 2 images: 10 train, as in the papers, where train and val are one; 2 others select and test."""
+    for selection, trained in (("val", ("train",)), ("test", ("train", "val"))):
+        site = open_site(plan_for(network=toy, selection=selection), at=selection)
+        stems = [row.image for split in trained for row in site.folder.rows_of(split)]
+        assert [sample["stem"] for sample in site.samples] == stems
+        assert len(stems) == {"val": 8, "test": 10}[selection]
+        _, metrics = train(site, first(site), 0)
+        assert metrics["samples"] == len(stems)
+    assert [s["stem"] for s in site.validation] == [s["stem"] for s in site.test]
+    assert not {s["stem"] for s in site.test} & set(stems)
 
 
 @pytest.mark.parametrize("device", ["cuda:63", "gpu"])

@@ -9,7 +9,16 @@ from monai.metrics import compute_average_surface_distance, compute_hausdorff_di
 from torch import tensor
 
 from feddp.errors import FedDPError
-from feddp.training.metrics import METRICS, largest_components, measure, measure_classes, overlap, summarize
+from feddp.training.metrics import (
+    METRICS,
+    class_names,
+    columns,
+    largest_components,
+    measure,
+    measure_classes,
+    overlap,
+    summarize,
+)
 
 
 def figure(*boxes, height=9, width=12):
@@ -33,6 +42,26 @@ def test_a_pixel_against_a_bar():
     row = scores(figure((2, 2, 2, 2)), figure((2, 2, 2, 5)))
     assert row == pytest.approx({"dice": 0.4, "iou": 0.25, "hd": 3.0, "hd95": 2.85, "assd": 1.2, "assd_medpy": 0.75})
     assert tuple(row) == METRICS
+
+
+def test_several_classes_are_kept_apart_beside_their_mean():
+    """Disc: P is G, Dice and IoU 1, distances 0. Cup: the pixel against the bar of above. The means are half their sums.
+
+    One class is its own mean: nothing is kept beside it.
+    """
+    square = figure((1, 1, 4, 5))
+    predicted, masks = (torch.cat([square, cup])[None] for cup in (figure((2, 2, 2, 2)), figure((2, 2, 2, 5))))
+    (row,) = measure(predicted, masks, ("disc", "optic cup"))
+    cup = {"dice": 0.4, "iou": 0.25, "hd": 3.0, "hd95": 2.85, "assd": 1.2}
+    disc = {"dice": 1.0, "iou": 1.0, "hd": 0.0, "hd95": 0.0, "assd": 0.0}
+    mean = {"dice": 0.7, "iou": 0.625, "hd": 1.5, "hd95": 1.425, "assd": 0.6}
+    apart = {f"{m}_{name}": v for name, each in (("disc", disc), ("optic cup", cup)) for m, v in each.items()}
+    assert row == pytest.approx(mean | apart)
+    assert tuple(row) == columns(METRICS, ("disc", "optic cup"))
+    assert class_names(row) == ["disc", "optic cup"]
+    assert measure(predicted, masks) == [pytest.approx(mean)]
+    (alone,) = measure(predicted[:, :1], masks[:, :1], ("disc",))
+    assert tuple(alone) == METRICS == columns(METRICS, ("disc",))
 
 
 def test_a_square_in_a_square():

@@ -42,7 +42,10 @@ def test_classes_are_measured_apart_and_averaged():
     """
     predicted = torch.stack([torch.cat([bar(4), bar(1)]), torch.cat([bar(4), bar(2)])])
     masks = torch.stack([torch.cat([bar(4), bar(3)]), torch.cat([bar(4), bar(2)])])
-    assert measure_volumes(predicted, masks, ["A", "A"])["A"] == pytest.approx({"dice": 7 / 8, "iou": 4 / 5})
+    mean = {"dice": 7 / 8, "iou": 4 / 5}
+    assert measure_volumes(predicted, masks, ["A", "A"])["A"] == pytest.approx(mean)
+    apart = {"dice_one": 1, "iou_one": 1, "dice_two": 6 / 8, "iou_two": 3 / 5}
+    assert measure_volumes(predicted, masks, ["A", "A"], ("one", "two"))["A"] == pytest.approx(mean | apart)
 
 
 @pytest.mark.parametrize(

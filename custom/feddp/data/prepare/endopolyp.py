@@ -24,7 +24,7 @@ import numpy as np
 from feddp.data.description import read_lines
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
-from feddp.data.prepare.split import split_patients
+from feddp.data.prepare.split import Published, split_site, splitting_of
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.limits import TABLE_BYTES
@@ -52,6 +52,13 @@ LAYOUTS = (
     Layout("ETIS", f"{ETIS}/{ETIS}", f"{ETIS}/Ground Truth", mask="p{stem}"),
     Layout("PolypGenC1", f"{C1}/images_C1", f"{C1}/masks_C1", mask="{stem}_mask", unseen=True),
 )
+# (Wang et al., TMI 2024)
+PUBLISHED = {
+    "Kvasir": Published(900, 1000),
+    "ColonDB": Published(328, 380),
+    "ETIS": Published(170, 196),
+    "ClinicDB": Published(550, 612),
+}
 
 
 @dataclass(frozen=True)
@@ -62,14 +69,15 @@ class Frames:
     pairs: dict[str, tuple[str, str]]
 
 
-def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
+def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | None) -> list[str]:
     """Writes <out>/Kvasir, ClinicDB, ColonDB and ETIS, and <out>-unseen/PolypGenC1 with all rows in split test.
 
-    Images have size x size pixels, or their published size if None. The unseen site lies outside `out`, so no federation over
-    `out` can train on it. Returns notes for the user.
+    The sites are split by `split_site`. Images have size x size pixels, or their published size if None. The unseen site lies
+    outside `out`, so no federation over `out` can train on it. Returns notes for the user.
 
     Raises:
-        InputError: data sets (names all) or masks are missing, two sites share an image, or a target is not empty.
+        InputError: data sets (names all) or masks are missing, two sites share an image, a target is not empty, or a site
+            cannot be split so.
     """
     tree = Source(source)
     sites = _find(tree)
@@ -78,12 +86,17 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     targets = {site: (unseen if frames.layout.unseen else out) / site for site, frames in sites.items()}
     refuse_occupied(targets.values())
     _refuse_shared(tree, sites)
+    described = {site: _patients(tree, site, frames) for site, frames in sites.items()}
+    divided = {
+        site: dict.fromkeys(patients.values(), "test")
+        if sites[site].layout.unseen
+        else split_site(site, patients.values(), seed, split, PUBLISHED[site])
+        for site, (patients, _) in described.items()
+    }
     for site, frames in sites.items():
-        patients, known = _patients(tree, site, frames)
-        splits = dict.fromkeys(patients.values(), "test") if frames.layout.unseen else None
-        splits = splits or split_patients(patients.values(), seed)
+        (patients, known), splits = described[site], divided[site]
         metadata = {"name": "EndoPolyp", "channels": 3, "classes": ["polyp"], "labels": "nested", "patients": known}
-        metadata |= {"unseen": True} if frames.layout.unseen else {"split_seed": seed}
+        metadata |= {"unseen": True} if frames.layout.unseen else splitting_of(seed, split)
         samples = (
             (stem, patients[stem], splits[patients[stem]], *_pixels(tree, *pair, size))
             for stem, pair in track(frames.pairs.items(), f"Preparing {site}", total=len(frames.pairs))

@@ -3,8 +3,9 @@
 Reads the public layouts of `fundus_layouts` from a folder or a zip.
 
 Masks are written as 0 (background), 1 (disc) and 2 (cup), cropped with the image to 800 x 800 pixels (or the image's shorter
-side) around the disc. Drishti's published test images are its test split; a fifth of its training images is val. None of the
-data sets tells which eyes belong to one patient.
+side) around the disc. Drishti's published test images are its test split, unless another split is asked for by its shares; a
+fifth of its training images is val, or none where the split is `published`. None of the data sets tells which eyes belong to
+one patient.
 """
 
 from pathlib import Path
@@ -14,18 +15,25 @@ import numpy as np
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.fundus_layouts import SITES, Eye
 from feddp.data.prepare.source import Source, resize
-from feddp.data.prepare.split import hold_out, split_patients
+from feddp.data.prepare.split import PUBLISHED, Published, hold_out, split_site, splitting_of
 from feddp.data.progress import track
 from feddp.errors import InputError
 
 CROP = 800  # pixels
+# (Wang et al., TMI 2024); Drishti's are those of its own publication, 50 for training and 51 for testing
+NUMBERS = {
+    "DrishtiGS": Published(50, 101),
+    "RIMONEr3": Published(99, 159),
+    "REFUGEtrain": Published(320, 400),
+    "REFUGEval": Published(320, 400),
+}
 
 
-def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
+def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | None) -> list[str]:
     """Writes <out>/DrishtiGS, RIMONEr3, REFUGEtrain and REFUGEval; crops at size x size, or at their own size if None.
 
-    Returns notes for the user. Raises InputError if data sets or masks are missing (names all), a mask has no disc, or a
-    target is not empty.
+    Returns notes for the user. Raises InputError if data sets or masks are missing (names all), a mask has no disc, a
+    target is not empty, or a site cannot be split so.
     """
     tree = Source(source)
     absent: dict[str, bool] = {}
@@ -33,15 +41,16 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     tree.demand(absent, "folders")
     tree.demand_files(mask for eyes in sites.values() for eye in eyes.values() for mask in eye.masks)
     refuse_occupied(out / site for site in sites)
+    divided = {site: _splits(site, eyes, seed, split) for site, eyes in sites.items()}
     for site, eyes in sites.items():
-        splits = _splits(eyes, seed)
+        splits = divided[site]
         metadata = {
             "name": "Fundus",
             "channels": 3,
             "classes": ["disc", "cup"],
             "labels": "nested",
             "patients": "unknown: image level",
-            "split_seed": seed,
+            **splitting_of(seed, split),
         }
         read = SITES[site][1]
         samples = (
@@ -71,9 +80,12 @@ def crop(image: np.ndarray, mask: np.ndarray, name: str) -> tuple[np.ndarray, np
     return image[tuple(window)], mask[tuple(window)]
 
 
-def _splits(eyes: dict[str, Eye], seed: int) -> dict[str, str]:
+def _splits(site: str, eyes: dict[str, Eye], seed: int, split: str | None) -> dict[str, str]:
     published = {stem: eye.published for stem, eye in eyes.items()}
-    if not any(published.values()):
-        return split_patients(eyes, seed)
+    divided = split_site(site, eyes, seed, split, NUMBERS[site])
+    if split == PUBLISHED and any(published.values()):
+        return published
+    if split is not None or not any(published.values()):
+        return divided
     training = hold_out((stem for stem, word in published.items() if word == "train"), seed)
     return {stem: training.get(stem, "test") for stem in eyes}

@@ -18,18 +18,18 @@ import numpy as np
 from feddp.data.description import VOLUMES
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
-from feddp.data.prepare.split import split_patients
+from feddp.data.prepare.split import split_site, splitting_of
 from feddp.data.progress import track
 
 SITES = ("CS", "DU", "FG", "HT")
 SLICE = re.compile(r"(?:^|/)kaggle_3m/(TCGA_([^_/]+)_[^_/]+)_\d+/(\1_\d+_\d+)\.tif$")
 
 
-def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
+def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | None) -> list[str]:
     """Writes <out>/CS, DU, FG and HT; images and masks at size x size, or at their published size if None.
 
-    A patient is TCGA_<site>_<patient>, split by seed. Returns notes for the user. Raises InputError if a site or a mask is
-    missing, or if `out` already contains one of the sites.
+    A patient is TCGA_<site>_<patient>, split by seed (`split_site`). Returns notes for the user. Raises InputError if a site or
+    a mask is missing, if `out` already contains one of the sites, or if a site cannot be split so.
     """
     tree = Source(source)
     slices: dict[str, list[tuple[str, str, str]]] = {site: [] for site in SITES}
@@ -44,9 +44,9 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
     tree.demand({f"kaggle_3m/TCGA_{site}_*": bool(found) for site, found in slices.items()}, "hospitals")
     tree.demand_files(_mask(name) for found in slices.values() for _, _, name in found)
     refuse_occupied(out / site for site in SITES)
+    splits = {site: split_site(site, (patient for _, patient, _ in found), seed, split) for site, found in slices.items()}
 
     for site, found in slices.items():
-        splits = split_patients((patient for _, patient, _ in found), seed)
         write_site(
             out / site,
             {
@@ -58,10 +58,10 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
                 "patients": "TCGA barcode",
                 "volumes": VOLUMES,
                 "licence": "CC BY-NC-SA 4.0",
-                "split_seed": seed,
+                **splitting_of(seed, split),
             },
             (
-                (stem, patient, splits[patient], *_pixels(tree, name, size))
+                (stem, patient, splits[site][patient], *_pixels(tree, name, size))
                 for stem, patient, name in track(found, f"Preparing {site}")
             ),
         )

@@ -27,7 +27,7 @@ from feddp.data.description import VOLUMES
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.prepare.nifti import read_axial
 from feddp.data.prepare.source import Source, resize
-from feddp.data.prepare.split import split_patients
+from feddp.data.prepare.split import split_site, splitting_of
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.partition import some
@@ -45,14 +45,14 @@ FILE = re.compile(r"(?:^|/)([^/]+)/(Case\d+)(_segmentation)?\.nii(?:\.gz)?$", re
 BRIGHT = 0.99  # the quantile that becomes white
 
 
-def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
+def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | None) -> list[str]:
     """Writes <out>/BIDMC, HK, I2CVB, ISBI, ISBI_15 and UCL; slices at size x size, or at their published size if None.
 
-    A patient is a case, split by seed. Returns notes for the user.
+    A patient is a case, split by seed (`split_site`; every case counts as one image). Returns notes for the user.
 
     Raises:
         InputError: sources, images or masks are missing, a file is not a volume, a mask does not fit its image or is empty, or
-            a target is not empty. Names all missing sources or files.
+            a target is not empty, or a source cannot be split so. Names all missing sources or files.
     """
     tree = Source(source)
     sites = _find(tree)
@@ -63,18 +63,19 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
             f"{tree.path}: image or segmentation is missing beside {some(alone, 5)}. Complete them, or remove them."
         )
     refuse_occupied(out / site for site in sites)
+    splits = {site: split_site(site, cases, seed, split) for site, cases in sites.items()}
     left_out = dict.fromkeys(sites, 0)
 
-    def samples(site: str, splits: dict[str, str]) -> Iterator[RawSample]:
+    def samples(site: str) -> Iterator[RawSample]:
         cases = sites[site]
         for case, files in track(cases.items(), f"Preparing {site}", total=len(cases)):
             image, mask = _pixels(tree, files[""], files["_segmentation"])
             for number in np.flatnonzero(mask.any(axis=(1, 2))):
                 pair = resize(image[number], mask[number], size, files[""])
-                yield f"{case}_{number:03d}", case, splits[case], *pair
+                yield f"{case}_{number:03d}", case, splits[site][case], *pair
             left_out[site] += int((~mask.any(axis=(1, 2))).sum())
 
-    for site, cases in sites.items():
+    for site in sites:
         metadata = {
             "name": "Prostate-MRI",
             "channels": 1,
@@ -86,9 +87,9 @@ def prepare(source: Path, out: Path, size: int | None, seed: int) -> list[str]:
             "volumes": VOLUMES,
             "slices": "axial, with prostate only, numbered in the volume from the feet upwards",
             "intensities": "the volume's least to its 99th percentile",
-            "split_seed": seed,
+            **splitting_of(seed, split),
         }
-        write_site(out / site, metadata, samples(site, split_patients(cases, seed)))
+        write_site(out / site, metadata, samples(site))
     listed = ", ".join(f"{site} {count}" for site, count in left_out.items())
     return [f"Slices left out, without prostate: {listed}"] if any(left_out.values()) else []
 
