@@ -68,7 +68,7 @@ def test_feddp_runs_through_both_stages_on_certificates(feddp):
     assert set(results["sites"]) == set(SITES)
     for site in results["sites"].values():
         for when in ("before_calibration", "final"):
-            assert set(site[when]) == {"dice", "iou", "hd", "hd95", "assd", "assd_medpy"}
+            assert set(site[when]) == {"dice", "iou", "hd", "hd95", "assd", "assd-medpy"}
             assert 0 <= site[when]["dice"]["mean"] <= 1
             assert site[when]["dice"]["n"] >= 2
             assert all("std" not in cell and cell == rounded("", cell) for cell in site[when].values())

@@ -19,7 +19,7 @@ SITES = ("site-1", "site-2")
 def row(dice: float) -> dict[str, float]:
     """All metrics follow from Dice, so that a test's numbers can be checked by hand: ASSD = 10 (1 − Dice) pixels."""
     distance = 10 * (1 - dice)
-    return {"dice": dice, "iou": dice / (2 - dice)} | dict.fromkeys(("hd", "hd95", "assd", "assd_medpy"), distance)
+    return {"dice": dice, "iou": dice / (2 - dice)} | dict.fromkeys(("hd", "hd95", "assd", "assd-medpy"), distance)
 
 
 def write_run(

@@ -34,7 +34,7 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) ->
     rows = [((label,), result, FINAL) for label, result in named.items()]
     title = "Table I / II: the methods"
     first = scores_table("methods", title, ("Method",), rows, ("dice", "assd"), sites, seeds, per_site=True)
-    title, metrics = "The methods by IoU, HD95, HD and medpy's ASSD", ("iou", "hd95", "hd", "assd_medpy")
+    title, metrics = "The methods by IoU, HD95, HD and medpy's ASSD", ("iou", "hd95", "hd", "assd-medpy")
     more = scores_table("methods_more", title, ("Method",), rows, metrics, sites, seeds, per_site=True)
     test = sentence({label: scores(result, sites) for label, result in named.items() if result.folders and result.competes})
     by_class = class_tables(named, sites, seeds)

@@ -7,7 +7,7 @@ Deviations: the optimiser's state is kept at the site from round to round (the p
 the mean into the first site's live tensors, private ones included; ours does not. The loss is Dice + cross-entropy
 (`loss=dice` is the released code's). The best round is selected on a validation split (`selection=test` is the paper's). The
 released code always starts from ImageNet weights (`--weights`), divides images by 255 (`normalise=scale`), does not augment
-(`augment=false`), reports medpy's ASSD (`assd_medpy`) and keeps, on fundus images, the largest component
+(`augment=false`), reports medpy's ASSD (`assd-medpy`) and keeps, on fundus images, the largest component
 (`largest_component=true`); none of these is our default.
 """
 

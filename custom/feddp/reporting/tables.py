@@ -23,7 +23,7 @@ SHOWN = {
     "dice": Shown("Dice (%)", 100, max),
     "iou": Shown("IoU (%)", 100, max),
     "assd": Shown("ASSD (pix.)", 1, min),
-    "assd_medpy": Shown("ASSD by medpy (pix.)", 1, min),
+    "assd-medpy": Shown("ASSD by medpy (pix.)", 1, min),
     "hd95": Shown("HD95 (pix.)", 1, min),
     "hd": Shown("HD (pix.)", 1, min),
 }

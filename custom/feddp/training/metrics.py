@@ -20,7 +20,7 @@ from torch import Tensor
 
 from feddp.errors import InputError
 
-METRICS = ("dice", "iou", "hd", "hd95", "assd", "assd_medpy")
+METRICS = ("dice", "iou", "hd", "hd95", "assd", "assd-medpy")
 THRESHOLD = 0.5
 DIVERGED = "predictions are not finite; the network has diverged: lower the learning rate"
 
@@ -79,7 +79,7 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
 
     dice and iou in [0, 1]; distances in pixels. hd95 is the larger 95th percentile of the two directions, as in
     MONAI. assd is one mean over the distances of both boundaries (Wang et al., TMI 2024, Eq. 9):
-    (Σ_{a∈P_b} d(a, G_b) + Σ_{b∈G_b} d(b, P_b)) / (|P_b| + |G_b|). assd_medpy is the mean of the two directions' means, as in
+    (Σ_{a∈P_b} d(a, G_b) + Σ_{b∈G_b} d(b, P_b)) / (|P_b| + |G_b|). assd-medpy is the mean of the two directions' means, as in
     medpy, with which the released code computed the paper's tables.
     The boundary of a mask consists of its pixels that have one of four neighbours outside the mask or outside the image.
     """
@@ -136,7 +136,7 @@ def _distances(predicted: Tensor, truth: Tensor) -> Row:
     empty = (not predicted.any()) + (not truth.any())
     if empty:
         distance = 0.0 if empty == 2 else math.hypot(*truth.shape)
-        return dict.fromkeys(("hd", "hd95", "assd", "assd_medpy"), distance)
+        return dict.fromkeys(("hd", "hd95", "assd", "assd-medpy"), distance)
     from monai.metrics.utils import get_mask_edges, get_surface_distance
 
     edges, true_edges = get_mask_edges(predicted, truth, crop=False)
@@ -146,5 +146,5 @@ def _distances(predicted: Tensor, truth: Tensor) -> Row:
         "hd": float(max(there.max(), back.max())),
         "hd95": float(max(np.percentile(there, 95), np.percentile(back, 95))),
         "assd": float(np.concatenate((there, back)).mean()),
-        "assd_medpy": float((there.mean() + back.mean()) / 2),
+        "assd-medpy": float((there.mean() + back.mean()) / 2),
     }

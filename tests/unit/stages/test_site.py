@@ -582,7 +582,7 @@ def test_of_one_class_nothing_is_stored_twice(slices):
     found = evaluate(site)
     assert tuple(found["final"]) == METRICS
     header = (site.store.folder / "images.csv").read_text().splitlines()[0]
-    assert header == "network,image,dice,iou,hd,hd95,assd"
+    assert header == "network,image,dice,iou,hd,hd95,assd,assd-medpy"
     assert (site.store.folder / "cases.csv").read_text().splitlines()[0] == "network,case,dice,iou"
 
 

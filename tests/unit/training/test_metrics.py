@@ -40,7 +40,7 @@ def test_a_pixel_against_a_bar():
     the 95th percentile of 0, 1, 2, 3 lies at 0.95·3 = 2.85. Dice 2·1/(1+4), IoU 1/4.
     """
     row = scores(figure((2, 2, 2, 2)), figure((2, 2, 2, 5)))
-    assert row == pytest.approx({"dice": 0.4, "iou": 0.25, "hd": 3.0, "hd95": 2.85, "assd": 1.2, "assd_medpy": 0.75})
+    assert row == pytest.approx({"dice": 0.4, "iou": 0.25, "hd": 3.0, "hd95": 2.85, "assd": 1.2, "assd-medpy": 0.75})
     assert tuple(row) == METRICS
 
 
@@ -52,9 +52,9 @@ def test_several_classes_are_kept_apart_beside_their_mean():
     square = figure((1, 1, 4, 5))
     predicted, masks = (torch.cat([square, cup])[None] for cup in (figure((2, 2, 2, 2)), figure((2, 2, 2, 5))))
     (row,) = measure(predicted, masks, ("disc", "optic cup"))
-    cup = {"dice": 0.4, "iou": 0.25, "hd": 3.0, "hd95": 2.85, "assd": 1.2}
-    disc = {"dice": 1.0, "iou": 1.0, "hd": 0.0, "hd95": 0.0, "assd": 0.0}
-    mean = {"dice": 0.7, "iou": 0.625, "hd": 1.5, "hd95": 1.425, "assd": 0.6}
+    cup = {"dice": 0.4, "iou": 0.25, "hd": 3.0, "hd95": 2.85, "assd": 1.2, "assd-medpy": 0.75}
+    disc = {"dice": 1.0, "iou": 1.0, "hd": 0.0, "hd95": 0.0, "assd": 0.0, "assd-medpy": 0.0}
+    mean = {"dice": 0.7, "iou": 0.625, "hd": 1.5, "hd95": 1.425, "assd": 0.6, "assd-medpy": 0.375}
     apart = {f"{m}_{name}": v for name, each in (("disc", disc), ("optic cup", cup)) for m, v in each.items()}
     assert row == pytest.approx(mean | apart)
     assert tuple(row) == columns(METRICS, ("disc", "optic cup"))
@@ -72,7 +72,7 @@ def test_a_square_in_a_square():
     distances the last four are sqrt 2, and position 0.95·15 = 14.25 is among them.
     """
     expected = {"dice": 18 / 34, "iou": 9 / 25, "hd": math.sqrt(2), "hd95": math.sqrt(2)}
-    expected |= {"assd": (20 + 4 * math.sqrt(2)) / 24, "assd_medpy": (1 + (12 + 4 * math.sqrt(2)) / 16) / 2}
+    expected |= {"assd": (20 + 4 * math.sqrt(2)) / 24, "assd-medpy": (1 + (12 + 4 * math.sqrt(2)) / 16) / 2}
     assert scores(figure((2, 2, 4, 4)), figure((1, 1, 5, 5))) == pytest.approx(expected)
     assert scores(figure((1, 1, 5, 5)), figure((2, 2, 4, 4))) == pytest.approx(expected)
 
@@ -84,7 +84,7 @@ def test_a_square_moved_by_two():
     IoU 3/15.
     """
     row = scores(figure((1, 1, 3, 3)), figure((1, 3, 3, 5)))
-    assert row == pytest.approx({"dice": 1 / 3, "iou": 0.2, "hd": 2.0, "hd95": 2.0, "assd": 1.0, "assd_medpy": 1.0})
+    assert row == pytest.approx({"dice": 1 / 3, "iou": 0.2, "hd": 2.0, "hd95": 2.0, "assd": 1.0, "assd-medpy": 1.0})
 
 
 def test_a_mask_s_boundary_runs_along_the_image_s_edge():
@@ -112,7 +112,7 @@ def test_empty_masks_have_finite_scores_and_no_warning(prediction, mask, overlap
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         row = scores(prediction, mask)
-    assert row == {"dice": overlap, "iou": overlap} | dict.fromkeys(("hd", "hd95", "assd", "assd_medpy"), distance)
+    assert row == {"dice": overlap, "iou": overlap} | dict.fromkeys(("hd", "hd95", "assd", "assd-medpy"), distance)
     assert capfd.readouterr() == ("", "")
 
 
