@@ -90,7 +90,7 @@ def test_the_numbers_of_classes_are_those_of_a_sites_own_networks():
     assert known["final"].keys() >= {"dice_disc", "assd_cup"}
     assert [known["final"][name]["mean"].most for name in ("dice_cup", "iou_cup")] == [1, 1]
     assert known["final"]["hd95_cup"]["mean"].most > 1
-    assert len(numbers_of("evaluate", ("A",), ("lesion",))["final"]) == 5
+    assert len(numbers_of("evaluate", ("A",), ("lesion",))["final"]) == 6
 
 
 def test_no_metric_could_be_taken_for_one_of_a_class():
