@@ -8,7 +8,7 @@ import numpy as np
 
 from feddp import protocol
 from feddp.compare.leave_one_out import UnseenResult
-from feddp.compare.scores import Result, Scores, scores
+from feddp.compare.scores import AVERAGE, Result, Scores, scores
 from feddp.compare.studies import STUDIES, AdaptedModels, Entry, Study, TrainedNetworks
 from feddp.compare.variants import Variant
 from feddp.files import PROGRESS, Event, read_events
@@ -16,7 +16,6 @@ from feddp.methods.base import TRAIN
 from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_points, draw_spread
 from feddp.reporting.tables import SHOWN, Value, shown_value
 
-AVERAGE = "Average"
 _DICE = SHOWN["dice"].head
 
 Results = Mapping[Variant, Result]

@@ -19,6 +19,7 @@ from feddp.protocol import VOLUMES
 from feddp.training.metrics import METRICS, Row, class_names, of_class, summarize
 from feddp.training.volumes import VOLUME_METRICS
 
+AVERAGE = "Average"
 BEFORE, FINAL = "before", "final"  # a site's network before its last stage there, and the one it ends with
 Rows = dict[str, Row]  # {name of an image, or of a case: its metrics}
 Summary = dict[str, dict[str, float]]  # as `metrics.summarize`
@@ -91,13 +92,14 @@ class Scores:
             no volumes where cases are asked for.
         sites: {site: summary over its images}.
         average: the summary over the sites' means; None where a site is missing.
-        seeds: {metric: population standard deviation, over the seeds, of each seed's average}; None for one seed.
+        seeds: {site, or AVERAGE if no site is missing: {metric: population standard deviation, over the seeds, of each seed's
+            mean there}}; None for one seed.
     """
 
     rows: dict[str, Rows]
     sites: dict[str, Summary]
     average: Summary | None
-    seeds: dict[str, float] | None
+    seeds: dict[str, dict[str, float]] | None
 
 
 def scores(result: Measured, sites: list[str], when: str = FINAL, unit: Unit = IMAGE) -> Scores:
@@ -111,11 +113,17 @@ def scores(result: Measured, sites: list[str], when: str = FINAL, unit: Unit = I
     by_site = {site: summarize(list(found.values())) for site, found in rows.items()}
     whole = by_site.keys() == set(sites)
     seeds = None
-    if whole and len(runs) > 1:
-        averages = [average({site: summarize(list(run[site].values())) for site in sites}) for run in runs]
-        common = [m for m in averages[0] if all(m in a for a in averages)]
-        seeds = {m: float(np.std([a[m]["mean"] for a in averages])) for m in common}
+    if len(runs) > 1:
+        each = [{site: summarize(list(run[site].values())) for site in rows} for run in runs]
+        means = [found | ({AVERAGE: average(found)} if whole else {}) for found in each]
+        seeds = {column: _over_seeds([found[column] for found in means]) for column in (*rows, *([AVERAGE] if whole else []))}
     return Scores(rows, by_site, average(by_site) if whole else None, seeds)
+
+
+def _over_seeds(summaries: list[Summary]) -> dict[str, float]:
+    """{metric that all seeds have: population standard deviation of the seeds' means}."""
+    metrics = [metric for metric in summaries[0] if all(metric in summary for summary in summaries)]
+    return {metric: float(np.std([summary[metric]["mean"] for summary in summaries])) for metric in metrics}
 
 
 def average(sites: Mapping[str, Summary]) -> Summary:

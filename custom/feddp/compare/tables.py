@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from feddp.compare.leave_one_out import UnseenResult
-from feddp.compare.scores import CASE, FINAL, IMAGE, Measured, Result, Unit, classes_of, has_cases, scores
+from feddp.compare.scores import AVERAGE, CASE, FINAL, IMAGE, Measured, Result, Unit, classes_of, has_cases, scores
 from feddp.compare.statistics import sentence
 from feddp.compare.studies import TABLE_II, AdaptedModels, Study, TrainedNetworks
 from feddp.compare.variants import Variant
@@ -25,6 +25,7 @@ START = (
 INSIDE = "Inside n: the first n of the other sites in alphabetical order."
 SECONDS = "Seconds a sample: adaptation, prediction and writing, on the machine that did it; means over sites and seeds."
 SEEDS = "± seeds"
+OVER_SEEDS = "Here ± is the population standard deviation over the seeds, of each site's mean and of the Average."
 
 Line = tuple[Sequence[str], Measured, str]  # a row's labels, what it is of, before or after the last stage
 
@@ -39,6 +40,9 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) ->
     test = sentence({label: scores(result, sites) for label, result in named.items() if result.folders and result.competes})
     by_class = class_tables(named, sites, seeds)
     tables = [replace(first, notes=(test, START, *first.notes)), *by_class, more, spread_table(named, sites)]
+    if seeds > 1:
+        title = "The methods by site, ± over the seeds, as IOP-FL's Table I"
+        tables.append(seeds_table("seeds", title, ("Method",), rows, ("dice", "iou", "hd"), sites, seeds))
     if any(has_cases(result) for result in named.values()):
         title = "The methods by case"
         cases = scores_table("volumes", title, ("Method",), rows, VOLUME_METRICS, sites, seeds, per_site=True, unit=CASE)
@@ -77,14 +81,16 @@ def study_table(
 def outside_tables(
     name: str, study: Study[AdaptedModels], results: Mapping[AdaptedModels, UnseenResult], sites: list[str], seeds: int
 ) -> list[ResultTable]:
-    """Table II as two tables, Dice and ASSD, with one column per unseen site; any other study as one, of the averages."""
+    """Table II as tables of Dice and ASSD, and of Dice ± over seeds, a column per unseen site; any other study as one table."""
     found = [results[entry.source] for entry in study.entries]
     rows = [(entry.labels, result, FINAL) for entry, result in zip(study.entries, found, strict=True)]
     if name == TABLE_II:
-        return [
+        tables = [
             scores_table(f"{name}{end}", f"{study.title}{by}", study.heads, rows, (metric,), sites, seeds, per_site=True)
             for metric, end, by in (("dice", "", ""), ("assd", "_assd", ", by ASSD"))
         ]
+        title = f"{study.title}, ± over the seeds"
+        return tables + ([seeds_table(f"{name}_seeds", title, study.heads, rows, ("dice",), sites, seeds)] if seeds > 1 else [])
     table = scores_table(f"outside_{name}", study.title, study.heads, rows, study.metrics, sites, seeds)
     if name == "inside_sites":
         table = replace(table, notes=(*table.notes, INSIDE))
@@ -112,7 +118,7 @@ def scores_table(
         unit: images or cases.
         class_name: the class whose metrics are shown; "": the means over the classes.
     """
-    shown = [*(sites if per_site else []), "Average", *([SEEDS] if seeds > 1 else [])]
+    shown = [*(sites if per_site else []), AVERAGE, *([SEEDS] if seeds > 1 else [])]
     columns = [(metric, column) for metric in metrics for column in shown]
     rows = []
     for labels, result, when in lines:
@@ -131,6 +137,27 @@ def scores_table(
         (*([OPTIMISTIC] if optimistic else []), *([APART] if apart else [])),
         apart,
     )
+
+
+def seeds_table(
+    name: str, title: str, heads: Sequence[str], lines: Sequence[Line], metrics: Sequence[str], sites: list[str], seeds: int
+) -> ResultTable:
+    """The means of each site and their Average, where ± is over the seeds: (Jiang et al., TMI 2023) shows three runs so."""
+    table = scores_table(name, title, heads, lines, metrics, sites, seeds, per_site=True)
+    kept = [i for i, head in enumerate(table.heads) if not head.endswith(SEEDS)]
+    columns = [(metric, column) for metric in metrics for column in (*sites, AVERAGE)]
+    rows = []
+    for row, (_, result, when) in zip(table.rows, lines, strict=True):
+        cells = [row[i] for i in kept]
+        over = scores(result, sites, when).seeds if result.folders else None
+        for place, (metric, column) in enumerate(columns, len(heads)):
+            if isinstance(cell := cells[place], Value):
+                std = SHOWN[metric].factor * over[column][metric] if over else None
+                cells[place] = replace(cell, std=std)
+        rows.append(tuple(cells))
+    better = tuple(table.better[i] for i in kept)
+    notes = (OVER_SEEDS, *table.notes)
+    return replace(table, heads=tuple(table.heads[i] for i in kept), better=better, rows=tuple(rows), notes=notes)
 
 
 def spread_table(named: Mapping[str, Result], sites: list[str]) -> ResultTable:
@@ -167,9 +194,10 @@ def _values(
     for metric, column in columns:
         name = of_class(metric, class_name)  # results written before classes were kept apart lack it
         if column == SEEDS:
-            cells.append(Value(SHOWN[metric].factor * found.seeds[name]) if found.seeds and name in found.seeds else BLANK)
+            over = (found.seeds or {}).get(AVERAGE, {})
+            cells.append(Value(SHOWN[metric].factor * over[name]) if name in over else BLANK)
         else:
-            summary = found.average if column == "Average" else found.sites.get(column)
+            summary = found.average if column == AVERAGE else found.sites.get(column)
             cells.append(shown_value(summary, metric, class_name) if summary and name in summary else BLANK)
     return tuple(cells)
 

@@ -159,6 +159,9 @@ def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, 
     expected = {"site-1": 51, "site-1 ±": 5, "site-2": 41, "site-3": 31, "Average": 41, "Average ±": 10 * (2 / 3) ** 0.5}
     expected |= {"± seeds": 1}
     assert {key: float(rows[0][f"Dice (%) {key}"]) for key in expected} == pytest.approx(expected)
+    over_seeds = read(out / "table_leave_one_out_seeds.csv")[0]
+    expected = {"site-1": 51, "site-1 ±": 1, "site-2": 41, "site-2 ±": 1, "Average": 41, "Average ±": 1}
+    assert {key: float(over_seeds[f"Dice (%) {key}"]) for key in expected} == pytest.approx(expected)
     distances = read(out / "table_leave_one_out_assd.csv")
     assert float(distances[0]["ASSD (pix.) Average"]) == pytest.approx(5.9)
     text = (out / "tables.md").read_text()

@@ -136,6 +136,29 @@ def test_a_missing_site_leaves_no_average_to_compare(result):
     assert [str(cell) for cell in rows[0]] == ["lost", "80.00 ± 10.00", "—", "—", "—"]
 
 
+def test_each_sites_spread_over_the_seeds(result):
+    """`one`: site-1's means under the seeds are 0.75 and 0.85, site-2's 0.55 and 0.65, the averages 0.65 and 0.75: ± 0.05 each.
+    IoU = Dice/(2 − Dice): of 0.4 and 0.7 at site-2, 0.25 and 7/13, mean 0.39423; of 0.6 and 0.7, 3/7 and 7/13, mean 0.48352;
+    so 43.89 ± 4.46. HD = 10 (1 − Dice). `other` is the same under both. `lost` failed under a seed: one seed has no spread."""
+    lost = Result({0: result("lost", ONE[:1]).folders[0]}, {1: "broke"})
+    named = {"one": result("one", ONE), "other": result("other", OTHER), "lost": lost, "never": Result({}, {0: "broke"})}
+    table = methods_tables(named, list(SITES), 2)[-1]
+    assert (table.name, table.heads[:5]) == (
+        "seeds",
+        ("Method", *(f"Dice (%) {c}" for c in (*SITES, "Average")), "IoU (%) site-1"),
+    )
+    cells = [[str(cell) for cell in row] for row in table.rows]
+    assert cells[0][1:4] == ["80.00 ± 5.00", "60.00 ± 5.00", "70.00 ± 5.00"]
+    assert cells[0][5] == "43.89 ± 4.46"
+    assert cells[0][7:] == ["2.00 ± 0.50", "4.00 ± 0.50", "3.00 ± 0.50"]
+    assert cells[1][1:4] == ["60.00 ± 0.00", "70.00 ± 0.00", "65.00 ± 0.00"]
+    assert cells[2][:4] == ["lost (1 of 2 seeds)", "75.00", "55.00", "65.00"]
+    assert cells[3] == ["never", "failed: broke", *[""] * 8]
+    assert table.best() == {(0, 1), (1, 2), (0, 3), (0, 4), (1, 5), (0, 6), (0, 7), (1, 8), (0, 9)}
+    assert "over the seeds" in table.notes[0]
+    assert "seeds" not in [table.name for table in methods_tables({"one": result("single", ONE[:1])}, list(SITES), 1)]
+
+
 def test_failed_runs_are_in_the_table(result):
     """Two of three seeds count where the third failed; where all did, the reason stands there."""
     partly = Result(result("one", ONE).folders, {2: "it diverged"})
@@ -209,7 +232,14 @@ def test_each_of_several_classes_has_a_table(result):
     both.folders[1] = tmp
     named = {"one": one, "old": old, "both": both}
     tables = methods_tables(named, list(SITES), 2)
-    assert [table.name for table in tables] == ["methods", "methods_class_1", "methods_class_2", "methods_more", "spread"]
+    assert [table.name for table in tables] == [
+        "methods",
+        "methods_class_1",
+        "methods_class_2",
+        "methods_more",
+        "spread",
+        "seeds",
+    ]
     assert [table.title for table in tables[1:3]] == ["The methods: disc alone", "The methods: cup alone"]
     disc, cup = ([[str(cell) for cell in row] for row in table.rows] for table in tables[1:3])
     assert cup[0] == ["one", *["50.00 ± 0.00"] * 3, "10.00", *["2.00 ± 0.00"] * 3, "0.00"]
@@ -222,7 +252,7 @@ def test_each_of_several_classes_has_a_table(result):
 
 def test_runs_without_volumes_have_no_table_of_them(result):
     tables = methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), 2)
-    assert [table.name for table in tables] == ["methods", "methods_more", "spread"]
+    assert [table.name for table in tables] == ["methods", "methods_more", "spread", "seeds"]
 
 
 def test_the_cases_of_the_network_before_and_after(result):
