@@ -26,6 +26,7 @@ from feddp.errors import FedDPError, InputError
 from feddp.training.settings import Training
 
 COMPUTE = "precision_compute"  # the setting of the type in which a site computes
+STDERR = 2  # for what processes write that is no figure
 FP32, BF16 = "float32", "bfloat16"
 
 
@@ -122,7 +123,7 @@ def run(data: Path, out: Path, env: str, *options: object) -> None:
         FedDPError: the run failed; its own message is on stderr.
     """
     command = [sys.executable, "-m", "feddp", "run", "--data", data, "--out", out, "--env", env, *options]
-    if code := subprocess.run(list(map(str, command)), stdout=sys.stderr, check=False).returncode:
+    if code := subprocess.run(list(map(str, command)), stdout=STDERR, check=False).returncode:
         raise FedDPError(f"the run in {env} ended with exit code {code}; its message is above")
 
 

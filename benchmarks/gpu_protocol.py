@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import COMPUTE, FP32, compute_settings, count, line, parser
+from benchmarks.common import COMPUTE, FP32, STDERR, compute_settings, count, line, parser
 from feddp.data.synthesize import synthesize_site
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, Event, read_events
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
         settings = compute_settings(given.compute, given.device)
         command += [f"--set={COMPUTE}={settings[COMPUTE]}"] if settings else []
         begun = time.monotonic()
-        process = subprocess.Popen(list(map(str, command)), stdout=sys.stderr)
+        process = subprocess.Popen(list(map(str, command)), stdout=STDERR)
         about = vars(given) | {"drawing_seconds": drawn}
         try:
             told = False

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import count, parser, ratio, report, run, shown
+from benchmarks.common import STDERR, count, parser, ratio, report, run, shown
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, Event, read_events
@@ -99,7 +99,7 @@ def stock(data: Path, out: Path, given) -> dict[str, list[Event]]:
     with watched(out):
         command = [sys.executable, "-m", "benchmarks.stock.job", *map(str, words)]
         env["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")))
-        code = subprocess.run(command, env=env, stdout=sys.stderr, check=False).returncode
+        code = subprocess.run(command, env=env, stdout=STDERR, check=False).returncode
     found = {path.stem: read_events(path) for path in sorted((out / "times").glob("*.jsonl"))}
     if code or [len(events) for events in found.values()] != [given.rounds] * given.sites:
         raise FedDPError(f"FLARE's recipe ended with exit code {code} before its last round; its messages are above")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common import count, kind_of, parser, report
+from benchmarks.common import STDERR, count, kind_of, parser, report
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
         synthesize(root / "data", given.sites, given.images, given.size)
         command = [sys.executable, "-m", "feddp", "run", "--env", "poc", "--data", root / "data", "--out", root / "run"]
         command += ["--method", "fedavg", "--rounds", 1, "--size", given.size, "--network", given.network]
-        process = subprocess.Popen(list(map(str, command)), stdout=sys.stderr)
+        process = subprocess.Popen(list(map(str, command)), stdout=STDERR)
         seen: list[Seen] = []
         while process.poll() is None:
             seen += looked(root / "run")

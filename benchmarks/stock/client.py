@@ -1,50 +1,8 @@
-"""A site of FLARE's stock FedAvg (`feddp bench round`): the same local epoch, and nothing of FedDP's executor, guard or store.
-
-Arguments: the root of the sites' folders, a folder for the times, the size of the images, the name of the network.
-"""
+"""The script that the recipe gives to every site. It names what it runs by a string: FLARE would copy all modules that it
+imports, and all that these import, into the job."""
 
 import sys
-import time
-from pathlib import Path
-
-import nvflare.client as flare
-from torch import Tensor
-
-from feddp.data.folder import SiteFolder
-from feddp.data.loading import Batch, load
-from feddp.files import append_event
-from feddp.networks import build
-from feddp.training.calibration import mean_scores
-from feddp.training.device import settle
-from feddp.training.loop import adamw, fit_epoch
-from feddp.training.losses import segmentation_loss
-from feddp.training.settings import Training
-
-
-def main(data: str, times: str, size: str, name: str) -> None:
-    flare.init()
-    settle("cpu", 1)
-    site, training = flare.get_site_name(), Training()
-    folder = SiteFolder.open(Path(data) / site)
-    samples, validation = (load(folder, split, int(size)) for split in ("train", "val"))
-    network, measured = build(name, 3, 1, seed=0), segmentation_loss(training.loss)
-    optimizer = adamw(network, training.lr, training.weight_decay)
-
-    def loss(logits: Tensor, batch: Batch) -> Tensor:
-        return measured(logits, batch["mask"])
-
-    while flare.is_running():
-        model = flare.receive()
-        if model is None:
-            return
-        started = time.time()
-        network.load_state_dict(model.params)
-        if model.current_round:  # as our sites do from the second round on
-            mean_scores(network, validation)
-        fit_epoch(network, optimizer, samples, loss, training, seed=model.current_round)
-        append_event(Path(times) / f"{site}.jsonl", "round", round=model.current_round, started=started)
-        flare.send(flare.FLModel(params=network.state_dict(), meta={"NUM_STEPS_CURRENT_ROUND": len(samples)}))
-
+from importlib import import_module
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    import_module("benchmarks.stock.site").main(*sys.argv[1:])

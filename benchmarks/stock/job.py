@@ -6,12 +6,12 @@ from pathlib import Path
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe.poc_env import PocEnv
 
-from feddp.networks import build
-
 
 def main(data: str, out: str, sites: str, rounds: str, size: str, network: str) -> None:
     recipe = FedAvgRecipe(
-        model=build(network, 3, 1, seed=0),
+        # by name: of a module, FLARE copies the class's source and all that it imports, torch too, and then no site takes the
+        # app, which may have 4 MiB
+        model={"class_path": "feddp.networks.build", "args": {"name": network, "channels": 3, "classes": 1, "seed": 0}},
         min_clients=int(sites),
         num_rounds=int(rounds),
         train_script=str(Path(__file__).with_name("client.py")),
@@ -21,7 +21,7 @@ def main(data: str, out: str, sites: str, rounds: str, size: str, network: str) 
     try:
         print(recipe.execute(environment).get_result())
     finally:
-        environment.stop(clean_up=True)
+        environment.stop()
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def test_gpu_sites_measures_a_site(toy):
 
 
 def test_gpu_protocol_runs_the_product(bench):
-    options = "--images", 12, 12, 12, "--rounds", 1, "--calibration-epochs", 1, "--size", 32, "--network", "resnet18-fpn"
+    options = "--images", 12, 12, 12, "--rounds", 1, "--calibration-epochs", 1, "--size", 32
     found = bench("gpu_protocol", "--device", "cpu", *options)[-1]
     assert found["finished"]
     assert not found["extrapolated"]
