@@ -59,7 +59,11 @@ def memory_of(site: str) -> Iterator[None]:
 
 
 def settle(device: str, threads: int) -> None:
-    """Sets the CPU threads of this process and, on the CPU, deterministic algorithms; called once, before computing."""
+    """Sets the CPU threads of this process and, on the CPU, deterministic algorithms; called once, before computing.
+
+    On a GPU, float32 is float32: torch's default lets convolutions round their inputs to TF32, which has ten bits.
+    """
+    torch.backends.cudnn.allow_tf32 = False
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(device == "cpu")
 
