@@ -17,6 +17,7 @@ from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_points, dr
 from feddp.reporting.tables import SHOWN, Value, shown_value
 
 _DICE = SHOWN["dice"].head
+_BLOCK = 10  # rounds; FedDP's Fig. 7 shows the maximum of each
 
 Results = Mapping[Variant, Result]
 
@@ -41,11 +42,15 @@ class _Drawing:
 
 
 def draw_methods(out: Path, methods: Mapping[str, Result], sites: list[str]) -> None:
-    """Fig. 7: the validation IoU over rounds, on average and at each site."""
+    """Fig. 7: the validation IoU over rounds, on average and at each site; of longer runs, the maxima of every ten too."""
     panels = {
         title: {label: seeds for label, r in methods.items() if (seeds := _seeds(r, title))} for title in (AVERAGE, *sites)
     }
-    draw_curves(out / "curves_methods.png", panels, _selected(methods.values()))
+    split = _selected(methods.values())
+    draw_curves(out / "curves_methods.png", panels, split)
+    if any(max(curve) > _BLOCK for lines in panels.values() for seeds in lines.values() for curve in seeds):
+        highest = {t: {label: [*map(maxima, seeds)] for label, seeds in lines.items()} for t, lines in panels.items()}
+        draw_curves(out / "curves_methods_maxima.png", highest, f"{split}, maximum of {_BLOCK} rounds")
 
 
 def draw_study(name: str, out: Path, results: Results, sites: list[str]) -> None:
@@ -89,6 +94,15 @@ def curves(events: list[Event]) -> dict[str, dict[int, float]]:
             scored = event["round"] - (event["task"] == protocol.TRAIN)
             found.setdefault(event["site"], {})[scored] = event["scalars"]["iou"]
     return found
+
+
+def maxima(curve: Curve) -> dict[int, float]:
+    """{last round of every ten: the highest value of those ten}; the last rounds may be fewer."""
+    blocks: dict[int, list[float]] = {}
+    for round, value in curve.items():
+        blocks.setdefault((round - 1) // _BLOCK, []).append(value)
+    last = max(curve)
+    return {min((block + 1) * _BLOCK, last): max(values) for block, values in sorted(blocks.items())}
 
 
 def mean_curve(sites: dict[str, dict[int, float]]) -> dict[int, float]:

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from feddp.compare.efficiency import inference_ms, local_seconds, times_table, traffic, train_seconds
-from feddp.compare.figures import curves, mean_curve
+from feddp.compare.figures import curves, draw_methods, maxima, mean_curve
 from feddp.compare.scores import BEFORE, CASE, FINAL, Result, scores
 from feddp.compare.statistics import best_two, compare_images, sentence
 from feddp.compare.tables import methods_tables, scores_table, spread_table
@@ -339,6 +339,21 @@ def test_a_rounds_score_comes_with_the_next_round():
     assert mean_curve(found) == pytest.approx({1: 0.105, 2: 0.205, 3: 0.305})
     del found["site-2"][2]
     assert sorted(mean_curve(found)) == [1, 3]
+
+
+def test_the_maxima_of_every_ten_rounds():
+    """Rounds 1 to 23 at 0.01 times their number, but 0.5 in round 4: 0.5 of 1 to 10, 0.2 of 11 to 20, 0.23 of 21 to 23."""
+    curve = {round: round / 100 for round in range(1, 24)} | {4: 0.5}
+    assert maxima(curve) == {10: 0.5, 20: 0.2, 23: 0.23}
+    assert maxima({1: 0.1, 2: 0.05}) == {2: 0.1}
+
+
+@pytest.mark.parametrize("rounds", [10, 11])
+def test_only_runs_of_more_than_ten_rounds_have_a_figure_of_maxima(result, tmp_path, rounds):
+    named = {"one": result("one", ONE, events=federation(rounds, home=False))}
+    draw_methods(tmp_path, named, list(SITES))
+    assert (tmp_path / "curves_methods.png").exists()
+    assert (tmp_path / "curves_methods_maxima.png").exists() == (rounds > 10)
 
 
 def test_inference_is_timed_one_image_at_a_time_after_three_passes():

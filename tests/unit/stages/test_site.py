@@ -543,12 +543,12 @@ def test_images_of_one_patient_are_no_volume_by_themselves(slices):
     assert not (site.store.folder / "cases.csv").exists()
 
 
-def test_disc_and_cup_are_stored_and_summarized_apart(plan_for, open_site, toy, tiny_root, tmp_path):
+def test_disc_and_cup_are_stored_and_summarized_apart(plan_for, open_site, toy, tiny_root, tmp_path, monkeypatch):
     """Disc everywhere, cup nowhere. Image a has a disc of 512 pixels of 1024 and in it a cup of 256; b a disc of 1024, no cup.
 
     Disc: Dice 1024/1536 = 2/3 and 1, mean 5/6 ± 1/6. Cup: 0 and, empty in both, 1, mean 1/2 ± 1/2. Means over classes: 1/3
     and 1, so 2/3 ± 1/3. The cup's distance at a is the diagonal, 32 √2. By case, both are one volume: the disc 3072/3584 =
-    6/7, the cup 0 (256 of 2048 voxels are not found), mean 3/7.
+    6/7, the cup 0 (256 of 2048 voxels are not found), mean 3/7. A peer with the same network has means over classes alone.
     """
     data = shutil.copytree(tiny_root / "site-1", tmp_path / "data")
     metadata = json.loads((data / "dataset.json").read_text()) | {"classes": ["disc", "cup"], "volumes": "patient"}
@@ -562,7 +562,9 @@ def test_disc_and_cup_are_stored_and_summarized_apart(plan_for, open_site, toy, 
     site = open_site(plan_for(network=toy, method="fedavg", classes=("disc", "cup")), data=data)
     head = {"head.weight": torch.zeros(2, 4, 1, 1), "head.bias": torch.tensor([50.0, -50.0])}
     site.store.write("start", site.network.state_dict() | head)
+    monkeypatch.setattr("feddp.stages.evaluate.peer_networks", lambda site: {"site-2": tensors(site, "start")})
     found = evaluate(site)
+    assert found["peers"] == {"site-2": {metric: found["final"][metric] for metric in METRICS}}
     third, half = pytest.approx({"mean": 2 / 3, "std": 1 / 3, "n": 2}), pytest.approx({"mean": 0.5, "std": 0.5, "n": 2})
     disc = pytest.approx({"mean": 5 / 6, "std": 1 / 6, "n": 2})
     final = found["final"]
