@@ -127,7 +127,8 @@ CELL = {"mean": Number(decimals=3), "std": Number(decimals=3), "n": COUNT}  # me
 SCALARS: Mapping[str, Number | Table] = {
     "consent": FLAG,
     **dict.fromkeys(("round", "phase", "epoch", "samples", "images"), COUNT),
-    **dict.fromkeys(("seconds", *PARTS), Number(decimals=1)),
+    **dict.fromkeys(("seconds", LOADING, STORING), Number(decimals=1)),
+    EVALUATING: Number(decimals=1, over=Over.SELECTION),  # it grows with their number
     **dict.fromkeys(("dice", "iou", "iou_before"), METRIC),
     **dict.fromkeys(("loss", "loss_before"), LOSS),
     "empty_masks": Number(over=Over.UNSEEN),

@@ -122,7 +122,8 @@ def batches(
         return _collated(samples, range(len(samples)), batch, None, device)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(samples)).tolist()[: in_an_epoch(len(samples), batch)]
-    symmetries = torch.from_numpy(rng.integers(2, size=(len(order), 3)).astype(bool)) if augment else None
+    # on the device before the first batch: a copy during the epoch would wait for what the GPU has still to do
+    symmetries = torch.from_numpy(rng.integers(2, size=(len(order), 3)).astype(bool)).to(device) if augment else None
     return _collated(samples, order, batch, symmetries, device)
 
 
@@ -136,7 +137,7 @@ def _collated(
 ) -> Iterator[Batch]:
     for start in range(0, len(order), batch):
         collated: Batch = to(default_collate([samples[i] for i in order[start : start + batch]]), device)
-        yield collated if symmetries is None else _warped(collated, symmetries[start : start + batch].to(device))
+        yield collated if symmetries is None else _warped(collated, symmetries[start : start + batch])
 
 
 def to(batch: Batch, device: torch.device | str) -> Batch:

@@ -7,14 +7,16 @@ it, because s is at least 1. Where all τ_k are equal, it is FedAvg.
 Deviations: the paper divides a site's change by ‖a_k‖₁, where a_k are the factors with which its gradients enter the change.
 This is τ_k for SGD; with momentum it is another number. This package uses AdamW, for which the authors' code has no a_k: each
 of its steps moves a parameter by about lr, so τ_k stands for it here too. The server computes τ_k from `batch`, `local_epochs`
-and the number of training samples that the site states. p_k is 1/K (`aggregation=samples`: n_k/n, as in the paper). Batch
-normalisation's statistics are the mean with the weights w_k (the authors' code does not average them). The median and the
-trimmed mean have no weights and are refused.
+and the number of training samples that the site states. A τ_k more than ten times above or below the sites' median counts as
+ten times (ours): otherwise one false number could make s, and with it the step, as large as it likes. p_k is 1/K
+(`aggregation=samples`: n_k/n, as in the paper). Batch normalisation's statistics are the mean with the weights w_k (the
+authors' code does not average them). The median and the trimmed mean have no weights and are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING
 
 from feddp.methods.base import SAMPLES, UNIFORM, Method, RunPlan
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
     from feddp.training.settings import Training
 
 
+MOST = 10.0
+
+
 class FedNova(Method):
     aggregations = (UNIFORM, SAMPLES)
 
     def weights(self, plan: RunPlan, samples: Mapping[str, float]) -> dict[str, float]:
         shares = super().weights(plan, samples)
-        steps = {site: local_steps(plan.training, count) for site, count in samples.items()}
+        steps = within({site: local_steps(plan.training, count) for site, count in samples.items()})
         total = sum(shares.values())
         effective = sum(shares[site] / total * steps[site] for site in shares)
         return {site: effective * shares[site] / total / steps[site] for site in shares}
@@ -41,6 +46,12 @@ class FedNova(Method):
         from feddp.methods.aggregation import towards
 
         return towards(previous, mean, sum(weights.values()))
+
+
+def within(steps: Mapping[str, int]) -> dict[str, float]:
+    """Returns the steps, none of them more than MOST times above or below the sites' median."""
+    middle = median(steps.values())
+    return {site: min(max(count, middle / MOST), middle * MOST) for site, count in steps.items()}
 
 
 def local_steps(training: Training, samples: float) -> int:

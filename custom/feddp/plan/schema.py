@@ -42,7 +42,10 @@ from feddp.training.settings import (
 
 # limits far above the need of a run, so that no job can keep a site busy for ever or fill its disk. Channels, classes and size
 # have the limits of a network's file, so every trained network can be read
-LARGEST = {"channels": CHANNELS, "size": SIZE, "rounds": 100_000, "seed": 2**63 - 1}
+LARGEST = {"channels": CHANNELS, "size": SIZE, "rounds": 100_000, "seed": 2**63 - 1, "behaviour": 1_000}
+# is raised by a change after which an equal plan trains on other images or gives other results: a hospital then approves anew,
+# and no run is continued that began before it
+BEHAVIOUR = 2
 LONGEST = {"classes": CLASSES, "stages": len(STAGES), "sites": COUNT}
 
 
@@ -98,9 +101,15 @@ class Plan:
     sites: tuple[str, ...] = ()  # the names of the sites, for methods that need a site's index
     weights: str = ""  # SHA-256 (`networks.weights.fingerprint`) of the initial tensors that the job brings; "" if none
     settings: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that differ from their defaults
+    behaviour: int = BEHAVIOUR  # what a version of this package does with equal settings
 
     def __post_init__(self) -> None:
         self._check_types()
+        if self.behaviour != BEHAVIOUR:
+            raise InputError(
+                f"behaviour={self.behaviour}: the plan was made for another version of FedDP (here: {BEHAVIOUR}); install the"
+                " version that the job was exported with, or export it anew with `feddp job`"
+            )
         if self.method not in METHODS:
             raise InputError(f"unknown method {shown(self.method)}; known: {', '.join(METHODS)}")
         if self.network not in NETWORKS:
@@ -154,7 +163,7 @@ class Plan:
         for name in ("method", "network", "labels", "weights"):
             if not isinstance(getattr(self, name), str):
                 raise InputError(f"{name}={shown(getattr(self, name))} is not a text; correct the plan")
-        for name in ("channels", "size", "rounds", "seed"):
+        for name in ("channels", "size", "rounds", "seed", "behaviour"):
             if type(getattr(self, name)) is not int:
                 raise InputError(f"{name}={shown(getattr(self, name))} is not a whole number; correct the plan")
             require_most(name, abs(getattr(self, name)), LARGEST[name])

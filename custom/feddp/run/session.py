@@ -208,7 +208,8 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
         cause = _first_error(running, sites, server)
         raise FedDPError(f"the job failed: {cause}; log: {running.log}; to go on: feddp run --resume {request.out}")
     for name in (PROGRESS, TIME):
-        shutil.copy(server / name, request.out / name)
+        if (server / name).exists():  # a server of an earlier version left no time.json
+            shutil.copy(server / name, request.out / name)
     return read_json(results, RESULTS_BYTES), server
 
 

@@ -8,10 +8,11 @@ time.json holds seconds, one number per round in every list; null if it is not k
  "sites": {site: {"computing", "loading", "evaluating", "storing",   as the site measured: training, images, scores, its state
                   "receiving",    from the server's request until the site begins, and the site's checks
                   "sending",      from the site's question whether its answer is still wanted until the server has the answer
-                  "idle"}}}       from there until the round ends
+                  "idle"}}}       from there until the next phase, or until the round ends
 
 In one process nobody asks that question, so `sending` is unknown, and `receiving` includes the sites that train before. A round
-that was asked for again, because the server was killed in it, counts as it ended.
+that was asked for again, because the server was killed in it, counts as it ended the last time; of a round that was saved, but
+not noted, nothing is known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ Parts = dict[str, float | None]
 
 def accounted(events: Sequence[Event]) -> dict[str, Any]:
     """Returns the content of time.json for a run's events."""
-    rounds: list[Parts] = []
+    rounds: dict[int, Parts] = {}
     sites: dict[str, dict[int, Parts]] = {}
     open_: dict[str, Parts] = {}  # of the present round
     asked, computed = 0.0, dict[str, float]()
@@ -39,20 +40,27 @@ def accounted(events: Sequence[Event]) -> dict[str, Any]:
         if kind == "ask" and event["task"] == protocol.TRAIN:
             if not event.get("phase"):
                 open_, answered = {}, {}
-            asked, computed = event["time"], {}
+            for site, time in answered.items():  # until the next phase
+                open_[site]["idle"] = (open_[site].get("idle") or 0.0) + event["time"] - time
+            asked, computed, answered = event["time"], {}, {}
         elif kind == "computed":
             computed.setdefault(event["site"], event["time"])
         elif kind == "answer" and event["task"] == protocol.TRAIN:
             site, time = event["site"], event["time"]
             parts, answered[site] = _answer(event["scalars"], time - asked, computed.get(site), time), time
-            open_[site] = _sum(open_[site], parts) if site in open_ else parts
+            open_[site] = _sum(open_[site], parts) if site in open_ else parts | {"idle": 0.0}
         elif kind == "round":
-            rounds.append({"wall": event["seconds"], "combining": event.get("combining"), "saving": event.get("saving")})
-            for site, parts in open_.items():
-                sites.setdefault(site, {})[len(rounds)] = parts | {"idle": event["time"] - answered[site]}
+            number = event["round"]
+            rounds[number] = {"wall": event["seconds"], "combining": event.get("combining"), "saving": event.get("saving")}
+            for site in sites.keys() | open_.keys():
+                parts = open_.get(site, {})
+                if site in answered:
+                    parts["idle"] = (parts["idle"] or 0.0) + event["time"] - answered[site]
+                sites.setdefault(site, {})[number] = parts
+    last = max(rounds, default=0)
     return {
-        "rounds": {name: [_shown(parts[name]) for parts in rounds] for name in ROUND},
-        "sites": {site: _columns(sites[site], len(rounds)) for site in sorted(sites)},
+        "rounds": _columns(rounds, last, ROUND),
+        "sites": {site: _columns(sites[site], last, SITE) for site in sorted(sites)},
     }
 
 
@@ -70,13 +78,13 @@ def _answer(scalars: Mapping[str, Any], seconds: float, computed: float | None, 
 
 
 def _sum(one: Parts, other: Parts) -> Parts:
-    """Returns the sum of two phases of a round."""
-    pairs = {name: (one[name], other[name]) for name in one}
-    return {name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()}
+    """Returns the sum of two phases of a round; `other` has no idle time yet."""
+    pairs = {name: (one[name], other[name]) for name in other}
+    return one | {name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()}
 
 
-def _columns(rounds: Mapping[int, Parts], count: int) -> dict[str, list[float | None]]:
-    return {name: [_shown(rounds.get(number, {}).get(name)) for number in range(1, count + 1)] for name in SITE}
+def _columns(rounds: Mapping[int, Parts], last: int, names: Sequence[str]) -> dict[str, list[float | None]]:
+    return {name: [_shown(rounds.get(number, {}).get(name)) for number in range(1, last + 1)] for name in names}
 
 
 def _shown(seconds: float | None) -> float | None:

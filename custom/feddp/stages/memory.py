@@ -76,7 +76,7 @@ class ServerMemory:
         with writing(self.kept):
             self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         heads = f"at the sites, states of stage {HEADS} have replaced those of its last rounds"
-        extended = claim(self.kept, self.plan.to_json(), fixed=heads if HEADS in self.plan.stages else "")
+        claim(self.kept, self.plan.to_json(), fixed=heads if HEADS in self.plan.stages else "")
         self._link_progress()
         if not self._file(LATEST).exists():
             return
@@ -94,8 +94,8 @@ class ServerMemory:
         self.round, state = int(metadata["round"]), json.loads(metadata["state"])
         for name in (*_NUMBERS, *_LISTS):
             setattr(self, name, state.get(name, getattr(self, name)))  # a run of an earlier version lacks some
-        if extended or TRAIN not in self.done:
-            self.done, self.epoch, self.start_round, self.peers = [], 0, None, {}
+        if TRAIN not in self.done or self.round < self.plan.rounds:  # the latter: the run was extended
+            self.done, self.epoch, self.start_round, self.peers, self.without = [], 0, None, {}, {}
         self._link(LATEST)
         self._restore_best()
         self.progress("resumed", round=self.round, of=self.plan.rounds, done=self.done, epoch=self.epoch)

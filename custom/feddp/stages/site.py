@@ -19,10 +19,12 @@ from feddp.methods.base import STAGES
 from feddp.partition import Rule, Tensors, chosen
 from feddp.plan.resolve import build_method, build_network, partition_of
 from feddp.plan.schema import Plan
+from feddp.protocol import WHEN
 from feddp.training.calibration import mean_scores
 from feddp.training.device import require_bfloat16, usable
 from feddp.training.loop import adamw, copy_of, frozen
 from feddp.training.losses import segmentation_loss
+from feddp.training.metrics import METRICS, columns
 from feddp.training.store import State, Store, restore_optimizer
 
 SLOTS = tuple(slot for slot in STAGES.values() if slot)
@@ -177,11 +179,11 @@ class Site:
         return self.store.folder / "evaluation.json"
 
     def evaluated(self) -> dict[str, Any] | None:
-        """Returns the evaluation of the present results, if there was one."""
+        """Returns the evaluation of the present results, if there was one; not one of a version with other metrics."""
         if not self._evaluation.exists():
             return None
         stored: dict[str, Any] = json.loads(self._evaluation.read_text(encoding="utf-8"))
-        return stored
+        return stored if tuple(stored[WHEN[-1]]) == columns(METRICS, self.plan.classes) else None
 
     def keep_evaluation(self, found: dict[str, Any]) -> None:
         """Stores the evaluation of the present results."""

@@ -65,7 +65,7 @@ def serve(server: Server) -> None:
         parts = {"seconds": seconds, "beyond_compute": seconds - slowest, **watch.parts}
         server.progress("round", round=t + 1, of=plan.rounds, **parts)
     start = plan.rounds
-    if plan.start == "last":
+    if plan.start == "last" or (plan.best_per_site and memory.best_round is None):  # each site knows its own best round
         best.note(start, _ask_to_score(server, protocol.ADOPT, shared, start))
     else:
         best.note(start, _ask_to_score(server, protocol.SCORE, shared, start))
@@ -88,7 +88,7 @@ class Best:
         """
         iou, memory = mean_of(answers, "iou"), self._server.memory
         if iou is None:
-            if self._server.plan.start == "best":
+            if self._server.plan.start == "best" and not self._server.plan.best_per_site:
                 raise ContributionError(
                     "no site sent its validation IoU: every site has fewer images than min_images in its policy."
                     " The best round is therefore unknown; submit the job with --set start=last"

@@ -100,6 +100,8 @@ class Store:
             try:
                 return _state(self._path(name), *self.read(name))
             except BadFile as bad:
+                if not known and self.latest() > round:
+                    raise  # without the file, the site would take its start for the state of a later round
                 if not known:
                     remedy = f"{bad.problem.remedy}, or remove the file: this site's private tensors then start again"
                     raise BadFile(replace(bad.problem, remedy=remedy)) from bad
@@ -154,7 +156,7 @@ def _state(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> State:
     return State(int(round), **groups)
 
 
-def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "") -> bool:
+def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "") -> None:
     """Takes a run's folder for this process: saves the plan with which it is first opened, and refuses any other plan.
 
     The server chooses which run a job continues. With another plan, that plan's private rule would apply to the tensors stored
@@ -163,9 +165,6 @@ def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "") -> bool:
     Args:
         fixed: why the run cannot be extended; "" if it can.
 
-    Returns:
-        Whether the plan has more rounds than the stored one.
-
     Raises:
         PolicyError: the folder belongs to another plan or cannot be extended, holds tensors but no plan, or is in use by
             another process. Then plan.json stays as it is.
@@ -173,13 +172,12 @@ def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "") -> bool:
     hold(folder)
     first, now = require_stored_plan(folder, plan), json.loads(json.dumps(plan))
     if first == now:
-        return False
+        return
     if first is None and any(folder.glob("*.safetensors")):
         raise PolicyError(f"{folder} holds tensors but no {PLAN}; {AS_NEW}")
     if first is not None and fixed:
         raise PolicyError(f"{folder} has {first['rounds']} rounds and cannot be extended: {fixed}; {AS_NEW}")
     write_text(folder / PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
-    return first is not None
 
 
 def require_stored_plan(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -29,10 +29,10 @@ def test_a_round_s_parts():
         {"event": "computed", "site": "A", "time": 107.5},
         answer(108.0, "A", scalars(6.0, 1.0, 0.5, 0.25)),
         {"event": "refused", "task": TRAIN, "site": "B", "time": 110.0},
-        {"event": "round", "time": 111.0, "seconds": 11.0, "beyond_compute": 5.0, "combining": 0.5, "saving": 0.25},
+        {"event": "round", "round": 1, "time": 111.0, "seconds": 11.0, "beyond_compute": 5.0, "combining": 0.5, "saving": 0.25},
         ask(111.0),
         answer(113.0, "B", scalars(1.0, 0.0, 0.0, 0.0)),
-        {"event": "round", "time": 114.0, "seconds": 3.0, "beyond_compute": 2.0, "combining": 0.5, "saving": 0.5},
+        {"event": "round", "round": 2, "time": 114.0, "seconds": 3.0, "beyond_compute": 2.0, "combining": 0.5, "saving": 0.5},
     ]
     found = accounted(events)
     assert found["rounds"] == {"wall": [11.0, 3.0], "combining": [0.5, 0.5], "saving": [0.25, 0.5]}
@@ -45,22 +45,37 @@ def test_a_round_s_parts():
     assert (found["sites"]["B"]["sending"][1], found["sites"]["B"]["receiving"][1]) == (None, 1.0)
 
 
-def test_a_site_s_parts_make_up_the_round():
-    """The second phase is asked at 10; together they are the time from the request at 0 to the end at 20, without what the
-    server did between the phases (9 to 10)."""
+def test_the_parts_of_every_site_make_up_the_round():
+    """Two phases, asked at 0 and 10; the round ends at 20. Each site's parts are those 20 s, whoever waits for whom.
+
+    A answers at 2 and 12, after 1.5 s of work each: 0.5 + 0.5 s of receiving, 8 + 8 s idle. B answers at 9 and 18: idle 1 + 2 s.
+    """
     events = [
         ask(0.0, phase=0),
-        {"event": "computed", "site": "A", "time": 8.0},
-        answer(9.0, "A", scalars(7.0, 1.0, 1.0, 1.0)),
+        answer(2.0, "A", scalars(1.5, 0.5, 0.0, 0.5)),
+        {"event": "computed", "site": "B", "time": 8.0},
+        answer(9.0, "B", scalars(7.0, 1.0, 1.0, 1.0)),
         ask(10.0, phase=1),
-        {"event": "computed", "site": "A", "time": 17.0},
-        answer(18.0, "A", scalars(5.0, 1.0, 0.0, 1.0)),
-        {"event": "round", "time": 20.0, "seconds": 20.0},
+        answer(12.0, "A", scalars(1.5, 0.5, 0.0, 0.5)),
+        {"event": "computed", "site": "B", "time": 17.0},
+        answer(18.0, "B", scalars(5.0, 1.0, 0.0, 1.0)),
+        {"event": "round", "round": 1, "time": 20.0, "seconds": 20.0},
     ]
-    parts = {name: values[0] for name, values in accounted(events)["sites"]["A"].items()}
-    assert sum(parts.values()) == 20.0 - 1.0
-    assert parts["computing"] == 4.0 + 3.0
-    assert parts["sending"] == 2.0
+    one, other = ({name: values[0] for name, values in accounted(events)["sites"][site].items()} for site in "AB")
+    assert sum(seconds or 0.0 for seconds in one.values()) == sum(other.values()) == 20.0
+    assert (one["computing"], one["receiving"], one["idle"]) == (1.0, 1.0, 16.0)
+    assert (other["computing"], other["sending"], other["idle"]) == (4.0 + 3.0, 1.0 + 1.0, 3.0)
+
+
+def test_rounds_keep_their_numbers():
+    """Round 2 was saved, but the server died before it noted it; round 3 was asked for twice, and counts as it ended last."""
+    events = []
+    for number, start in ((1, 0.0), (3, 20.0), (3, 40.0)):
+        end = {"event": "round", "round": number, "time": start + 4, "seconds": 4 + start / 10}
+        events += [ask(start), answer(start + 3, "A", scalars(2.0, 0.0, 0.0, 0.0)), end]
+    found = accounted(events)
+    assert found["rounds"]["wall"] == [4.0, None, 8.0]
+    assert found["sites"]["A"]["computing"] == [2.0, None, 2.0]
 
 
 def test_a_round_asked_for_again_counts_as_it_ended():
@@ -71,14 +86,14 @@ def test_a_round_asked_for_again_counts_as_it_ended():
         {"event": "resumed", "time": 50.0},
         ask(51.0),
         answer(54.0, "A", scalars(2.0, 0.0, 0.0, 0.0)),
-        {"event": "round", "time": 55.0, "seconds": 4.0},
+        {"event": "round", "round": 1, "time": 55.0, "seconds": 4.0},
     ]
     assert accounted(events)["sites"]["A"]["computing"] == [2.0]
 
 
 def test_an_older_run_has_fewer_parts():
     """Its answers have `seconds` alone, its rounds only their length."""
-    events = [ask(0.0), answer(5.0, "A", {"seconds": 4.0}), {"event": "round", "time": 6.0, "seconds": 6.0}]
+    events = [ask(0.0), answer(5.0, "A", {"seconds": 4.0}), {"event": "round", "round": 1, "time": 6.0, "seconds": 6.0}]
     found = accounted(events)
     assert (found["rounds"]["wall"], found["rounds"]["saving"]) == ([6.0], [None])
     assert found["sites"]["A"]["computing"] == [None]
