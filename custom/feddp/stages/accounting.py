@@ -10,6 +10,7 @@ time.json holds seconds, one number per round in every list; null if it is not k
                   "sending",      from the site's question whether its answer is still wanted until the server has the answer
                   "idle"}}}       from there until the next phase, or until the round ends
 
+A site that scores nothing (in the first round), or withholds it, has no `evaluating`; the latter's is within `computing`.
 In one process nobody asks that question, so `sending` is unknown, and `receiving` includes the sites that train before. A round
 that was asked for again, because the server was killed in it, counts as it ended the last time; of a round that was saved, but
 not noted, nothing is known.
@@ -67,10 +68,9 @@ def accounted(events: Sequence[Event]) -> dict[str, Any]:
 def _answer(scalars: Mapping[str, Any], seconds: float, computed: float | None, now: float) -> Parts:
     """Returns the parts of one answer, `seconds` after its request."""
     own: Parts = {name: scalars.get(scalar) for name, scalar in _OWN.items()}
-    known = [value for value in own.values() if value is not None]
     sending = None if computed is None else now - computed
     return {
-        "computing": max(0.0, scalars["seconds"] - sum(known)) if len(known) == len(own) else None,
+        "computing": None if own["loading"] is None else max(0.0, scalars["seconds"] - sum(v or 0.0 for v in own.values())),
         **own,
         "receiving": max(0.0, seconds - scalars["seconds"] - (sending or 0.0)),
         "sending": sending,

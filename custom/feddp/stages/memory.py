@@ -94,8 +94,11 @@ class ServerMemory:
         self.round, state = int(metadata["round"]), json.loads(metadata["state"])
         for name in (*_NUMBERS, *_LISTS):
             setattr(self, name, state.get(name, getattr(self, name)))  # a run of an earlier version lacks some
-        if TRAIN not in self.done or self.round < self.plan.rounds:  # the latter: the run was extended
-            self.done, self.epoch, self.start_round, self.peers, self.without = [], 0, None, {}, {}
+        extended = TRAIN in self.done and self.round < self.plan.rounds
+        if extended:
+            self.without = {}  # the sites are asked again
+        if extended or TRAIN not in self.done:
+            self.done, self.epoch, self.start_round, self.peers = [], 0, None, {}
         self._link(LATEST)
         self._restore_best()
         self.progress("resumed", round=self.round, of=self.plan.rounds, done=self.done, epoch=self.epoch)

@@ -106,7 +106,8 @@ def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Sp
 
     best = server.memory.best_round
     scalars = {"round": t, "phase": phase} | ({} if best is None else {"keep": best})
-    numbers = ("loss", "samples", "seconds", *protocol.PARTS, *(("dice", "iou") if t and not phase else ()))
+    scored = ("dice", "iou", protocol.EVALUATING) if t and not phase else ()
+    numbers = ("loss", "samples", "seconds", protocol.LOADING, protocol.STORING, *scored)
     return server.ask(protocol.TRAIN, Message(shared, scalars), numbers, check, spool, round=t + 1, phase=phase)
 
 
@@ -163,7 +164,7 @@ def train(
         PolicyError: the plan has no such round or phase, `best` was not scored, or the site no longer has the state before
             the round.
     """
-    watch, plan = Stopwatch(protocol.PARTS), site.plan
+    watch, plan = Stopwatch((protocol.LOADING, protocol.STORING)), site.plan
     require(site.name, "round", round, 0, plan.rounds - 1)
     require(site.name, "phase", phase, 0, plan.phases - 1)
     if best is not None:

@@ -245,6 +245,18 @@ def test_fednova_divides_each_change_by_its_steps(plan_for, aggregation, samples
     assert numbers(method.aggregate({"w": tensor(1.0)}, mean, weights)) == {"w": pytest.approx(wanted, abs=1e-6)}
 
 
+@pytest.mark.parametrize("claimed", [1, 2**53])
+def test_one_false_number_of_samples_does_not_make_fednova_s_step(plan_for, claimed):
+    """Batches of 4; 400 samples are 100 steps, the median. What is claimed counts as 10 or 1000 steps; p = 1/3.
+
+    10: τ_eff = 70, Σ p/τ = (0.01 + 0.01 + 0.1)/3 = 0.04, s = 2.8. 1000: τ_eff = 400, Σ p/τ = (0.01 + 0.01 + 0.001)/3 = 0.007,
+    s = 2.8 too. Without the bound: 1 step gives s = 67 · 0.34 = 22.78, and 2^51 steps some 5·10^12.
+    """
+    plan = plan_for(method="fednova", sites=("a", "b", "c"))
+    weights = build_method(plan).weights(plan, {"a": 400, "b": 400, "c": claimed})
+    assert sum(weights.values()) == pytest.approx(2.8)
+
+
 @pytest.mark.parametrize(("batch", "epochs", "steps"), [(4, 1, 2), (4, 3, 6), (3, 1, 3), (7, 2, 2), (8, 1, 1), (100, 1, 1)])
 def test_the_server_counts_a_site_s_steps(open_site, toy, batch, epochs, steps):
     """8 samples: 4 + 4; 3 + 3 + 2; of 7 + 1 the single one is dropped; 8. As many as AdamW at the site has counted."""

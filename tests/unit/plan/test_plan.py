@@ -10,7 +10,7 @@ from feddp.adaptation import fitting
 from feddp.errors import FedDPError
 from feddp.methods import METHODS
 from feddp.plan.resolve import build_network, exchanged, partition_of
-from feddp.plan.schema import Federation, Plan
+from feddp.plan.schema import BEHAVIOUR, Federation, Plan
 from feddp.training.settings import Calibration, Heads, Training, Tuning, key
 
 # another choice than the default, for settings that are words
@@ -84,6 +84,7 @@ def test_json_leaves_out_what_is_empty(plan_for):
         "rounds": 1,
         "seed": 0,
         "stages": ["train"],
+        "behaviour": BEHAVIOUR,
     }
 
 
@@ -341,3 +342,11 @@ def test_head_calibration_has_settings_of_its_own(plan_for):
     plan = plan_for(method="fedlc", heads_epochs=3, heads_lr=0.01, calibration_epochs=5, calibration_lr=0.02)
     assert (plan.heads.heads_epochs, plan.heads.heads_lr) == (3, 0.01)
     assert (plan.calibration.calibration_epochs, plan.calibration.calibration_lr) == (5, 0.02)
+
+
+@pytest.mark.parametrize("behaviour", [1, 3, 0])
+def test_a_plan_for_another_behaviour_is_refused(plan_for, behaviour):
+    """An equal plan of another version trains on other images or gives other results: nobody approved that."""
+    with pytest.raises(FedDPError, match=f"behaviour={behaviour}: the plan was made for another version .*export it anew"):
+        plan_for(behaviour=behaviour)
+    assert plan_for().to_json()["behaviour"] == 2

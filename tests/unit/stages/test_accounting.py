@@ -46,9 +46,9 @@ def test_a_round_s_parts():
 
 
 def test_the_parts_of_every_site_make_up_the_round():
-    """Two phases, asked at 0 and 10; the round ends at 20. Each site's parts are those 20 s, whoever waits for whom.
+    """Two phases, asked at 0 and 10; the round ends at 20. Each site's parts are those 20 s, whoever waits for the other.
 
-    A answers at 2 and 12, after 1.5 s of work each: 0.5 + 0.5 s of receiving, 8 + 8 s idle. B answers at 9 and 18: idle 1 + 2 s.
+    A answers at 2 and 12, after 1.5 s of work: 0.5 + 0.5 s of receiving, 8 + 8 s idle. B answers at 9 and 18: idle 1 + 2 s.
     """
     events = [
         ask(0.0, phase=0),
@@ -114,3 +114,12 @@ def test_the_watch_adds_up_its_parts(monkeypatch):
             pass
     assert json.dumps(watch.parts) == '{"disk": 2.0, "other": 0.0}'
     assert watch.seconds == 5.0
+
+
+def test_a_site_that_withholds_its_evaluation_says_nothing_of_it():
+    """5 s, of which 1 s for images and 1 s for files: 3 s are training, and the evaluation that is withheld."""
+    own = {name: value for name, value in scalars(5.0, 1.0, 0.0, 1.0).items() if name != EVALUATING}
+    site = accounted([ask(0.0), answer(6.0, "A", own), {"event": "round", "round": 1, "time": 6.0, "seconds": 6.0}])["sites"][
+        "A"
+    ]
+    assert (site["computing"], site["evaluating"]) == ([3.0], [None])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from feddp.networks import NETWORKS
+from feddp.protocol import EVALUATING, LOADING, STORING
 from feddp.run.follow import Follower
 from feddp.stages import empty
 from feddp.stages.empty import EMPTY, ROUNDS
@@ -138,8 +139,11 @@ def test_a_run_with_empty_masks_says_so_and_sends_no_more(tmp_path, tiny_root, p
         assert own["round"] == 5
         assert own["message"].startswith(f"site {name}: its masks stay empty: validation Dice {shares[name]:.3f} in 5 rounds")
     answers = [event for event in progress if event["event"] == "answer" and event["task"] == "train"]
-    numbers = {"loss", "samples", "seconds"}
-    assert {frozenset(event["scalars"]) for event in answers} == {frozenset(numbers), frozenset(numbers | {"dice", "iou"})}
+    numbers = {"loss", "samples", "seconds", LOADING, STORING}
+    assert {frozenset(event["scalars"]) for event in answers} == {
+        frozenset(numbers),
+        frozenset(numbers | {"dice", "iou", EVALUATING}),
+    }
     Follower(plan, tuple(sites), tmp_path / "server" / "progress.jsonl").until(lambda: True)
     shown = " ".join(capsys.readouterr().err.split())
     assert shown.count("warning: site") == len(warned)

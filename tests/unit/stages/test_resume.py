@@ -190,6 +190,19 @@ def test_two_damaged_files_of_the_server_ask_for_a_new_job(tmp_path, plan_for, t
         memory_of(tmp_path, plan)
 
 
+def test_an_extension_that_is_killed_before_its_first_round_is_still_one(tmp_path, plan_for, toy):
+    """Two rounds are done; the job with four rounds is killed before it saves, when its plan is on the disk already."""
+    memory = memory_of(tmp_path, plan_for(method="fedavg", network=toy, rounds=2))
+    for round in (1, 2):
+        memory.save(memory.first(), round)
+    memory.without = {"calibration": {"site-2": "does not consent"}}
+    memory.finish("train")
+    longer = plan_for(method="fedavg", network=toy, rounds=4)
+    for _ in range(2):
+        again = memory_of(tmp_path, longer)
+        assert (again.round, again.done, again.without) == (2, [], {})
+
+
 def test_a_run_with_head_calibration_is_not_extended(tmp_path, plan_for):
     """The epochs' states have replaced those of the rounds, from which an extension would start."""
     plan = plan_for(method="fedlc", rounds=2)

@@ -14,7 +14,7 @@ from feddp.errors import FedDPError, Stopped
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
 from feddp.plan.resolve import build_network
-from feddp.protocol import PARTS
+from feddp.protocol import LOADING, STORING
 from feddp.stages.calibrate import calibrate, personal
 from feddp.stages.evaluate import evaluate
 from feddp.stages.site import Site
@@ -142,7 +142,7 @@ def test_a_round_reports_the_scores_of_what_was_received(plan_for, open_site, to
     """γ^1 with the site's ρ^1, before training: scored here by hand on the validation images; none in round 0."""
     site = open_site(plan_for(network=toy))
     mine, metrics = train(site, first(site), 0)
-    assert metrics.keys() == {"loss", "samples", "seconds", *PARTS}
+    assert metrics.keys() == {"loss", "samples", "seconds", LOADING, STORING}
     assert metrics["samples"] == 8
     received = {name: value + 0.1 if value.is_floating_point() else value for name, value in mine.items()}
     network = build_network(site.plan)

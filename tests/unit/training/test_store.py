@@ -130,6 +130,16 @@ def test_a_damaged_only_state_names_what_helps_and_it_does(store):
     assert state_before("site-1", store, 4, "round 4", first=False) == State(0)
 
 
+def test_a_damaged_state_before_sound_ones_is_not_to_be_removed(store):
+    """Without the file of the best round, the site would take its start for the state of that round."""
+    store.save_state(state(4))
+    store.save_state(state(9))
+    flipped(store.folder / "state_00004.safetensors")
+    with pytest.raises(BadFile, match=r"Submit the job as a new one\.$"):
+        store.load_state(4)
+    assert store.load_state(9).round == 9
+
+
 @pytest.mark.parametrize(
     ("tensors", "round", "what"),
     [("private/q", "four", "its round is 'four'"), ("public/q", "4", "'public/q' is no tensor of one")],
