@@ -14,6 +14,9 @@ import feddp as package
 from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, round, start
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
+from feddp.methods import OWN
+from feddp.networks import DEFAULT, NETWORKS
+from feddp.plan.resolve import build_network, partition_of
 from support import ROOT
 from support.docs_pages import commands_for, text_of
 
@@ -202,25 +205,66 @@ echo "{\\"called\\": \\"$4\\"}"
 def test_gpu_agree(bench, toy):
     (found,) = bench("gpu_agree", "--device", "cpu", "--methods", "feddp", "--network", toy)
     assert found["deviation"] == 0
-    assert found["agree"]
-    assert found["of rounding"] > 0
+    assert found["tolerance"] == 4 * found["of rounding"] > 0
+    assert found["outcome"] == gpu_agree.outcome(0, found["tolerance"])
+    assert (found["rounds"], found["size"]) == (2, 64)
+
+
+@pytest.mark.parametrize(
+    ("deviation", "tolerance", "outcome"),
+    [
+        (0.01, 0.01, "agrees"),
+        (0.011, 0.01, "disagrees"),
+        (0.0, 0.0999, "agrees"),
+        (0.0, 0.1, "weak: not decided"),
+        (1.0, 1.013, "weak: not decided"),
+        (1.1, 1.013, "disagrees"),
+        (float("nan"), 0.01, "disagrees"),
+        (0.01, float("nan"), "disagrees"),
+    ],
+)
+def test_what_a_deviation_shows(deviation, tolerance, outcome):
+    """A tolerance of a tenth of the step from the initial weights, or more, also takes wrong computations in."""
+    assert gpu_agree.outcome(deviation, tolerance) == outcome
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_gpu_agree_has_a_network_for_each_method(method, monkeypatch, tiny_root):
+    """Its private rule selects tensors of it, as a run requires."""
+    monkeypatch.setitem(NETWORKS, gpu_agree.STILL, NETWORKS[gpu_agree.FITTING.get(method, gpu_agree.USUAL)])
+    plan, first = gpu_agree.plan_of(method, tiny_root, "cpu")
+    assert set(partition_of(plan, build_network(plan)).shared) <= set(first)
 
 
 def test_gpu_agree_notices_a_device_that_computes_otherwise(feddp, toy, monkeypatch):
     """By weights ten times as large. The toy's tolerance is wide: its query's bias comes before a normalisation, so its
     gradient is rounding alone, and AdamW makes whole steps of it."""
-    real = gpu_agree.after_round
+    real = gpu_agree.after_rounds
 
     def wrong(plan, first, data, out, device):
         found = real(plan, first, data, out, device)
         large = {name: value * 10 if value.is_floating_point() else value for name, value in found["site-1"].items()}
         return found | ({"site-1": large} if out.name == "device" else {})
 
-    monkeypatch.setattr(gpu_agree, "after_round", wrong)
+    monkeypatch.setattr(gpu_agree, "after_rounds", wrong)
     code, out, err = feddp("bench", "gpu_agree", "--device", "cpu", "--methods", "fedavg", "--network", toy)
     assert code == 2
-    assert not json.loads(out)["agree"]
-    assert err.splitlines()[-1] == "feddp: cpu and the CPU disagree beyond rounding in fedavg"
+    assert json.loads(out)["outcome"] == "disagrees"
+    assert "cpu and the CPU were not found to agree in fedavg (disagrees);" in err.splitlines()[-1]
+
+
+def test_gpu_agree_goes_on_after_a_method_that_fails(feddp, toy, monkeypatch):
+    """SiloBN, whose rule selects nothing in the default network: FedAvg is still compared, and the last line names SiloBN."""
+    monkeypatch.setattr(gpu_agree, "FITTING", {"silobn": DEFAULT})
+    monkeypatch.setattr(gpu_agree, "USUAL", toy)
+    code, out, err = feddp("bench", "gpu_agree", "--device", "cpu", "--methods", "silobn", "fedavg")
+    failed, other = map(json.loads, out.splitlines())
+    assert (failed["method"], failed["outcome"]) == ("silobn", "failed")
+    assert failed["error"].startswith("InputError: ")
+    assert (other["method"], other["deviation"]) == ("fedavg", 0)
+    assert code == 2
+    assert "agree in silobn (failed);" in err.splitlines()[-1]
+    assert f"| silobn | {DEFAULT} |  |  | failed |" in err
 
 
 def test_gpu_speed(bench, toy):
