@@ -4,11 +4,13 @@ tested on events made by hand."""
 import json
 import os
 import subprocess
+import sys
 import threading
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, requires
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
 import feddp as package
 from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, round, start
@@ -193,12 +195,6 @@ def test_messages(bench, toy):
     assert [len(values) for values in found["dice"].values()] == [1, 1]
 
 
-FAKE = """#!/usr/bin/env bash
-[ "$2" = feddp ] || exit 0
-echo "{\\"called\\": \\"$4\\"}"
-[ "$4" != gpu_speed ] || exit 7
-"""
-
 # --- what needs a GPU, on the CPU ----------------------------------------------------------------------------------------
 
 
@@ -302,21 +298,91 @@ def test_gpu_protocol_extrapolates_from_the_median(tmp_path):
     assert found == {"rounds_measured": 4, "seconds_per_round": 3.0, "all_rounds_seconds": 606.0, "extrapolated": True}
 
 
-def test_gpu_sh_runs_every_step_and_says_which_failed(tmp_path):
-    """With an interpreter that writes a line for what it was called with, and fails in one step."""
-    tool = tmp_path / "python"
-    tool.write_text(
-        '#!/usr/bin/env bash\n[ "$2" = feddp ] || exit 0\necho "{\\"called\\": \\"$4\\"}"\n[ "$4" != gpu_speed ] || exit 7\n'
-    )
-    tool.chmod(0o755)
-    (tmp_path / "wheels").mkdir()
-    command = ["bash", str(ROOT / "benchmarks/gpu.sh"), str(tmp_path / "wheels"), str(tmp_path / "out")]
-    done = subprocess.run(command, env={**os.environ, "PYTHON": str(tool)}, capture_output=True, text=True, check=False)
+FAKE = """#!/usr/bin/env bash
+[ "$2" = feddp ] || exit 0
+echo "{\\"called\\": \\"$4\\"}"
+[ "$4" != gpu_speed ] || exit 7
+"""
+
+
+@pytest.fixture
+def gpu_sh(tmp_path):
+    """Runs the script with the wheels of these names, and an interpreter that writes a line for what it was called with and
+    fails in one step; returns what ended, and the lines of gpu.jsonl."""
+
+    def run(*wheels):
+        tool = tmp_path / "python"
+        tool.write_text(FAKE)
+        tool.chmod(0o755)
+        (tmp_path / "wheels").mkdir()
+        for name in wheels:
+            (tmp_path / "wheels" / name).touch()
+        command = ["bash", str(ROOT / "benchmarks/gpu.sh"), str(tmp_path / "wheels"), str(tmp_path / "out")]
+        done = subprocess.run(command, env={**os.environ, "PYTHON": str(tool)}, capture_output=True, text=True, check=False)
+        written = tmp_path / "out/gpu.jsonl"
+        return done, [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+
+    return run
+
+
+def test_gpu_sh_runs_every_step_and_says_which_failed(gpu_sh):
+    done, lines = gpu_sh("rich-15.0.0-py3-none-any.whl")
     assert done.returncode == 1, done.stderr
-    lines = [json.loads(line) for line in Path(tmp_path / "out/gpu.jsonl").read_text().splitlines()]
     assert [line["called"] for line in lines if "called" in line] == ["gpu_agree", "gpu_speed", "gpu_sites", "gpu_protocol"]
     (failed,) = [line for line in lines if "exit" in line]
     assert (failed["benchmark"], failed["exit"]) == ("gpu_speed", 7)
+
+
+@pytest.mark.parametrize("name", ["torch-2.15.0", "torchvision-0.29.2", "nvidia_cublas-13.1.0", "triton-3.9.0"])
+def test_gpu_sh_refuses_a_wheel_that_would_hide_the_machines_torch(gpu_sh, name):
+    wheel = f"{name}-cp312-cp312-manylinux_2_28_x86_64.whl"
+    done, lines = gpu_sh("rich-15.0.0-py3-none-any.whl", wheel)
+    assert done.returncode == 2
+    assert lines == []
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"gpu.sh: {wheel} would hide the machine's own; remove the wheels of torch")
+
+
+# imports what the benchmarks import, early and late, where every other distribution's modules are absent
+SHORT = """
+import sys
+from importlib.metadata import packages_distributions
+listed = set(sys.argv[1:])
+for module, owners in packages_distributions().items():
+    if not listed & {owner.lower().replace("_", "-") for owner in owners}:
+        sys.modules[module] = None
+import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_protocol
+import feddp.cli, feddp.run.local, monai.metrics, monai.losses, segmentation_models_pytorch, timm
+"""
+
+
+def closure(*names):
+    """The distributions that these need, themselves too."""
+    found, new = set(), set(names)
+    while new:
+        found |= new
+        asked = [Requirement(line) for name in new for line in requires_of(name)]
+        new = {one.name.lower() for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})} - found
+    return found
+
+
+def requires_of(name):
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:  # of another platform
+        return []
+
+
+def test_the_packages_of_gpu_sh_suffice_beside_torch():
+    """What the header's command downloads, and what torch and torchvision need, import the benchmarks; it names no torch."""
+    header = (ROOT / "benchmarks/gpu.sh").read_text().split("pip download")[1].split("OUT:")[0]
+    listed = [word for line in header.splitlines()[1:] for word in line.strip("#\\ ").split()]
+    assert "timm" in listed
+    assert [name for name in listed if name.startswith(("torch", "nvidia", "triton"))] == []
+    words = [sys.executable, "-c", SHORT, *listed, *closure("torch", "torchvision"), "feddp"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "custom")))}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- what federations' events say ----------------------------------------------------------------------------------------
