@@ -53,7 +53,7 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that
     fi
 }
 
-step 180 gpu_agree
+step 180 gpu_agree --processes 8
 step 100 gpu_speed
 step 70 gpu_sites
 left=$((all - SECONDS))

@@ -14,10 +14,12 @@ sign into a whole step. The device may deviate FACTOR times as much, because the
 A tolerance of WEAK or more says nothing about a device that stays within it: a wrong computation may too. It is not decided.
 """
 
+import multiprocessing
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks.common import FP32, compute_settings, line, parser
+from benchmarks.common import FP32, compute_settings, count, line, parser
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import NETWORK, site_folder
@@ -52,6 +54,8 @@ AGREES, DISAGREES, UNDECIDED, FAILED = "agrees", "disagrees", "weak: not decided
 ROUNDS, IMAGES, PIXELS = 2, 12, 64
 USUAL, FITTING = "pvt_v2_b0_s-fpn", {"silobn": "resnet18-fpn"}  # SiloBN needs batch normalisation
 STILL = "still"  # the name of the network without dropout
+Call = tuple[str, str, Path, Path, str]  # method, network, the sites' data, a folder for the runs, device
+Judged = dict[str, str | float]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -59,29 +63,42 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--device", default="cuda")
     options.add_argument("--methods", nargs="+", default=list(OWN), choices=list(OWN))
     options.add_argument("--network", help=f"of every method; without it {USUAL}, or one that fits the method")
+    options.add_argument("--processes", type=count, default=1, help="that take the methods in turns")
     given = options.parse_args(arguments)
     asked_for(given.device)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     rows, wrong = [], []
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         synthesize(data, sites=2, images=IMAGES, size=PIXELS)
-        for method in given.methods:
-            network = given.network or FITTING.get(method, USUAL)
-            about = {"method": method, "network": network, "rounds": ROUNDS, "size": PIXELS, "device": given.device}
-            found = judged(method, network, data, Path(folder) / method, given.device)
-            line("gpu_agree", about | found, given.device)
-            numbers = [f"{found[key]:.2g}" if key in found else "" for key in ("deviation", "tolerance")]
-            rows.append((method, network, *numbers, found["outcome"]))
-            wrong += [f"{method} ({found['outcome']})"] if found["outcome"] in (DISAGREES, FAILED) else []
+        networks = {method: given.network or FITTING.get(method, USUAL) for method in given.methods}
+        calls = [(method, network, data, Path(folder) / method, given.device) for method, network in networks.items()]
+        with outcomes(calls, given.processes) as found_of:
+            for (method, network), found in zip(networks.items(), found_of, strict=True):
+                about = {"method": method, "network": network, "rounds": ROUNDS, "size": PIXELS, "device": given.device}
+                line("gpu_agree", about | found, given.device)
+                numbers = [f"{found[key]:.2g}" if key in found else "" for key in ("deviation", "tolerance")]
+                rows.append((method, network, *numbers, found["outcome"]))
+                wrong += [f"{method} ({found['outcome']})"] if found["outcome"] in (DISAGREES, FAILED) else []
     for row in (("method", "network", "deviation", "tolerance", "outcome"), ["---"] * 5, *rows):
         print("|", " | ".join(row), "|", file=sys.stderr)  # stdout has JSON alone
     if wrong:
         raise FedDPError(f"{given.device} and the CPU were not found to agree in {', '.join(wrong)}; the lines above say more")
 
 
-def judged(method: str, network: str, data: Path, folder: Path, device: str) -> dict[str, str | float]:
+@contextmanager
+def outcomes(calls: Sequence[Call], processes: int) -> Iterator[Iterable[Judged]]:
+    """Gives what `judged` returns for each call, in their order, as soon as it is known."""
+    if processes == 1:
+        yield map(judged, calls)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:  # CUDA does not survive a fork
+        yield pool.imap(judged, calls)
+
+
+def judged(call: Call) -> Judged:
     """Returns the outcome and its figures, or the error of a method that failed, so that the others still run."""
+    method, network, data, folder, device = call
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with patch.dict(NETWORKS, {STILL: partial(still, network)}):
         try:
             found = compared(method, data, folder, device)
