@@ -3,20 +3,22 @@
 One dial of `feddp data synthesize` goes through its values; the other dials are 0, so that the sites are alike in all else. For
 each value and seed the images are drawn, and each method runs in one process without FLARE. All methods use the networks of
 the last round; tuning and calibration have the same number of epochs. What is on disk is not run again, and an unfinished run
-is continued: start the same command again.
+is continued: start the same command again. Values, seeds and methods may be added; other settings need another folder.
 
     feddp bench dials style --out runs/dials
 
-writes runs/dials/style.csv (test Dice of each site) and runs/dials/style.png (mean over sites; and its difference to FedAvg's).
+writes runs/dials/style.csv (test Dice of each site), runs/dials/style.png (mean over sites; and its difference to FedAvg's) and
+runs/dials/style.json (the settings).
 """
 
 import argparse
 import csv
+import json
 import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import mean
 
@@ -24,8 +26,10 @@ from matplotlib.figure import Figure
 
 from feddp.data.habits import Dials
 from feddp.data.synthesize import synthesize
-from feddp.files import RESULTS, read_results
+from feddp.errors import InputError
+from feddp.files import RESULTS, read_results, write_json
 from feddp.networks import DEFAULT
+from feddp.reading import read_own
 from feddp.run.options import Options, run_here
 
 REFERENCE = "FedAvg"
@@ -58,6 +62,27 @@ class Campaign:
     epochs: int
     thin: bool
     settings: tuple[str, ...]
+
+    def claim(self) -> None:
+        """Writes the settings beside the results, so that no other campaign takes these for its own.
+
+        Raises:
+            InputError: the results on disk are of other settings, or of unknown ones.
+        """
+        file, results = self.out / f"{self.dial}.json", self.out / self.dial
+        wanted = json.loads(json.dumps({name: value for name, value in asdict(self).items() if name != "out"}))
+        remedy = "choose another --out, or give the same settings"
+        if not file.exists():
+            if results.exists():
+                raise InputError(f"{results} has results, but {file} with their settings is missing; choose another --out")
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_json(file, wanted)
+            return
+        found = read_own(file, InputError, remedy)
+        names = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+        if names:
+            differ = "; ".join(f"{name} {found.get(name)}, not {wanted.get(name)}" for name in names)
+            raise InputError(f"{file}: the results there were made with {differ}; {remedy}")
 
     def folder(self, value: float, seed: int) -> Path:
         return self.out / self.dial / f"{value:g}" / f"seed-{seed}"
@@ -157,6 +182,7 @@ def main(arguments: Sequence[str]) -> None:
     values, seeds, labels = given.pop("values"), given.pop("seeds"), given.pop("methods")
     labels = list(dict.fromkeys((REFERENCE, *labels)))  # the others are compared with it
     campaign = Campaign(**given | {"settings": tuple(given["settings"])})
+    campaign.claim()
     runs, rows = [(value, seed, label) for seed in seeds for value in values for label in labels], Rows()
     for number, (value, seed, label) in enumerate(runs, 1):
         print(f"{number} of {len(runs)}: {campaign.dial} {value:g}, seed {seed}, {label}", file=sys.stderr, flush=True)

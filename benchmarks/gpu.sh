@@ -3,8 +3,16 @@
 #
 #     benchmarks/gpu.sh WHEELS OUT
 #
-# WHEELS: a folder of wheels of what the machine's Python lacks; `pip download -r requirements.txt` elsewhere makes one. They are
-# installed into a folder of this run. OUT: gets gpu.jsonl, a line of JSON for every figure as it is measured, and gpu.log.
+# WHEELS: a folder of wheels of what the machine's Python lacks beside torch, torchvision and what these need. They are installed
+# into a folder of this run, in front of the machine's packages; wheels of torch and CUDA are refused, because they would hide
+# the machine's own. This command, run elsewhere, makes the folder (versions come from requirements.txt; none of torch):
+#
+#     pip download --python-version 3.12 --only-binary=:all: --no-deps --dest WHEELS --constraint requirements.txt \
+#         annotated-doc annotated-types anyio cffi click cryptography h11 hf-xet httpcore2 httpx2 huggingface-hub idna \
+#         markdown-it-py mdurl monai packaging psutil pycparser pydantic pydantic-core pygments pyyaml rich safetensors scipy \
+#         segmentation-models-pytorch shellingham threadpoolctl timm tqdm truststore typer typing-inspection
+#
+# OUT: gets gpu.jsonl, a line of JSON for every figure as it is measured, and gpu.log.
 # The exit code is 1 if a step failed; the others run all the same. PYTHON names another interpreter.
 set -uo pipefail
 wheels=$(realpath "${1:?a folder of wheels}") out=$(realpath -m "${2:?a folder for the figures}")
@@ -14,11 +22,21 @@ mkdir -p "$out"
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 export HOME="$site/home" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+for wheel in "$wheels"/*.whl; do
+    case ${wheel##*/} in
+        torch*|nvidia*|triton*)
+            echo "gpu.sh: ${wheel##*/} would hide the machine's own; remove the wheels of torch, torchvision, nvidia and triton from $wheels" >&2
+            exit 2
+            ;;
+    esac
+done
 if compgen -G "$wheels/*.whl" > /dev/null; then
     "$python" -m pip install -q --no-index --no-deps --no-compile --find-links "$wheels" --target "$site/packages" "$wheels"/*.whl || exit 1
 fi
-export PYTHONPATH="$site/packages:$root/custom"
-"$python" -c 'import torch, torchvision, timm, monai, segmentation_models_pytorch, safetensors, cryptography, scipy, rich, typer' || {
+export PYTHONPATH="$site/packages:$root/custom:$root"
+# the networks' and metrics' libraries are imported late
+"$python" -c 'import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_protocol' &&
+    "$python" -c 'import monai.metrics, segmentation_models_pytorch, timm, typer' || {
     echo "gpu.sh: a package is missing (above); put its wheel into $wheels" >&2
     exit 1
 }
@@ -35,7 +53,7 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that
     fi
 }
 
-step 180 gpu_agree
+step 180 gpu_agree --processes 8
 step 100 gpu_speed
 step 70 gpu_sites
 left=$((all - SECONDS))

@@ -4,6 +4,9 @@ The bounds are measured on the same machine: the rate of a large matrix product,
 memory (bytes read and written). PyTorch counts an epoch's arithmetic. Its least traffic is what the forward pass keeps for the
 backward pass, written and read once, and what the optimiser reads and writes. Shares of the bounds say how far the loop is from
 them.
+
+`inference` in bfloat16 is under an autocast of this benchmark, which the product's `predict` does not have: it predicts in
+float32 whatever the training computes in.
 """
 
 import time
@@ -23,6 +26,7 @@ from feddp.training.losses import segmentation_loss
 from feddp.training.settings import Training, from_settings
 
 DTYPES = {FP32: torch.float32, BF16: torch.bfloat16}
+INFERENCE_BF16 = "inference under an autocast of the benchmark, which predict does not have"
 # bytes that AdamW moves for a float32 parameter: reads it, its gradient and both moments, writes it and both moments
 ADAMW = 7 * 4
 
@@ -57,7 +61,8 @@ def main(arguments: Sequence[str]) -> None:
                 found["of_matrix_rate"] = found["flop"] / found["seconds"] / rates[compute]
                 if "least_bytes" in found:
                     found["of_bandwidth"] = found["least_bytes"] / found["seconds"] / bandwidth
-                line("gpu_speed", {"measured": measured.__name__} | about | found, given.device)
+                label = INFERENCE_BF16 if (measured, compute) == (inference, BF16) else measured.__name__
+                line("gpu_speed", {"measured": label} | about | found, given.device)
 
 
 def copied(device: torch.device, mebibytes: int, seconds: float) -> float:

@@ -1,7 +1,7 @@
 """Our local epoch against a bare PyTorch loop.
 
 Same network, optimiser, batches, augmentation, loss and clipping, with the data in memory. Ours is what a site runs: with
-deterministic algorithms on the CPU, draws from seeds, and a stop that is asked for before every step.
+deterministic algorithms on the CPU, and draws from seeds.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """A round's work at a site against plain practice: float32, every image decoded in every epoch, evaluation image by image.
 
 Ours decodes once, trains, and evaluates in batches on the device. Plain practice decodes the images anew, trains a bare loop
-with the same augmentation, predicts one validation image at a time, and measures all metrics of it on the CPU.
+with the same augmentation, predicts one validation image at a time, and measures it on the CPU. Both measure Dice and IoU, as
+a round does, and no distances.
 """
 
 import tempfile
@@ -20,7 +21,7 @@ from feddp.networks import DEFAULT, build
 from feddp.training.calibration import mean_scores
 from feddp.training.device import asked_for, settle
 from feddp.training.loop import adamw
-from feddp.training.metrics import measure
+from feddp.training.metrics import overlap
 from feddp.training.settings import Training, from_settings
 
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
             networks[1].eval()
             for sample in load(folder, "val", given.size):
                 maps = torch.sigmoid(networks[1](sample["image"][None].to(device)))
-                measure(maps.cpu(), sample["mask"][None])
+                overlap(maps.cpu(), sample["mask"][None])
 
         def plain() -> None:
             bare(networks[1], optimizers[1], load(folder, "train", given.size), training, FP32)

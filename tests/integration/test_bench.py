@@ -4,16 +4,21 @@ tested on events made by hand."""
 import json
 import os
 import subprocess
+import sys
 import threading
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, requires
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
 import feddp as package
 from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, round, start
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
+from feddp.methods import OWN
+from feddp.networks import DEFAULT, NETWORKS
+from feddp.plan.resolve import build_network, partition_of
 from support import ROOT
 from support.docs_pages import commands_for, text_of
 
@@ -190,37 +195,72 @@ def test_messages(bench, toy):
     assert [len(values) for values in found["dice"].values()] == [1, 1]
 
 
-FAKE = """#!/usr/bin/env bash
-[ "$2" = feddp ] || exit 0
-echo "{\\"called\\": \\"$4\\"}"
-[ "$4" != gpu_speed ] || exit 7
-"""
-
 # --- what needs a GPU, on the CPU ----------------------------------------------------------------------------------------
 
 
 def test_gpu_agree(bench, toy):
     (found,) = bench("gpu_agree", "--device", "cpu", "--methods", "feddp", "--network", toy)
     assert found["deviation"] == 0
-    assert found["agree"]
-    assert found["of rounding"] > 0
+    assert found["tolerance"] == 4 * found["of rounding"] > 0
+    assert found["outcome"] == gpu_agree.outcome(0, found["tolerance"])
+    assert (found["rounds"], found["size"]) == (2, 64)
+
+
+@pytest.mark.parametrize(
+    ("deviation", "tolerance", "outcome"),
+    [
+        (0.01, 0.01, "agrees"),
+        (0.011, 0.01, "disagrees"),
+        (0.0, 0.0999, "agrees"),
+        (0.0, 0.1, "weak: not decided"),
+        (1.0, 1.013, "weak: not decided"),
+        (1.1, 1.013, "disagrees"),
+        (float("nan"), 0.01, "disagrees"),
+        (0.01, float("nan"), "disagrees"),
+    ],
+)
+def test_what_a_deviation_shows(deviation, tolerance, outcome):
+    """A tolerance of a tenth of the step from the initial weights, or more, also takes wrong computations in."""
+    assert gpu_agree.outcome(deviation, tolerance) == outcome
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_gpu_agree_has_a_network_for_each_method(method, monkeypatch, tiny_root):
+    """Its private rule selects tensors of it, as a run requires."""
+    monkeypatch.setitem(NETWORKS, gpu_agree.STILL, NETWORKS[gpu_agree.FITTING.get(method, gpu_agree.USUAL)])
+    plan, first = gpu_agree.plan_of(method, tiny_root, "cpu")
+    assert set(partition_of(plan, build_network(plan)).shared) <= set(first)
 
 
 def test_gpu_agree_notices_a_device_that_computes_otherwise(feddp, toy, monkeypatch):
     """By weights ten times as large. The toy's tolerance is wide: its query's bias comes before a normalisation, so its
     gradient is rounding alone, and AdamW makes whole steps of it."""
-    real = gpu_agree.after_round
+    real = gpu_agree.after_rounds
 
     def wrong(plan, first, data, out, device):
         found = real(plan, first, data, out, device)
         large = {name: value * 10 if value.is_floating_point() else value for name, value in found["site-1"].items()}
         return found | ({"site-1": large} if out.name == "device" else {})
 
-    monkeypatch.setattr(gpu_agree, "after_round", wrong)
+    monkeypatch.setattr(gpu_agree, "after_rounds", wrong)
     code, out, err = feddp("bench", "gpu_agree", "--device", "cpu", "--methods", "fedavg", "--network", toy)
     assert code == 2
-    assert not json.loads(out)["agree"]
-    assert err.splitlines()[-1] == "feddp: cpu and the CPU disagree beyond rounding in fedavg"
+    assert json.loads(out)["outcome"] == "disagrees"
+    assert "cpu and the CPU were not found to agree in fedavg (disagrees);" in err.splitlines()[-1]
+
+
+def test_gpu_agree_goes_on_after_a_method_that_fails(feddp, toy, monkeypatch):
+    """SiloBN, whose rule selects nothing in the default network: FedAvg is still compared, and the last line names SiloBN."""
+    monkeypatch.setattr(gpu_agree, "FITTING", {"silobn": DEFAULT})
+    monkeypatch.setattr(gpu_agree, "USUAL", toy)
+    code, out, err = feddp("bench", "gpu_agree", "--device", "cpu", "--methods", "silobn", "fedavg")
+    failed, other = map(json.loads, out.splitlines())
+    assert (failed["method"], failed["outcome"]) == ("silobn", "failed")
+    assert failed["error"].startswith("InputError: ")
+    assert (other["method"], other["deviation"]) == ("fedavg", 0)
+    assert code == 2
+    assert "agree in silobn (failed);" in err.splitlines()[-1]
+    assert f"| silobn | {DEFAULT} |  |  | failed |" in err
 
 
 def test_gpu_speed(bench, toy):
@@ -258,21 +298,91 @@ def test_gpu_protocol_extrapolates_from_the_median(tmp_path):
     assert found == {"rounds_measured": 4, "seconds_per_round": 3.0, "all_rounds_seconds": 606.0, "extrapolated": True}
 
 
-def test_gpu_sh_runs_every_step_and_says_which_failed(tmp_path):
-    """With an interpreter that writes a line for what it was called with, and fails in one step."""
-    tool = tmp_path / "python"
-    tool.write_text(
-        '#!/usr/bin/env bash\n[ "$2" = feddp ] || exit 0\necho "{\\"called\\": \\"$4\\"}"\n[ "$4" != gpu_speed ] || exit 7\n'
-    )
-    tool.chmod(0o755)
-    (tmp_path / "wheels").mkdir()
-    command = ["bash", str(ROOT / "benchmarks/gpu.sh"), str(tmp_path / "wheels"), str(tmp_path / "out")]
-    done = subprocess.run(command, env={**os.environ, "PYTHON": str(tool)}, capture_output=True, text=True, check=False)
+FAKE = """#!/usr/bin/env bash
+[ "$2" = feddp ] || exit 0
+echo "{\\"called\\": \\"$4\\"}"
+[ "$4" != gpu_speed ] || exit 7
+"""
+
+
+@pytest.fixture
+def gpu_sh(tmp_path):
+    """Runs the script with the wheels of these names, and an interpreter that writes a line for what it was called with and
+    fails in one step; returns what ended, and the lines of gpu.jsonl."""
+
+    def run(*wheels):
+        tool = tmp_path / "python"
+        tool.write_text(FAKE)
+        tool.chmod(0o755)
+        (tmp_path / "wheels").mkdir()
+        for name in wheels:
+            (tmp_path / "wheels" / name).touch()
+        command = ["bash", str(ROOT / "benchmarks/gpu.sh"), str(tmp_path / "wheels"), str(tmp_path / "out")]
+        done = subprocess.run(command, env={**os.environ, "PYTHON": str(tool)}, capture_output=True, text=True, check=False)
+        written = tmp_path / "out/gpu.jsonl"
+        return done, [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+
+    return run
+
+
+def test_gpu_sh_runs_every_step_and_says_which_failed(gpu_sh):
+    done, lines = gpu_sh("rich-15.0.0-py3-none-any.whl")
     assert done.returncode == 1, done.stderr
-    lines = [json.loads(line) for line in Path(tmp_path / "out/gpu.jsonl").read_text().splitlines()]
     assert [line["called"] for line in lines if "called" in line] == ["gpu_agree", "gpu_speed", "gpu_sites", "gpu_protocol"]
     (failed,) = [line for line in lines if "exit" in line]
     assert (failed["benchmark"], failed["exit"]) == ("gpu_speed", 7)
+
+
+@pytest.mark.parametrize("name", ["torch-2.15.0", "torchvision-0.29.2", "nvidia_cublas-13.1.0", "triton-3.9.0"])
+def test_gpu_sh_refuses_a_wheel_that_would_hide_the_machines_torch(gpu_sh, name):
+    wheel = f"{name}-cp312-cp312-manylinux_2_28_x86_64.whl"
+    done, lines = gpu_sh("rich-15.0.0-py3-none-any.whl", wheel)
+    assert done.returncode == 2
+    assert lines == []
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"gpu.sh: {wheel} would hide the machine's own; remove the wheels of torch")
+
+
+# imports what the benchmarks import, early and late, where every other distribution's modules are absent
+SHORT = """
+import sys
+from importlib.metadata import packages_distributions
+listed = set(sys.argv[1:])
+for module, owners in packages_distributions().items():
+    if not listed & {owner.lower().replace("_", "-") for owner in owners}:
+        sys.modules[module] = None
+import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_protocol
+import feddp.cli, feddp.run.local, monai.metrics, monai.losses, segmentation_models_pytorch, timm
+"""
+
+
+def closure(*names):
+    """The distributions that these need, themselves too."""
+    found, new = set(), set(names)
+    while new:
+        found |= new
+        asked = [Requirement(line) for name in new for line in requires_of(name)]
+        new = {one.name.lower() for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})} - found
+    return found
+
+
+def requires_of(name):
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:  # of another platform
+        return []
+
+
+def test_the_packages_of_gpu_sh_suffice_beside_torch():
+    """What the header's command downloads, and what torch and torchvision need, import the benchmarks; it names no torch."""
+    header = (ROOT / "benchmarks/gpu.sh").read_text().split("pip download")[1].split("OUT:")[0]
+    listed = [word for line in header.splitlines()[1:] for word in line.strip("#\\ ").split()]
+    assert "timm" in listed
+    assert [name for name in listed if name.startswith(("torch", "nvidia", "triton"))] == []
+    words = [sys.executable, "-c", SHORT, *listed, *closure("torch", "torchvision"), "feddp"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "custom")))}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- what federations' events say ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from feddp.data.habits import Dials
+from feddp.errors import InputError
 from feddp.networks import NETWORKS
 from support import ROOT
 from support.small import Small
@@ -48,6 +49,30 @@ def test_a_campaign_is_a_table_a_figure_and_is_not_run_twice(dials, tmp_path, mo
     dials.main(words)
     assert again == ["finetune"]
     assert (tmp_path / "style.csv").read_bytes() == first
+
+
+def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
+    """Another number of rounds and another setting are refused before a run; other values, seeds and methods are not."""
+    ran = []
+    monkeypatch.setattr(dials.Campaign, "run", lambda campaign, *which: ran.append(which) or [(*which, "site-1", 50.0)])
+    words = ["style", "--out", str(tmp_path), *SMALL.split()]
+    dials.main([*words, "--methods", "FedAvg"])
+    assert ran == [(0, 0, "FedAvg"), (1, 0, "FedAvg")]
+    with pytest.raises(InputError) as refused:
+        dials.main([*words, "--rounds", "2", "--set", "lr=0.01"])
+    assert str(refused.value) == (
+        f"{tmp_path / 'style.json'}: the results there were made with rounds 1, not 2; settings [], not ['lr=0.01']; "
+        "choose another --out, or give the same settings"
+    )
+    assert len(ran) == 2
+    dials.main([*words, "--values", "0.5", "--seeds", "3", "--methods", "Ditto"])
+    assert ran[2:] == [(0.5, 3, "FedAvg"), (0.5, 3, "Ditto")]
+
+
+def test_results_of_unknown_settings_are_not_taken(dials, tmp_path):
+    (tmp_path / "style").mkdir()
+    with pytest.raises(InputError, match="with their settings is missing; choose another --out"):
+        dials.main(["style", "--out", str(tmp_path), *SMALL.split()])
 
 
 def test_the_difference_is_paired_by_seed(dials):
