@@ -1,9 +1,10 @@
-"""Methods on synthetic sites that differ in one respect alone, more and more: when does a personal network begin to pay?
+"""Methods on synthetic sites that differ in one respect alone, more and more.
 
-One dial of `feddp data synthesize` goes through its values; the other dials are 0, so that the sites are alike in all else. For
-each value and seed the images are drawn, and each method runs in one process without FLARE. All methods use the networks of
-the last round; tuning and calibration have the same number of epochs. What is on disk is not run again, and an unfinished run
-is continued: start the same command again. Values, seeds and methods may be added; other settings need another folder.
+From which difference on does a personal network pay? One dial of `feddp data synthesize` goes through its values; the other
+dials are 0, so that the sites are alike in all else. For each value and seed the images are drawn, and each method runs in one
+process without FLARE. All methods use the networks of the last round; tuning and calibration have the same number of epochs.
+What is on disk is not run again, and an unfinished run is continued: start the same command again. Values, seeds and methods
+may be added; other settings need another folder.
 
     feddp bench dials style --out runs/dials
 

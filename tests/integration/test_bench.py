@@ -19,6 +19,7 @@ from feddp.files import append_event
 from feddp.methods import OWN
 from feddp.networks import DEFAULT, NETWORKS
 from feddp.plan.resolve import build_network, partition_of
+from feddp.training import metrics
 from support import ROOT
 from support.docs_pages import commands_for, text_of
 
@@ -144,6 +145,12 @@ def test_practice(bench, toy):
     assert found["ratio"] == paired(found, "plain practice", "ours")
 
 
+def test_practice_measures_no_distances(bench, toy, monkeypatch):
+    """Neither side: our round measures Dice and IoU alone."""
+    monkeypatch.setattr(metrics, "_distances", lambda predicted, truth: pytest.fail("a distance was measured"))
+    bench("practice", "--network", toy, "--size", 32, "--stored", 32, "--images", 12, "--pairs", 1)
+
+
 def test_calibration(bench, toy):
     """Its loop compares the losses; 20 epochs of δ at every batch, over δ once and 20 epochs with it."""
     (found,) = bench("calibration", "--network", toy, "--size", 32, "--images", 6, "--pairs", 1, "--peers", 2)
@@ -263,6 +270,17 @@ def test_gpu_agree_goes_on_after_a_method_that_fails(feddp, toy, monkeypatch):
     assert f"| silobn | {DEFAULT} |  |  | failed |" in err
 
 
+def test_gpu_agree_in_several_processes(feddp):
+    """Each method's line, in their order; in a process of its own, a network that does not exist is its error."""
+    words = "--device", "cpu", "--processes", 2, "--network", "nonesuch", "--methods", "fedbn", "fedavg"
+    code, out, err = feddp("bench", "gpu_agree", *words)
+    lines = list(map(json.loads, out.splitlines()))
+    assert [(line["method"], line["outcome"]) for line in lines] == [("fedbn", "failed"), ("fedavg", "failed")]
+    assert all(line["error"].startswith("InputError: unknown network 'nonesuch'") for line in lines)
+    assert code == 2
+    assert "agree in fedbn (failed), fedavg (failed);" in err.splitlines()[-1]
+
+
 def test_gpu_speed(bench, toy):
     """The toy's arithmetic, two operations for a product and its sum: 32² pixels, convolutions 3 to 4 and 4 to 1. The backward
     pass has the products twice more, except for the first layer's input, which needs no gradient."""
@@ -273,6 +291,13 @@ def test_gpu_speed(bench, toy):
     assert inference["flop"] == 2 * 2 * 32**2 * (3 * 4 + 4)
     assert training["flop"] == 3 * inference["flop"] - 2 * 2 * 32**2 * 3 * 4
     assert training["images_per_second"] == pytest.approx(2 / training["seconds"])
+
+
+def test_gpu_speed_says_that_the_autocast_of_inference_is_its_own(bench, toy):
+    tiny = "--size", 32, "--batches", 2, "--seconds", 0, "--matrix", 8, "--copied", 1
+    found = bench("gpu_speed", "--device", "cpu", "--network", toy, "--computes", "float32", "bfloat16", *tiny)
+    labels = {line["measured"] for line in found if line["measured"].startswith("inference")}
+    assert labels == {"inference", "inference under an autocast of the benchmark, which predict does not have"}
 
 
 def test_gpu_sites_measures_a_site(toy):
