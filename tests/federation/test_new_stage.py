@@ -70,7 +70,7 @@ def package(tmp_path_factory):
     shutil.copytree(Path(feddp.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "stages/count.py").write_text(STAGE)
     inserted(copy / "protocol.py", "    TaskSpec(EVALUATE, ", ROW)
-    inserted(copy / "protocol.py", '    "seconds": Number(', SCALAR)
+    inserted(copy / "protocol.py", '    "empty_masks": Number(', SCALAR)
     inserted(copy / "methods/base.py", ', CALIBRATE: "calibrated"', ', "count": ""')
     return root
 
