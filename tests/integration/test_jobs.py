@@ -79,7 +79,7 @@ def test_a_committed_job_runs_a_round(name, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "fedmagic"], "unknown method 'fedmagic'; known: centralized, ditto, "),
+        (["--method", "fedmagic"], "unknown method 'fedmagic'; known: apfl, centralized, ditto, "),
         (["--network", "vgg"], "unknown network 'vgg'; known: pvt_v2_b0-fpn, pvt_v2_b1-fpn"),
         (["--rounds", "0"], "rounds=0"),
         (["--size", "100"], "size=100"),
