@@ -86,7 +86,8 @@ def plain_feddp(root: Path, plan):
     private = set(resolve(start, (QUERY,)).private)
     loss_of = segmentation_loss(training.loss)
     optimizers = {
-        s: torch.optim.AdamW(n.parameters(), lr=training.lr, weight_decay=training.weight_decay) for s, n in networks.items()
+        s: torch.optim.AdamW(n.parameters(), lr=training.lr, weight_decay=training.weight_decay, fused=True)
+        for s, n in networks.items()
     }
     shared = {name: value.clone() for name, value in start.state_dict().items() if name not in private}
     contributions = []
@@ -106,7 +107,7 @@ def plain_feddp(root: Path, plan):
         delta = (maps[site][0] - maps[site][1]) ** 2  # K = 2: the mean over one peer
         samples = [{**sample, "delta": delta[i]} for i, sample in enumerate(data[site]["train"])]
         lr = plan.calibration.calibration_lr
-        optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=training.weight_decay)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=training.weight_decay, fused=True)
         best, final[site] = iou(network, data[site]["val"]), before[site]
         for e in range(1, plan.calibration.calibration_epochs + 1):
             seed = seed_of(plan.seed, site, "calibrated", e)

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from feddp.errors import InputError
 
 # val and test in per cent of the patients; the others are train
@@ -139,4 +137,6 @@ def _adding_up(order: list[str], counts: Counter[str], wanted: int) -> set[str] 
 
 def _shuffled(patients: Iterable[str], seed: int) -> list[str]:
     names = sorted(set(patients))
+    import numpy as np  # imported here: the command line reads the names of the splits
+
     return [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
