@@ -74,8 +74,8 @@ def test_order_augmentation_and_dropout_are_drawn_from_it(open_site, toy, monkey
     """What the loop is given as its seed, and the order of images that follows from it: not what the plan's seed says."""
     seen = []
 
-    def spy(samples, batch, seed, augment):
-        parts = list(batches(samples, batch, seed, augment))
+    def spy(samples, batch, seed, augment, device=None):
+        parts = list(batches(samples, batch, seed, augment, device))
         if seed is not None:
             seen.append([stem for part in parts for stem in part["stem"]])
         return iter(parts)

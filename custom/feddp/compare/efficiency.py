@@ -61,8 +61,8 @@ def _mean(lists: Sequence[Sequence[float | None]]) -> Cell:
 
 
 def train_seconds(events: list[Event]) -> float:
-    """The rounds' wall-clock seconds."""
-    return float(sum(accounted(events)["rounds"]["wall"]))
+    """The rounds' wall-clock seconds, of the rounds of which they are known."""
+    return float(sum(seconds for seconds in accounted(events)["rounds"]["wall"] if seconds is not None))
 
 
 def local_seconds(events: list[Event]) -> float:

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LABELS = ("nested", "exclusive")
-ZSCORE, SCALE = NORMALISATIONS = (
-    "zscore",
-    "scale",
-)  # how an image becomes the network's input (`feddp.data.loading.network_input`)
+# how an image becomes the network's input (`feddp.data.loading.network_input`)
+ZSCORE, SCALE = NORMALISATIONS = "zscore", "scale"
 STEP = 32  # the networks halve their input five times
 
 

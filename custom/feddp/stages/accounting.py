@@ -34,30 +34,33 @@ def accounted(events: Sequence[Event]) -> dict[str, Any]:
     rounds: dict[int, Parts] = {}
     sites: dict[str, dict[int, Parts]] = {}
     open_: dict[str, Parts] = {}  # of the present round
-    asked, computed = 0.0, dict[str, float]()
-    answered: dict[str, float] = {}
+    idle: dict[str, float] = {}  # of the present round
+    asked, computed, answered = 0.0, dict[str, float](), dict[str, float]()  # of the present phase
+
+    def waited(until: float) -> None:
+        for site, time in answered.items():
+            idle[site] = idle.get(site, 0.0) + until - time
+
     for event in events:
         kind = event["event"]
         if kind == "ask" and event["task"] == protocol.TRAIN:
-            if not event.get("phase"):
-                open_, answered = {}, {}
-            for site, time in answered.items():  # until the next phase
-                open_[site]["idle"] = (open_[site].get("idle") or 0.0) + event["time"] - time
+            if event.get("phase"):
+                waited(event["time"])
+            else:
+                open_, idle = {}, {}
             asked, computed, answered = event["time"], {}, {}
         elif kind == "computed":
             computed.setdefault(event["site"], event["time"])
         elif kind == "answer" and event["task"] == protocol.TRAIN:
             site, time = event["site"], event["time"]
             parts, answered[site] = _answer(event["scalars"], time - asked, computed.get(site), time), time
-            open_[site] = _sum(open_[site], parts) if site in open_ else parts | {"idle": 0.0}
+            open_[site] = _sum(open_[site], parts) if site in open_ else parts
         elif kind == "round":
             number = event["round"]
             rounds[number] = {"wall": event["seconds"], "combining": event.get("combining"), "saving": event.get("saving")}
+            waited(event["time"])
             for site in sites.keys() | open_.keys():
-                parts = open_.get(site, {})
-                if site in answered:
-                    parts["idle"] = (parts["idle"] or 0.0) + event["time"] - answered[site]
-                sites.setdefault(site, {})[number] = parts
+                sites.setdefault(site, {})[number] = open_[site] | {"idle": idle[site]} if site in open_ else {}
     last = max(rounds, default=0)
     return {
         "rounds": _columns(rounds, last, ROUND),
@@ -78,9 +81,9 @@ def _answer(scalars: Mapping[str, Any], seconds: float, computed: float | None, 
 
 
 def _sum(one: Parts, other: Parts) -> Parts:
-    """Returns the sum of two phases of a round; `other` has no idle time yet."""
-    pairs = {name: (one[name], other[name]) for name in other}
-    return one | {name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()}
+    """Returns the sum of two phases of a round."""
+    pairs = {name: (one[name], other[name]) for name in one}
+    return {name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()}
 
 
 def _columns(rounds: Mapping[int, Parts], last: int, names: Sequence[str]) -> dict[str, list[float | None]]:

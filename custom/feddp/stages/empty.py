@@ -33,10 +33,16 @@ def warn(server: Server, answers: Mapping[str, Message]) -> None:
             server.warn(_warning(site, 0.0))
 
 
-def note(site: Site, round: int) -> None:
-    """Writes the warning to the site's own log, once, when the latest rounds up to `round` are as empty masks would be."""
+def note(site: Site, round: int, latest: float) -> None:
+    """Writes the warning to the site's own log, once, when the latest rounds up to `round` are as empty masks would be.
+
+    Args:
+        latest: the Dice of `round`; the log, which has those before it, is read only where this one is as low.
+    """
+    if not latest <= site.empty_dice < 1:
+        return
     events = read_events(site.store.folder / RECORD)
     dice = {event["round"]: event["dice"] for event in events if event["event"] == "train" and "dice" in event}
-    latest = [dice.get(round - back, 1.0) for back in range(ROUNDS)]
-    if max(latest) <= site.empty_dice < 1 and not any(event["event"] == EMPTY for event in events):
-        site.store.record(EMPTY, round=round, message=_warning(site.name, max(latest)))
+    highest = max(dice.get(round - back, 1.0) for back in range(ROUNDS))
+    if highest <= site.empty_dice and not any(event["event"] == EMPTY for event in events):
+        site.store.record(EMPTY, round=round, message=_warning(site.name, highest))

@@ -322,6 +322,12 @@ def test_seconds_per_round_by_hand(result):
     assert said == {"Wall": 2.0, "Receiving": 0.5, "Idle": 0.0}
 
 
+def test_a_round_of_which_nothing_is_known_adds_no_seconds():
+    """Three rounds of 2 s; the server died before it noted the second: 4 s are known."""
+    events = [event for event in federation(3, home=False) if (event["event"], event.get("round")) != ("round", 2)]
+    assert train_seconds(events) == 4
+
+
 def test_a_run_without_a_federation_has_no_traffic(tmp_path):
     assert traffic([]) is None
     assert (train_seconds([]), local_seconds([]), curves([]), mean_curve({})) == (0, 0, {}, {})

@@ -326,13 +326,18 @@ def test_etis_in_its_first_release_is_read(tmp_path):
     assert np.array_equal(pixels(SiteFolder.open(tmp_path / "out/ETIS"), "5")[0], picture(905))
 
 
-def test_clinicdb_sequences_stay_together_where_published(tmp_path):
-    """30 frames of 10 sequences of three: patients are the sequences, so 6, 2 and 2 sequences, 18, 6 and 6 frames."""
-    tree = polyp_tree(tmp_path / "in", 30)
+def with_sequences(tree):
+    """`tree` with ClinicDB's table: frames 1 to 30 in ten sequences of three."""
     with (tree / "CVC-ClinicDB/metadata.csv").open("w", newline="") as stream:
         table = csv.writer(stream)
         table.writerow(["frame_id", "sequence_id", "png_image_path"])
         table.writerows([n, (n - 1) // 3, f"PNG/Original/{n}.png"] for n in range(1, 31))
+    return tree
+
+
+def test_clinicdb_sequences_stay_together_where_published(tmp_path):
+    """30 frames of 10 sequences of three: patients are the sequences, so 6, 2 and 2 sequences, 18, 6 and 6 frames."""
+    tree = with_sequences(polyp_tree(tmp_path / "in", 30))
     PREPARE["endopolyp"](tree, tmp_path / "out", 16, 0)
     clinic = SiteFolder.open(tmp_path / "out/ClinicDB")
     assert {row.image: row.patient for row in clinic.rows}["3"] == "ClinicDB-sequence-0"
@@ -345,11 +350,7 @@ def test_clinicdb_sequences_stay_together_where_published(tmp_path):
 
 def test_polyps_are_split_in_halves_and_the_unseen_site_is_not(tmp_path):
     """30 frames in 10 sequences of three at ClinicDB: 5 sequences, 15 frames, each; elsewhere 15 of 30 images."""
-    tree = polyp_tree(tmp_path / "in", 30)
-    with (tree / "CVC-ClinicDB/metadata.csv").open("w", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(["frame_id", "sequence_id", "png_image_path"])
-        table.writerows([n, (n - 1) // 3, f"PNG/Original/{n}.png"] for n in range(1, 31))
+    tree = with_sequences(polyp_tree(tmp_path / "in", 30))
     PREPARE["endopolyp"](tree, tmp_path / "out", 16, 0, "1:1")
     for folder in map(SiteFolder.open, find_sites(tmp_path / "out")):
         assert [len(folder.rows_of(split)) for split in ("train", "val", "test")] == [15, 0, 15]

@@ -76,7 +76,7 @@ class Alone:
         """Returns the rounds in which the log got its warning."""
         for round, value in enumerate(dice, 1):
             self.store.record("train", round=round, phase=0, loss=1.0, dice=value)
-            empty.note(self, round)
+            empty.note(self, round, value)
         return [event["round"] for event in lines(self.store.folder / "record.jsonl") if event["event"] == EMPTY]
 
 
@@ -99,7 +99,7 @@ def test_a_repeated_round_counts_once(tmp_path):
     site = Alone(tmp_path, 0.0)
     for round in (1, 2, 2, 3, 3):
         site.store.record("train", round=round, phase=0, loss=1.0, dice=0.0)
-        empty.note(site, round)
+        empty.note(site, round, 0.0)
     assert [event["event"] for event in lines(tmp_path / "record.jsonl")] == ["train"] * 5
 
 

@@ -13,7 +13,6 @@ from feddp import protocol
 from feddp.errors import ContributionError
 from feddp.methods.aggregation import combine
 from feddp.methods.base import AGGREGATIONS
-from feddp.protocol import PARTS
 from feddp.stages import evaluate, train
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
@@ -22,6 +21,7 @@ from feddp.stages.spool import Spool
 from feddp.training.metrics import METRICS
 from feddp.training.volumes import VOLUME_METRICS
 from support.fuzz import ANY, cases, changed
+from support.site import NUMBERS
 
 SITES = ("A", "B", "C", "D")
 
@@ -30,16 +30,7 @@ def summary(metrics):
     return {metric: {"mean": 0.5, "std": 0.1, "n": 3} for metric in metrics}
 
 
-TRAINED = {
-    "round": 1,
-    "phase": 0,
-    "loss": 0.5,
-    "dice": 0.5,
-    "iou": 0.4,
-    "samples": 8.0,
-    "seconds": 0.1,
-    **dict.fromkeys(PARTS, 0.0),
-}
+TRAINED = NUMBERS | {"seconds": 0.1}
 WHEN = dict.fromkeys(protocol.WHEN, summary(METRICS))
 EVALUATED = {**WHEN, "volumes": dict.fromkeys(WHEN, summary(VOLUME_METRICS)), "peers": {"B": summary(METRICS)}}
 

@@ -136,7 +136,7 @@ def _adding_up(order: list[str], counts: Counter[str], wanted: int) -> set[str] 
 
 
 def _shuffled(patients: Iterable[str], seed: int) -> list[str]:
-    names = sorted(set(patients))
     import numpy as np  # imported here: the command line reads the names of the splits
 
+    names = sorted(set(patients))
     return [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
