@@ -500,10 +500,54 @@ def test_fundus_names_all_that_is_missing_at_once(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+# -- lung ------------------------------------------------------------------------------------------------------------
+
+
+def lung_tree(root):
+    """Four Montgomery and six Shenzhen X-rays, and one without mask in another folder, as in the repository's data/test."""
+    for prefix, count in (("MCUCXR", 4), ("CHNCXR", 6)):
+        for number in range(1, count + 1):
+            stem = f"{prefix}_{number:04d}_{number % 2}"
+            save(root / f"data/cxr/{stem}.png", picture(number, 24, 24)[..., 0])
+            save(root / f"data/masks/{stem}.png", np.where(np.eye(24) > 0, 128, 127))
+    save(root / "data/test/CHNCXR_0025_0.png", picture(9, 24, 24)[..., 0])
+    return root
+
+
+def test_lung_has_a_site_for_each_country_and_masks_are_cut_at_127(tmp_path):
+    """Half white, 128, is lung; a grey level less is not. A fifth of 4, and of 6, is rounded to 1 for val and test."""
+    assert PREPARE["lung"](lung_tree(tmp_path / "in"), tmp_path / "out", None, 0) == []
+    assert check(tmp_path / "out") == []
+    count = {}
+    for folder in map(SiteFolder.open, find_sites(tmp_path / "out")):
+        assert (folder.classes, folder.labels, folder.channels) == (("lungs",), "nested", 1)
+        count[folder.site] = [len(folder.rows_of(split)) for split in ("train", "val", "test")]
+        for row in folder.rows:
+            image, mask = pixels(folder, row.image)
+            assert np.array_equal(image, picture(int(row.image.split("_")[1]), 24, 24)[..., 0])
+            assert np.array_equal(mask, np.eye(24))
+            assert row.image[:-2] == row.patient
+    assert count == {"Montgomery": [2, 1, 1], "Shenzhen": [4, 1, 1]}
+
+
+def test_lung_names_what_is_missing(tmp_path):
+    tree = lung_tree(tmp_path / "in")
+    (tree / "data/masks/CHNCXR_0003_1.png").unlink()
+    with pytest.raises(FedDPError, match=r"data/masks/CHNCXR_0003_1\.png missing"):
+        PREPARE["lung"](tree, tmp_path / "out", None, 0)
+    for file in (tree / "data/cxr").glob("MCUCXR*"):
+        file.unlink()
+    with pytest.raises(FedDPError, match=r"images missing: cxr/MCUCXR_\*\. Complete"):
+        PREPARE["lung"](tree, tmp_path / "out", None, 0)
+    assert not (tmp_path / "out").exists()
+
+
 # -- all -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "tree"), [("lgg", lgg_tree), ("endopolyp", polyp_tree), ("fundus", fundus_tree)])
+@pytest.mark.parametrize(
+    ("name", "tree"), [("lgg", lgg_tree), ("endopolyp", polyp_tree), ("fundus", fundus_tree), ("lung", lung_tree)]
+)
 def test_folder_and_zip_give_the_same_bits_at_the_asked_size(tmp_path, name, tree):
     packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tree(tmp_path / "in"))
     for out, source in (("a", tmp_path / "in"), ("b", Path(packed))):
