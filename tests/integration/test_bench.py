@@ -10,14 +10,18 @@ from importlib.metadata import PackageNotFoundError, requires
 from types import SimpleNamespace
 
 import pytest
+import torch
 from packaging.requirements import Requirement
+from torch import nn
 
 import feddp as package
 from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, round, start
+from benchmarks.leak import invert
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
 from feddp.methods import OWN
 from feddp.networks import DEFAULT, NETWORKS
+from feddp.partition import HEAD, QUERY
 from feddp.plan.resolve import build_network, partition_of
 from feddp.training import metrics
 from support import ROOT
@@ -200,6 +204,63 @@ def test_messages(bench, toy):
     nbytes = found["bytes"]
     assert nbytes["float16"]["train"] / nbytes["float32"]["train"] == (148 / 2 + 8) / 156
     assert [len(values) for values in found["dice"].values()] == [1, 1]
+
+
+class Flat(nn.Module):
+    """The gradient of its query's weight is the image, times that of its bias."""
+
+    roles = {QUERY: ("q",), HEAD: ("head",)}
+
+    def __init__(self, channels: int, classes: int, pretrained: bool = False):
+        super().__init__()
+        self.q, self.head = nn.Conv2d(channels, 1, 32), nn.Conv2d(1, classes, 1)
+
+    def forward(self, x):
+        return self.head(self.q(x)).expand(-1, -1, *x.shape[2:])
+
+
+def test_inversion_finds_what_is_sent_and_nothing_else(bench, monkeypatch):
+    """Flat's image is found where its query is shared. Where it is private, the rest's gradients are a few numbers: what is
+    found is noise, of unit variance as the image, so that its squared error is 2 (1 - r) with r near 0."""
+    monkeypatch.setitem(NETWORKS, "flat", Flat)
+    options = "--images", 1, "--trained", 6, "--iterations", 100, "--epochs", 0, "--sent", "gradient", "--network", "flat"
+    *each, found = bench("inversion", "--methods", "fedavg", "feddp", *options)
+    assert [one["method"] for one in each] == ["fedavg", "feddp"]
+    shared, private = (found["attacks"][f"0 epochs, gradient, {method}"][0] for method in ("fedavg", "feddp"))
+    assert shared["mse"] < 0.05
+    assert shared["correlation"] > 0.97
+    assert private["mse"] == pytest.approx(2 * (1 - private["correlation"]), abs=1e-3)
+    assert abs(private["correlation"]) < 0.2
+
+
+def test_the_attacker_has_the_starts_private_tensors(toy, plan_for):
+    """After an epoch at the site: the shared tensors are the site's, the private ones those of the start."""
+    plan = plan_for(method="feddp", network=toy)
+    made, start = invert.attack_on(plan, common.images(6, 32), 1), build_network(plan).state_dict()
+    victim, known = made.victim.state_dict(), made.known.state_dict()
+    private = set(partition_of(plan, made.victim).private)
+    assert private == {"q.weight", "q.bias"}
+    for name, value in known.items():
+        assert value.equal(start[name] if name in private else victim[name])
+    assert not victim["q.weight"].equal(start["q.weight"])
+    assert set(made.shared) == {"norm.weight", "norm.bias", "head.weight", "head.bias"}  # no buffers
+
+
+def test_a_step_of_adamw_sends_the_gradients_signs(toy, plan_for):
+    """Its first step is lr g / (|g| + 1e-8), and the decay is taken away: lr times the sign, to the rounding of a weight."""
+    made = invert.attack_on(plan_for(method="fedavg", network=toy), common.images(6, 32), 0)
+    sample = common.images(1, 32)[0]
+    for step, gradient in zip(made.sent(sample, "step"), made.sent(sample, "gradient"), strict=True):
+        large = gradient.abs() > 1e-5
+        assert step[large] == pytest.approx(1e-3 * gradient.sign()[large], abs=2e-6)
+    assert large.any()
+
+
+def test_the_errors_of_an_attack():
+    """A constant 1 too much: MSE 1, the range of -1 to 1 is 2, so 10 log10(4) = 6.02 dB; the correlation is 1."""
+    truth = torch.tensor([[[[-1.0, 1.0], [0.0, 0.5]]]])
+    found = invert.errors(truth + 1, truth)
+    assert found == pytest.approx({"mse": 1, "psnr": 6.0206, "correlation": 1}, abs=1e-4)
 
 
 # --- what needs a GPU, on the CPU ----------------------------------------------------------------------------------------

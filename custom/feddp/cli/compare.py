@@ -31,7 +31,11 @@ def compare(
         bool, typer.Option("--leave-one-out", help="Every site in turn outside the federation (IOP-FL's Table II).")
     ] = False,
     outside_studies: Annotated[
-        str, typer.Option(help="The same for inside_sites, losses, tau, time (IOP-FL's Figs. 6 to 8); comma-separated.")
+        str,
+        typer.Option(
+            help="The same for inside_sites, losses, tau, time (IOP-FL's Figs. 6 to 8), joined (pFLFE's Table 7);"
+            " comma-separated."
+        ),
     ] = "",
     folds: Annotated[int, typer.Option(help="Cross-validation in this many parts of each site's patients.")] = 0,
     unseen: Annotated[Path | None, typer.Option(help="An unseen site's folder, not below DATA, to test --methods on.")] = None,

@@ -111,15 +111,16 @@ def mean_curve(sites: dict[str, dict[int, float]]) -> dict[int, float]:
     return {round: float(np.mean([curve[round] for curve in sites.values()])) for round in sorted(common)}
 
 
-def _backbones(drawing: _Drawing) -> None:
+def _curves(drawing: _Drawing) -> None:
+    """A panel for each first label, a line for each second one."""
     panels: dict[str, dict[str, list[Curve]]] = {}
     for entry in drawing.entries:
-        method, network = entry.labels
+        title, line = entry.labels
         if seeds := _seeds(drawing.results[entry.source.variant], AVERAGE):
-            panels.setdefault(method, {})[network] = seeds
+            panels.setdefault(title, {})[line] = seeds
     if panels:
         selected = _selected(drawing.results[entry.source.variant] for entry in drawing.entries)
-        draw_curves(drawing.out / "curves_backbones.png", panels, selected)
+        draw_curves(drawing.out / f"curves_{drawing.name}.png", panels, selected)
 
 
 def _by_metric(drawing: _Drawing) -> None:
@@ -128,10 +129,12 @@ def _by_metric(drawing: _Drawing) -> None:
     draw_bars(drawing.out / f"{drawing.name}.png", panels)
 
 
-def _lambda(drawing: _Drawing) -> None:
+def _over_sites(drawing: _Drawing) -> None:
+    """A box and a dot per site for each value; the study has one head."""
     found = {entry.labels[0]: drawing.scores(entry) for entry in drawing.entries}
     dice = {label: _dice(by_site, drawing.sites) for label, by_site in found.items() if by_site.average}
-    draw_spread(drawing.out / "lambda.png", dice, "λ", f"test {_DICE}, a dot a site")
+    (head,) = STUDIES[drawing.name].heads
+    draw_spread(drawing.out / f"{drawing.name}.png", dice, head, f"test {_DICE}, a dot a site")
 
 
 def _igc(drawing: _Drawing) -> None:
@@ -143,9 +146,9 @@ def _igc(drawing: _Drawing) -> None:
 
 
 _FIGURES: dict[str, Callable[[_Drawing], None]] = {
-    "backbones": _backbones,
+    **dict.fromkeys(("backbones", "local_epochs"), _curves),
     **dict.fromkeys(("private", "vc_private", "vc_number", "vc_lambda"), _by_metric),
-    "lambda": _lambda,
+    **dict.fromkeys(("lambda", "tau"), _over_sites),
     "igc": _igc,
 }
 

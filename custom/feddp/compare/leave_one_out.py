@@ -2,95 +2,29 @@
 
 OUT/without-<site>/runs/    the runs of all the others, as `compare.runs` keeps them
 OUT/only-<a>+<b>/runs/      the runs of fewer sites; one folder whichever site is unseen
-<run>/outside/<site>/<strategy and changed settings>/
-                            what `feddp adapt --score` leaves; it is inside the run's folder, so that a run that is run
-                            again loses it too
+
+What is done at the unseen site is in each run's own folder (`compare.adaptations`).
 """
 
-import json
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from feddp.adaptation import unseen_site
-from feddp.adaptation.fitting import Settings
-from feddp.adaptation.models import read_models
+from feddp.compare.adaptations import Adaptation, Joining
 from feddp.compare.runs import Campaign, Place, attempt_all
 from feddp.compare.scores import Result, Rows, Unit
-from feddp.compare.studies import AdaptedModels, Study
+from feddp.compare.studies import JOIN, AdaptedModels, Study
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.data.images import SPLIT
 from feddp.errors import InputError
-from feddp.files import ADAPTED, SCORES
 from feddp.jobs.folder import federation_of
-from feddp.training.device import asked_for
-from feddp.training.metrics import METRICS
+from feddp.training.settings import Tuning
 
 Inside = tuple[str, ...]  # the sites that train
-Adaptations = dict[int, dict[str, "Adaptation"]]  # by seed and by unseen site
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """An adaptation of the finished run `run` to the test images of the site's folder `site`, by a strategy of STRATEGIES."""
-
-    run: Path
-    site: Path
-    strategy: str
-    settings: Settings
-
-    @property
-    def name(self) -> str:
-        variant, _, campaign = list(self.run.parents)[:3]
-        return f"{campaign.name}: {variant.name}, seed {self.settings.seed}, {self.folder.name} to {self.site.name}"
-
-    @property
-    def folder(self) -> Path:
-        """Its name is the strategy with the settings that differ from the defaults; the seed is the run's."""
-        default = asdict(Settings(seed=self.settings.seed))
-        changed = {key: value for key, value in asdict(self.settings).items() if value != default[key]}
-        name = "".join([self.strategy, *(f"@{key}={value}" for key, value in changed.items())])
-        return self.run / "outside" / self.site.name / name
-
-    def is_finished(self) -> bool:
-        """Whether it was made with the same strategy and settings, on the images that the site's split names."""
-        try:
-            done, images = self._read(ADAPTED), self._read(SCORES)["images"]
-            made = done["how"], done["settings"], images.keys()
-        except (OSError, ValueError, KeyError):  # not there, half written, or of another version
-            return False
-        stems = {row.image for row in SiteFolder.open(self.site).rows_of(SPLIT)}
-        return made == (self.strategy, asdict(self.settings), stems)
-
-    def execute(self, device: str) -> None:
-        """InputError where the models or the images do not allow it."""
-        shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
-        request = unseen_site.AdaptationOptions(self.strategy, self.settings, score=True)
-        unseen_site.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, asked_for(device))
-
-    @cached_property
-    def images(self) -> Rows:
-        """The metrics of every image."""
-        try:
-            images = self._read(SCORES)["images"]
-            return {stem: {metric: float(row[metric]) for metric in METRICS} for stem, row in images.items()}
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{self.folder} holds no scores ({error!r}); remove it, it will be made again") from None
-
-    @property
-    def seconds(self) -> float:
-        """Seconds per image: adaptation, prediction and writing."""
-        return float(self._read(ADAPTED)["seconds_per_image"])
-
-    def _read(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        return content
+Adaptations = dict[int, dict[str, Adaptation]]  # by seed and by unseen site
 
 
 @dataclass(frozen=True)
@@ -106,8 +40,8 @@ class UnseenResult:
 
     @property
     def selections(self) -> set[str]:
-        """None: whichever split chose the rounds inside, no image of an unseen site has chosen anything."""
-        return set()
+        """The splits of the unseen sites whose images have chosen anything."""
+        return {split for sites in self.folders.values() for made in sites.values() for split in made.selections}
 
     def rows(self, when: str, unit: Unit) -> list[dict[str, Rows]]:
         """{unseen site: {image: METRICS}} of every seed; there is one network, whatever `when` is, and only images."""
@@ -133,6 +67,7 @@ class LeaveOneOut:
         self, studies: Mapping[str, Study[AdaptedModels]], common: Common, seeds: Sequence[int], data: Path, out: Path
     ):
         self.seeds, self.data = seeds, data
+        self.epochs = Tuning().tune_epochs if common.calibration_epochs is None else common.calibration_epochs
         self.sites = federation_of(data)[0]
         if len(self.sites) < 2:
             raise InputError(f"{data} has one site; one outside and one inside are needed")
@@ -175,7 +110,8 @@ class LeaveOneOut:
             missing |= {seed: f"{unseen} outside: {reason}" for seed, reason in result.failed.items()}
             for seed, run in result.folders.items():
                 settings = replace(source.settings, seed=seed)
-                found[seed][unseen] = Adaptation(run, self.data / unseen, source.strategy, settings)
+                asked = run, self.data / unseen, source.strategy, settings
+                found[seed][unseen] = Joining(*asked, self.epochs) if source.strategy == JOIN else Adaptation(*asked)
         return found, missing
 
 

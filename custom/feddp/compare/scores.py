@@ -161,11 +161,14 @@ def read_rows(folder: Path, when: str, unit: Unit) -> dict[str, Rows]:
     results = read_results(folder)
     last = STAGES[results["stages"][-1]]
     sites = [site for site, found in results["sites"].items() if unit is IMAGE or VOLUMES in found]
-    return {site: _read(site_folder(folder, site) / f"{unit.name}s.csv", unit, when, last) for site in sites}
+    return {site: read_table(site_folder(folder, site) / f"{unit.name}s.csv", unit, when, last) for site in sites}
 
 
-def _read(path: Path, unit: Unit, when: str, last: str) -> Rows:
-    """`last` is the network of the run's last stage; a site where that stage failed does not have it."""
+def read_table(path: Path, unit: Unit, when: str, last: str) -> Rows:
+    """{image, or case: metrics} of a site's table; raises InputError if it is none.
+
+    `last` is the network of the run's last stage; a site where that stage failed does not have it.
+    """
     slots: dict[str, Rows] = {}  # in the order of the stages, as a site writes them
     try:
         with open(path, newline="", encoding="utf-8") as handle:

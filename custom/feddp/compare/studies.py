@@ -1,10 +1,11 @@
 """What each study of the papers compares, in the order it is shown.
 
-STUDIES are of sites inside the federation. OUTSIDE are of unseen sites: the strategies that they can use, and what IOP-FL
-(Jiang et al., TMI 2023) varies of them in its Table II and its Figs. 6 to 8.
+STUDIES are of sites inside the federation. OUTSIDE are of unseen sites: the strategies that they can use, what IOP-FL
+(Jiang et al., TMI 2023) varies of them in its Table II and its Figs. 6 to 8, and the tuning with labels of pFLFE's Table 7.
 
 Deviations: Fig. 7a is of one unseen site and does not say which clients train: here every site in turn is unseen, and the n
-sites inside are the first n of the others in alphabetical order. Fig. 8 removes one loss at a time; "none" is ours.
+sites inside are the first n of the others in alphabetical order. Fig. 8 removes one loss at a time; "none" is ours. The
+methods of Table 7 are ours: our text of (Xie et al., 2024) lacks its rows; LG-FedAvg shares no encoder that could be frozen.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from feddp.compare.variants import Variant
 from feddp.methods import METHODS
 
 TABLE_II = "leave_one_out"
+TABLE_7 = "joined"
+JOIN = "join"  # in the place of a strategy of STRATEGIES: `feddp join`
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class AdaptedModels:
-    """The models of a variant's runs, adapted to an unseen site by a strategy of STRATEGIES."""
+    """The models of a variant's runs, adapted to an unseen site by a strategy of STRATEGIES, or JOIN."""
 
     variant: Variant
     strategy: str
@@ -114,8 +117,12 @@ STUDIES: dict[str, Study[TrainedNetworks]] = {
     ),
     "local_epochs": Study(
         "IOP-FL's Fig. 5: local epochs a round",
-        ("Local epochs",),
-        tuple(_entry((epochs,), f"iop_fl@local_epochs={epochs}") for epochs in ("1", "2", "4", "8", "10")),
+        ("Local epochs", "Method"),
+        tuple(
+            _entry((f"{n} epochs" if n > 1 else "1 epoch", method), f"{method}@local_epochs={n}")
+            for n in (1, 2, 4, 8, 10)
+            for method in ("fedrep", "fedbn", "pfedme", "iop_fl")
+        ),
     ),
     "tau": Study(
         "IOP-FL's Fig. 6: the accumulation rate τ, inside",
@@ -240,6 +247,11 @@ def _time(sites: int) -> Study[AdaptedModels]:
     return Study("IOP-FL's Fig. 7b: Dice against seconds a sample", ("Method",), others + routed)
 
 
+def _joined(sites: int) -> Study[AdaptedModels]:
+    entries = tuple(_unseen(method, method, JOIN) for method in ("fedavg", "fedper", "fedrep", "fedbn", "pflfe", "fc_pflfe"))
+    return Study("pFLFE's Table 7: each site in turn outside, its decoder tuned with labels", ("Method",), entries)
+
+
 # name -> the study of a federation with this number of sites
 OUTSIDE: dict[str, Callable[[int], Study[AdaptedModels]]] = {
     TABLE_II: _table,
@@ -247,4 +259,5 @@ OUTSIDE: dict[str, Callable[[int], Study[AdaptedModels]]] = {
     "losses": _losses,
     "tau": _tau,
     "time": _time,
+    TABLE_7: _joined,
 }

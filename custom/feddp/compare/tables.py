@@ -7,7 +7,7 @@ from dataclasses import replace
 from feddp.compare.leave_one_out import UnseenResult
 from feddp.compare.scores import AVERAGE, CASE, FINAL, IMAGE, Measured, Result, Unit, classes_of, has_cases, scores
 from feddp.compare.statistics import sentence
-from feddp.compare.studies import TABLE_II, AdaptedModels, Study, TrainedNetworks
+from feddp.compare.studies import TABLE_7, TABLE_II, AdaptedModels, Study, TrainedNetworks
 from feddp.compare.variants import Variant
 from feddp.reporting.tables import BLANK, SHOWN, Better, Cell, ResultTable, Value, shown_value
 from feddp.training.metrics import of_class
@@ -91,7 +91,9 @@ def outside_tables(
         ]
         title = f"{study.title}, ± over the seeds"
         return tables + ([seeds_table(f"{name}_seeds", title, study.heads, rows, ("dice",), sites, seeds)] if seeds > 1 else [])
-    table = scores_table(f"outside_{name}", study.title, study.heads, rows, study.metrics, sites, seeds)
+    table = scores_table(
+        f"outside_{name}", study.title, study.heads, rows, study.metrics, sites, seeds, per_site=name == TABLE_7
+    )
     if name == "inside_sites":
         table = replace(table, notes=(*table.notes, INSIDE))
     return [_timed(table, found) if name == "time" else table]

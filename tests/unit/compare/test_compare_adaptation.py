@@ -10,9 +10,10 @@ from torch import nn
 
 from feddp.adaptation import unseen_site
 from feddp.adaptation.fitting import Settings
-from feddp.compare import leave_one_out
+from feddp.compare import adaptations
 from feddp.compare.leave_one_out import LeaveOneOut
 from feddp.compare.studies import OUTSIDE, TABLE_II, AdaptedModels
+from feddp.compare.tables import OPTIMISTIC
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
@@ -21,16 +22,19 @@ from feddp.jobs.folder import federation_of
 from feddp.networks import NETWORKS
 from feddp.networks.weights import save_network
 from feddp.partition import ENCODER, HEAD
+from feddp.run import join as joining
 from feddp.run import options as run_options
 from feddp.stages.train import START
 from feddp.training.metrics import summarize
 from support.compare_runs import FakeRuns, compare_in, read, row, write_run
 from support.docs_pages import commands_for
 from support.driven import drive
+from support.small import Small
 
 SITES = ("site-1", "site-2", "site-3")
 DICE = {"global": 0.5, "average": 0.4, "ensemble": 0.45, "tent": 0.55, "ttt": 0.35, "routing": 0.6}
 # Table II's rows: the run each takes its models from, and the way
+DONE = {"start": 0.1, "tuned": 0.5}  # Dice before and after a tuning at site-1
 ROWS = {
     "FedAvg": ("fedavg", "global"),
     "Average of the models": ("iop_fl", "average"),
@@ -127,7 +131,7 @@ def runs(monkeypatch) -> FakeRuns:
 def adapted(monkeypatch) -> FakeAdaptations:
     fake = FakeAdaptations()
     monkeypatch.setattr(unseen_site, "adapt", fake)
-    monkeypatch.setattr(leave_one_out, "read_models", lambda run: f"models of {run}")
+    monkeypatch.setattr(adaptations, "read_models", lambda run: f"models of {run}")
     return fake
 
 
@@ -282,6 +286,38 @@ def test_the_studies_of_the_outside_share_runs_and_adaptations(compare, runs, ad
     before = len(runs.calls), len(adapted.calls)
     assert compare("--outside-studies", "tau,time").exit_code == 0
     assert (len(runs.calls), len(adapted.calls)) == before
+
+
+def test_table_7_tunes_at_each_site_outside_with_its_labels(runs, root, tmp_path, monkeypatch):
+    """Six methods, 3 sites: 18 runs of the two others, 18 tunings. Dice before 0.1, after 0.5, 0.4 and 0.3: 40 on average. The
+    epochs are those of every stage after training; the site's test images chose nothing."""
+    calls = []
+    monkeypatch.setitem(NETWORKS, "small", Small)
+    compare = compare_in(tmp_path / "out", "small", root)
+
+    def join(run, folder, out, epochs, seed, device):
+        assert not out.exists(), "feddp join refuses a folder that holds anything"
+        calls.append(("/".join(run.parts[-4:]), folder.name, epochs, seed))
+        stems = [r.image for r in SiteFolder.open(folder).rows_of("test")]
+        made = {folder.name: {slot: dict.fromkeys(stems, v - 0.1 * SITES.index(folder.name)) for slot, v in DONE.items()}}
+        write_run(out, made)
+        (out / "sites" / folder.name / "images.csv").rename(out / "images.csv")
+        said = json.loads((out / "results.json").read_text())
+        (out / "results.json").write_text(json.dumps(said | {"joined": {}}))
+
+    monkeypatch.setattr(joining, "join", join)
+    methods = ["fedavg", "fedper", "fedrep", "fedbn", "pflfe", "fc_pflfe"]
+    done = compare("--outside-studies", "joined", "--calibration-epochs", "3")
+    assert done.exit_code == 0, done.output
+    assert sorted(calls) == sorted((f"without-{s}/runs/{m}/seed-0", s, 3, 0) for s in SITES for m in methods)
+    rows = read(tmp_path / "out/table_outside_joined.csv")
+    assert [r["Method"] for r in rows] == methods
+    expected = {"site-1": 50, "site-2": 40, "site-3": 30, "Average": 40}
+    assert {site: float(rows[0][f"Dice (%) {site}"]) for site in expected} == pytest.approx(expected)
+    assert OPTIMISTIC not in (tmp_path / "out/tables.md").read_text()
+    (tmp_path / "out/without-site-2/runs/pflfe/seed-0/outside/site-2/join@epochs=3/images.csv").unlink()
+    assert compare("--outside-studies", "joined", "--calibration-epochs", "3").exit_code == 0
+    assert calls[18:] == [("without-site-2/runs/pflfe/seed-0", "site-2", 3, 0)]
 
 
 def test_the_losses_are_removed_one_at_a_time():

@@ -3,6 +3,7 @@
 import pytest
 from PIL import Image
 
+from feddp.compare import figures
 from feddp.compare.figures import draw_study
 from feddp.compare.scores import Result, average
 from feddp.compare.studies import STUDIES
@@ -12,7 +13,8 @@ from feddp.partition import resolve
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.reporting.tables import SHOWN, shown_value
-from support.compare_runs import row, write_run
+from support.compare_runs import SITES as PAIR
+from support.compare_runs import federation, row, write_run
 
 SITES = ["A", "B", "C", "D"]
 REQUIRED = {"channels": 3, "classes": ("disc", "cup"), "labels": "nested"}
@@ -88,6 +90,34 @@ def test_fig_8_is_drawn(tmp_path, study):
     with Image.open(tmp_path / f"{study}.png") as picture:
         assert picture.size[0] > picture.size[1], "two panels, IoU and HD"
         assert len(picture.convert("L").getcolors()) > 10, "an empty canvas"
+
+
+def test_iop_fls_fig_6_has_a_value_for_each_tau(tmp_path, monkeypatch):
+    """Dice 80 at A and 60 at B, under every τ."""
+    drawn = []
+    monkeypatch.setattr(figures, "draw_spread", lambda path, groups, xlabel, ylabel: drawn.append((path.name, groups, xlabel)))
+    folder = write_run(tmp_path / "run", {"A": {"start": {"a": 0.8}}, "B": {"start": {"a": 0.6}}})
+    results = {entry.source.variant: Result({0: folder}, {}) for entry in STUDIES["tau"].entries}
+    draw_study("tau", tmp_path, results, ["A", "B"])
+    ((name, groups, axis),) = drawn
+    assert (name, axis) == ("tau.png", "τ")
+    assert list(groups) == ["0.1", "0.3", "0.5", "0.7", "0.9", "1"]
+    assert all(dice == pytest.approx([80, 60]) for dice in groups.values())
+
+
+def test_iop_fls_fig_5_has_a_panel_for_each_number_of_epochs_and_a_line_for_each_method(tmp_path, monkeypatch):
+    """The sites' mean validation IoU of round t is (t − 1)/10 + 0.005 (`federation`)."""
+    drawn = []
+    monkeypatch.setattr(figures, "draw_curves", lambda path, panels, ylabel: drawn.append((path.name, panels, ylabel)))
+    folder = write_run(tmp_path / "run", dict.fromkeys(PAIR, {"start": {"a": 0.8}}), events=federation(3, False))
+    results = {entry.source.variant: Result({0: folder}, {}) for entry in STUDIES["local_epochs"].entries}
+    draw_study("local_epochs", tmp_path, results, list(PAIR))
+    ((name, panels, axis),) = drawn
+    assert (name, axis) == ("curves_local_epochs.png", "validation IoU")
+    assert list(panels) == ["1 epoch", "2 epochs", "4 epochs", "8 epochs", "10 epochs"]
+    for lines in panels.values():
+        assert list(lines) == ["fedrep", "fedbn", "pfedme", "iop_fl"]
+        assert all(curve == pytest.approx({1: 0.105, 2: 0.205, 3: 0.305}) for (curve,) in lines.values())
 
 
 ROWS = ("head", "1 level", "2 levels", "3 levels", "whole decoder")

@@ -500,10 +500,104 @@ def test_fundus_names_all_that_is_missing_at_once(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+# -- RIGA ------------------------------------------------------------------------------------------------------------
+
+FOLDERS = ("BinRushed/BinRushed1", "BinRushed/BinRushed2", "Magrabia/MagrabiaMale")
+FOLDERS += tuple(f"MESSIDOR_Base{n}/Labeled" for n in (1, 2, 3))
+
+
+def riga_tree(root):
+    """Three eyes in each folder, all of the same names. The raters agree on a disc of 20 pixels; on the cup, 8 pixels in three
+    masks, 4 in one and none in two: the half has 8. A photograph without masks, as RIGA+ has for domain adaptation."""
+    cups = [rings(cup=cup) for cup in (8, 8, 8, 4, 0, 0)]
+    for at, folder in enumerate(FOLDERS):
+        for n in range(3):
+            save(root / f"x/RIGA/{folder}/image{n}.tif", picture(10 * at + n, 40, 48))
+            for rater, mask in enumerate(cups, 1):
+                save(root / f"x/RIGA-mask/{folder}/image{n}-{rater}.tif", np.array([0, 255, 128], np.uint8)[mask])
+    save(root / "x/RIGA/MESSIDOR_Base1/Unlabeled/image9.tif", picture(99, 40, 48))
+    return root
+
+
+def test_riga_adds_three_sites_to_the_four_of_fundus(eyes, tmp_path):
+    """pFLFE's seven clients, in one folder; half of the six raters decide. 40 x 48 is cropped round column 24."""
+    out = tmp_path / "seven"
+    shutil.copytree(eyes, out)
+    PREPARE["riga"](riga_tree(tmp_path / "in"), out, None, 0)
+    assert check(out) == []
+    folders = {folder.site: folder for folder in map(SiteFolder.open, find_sites(out))}
+    count = {site: len(folder.rows) for site, folder in folders.items()}
+    assert [count.pop(site) for site in ("BinRushed", "Magrabia", "MESSIDOR")] == [6, 3, 9]
+    assert sorted(count) == ["DrishtiGS", "REFUGEtrain", "REFUGEval", "RIMONEr3"]
+    assert len({(folder.classes, folder.labels, folder.channels) for folder in folders.values()}) == 1
+    image, mask = pixels(folders["MESSIDOR"], "MESSIDOR_Base2_Labeled_image1")
+    assert np.array_equal(image, picture(41, 40, 48)[:, 4:44])
+    assert np.array_equal(mask, rings()[:, 4:44])
+    assert {row.image for row in folders["Magrabia"].rows} == {f"MagrabiaMale_image{n}" for n in range(3)}
+
+
+def test_riga_names_what_is_missing_or_strange(tmp_path):
+    tree = riga_tree(tmp_path / "in")
+    with pytest.raises(FedDPError, match="BinRushed: no numbers of training images are published"):
+        PREPARE["riga"](tree, tmp_path / "out", 16, 0, "published")
+    save(tree / "x/RIGA-mask/Magrabia/MagrabiaMale/image1-4.tif", rings())
+    with pytest.raises(FedDPError, match=r"MagrabiaMale/image1.tif: its masks have the values \[1, 2\] beside 0, 128 and 255"):
+        PREPARE["riga"](tree, tmp_path / "out", 16, 0)
+    for gone in ("RIGA/BinRushed", "RIGA-mask/MESSIDOR_Base3"):
+        shutil.rmtree(tree / "x" / gone)
+    with pytest.raises(FedDPError, match="folders missing: RIGA/BinRushed and RIGA-mask/BinRushed; RIGA/MESSIDOR_Base3 and"):
+        PREPARE["riga"](tree, tmp_path / "other", 16, 0)
+
+
+# -- lung ------------------------------------------------------------------------------------------------------------
+
+
+def lung_tree(root):
+    """Four Montgomery and six Shenzhen X-rays, and one without mask in another folder, as in the repository's data/test."""
+    for prefix, count in (("MCUCXR", 4), ("CHNCXR", 6)):
+        for number in range(1, count + 1):
+            stem = f"{prefix}_{number:04d}_{number % 2}"
+            save(root / f"data/cxr/{stem}.png", picture(number, 24, 24)[..., 0])
+            save(root / f"data/masks/{stem}.png", np.where(np.eye(24) > 0, 128, 127))
+    save(root / "data/test/CHNCXR_0025_0.png", picture(9, 24, 24)[..., 0])
+    return root
+
+
+def test_lung_has_a_site_for_each_country_and_masks_are_cut_at_127(tmp_path):
+    """Half white, 128, is lung; a grey level less is not. A fifth of 4, and of 6, is rounded to 1 for val and test."""
+    assert PREPARE["lung"](lung_tree(tmp_path / "in"), tmp_path / "out", None, 0) == []
+    assert check(tmp_path / "out") == []
+    count = {}
+    for folder in map(SiteFolder.open, find_sites(tmp_path / "out")):
+        assert (folder.classes, folder.labels, folder.channels) == (("lungs",), "nested", 1)
+        count[folder.site] = [len(folder.rows_of(split)) for split in ("train", "val", "test")]
+        for row in folder.rows:
+            image, mask = pixels(folder, row.image)
+            assert np.array_equal(image, picture(int(row.image.split("_")[1]), 24, 24)[..., 0])
+            assert np.array_equal(mask, np.eye(24))
+            assert row.image[:-2] == row.patient
+    assert count == {"Montgomery": [2, 1, 1], "Shenzhen": [4, 1, 1]}
+
+
+def test_lung_names_what_is_missing(tmp_path):
+    tree = lung_tree(tmp_path / "in")
+    (tree / "data/masks/CHNCXR_0003_1.png").unlink()
+    with pytest.raises(FedDPError, match=r"data/masks/CHNCXR_0003_1\.png missing"):
+        PREPARE["lung"](tree, tmp_path / "out", None, 0)
+    for file in (tree / "data/cxr").glob("MCUCXR*"):
+        file.unlink()
+    with pytest.raises(FedDPError, match=r"images missing: cxr/MCUCXR_\*\. Complete"):
+        PREPARE["lung"](tree, tmp_path / "out", None, 0)
+    assert not (tmp_path / "out").exists()
+
+
 # -- all -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "tree"), [("lgg", lgg_tree), ("endopolyp", polyp_tree), ("fundus", fundus_tree)])
+@pytest.mark.parametrize(
+    ("name", "tree"),
+    [("lgg", lgg_tree), ("endopolyp", polyp_tree), ("fundus", fundus_tree), ("riga", riga_tree), ("lung", lung_tree)],
+)
 def test_folder_and_zip_give_the_same_bits_at_the_asked_size(tmp_path, name, tree):
     packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tree(tmp_path / "in"))
     for out, source in (("a", tmp_path / "in"), ("b", Path(packed))):

@@ -13,4 +13,4 @@ def _prepare(name: str, source: Path, out: Path, size: int | None, seed: int, sp
     return notes
 
 
-PREPARE = {name: partial(_prepare, name) for name in ("lgg", "endopolyp", "fundus", "prostate")}
+PREPARE = {name: partial(_prepare, name) for name in ("lgg", "endopolyp", "fundus", "riga", "prostate", "lung")}

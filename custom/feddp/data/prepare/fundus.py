@@ -8,12 +8,13 @@ fifth of its training images is val, or none where the split is `published`. Non
 one patient.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from feddp.data.folder import refuse_occupied, write_site
-from feddp.data.prepare.fundus_layouts import SITES, Eye
+from feddp.data.prepare.fundus_layouts import SITES, Eye, Find, Read
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import PUBLISHED, Published, hold_out, split_site, splitting_of
 from feddp.data.progress import track
@@ -35,9 +36,16 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
     Returns notes for the user. Raises InputError if data sets or masks are missing (names all), a mask has no disc, a
     target is not empty, or a site cannot be split so.
     """
+    return prepare_eyes(SITES, source, out, size, seed, split)
+
+
+def prepare_eyes(
+    layouts: Mapping[str, tuple[Find, Read]], source: Path, out: Path, size: int | None, seed: int, split: str | None
+) -> list[str]:
+    """As `prepare`, for the sites of `layouts`: how each site's eyes are found, and read."""
     tree = Source(source)
     absent: dict[str, bool] = {}
-    sites = {site: find(tree, absent) for site, (find, _) in SITES.items()}
+    sites = {site: find(tree, absent) for site, (find, _) in layouts.items()}
     tree.demand(absent, "folders")
     tree.demand_files(mask for eyes in sites.values() for eye in eyes.values() for mask in eye.masks)
     refuse_occupied(out / site for site in sites)
@@ -52,7 +60,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             "patients": "unknown: image level",
             **splitting_of(seed, split),
         }
-        read = SITES[site][1]
+        read = layouts[site][1]
         samples = (
             (stem, f"{site}-{stem}", splits[stem], *resize(*crop(*read(tree, eye), eye.image), size, eye.image))
             for stem, eye in track(eyes.items(), f"Preparing {site}", total=len(eyes))
@@ -82,7 +90,7 @@ def crop(image: np.ndarray, mask: np.ndarray, name: str) -> tuple[np.ndarray, np
 
 def _splits(site: str, eyes: dict[str, Eye], seed: int, split: str | None) -> dict[str, str]:
     published = {stem: eye.published for stem, eye in eyes.items()}
-    divided = split_site(site, eyes, seed, split, NUMBERS[site])
+    divided = split_site(site, eyes, seed, split, NUMBERS.get(site))
     if split == PUBLISHED and any(published.values()):
         return published
     if split is not None or not any(published.values()):

@@ -30,6 +30,10 @@ class Eye:
     published: str = ""
 
 
+Find = Callable[[Source, dict[str, bool]], dict[str, Eye]]  # notes in the latter what is absent; eyes by stem
+Read = Callable[[Source, Eye], tuple[np.ndarray, np.ndarray]]  # image (H, W, 3), mask (H, W) of 0 to 2: uint8
+
+
 def _folder(tree: Source, absent: dict[str, bool], *tails: str) -> tuple[str, dict[str, str]]:
     """Returns the first existing folder of `tails`, or ("", {}) with a note in `absent`."""
     for tail in tails:
@@ -62,7 +66,7 @@ def _rim_one(tree: Source, absent: dict[str, bool]) -> dict[str, Eye]:
     return eyes
 
 
-def _refuge(*parts: tuple[str, tuple[str, ...]]) -> Callable[[Source, dict[str, bool]], dict[str, Eye]]:
+def _refuge(*parts: tuple[str, tuple[str, ...]]) -> Find:
     def find(tree: Source, absent: dict[str, bool]) -> dict[str, Eye]:
         eyes: dict[str, Eye] = {}
         for folder, truths in parts:
