@@ -16,6 +16,7 @@ from feddp.data.folder import refuse_occupied
 from feddp.errors import FedDPError, InputError, StorageError
 from feddp.files import (
     CASES,
+    CONFIG,
     IMAGES,
     NETWORK,
     PROGRESS,
@@ -59,6 +60,8 @@ class Request:
     initial: dict[str, Tensor] | None = None
     env: str = "sim"  # the environment's name, for whoever continues the run
     resume: str = ""  # the id of the run that is continued
+    config: str = ""  # the content of run.yaml
+    verbose: bool = False  # show the lines of the logs
 
     def __post_init__(self) -> None:
         admitting = SitePolicy.admitting(self.plan)  # the user starts all sites, so he is their administrator
@@ -109,7 +112,16 @@ def _continued(out: Path) -> Iterator[None]:
         with writing(out):
             yield
     except StorageError as error:
-        raise StorageError(f"{error}; to go on: feddp run --resume {out}") from error
+        raise StorageError(f"{error}; {to_go_on(out)}") from error
+
+
+def to_go_on(out: Path) -> str:
+    """Returns what a user types to continue the unfinished run in `out`, as the end of a message.
+
+    A comparison would not take a run that another command has finished.
+    """
+    compared = out.with_name(f"{out.name}.json").exists()
+    return "to go on: " + ("the same `feddp compare` again" if compared else f"feddp run --resume {out}")
 
 
 def _run(request: Request, environment: Environment, name: str) -> dict[str, Any]:
@@ -137,6 +149,8 @@ def begin(request: Request) -> str:
     if not (out / RUN).exists():
         fresh(out)
         write_json(out / RUN, wanted)
+        if request.config:
+            write_text(out / CONFIG, request.config)
         hold(out, patience=0)
         return ""
     if out.stat().st_uid != os.getuid():
@@ -206,7 +220,7 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
     results = server / RESULTS
     if not succeeded or not results.exists():
         cause = _first_error(running, sites, server)
-        raise FedDPError(f"the job failed: {cause}; log: {running.log}; to go on: feddp run --resume {request.out}")
+        raise FedDPError(f"the job failed: {cause}; log: {running.log}; {to_go_on(request.out)}")
     for name in (PROGRESS, TIME):
         if (server / name).exists():  # a server of an earlier version left no time.json
             shutil.copy(server / name, request.out / name)
