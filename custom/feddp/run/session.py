@@ -79,6 +79,10 @@ class Running(Protocol):
     progress: Path  # the server's progress.jsonl, once it exists
     log: Path  # the log to read after a failure
 
+    def logs(self) -> dict[str, Path]:
+        """Returns all logs that there are now, by their writers' names."""
+        ...
+
     def finished(self) -> bool: ...
 
     def outcome(self) -> tuple[bool, Path]:
@@ -215,7 +219,8 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
     Raises:
         FedDPError: the job failed; names the cause and the log.
     """
-    Follower(request.plan, sites, running.progress).until(running.finished)
+    logs = running.logs if request.verbose else dict
+    Follower(request.plan, sites, running.progress, logs).until(running.finished)
     succeeded, server = running.outcome()
     results = server / RESULTS
     if not succeeded or not results.exists():

@@ -33,6 +33,9 @@ class Simulation:
     def _server(self) -> Path:
         return self.workspace / "server" / SIMULATED_JOB
 
+    def logs(self) -> dict[str, Path]:
+        return {"FLARE": self.log}
+
     def finished(self) -> bool:
         return self.process.poll() is not None
 
