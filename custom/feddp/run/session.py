@@ -48,6 +48,13 @@ ENVIRONMENTS = ("local", "sim", "poc")
 WORKSPACE, SIMULATOR, POC = "workspace", "simulated", "poc/feddp/prod_00"
 SERVER_FILES = (f"{SIMULATOR}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
 
+# what FLARE's simulator writes where a site's process has not started in time, and what it means
+NOT_STARTED = "Failed to create connection to the child process"
+SLOW_START = (
+    "a site's process did not start in time: the machine is too busy, or has too little memory for all sites at once; free it,"
+    " run fewer sites at once (--threads 1), or without FLARE (--env local)"
+)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -275,7 +282,10 @@ def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:
         if event["event"] == "error":
             return str(event["message"])
     if running.log.exists():
-        for line in running.log.read_text(errors="replace").splitlines():
+        lines = running.log.read_text(errors="replace").splitlines()
+        if any(NOT_STARTED in line for line in lines):
+            return SLOW_START
+        for line in lines:
             if "ERROR" in line or "Error:" in line:
                 return line.strip()
     return "it ended without results and without an error message"
