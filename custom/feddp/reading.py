@@ -143,7 +143,7 @@ def lasting(seconds: float) -> str:
     for unit, size in (("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return counted(round(seconds), "second")
 
 
 def _reason(error: Exception) -> str:

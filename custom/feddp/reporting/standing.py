@@ -42,13 +42,15 @@ def headline(summary: Mapping[str, Any], state: str) -> str:
     asked = " ".join(word for word in (summary["task"], summary["of"]) if word)
     parts = [f"{summary['method']} on {summary['network']}: {state}", f"{summary['round']} of {summary['rounds']} rounds done"]
     if state == RUNNING:
-        parts += [asked, time_left(summary["seconds_left"])]
+        parts += [asked, time_left(summary["seconds_left"], summary["rough"])]
     return "; ".join(filter(None, parts))
 
 
-def time_left(seconds: float | None) -> str:
-    """Returns the time left as a text; nothing while it is not known."""
-    return "" if seconds is None else f"about {lasting(seconds)} left"
+def time_left(seconds: float | None, rough: bool) -> str:
+    """Returns the time left as a text; nothing while it is not known. `rough`: as `Standing.rough`."""
+    if seconds is None:
+        return ""
+    return f"about {lasting(seconds)} left" + (" by the first round" if rough else "")
 
 
 def _state(site: Mapping[str, Any]) -> Text:

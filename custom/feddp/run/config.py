@@ -60,7 +60,7 @@ def write_config(options: Mapping[str, Any], plan: str) -> str:
         options: by their names on the command line; empty ones are left out, so that the defaults hold.
         plan: the digest of the plan that they make.
     """
-    given = {name: _plain(value) for name, value in options.items() if value not in (None, "", (), {})}
+    given = {name: _plain(value) for name, value in options.items() if value not in (None, "", (), [], {})}
     return _HEAD.format(plan=plan) + yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=10_000)
 
 

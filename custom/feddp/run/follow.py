@@ -49,11 +49,14 @@ class Follower:
                 for event in events:
                     self._standing.add(event)
                     self._show(event, bar, task)
-                bar.update(task, left="" if last else time_left(self._standing.seconds_left(time.time())))
+                bar.update(task, left="" if last else self._left(time.time()))
                 self._show_logs(bar.console)
                 if last:
                     return
                 time.sleep(poll)
+
+    def _left(self, now: float) -> str:
+        return time_left(self._standing.seconds_left(now), self._standing.rough)
 
     def _show_logs(self, console: Console) -> None:
         for name, path in self.logs().items():
@@ -89,7 +92,7 @@ class Follower:
         elif kind == "round":
             bar.update(task, completed=event["round"])
             losses = self._values("loss") or WITHHELD
-            left = time_left(self._standing.seconds_left(event["time"])) if event["round"] < event["of"] else ""
+            left = self._left(event["time"]) if event["round"] < event["of"] else ""
             # a terminal has it beside the bar, where it runs
             left = f"  {left}" if left and not bar.console.is_terminal else ""
             bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  loss: {losses}{left}")

@@ -151,9 +151,15 @@ class Standing:
             "task": self.task,
             "of": self.of,
             "seconds_left": None if left is None else round(left, 1),
+            "rough": self.rough,
             "sites": {name: self._row(self.sites[name], now) for name in sorted(self.sites)},
             "notes": list(self.notes),
         }
+
+    @property
+    def rough(self) -> bool:
+        """Whether only a first round was measured, in which the sites also start and open their images."""
+        return not self.paces
 
     def _row(self, site: SiteNow, now: float) -> dict[str, Any]:
         row = asdict(site) | {"since": round(max(0.0, now - site.since), 1)}
