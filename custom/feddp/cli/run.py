@@ -103,6 +103,7 @@ def job(
 ) -> None:
     """Export a job folder for the FLARE admin console's `submit_job`."""
     from feddp.jobs.folder import export, federation_of
+    from feddp.plan.resolve import idle_queries
     from feddp.run.options import Options
 
     metadata = {"channels": channels, "classes": words(classes), "labels": labels}
@@ -115,6 +116,8 @@ def job(
     plan = options.plan(metadata, names)
     replaced = out.is_dir() and any(out.iterdir())
     print(export(plan, out, scope, options.initial(plan), resume))
+    if idle := idle_queries(plan):
+        print(f"warning: {idle}", file=sys.stderr)
     if replaced:
         print(f"{out} held another export, which this one replaced; plan {plan.digest()[:12]}", file=sys.stderr)
 

@@ -35,6 +35,7 @@ from feddp.files import (
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import folder as jobs
 from feddp.limits import RESULTS_BYTES
+from feddp.plan.resolve import idle_queries
 from feddp.plan.schema import Plan
 from feddp.reading import read_json, read_own, short, shown
 from feddp.reporting.page import write_markdown
@@ -140,6 +141,8 @@ def _run(request: Request, environment: Environment, name: str) -> dict[str, Any
     job = jobs.export(request.plan, out / "job" / name, initial=request.initial, resume=request.resume)
     if request.env != "local":  # one process asks nobody
         print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
+    if idle := idle_queries(request.plan):
+        print(f"warning: {idle}", file=sys.stderr)
     with environment(request, job) as running:
         if not request.resume:
             write_json(out / RUN, record(request) | {"job": running.id})
