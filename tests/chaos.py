@@ -25,7 +25,7 @@ ROLES = {  # by a part of the command line
     "site parent": "client.client_train",
     "server job": "server.runner_process",
     "site job": "client.worker_process",
-    "simulator": "simulator.simulator",
+    "simulator": "run.patient_simulator",
     "simulated site": "simulator.simulator_worker",
 }
 STEPS = "ask", "answer", "round"  # the events between which a moment is drawn

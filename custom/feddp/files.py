@@ -1,6 +1,7 @@
 """A run's files: their names, their readers, and the functions with which the package writes JSON and event lines.
 
 <run>/run.json                       what was asked for, from which an unfinished run is continued
+<run>/run.yaml                       the options as they were typed, from which `feddp run --config` repeats the run
 <run>/results.json                   the results; written last, so a run that has this file is complete
 <run>/results.md                     the results as a table
 <run>/shared.safetensors             γ of the round that stage 1 selected
@@ -28,6 +29,7 @@ from feddp.limits import RESULTS_BYTES, SITES
 from feddp.reading import is_name, parse, read_json, short
 
 RUN = "run.json"
+CONFIG = "run.yaml"
 RESULTS = "results.json"
 RESULTS_TABLE = "results.md"
 SHARED = "shared.safetensors"

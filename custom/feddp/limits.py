@@ -24,6 +24,7 @@ ARCHIVE_BYTES = 256 * 1024 * MIB  # bytes of all files of a zip, unpacked
 
 # descriptions
 JSON_BYTES = MIB  # bytes of dataset.json, metadata of a network's file; parsed, they may take thirty times that memory
+CONFIG_BYTES = MIB // 16  # bytes of run.yaml, which holds some forty short lines
 JSON_DEPTH = 32  # levels of a JSON file: our files have six levels
 RESULTS_BYTES = 32 * MIB  # bytes of results.json: the means of 100 sites with 100 networks each are 4 MiB
 TABLE_BYTES = 32 * MIB  # bytes of split.csv, or a table that comes with a data set

@@ -70,15 +70,17 @@ STORAGE = "storage"  # the key of the server's folder for jobs and their results
 # a hospital's own org_admin may access its files and processes.
 _DENIED = dict.fromkeys(NOBODY, "none")
 _OWN_SITE = {"operate": "o:site", "shell_commands": "o:site"}
-_ANY_JOB = dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job"), "any")
-_OWN_JOB = {"submit_job": "any"} | dict.fromkeys(("clone_job", "manage_job", "download_job"), "n:submitter")
+# a running job tells how it stands, with the numbers of its results (`feddp watch`), to those who may download these
+_TOLD = str(AdminCommandNames.SHOW_STATS)
+_ANY_JOB = dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", _TOLD), "any")
+_OWN_JOB = {"submit_job": "any"} | dict.fromkeys(("clone_job", "manage_job", "download_job", _TOLD), "n:submitter")
 AUTHORIZATION = {
     "format_version": "1.0",
     "permissions": {
         "project_admin": {**_ANY_JOB, "view": "any", **_OWN_SITE, **_DENIED},
         "lead": {**_OWN_JOB, "view": "any", "operate": "none", "shell_commands": "none", **_DENIED},
-        "org_admin": {"submit_job": "none", "manage_job": "o:submitter", "view": "any", **_OWN_SITE, **_DENIED},
-        "member": {"view": "any", **_DENIED},
+        "org_admin": {"submit_job": "none", "manage_job": "o:submitter", "view": "any", _TOLD: "none", **_OWN_SITE, **_DENIED},
+        "member": {"view": "any", _TOLD: "none", **_DENIED},
     },
 }
 

@@ -138,6 +138,14 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
+def lasting(seconds: float) -> str:
+    """Returns a duration as text: "90 seconds", "2.5 minutes", "30.0 hours"."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return counted(round(seconds), "second")
+
+
 def _reason(error: Exception) -> str:
     number: int | None = getattr(error, "errno", None)
     return _REASONS.get(number or 0, f"cannot be read ({getattr(error, 'strerror', None) or error})")

@@ -1,11 +1,17 @@
 """A real federation on this machine: certificates, a process a site, the sites' own policies. One POC for all tests."""
 
+import io
 import json
+import os
+import re
 import shutil
+import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pexpect
 import pytest
 from nvflare.fuel.flare_api.api_spec import NoConnection
 from safetensors.torch import load_file
@@ -14,14 +20,16 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
+from feddp.files import read_events
 from feddp.jobs import adaptation as outside
 from feddp.jobs import folder as jobs
 from feddp.protocol import rounded
-from feddp.run.poc import SERVER, PocJob, connect, federation
+from feddp.run.poc import LEAD, SERVER, PocJob, connect, federation
 from feddp.run.session import Request, copy_results
 from feddp.stages.memory import start_file
 from support.captured import value_of
 from support.deployment import approved
+from support.docs_pages import commands_for
 
 pytestmark = pytest.mark.poc
 
@@ -40,11 +48,12 @@ def poc(tmp_path_factory, plan_for, capture):
     policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], **few}
     with federation(Request(plan_for(sites=SITES), policies, root / "run")) as (kits, session):
 
-        def run(name, plan, scope=jobs.SCOPE):
-            return submit(jobs.export(plan, root / name, scope))
+        def run(name, plan, scope=jobs.SCOPE, meanwhile=lambda: None):
+            return submit(jobs.export(plan, root / name, scope), meanwhile)
 
-        def submit(folder):
+        def submit(folder, meanwhile=lambda: None):
             job = PocJob(kits, session, folder)
+            meanwhile()
             deadline = time.monotonic() + 240
             while not job.finished():
                 assert time.monotonic() < deadline, f"{folder.name} did not end: {job.log.read_text()[-2000:]}"
@@ -55,9 +64,32 @@ def poc(tmp_path_factory, plan_for, capture):
 
 
 @pytest.fixture(scope="module")
-def feddp(poc, plan_for):
+def terminal(poc):
+    """A terminal in which the lead watches the job of `feddp`, from its submission on: what it showed, when it has ended."""
+    kits, _, _ = poc
+    shown = SimpleNamespace(spawn=None, log=io.StringIO())
+
+    def start():
+        (line,) = commands_for("test_poc", "docs/how-to/watch.md")
+        words = ["-m", *line.replace("kits/lead@consortium.org", str(kits / LEAD)).split()]
+        env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+        shown.spawn = pexpect.spawn(sys.executable, words, encoding="utf-8", dimensions=(40, 200), timeout=120, env=env)
+        shown.spawn.logfile_read = shown.log
+        shown.thread = threading.Thread(target=shown.spawn.expect, args=[pexpect.EOF])
+        shown.thread.start()  # it reads all the while, as a terminal does
+
+    shown.start = start
+    yield shown
+    if shown.spawn is not None:
+        shown.spawn.close(force=True)
+        shown.thread.join()
+
+
+@pytest.fixture(scope="module")
+def feddp(poc, plan_for, terminal):
     _, run, _ = poc
-    job = run("feddp", plan_for(sites=SITES))  # the plan that the federation was started for, and no other is approved
+    # the plan that the federation was started for, and no other is approved
+    job = run("feddp", plan_for(sites=SITES), meanwhile=terminal.start)
     succeeded, server = job.outcome()
     assert succeeded, job.log.read_text()[-3000:]
     return job, server, json.loads((server / "results.json").read_text())
@@ -74,6 +106,38 @@ def test_feddp_runs_through_both_stages_on_certificates(feddp):
             assert all("std" not in cell and cell == rounded("", cell) for cell in site[when].values())
         assert site["std_withheld"] == 20
     assert results["rounded"] is True
+
+
+def test_the_lead_sees_the_job_while_it_runs(feddp, terminal):
+    """Over FLARE's admin session: rounds, tasks, what each site does, and its last loss and Dice as the server has them."""
+    job, server, results = feddp
+    terminal.thread.join(60)
+    terminal.spawn.close()
+    said = terminal.log.getvalue()
+    assert terminal.spawn.exitstatus == 0, said[-3000:]
+    assert "feddp on pvt_v2_b0-fpn: running; " in said
+    last = said[said.rindex("feddp on pvt_v2_b0-fpn: ") :]
+    assert last.startswith("feddp on pvt_v2_b0-fpn: finished; ")
+    answers = [event for event in read_events(server / "progress.jsonl") if event["event"] == "answer"]
+    losses = {f"{event['scalars']['loss']:.3f}" for event in answers if "loss" in event["scalars"]}
+    for site in SITES:
+        (loss,) = re.findall(rf"{site} +\w+.*? +(\d\.\d{{3}}|—) +", last)[:1]
+        assert loss in losses | {"—"}
+    assert any(f" {loss} " in said for loss in losses), "some losses were shown"
+
+
+def test_others_do_not_see_what_it_measures(feddp, poc, capsys):
+    """A hospital's kit has no session; an id that no job has, and the end of a job that nobody watched, are said."""
+    kits, (job, _, _) = poc[0], feddp
+    for words, said in (
+        (["--kit", kits / "site-1"], "is the kit of a client; jobs are watched with a person's kit"),
+        (["zzz", "--kit", kits / LEAD], "zzz: there is not one job whose id begins so (there: none); name a job's id"),
+        (["--kit", kits / LEAD], "not one job is under way (there: none); name a job's id"),
+    ):
+        done = CliRunner().invoke(app, ["watch", *map(str, words)])
+        assert said in str(done.exception), done.output
+    done = CliRunner().invoke(app, ["watch", job.id, "--kit", str(kits / LEAD)])
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, f"job {job.id}: finished")
 
 
 def test_a_site_without_consent_neither_gives_nor_receives(feddp):
@@ -163,6 +227,9 @@ def test_a_job_of_an_unknown_scope_is_refused_by_every_site(poc, plan_for):
     kits, run, _ = poc
     job = run("unscoped", plan_for(rounds=1, sites=SITES), scope="research")
     assert job._status != "FINISHED:COMPLETED"
+    done = CliRunner().invoke(app, ["watch", job.id, "--kit", str(kits / LEAD)])
+    assert f"job {job.id} ended {job._status}; " in str(done.exception)
+    assert "site-1: " in str(done.exception), "a hospital's reason is shown"
     assert not (kits / "site-1" / "feddp" / job.id).exists(), "no site opened its data for it"
 
 

@@ -284,4 +284,10 @@ def test_show_stats_says_how_many_rounds_are_complete(run):
     )
     assert runner.get_run_stats() == {}
     run.run("train")
-    assert runner.get_run_stats() == {"feddp": {"round": 2, "of": 2}}
+    told = runner.get_run_stats()["feddp"]
+    assert (told["round"], told["of"]) == (2, 2)
+    standing = told["standing"]
+    assert (standing["method"], standing["round"], standing["task"]) == (run.persistor.plan.method, 2, "adopt")
+    dice = {event["site"]: event["scalars"]["dice"] for event in run.progress("answer") if "dice" in event["scalars"]}
+    assert {site: row["dice"] for site, row in standing["sites"].items()} == dice
+    assert {row["state"] for row in standing["sites"].values()} == {"waits"}

@@ -19,7 +19,7 @@ def feddp(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-COMMANDS = ("run", "job", "predict", "methods", "compare", "adapt", "job-outside", "join", "features")
+COMMANDS = ("run", "watch", "job", "predict", "methods", "compare", "adapt", "job-outside", "join", "features")
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "data prepare", "data synthesize", "data check"])

@@ -28,6 +28,19 @@ def test_nobody_has_the_right_to_them(monkeypatch, role, command):
     assert authorized("restart") == (role in ("project_admin", "org_admin"))
 
 
+@pytest.mark.parametrize(
+    ("role", "own", "others"),
+    [("project_admin", True, True), ("lead", True, False), ("org_admin", False, False), ("member", False, False)],
+)
+def test_a_running_job_tells_its_numbers_to_those_who_may_download_its_results(monkeypatch, role, own, others):
+    """`show_stats`, of one's own job and of another person's; the control is the download itself."""
+    monkeypatch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("hospital", AUTHORIZATION))
+    me, other = Person("x@y", "hospital", role), Person("z@y", "hospital", role)
+    for right in ("show_stats", "download_job"):
+        for submitter, allowed in ((me, own), (other, others)):
+            assert AuthorizationService.authorize(AuthzContext(user=me, submitter=submitter, right=right))[0] == allowed
+
+
 def test_a_logs_configuration_is_code(tmp_path):
     """Why: Python calls what it names. What FLARE's `configure_job_log` hands to a site's job process ends in this function."""
     made = tmp_path / "made by the configuration"

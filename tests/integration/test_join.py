@@ -216,7 +216,7 @@ def test_what_is_wrong_is_said(finished, hospital, tmp_path, method, changes, sp
     [
         (lambda data: _other_classes(data), "submit a job for this data set"),
         (lambda data: _without(data, "train"), "no image in split train"),
-        (lambda data: _without(data, "val"), "no image in split val"),
+        (lambda data: _without(data, "val"), "no image in split val, which local post-training needs; add some$"),
         (lambda data: _without(data, "test"), "no image in split test"),
         (lambda data: shutil.rmtree(data / "masks"), "masks/.*: is missing"),
     ],

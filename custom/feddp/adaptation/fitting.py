@@ -25,6 +25,9 @@ from feddp.training.settings import (
 )
 
 NORMS = ("mean", "batch")
+# training ends when the loss changed by at most this share of it in each of so many epochs: models that hardly differ leave
+# routing nothing to choose, and the paper's ten epochs take as long as for any others
+STILL, PATIENCE = 1e-5, 3
 Loss = Callable[[nn.Module, Tensor, torch.Generator], Tensor]  # (network, images (B,C,H,W), rng) -> scalar
 Report = Callable[[int, float], None]  # (epoch, its loss)
 
@@ -33,7 +36,7 @@ Report = Callable[[int, float], None]  # (epoch, its loss)
 class Settings:
     """How a network is adapted; the defaults are the paper's if it states them (Jiang et al., TMI 2023, section IV)."""
 
-    epochs: int = setting(10, "passes over the images; 0 only measures the initial loss", most=10_000)
+    epochs: int = setting(10, "passes over the images, at most; 0 only measures the initial loss", most=10_000)
     lr: float = setting(1e-3, "Adam's learning rate", most=100)
     beta: float = setting(0.01, "weight of the shape loss; 0 disables it")
     noise: float = setting(0.5, "standard deviation of the noise in the consistency loss; 0 disables that loss")
@@ -81,6 +84,7 @@ def fit(
 
     The images are used in the given order. The loss is measured on all of them before training and after every epoch, each
     time with the same noise. The network ends with the parameters of the lowest loss (of equal ones, the first). No dropout.
+    Training ends before the last epoch where the loss stands still (STILL, PATIENCE).
 
     Args:
         network: in eval mode, on the device to use.
@@ -119,10 +123,18 @@ def fit(
         report(epoch, losses[-1])
         if losses[-1] < losses[kept]:
             kept, best = epoch, [p.detach().clone() for p in trained]
+        if _stands_still(losses):
+            break
     with torch.no_grad():
         for parameter, value in zip(trained, best, strict=True):
             parameter.copy_(value)
     return Fit(losses, kept)
+
+
+def _stands_still(losses: Sequence[float]) -> bool:
+    latest = losses[-PATIENCE - 1 :]
+    changes = [abs(after - before) for before, after in zip(latest, latest[1:], strict=False)]
+    return len(changes) == PATIENCE and max(changes) <= STILL * abs(losses[-1])
 
 
 def routing_loss(settings: Settings) -> Loss:

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from feddp.cli import adapt, bench, compare, data, features, kit, run, runs
+from feddp.cli import adapt, bench, compare, data, features, kit, run, runs, watch
 from feddp.errors import FedDPError, is_of_user, written_down
 
 # help and completion load this package only: a command imports what it runs in its body (tests/integration/test_cli_opens.py)
@@ -19,6 +19,7 @@ app.command()(features.features)
 app.command()(adapt.job_outside)
 app.command()(adapt.join)
 app.command()(run.run)
+app.command()(watch.watch)
 app.command()(run.job)
 app.command()(run.predict)
 app.command()(run.methods)

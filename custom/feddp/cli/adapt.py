@@ -14,7 +14,7 @@ def adapt(
     images: Annotated[Path, typer.Option(help="A site's folder (its images of split test), or a folder of PNGs.")],
     out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names; a new folder.")],
     how: Strategy = "routing",
-    epochs: Annotated[int, typer.Option(help="Passes over the images (routing, tent, ttt); 0: the start alone.")] = 10,
+    epochs: Annotated[int, typer.Option(help="Passes over the images, at most (routing, tent, ttt); 0: none.")] = 10,
     lr: Annotated[float, typer.Option(help="Adam's learning rate (routing, tent, ttt).")] = 1e-3,
     beta: Annotated[float, typer.Option(help="Weight of the shape loss (routing); 0 leaves it out.")] = 0.01,
     noise: Annotated[float, typer.Option(help="Standard deviation of the consistency loss's noise; 0: no such loss.")] = 0.5,
@@ -31,6 +31,7 @@ def adapt(
     from feddp.adaptation.fitting import Settings
     from feddp.adaptation.models import read_models
     from feddp.reading import counted
+    from feddp.reporting.tables import Value
     from feddp.training.device import asked_for
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -45,6 +46,11 @@ def adapt(
     done = unseen_site.adapt(read_models(models), str(models), images, out, request, where, report)
     kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"
     print(f"{counted(done['images'], 'mask')} in {out} ({how}{kept}; {done['seconds_per_image']:.2f} s an image)")
+    if done["losses"] and (trained := len(done["losses"]) - 1) < epochs:
+        console.print(
+            f"warning: the unsupervised loss stands still at {done['losses'][-1]:.6f}, so the adaptation ended after epoch"
+            f" {trained} of {epochs}: the models may hardly differ; compare --how average"
+        )
     if done["empty_masks"] == done["images"]:
         why = (
             "the unsupervised loss may be lowest there: compare --how average" if done["losses"] else "the models found nothing"
@@ -52,7 +58,8 @@ def adapt(
         mixed = ", or --mix softmax" if how == "routing" and mix != "softmax" else ""
         console.print(f"every mask is empty; {why}{mixed}")
     if score:
-        cells = [f"{metric} {value['mean']:.4f} ± {value['std']:.4f}" for metric, value in done["scores"].items()]
+        scores = [Value(cell["mean"], cell["std"] if cell["n"] > 1 else None, 4) for cell in done["scores"].values()]
+        cells = [f"{metric} {value}" for metric, value in zip(done["scores"], scores, strict=True)]
         print("; ".join(cells))
 
 

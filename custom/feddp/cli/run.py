@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from feddp.cli.config import from_file, merged
 from feddp.cli.options import (
     Device,
     Env,
@@ -33,6 +34,11 @@ def run(
     context: typer.Context,
     data: Annotated[Path | None, typer.Option(help="The root of the sites' folders.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the results, or an unfinished run.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The run.yaml of a run, which it repeats; what is typed wins.", is_eager=True, callback=from_file),
+    ] = None,
+    sites: Annotated[str, typer.Option(help="The sites that take part, comma-separated; default: all below DATA.")] = "",
     method: Method = METHOD,
     rounds: Rounds = ROUNDS,
     calibration_epochs: Epochs = None,
@@ -47,9 +53,10 @@ def run(
     threads: Threads = None,
     without_consent: Annotated[str, typer.Option(help="Sites that refuse all exchanges between sites, comma-separated.")] = "",
     resume: Annotated[
-        Path | None, typer.Option(help="Continue the unfinished run in this folder; --retries is the only other option.")
+        Path | None, typer.Option(help="Continue the unfinished run in this folder; takes --retries and --verbose, no other.")
     ] = None,
     retries: Annotated[int, typer.Option(min=0, help="Continue a run that fails, at most so often.")] = 0,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what FLARE writes to its logs.")] = False,
 ) -> None:
     """Run a method over all sites below DATA on this machine; OUT gets tables and each site's own network."""
     from feddp.reporting.page import table
@@ -58,19 +65,21 @@ def run(
     from feddp.run.retry import retried
 
     if resume is not None:
-        if others := given(context, "resume", "retries"):
+        if others := given(context, "resume", "retries", "verbose"):
             raise InputError(
                 f"--resume continues the run in {resume} as it began; leave out {', '.join(others)}. A run with other options,"
                 " or with more rounds, is a new one: name its folder with --out"
             )
         folder = resume
-        show(table(retried(lambda: resume_here(folder), folder, retries)))
+        show(table(retried(lambda: resume_here(folder, verbose), folder, retries)))
         return
+    if config is not None:
+        settings = merged(context, config, settings)
     if data is None or out is None:
         raise InputError("name the sites' folders with --data and a new folder with --out, or a run to continue with --resume")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
-    silent = words(without_consent)
-    show(table(retried(lambda: run_here(data, out, options, env.value, device, threads, silent), out, retries)))
+    silent, some = words(without_consent), words(sites) or None
+    show(table(retried(lambda: run_here(data, out, options, env.value, device, threads, silent, some, verbose), out, retries)))
 
 
 def job(
@@ -94,6 +103,7 @@ def job(
 ) -> None:
     """Export a job folder for the FLARE admin console's `submit_job`."""
     from feddp.jobs.folder import export, federation_of
+    from feddp.plan.resolve import idle_queries
     from feddp.run.options import Options
 
     metadata = {"channels": channels, "classes": words(classes), "labels": labels}
@@ -106,6 +116,8 @@ def job(
     plan = options.plan(metadata, names)
     replaced = out.is_dir() and any(out.iterdir())
     print(export(plan, out, scope, options.initial(plan), resume))
+    if idle := idle_queries(plan):
+        print(f"warning: {idle}", file=sys.stderr)
     if replaced:
         print(f"{out} held another export, which this one replaced; plan {plan.digest()[:12]}", file=sys.stderr)
 

@@ -78,7 +78,7 @@ class StageController(Controller):
         self.note_late(client.name, task_name)
 
     def note_late(self, site: str, task: str) -> None:
-        self.memory.progress("refused", site=site, task=task, reason="the answer came after the end of its task")
+        self.memory.progress("refused", site=site, task=task, reason="the answer came after the end of its task", late=True)
 
 
 class FlareServer(Server):

@@ -1,5 +1,7 @@
 """The server's component of a job: its plan and its memory in the job's run folder."""
 
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,23 +15,26 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError, PolicyError
-from feddp.files import write_text
+from feddp.files import PROGRESS, events_after, write_text
 from feddp.flare.context import files_of
 from feddp.flare.messages import register_tensors
 from feddp.flare.site import kept_by, runs_of
 from feddp.flare.unused import remove_unused
 from feddp.plan.schema import Plan
 from feddp.stages.memory import ServerMemory
+from feddp.stages.standing import Standing
 
 SUBMITTER = "submitter.txt"  # in the run's folder: who submitted the run's first job
 DAYS = 90  # after which the server removes the state of a run that nothing modified; FLARE's job store keeps the results
+STANDING = "standing"
 STATS = "feddp"  # our part of what FLARE's command `show_stats server JOB_ID` shows
 
 
 class SharedTensorPersistor(FLComponent):
     """Opens the server's memory, which stores shared tensors and refuses all others (`feddp.stages.memory`).
 
-    Adds the number of completed rounds to `show_stats`, by which a person sees how far a job is.
+    Adds to `show_stats` the number of completed rounds, and how the run stands (`feddp.stages.standing`), by which a person
+    sees how far a job is.
 
     Args:
         plan: the run, as `Plan.to_json`; for an adaptation, the finished run.
@@ -43,12 +48,20 @@ class SharedTensorPersistor(FLComponent):
         self.request = AdaptationRequest.from_json(adaptation) if adaptation else None
         self.resume = resume
         self._memory: ServerMemory | None = None
+        self._standing, self._read, self._asked = Standing(self.plan), 0, threading.Lock()
         register_tensors()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._memory is not None:
-            rounds = {"round": self._memory.round, "of": self.plan.rounds}
-            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(STATS, rounds)
+            told = {"round": self._memory.round, "of": self.plan.rounds, STANDING: self._summary(self._memory)}
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(STATS, told)
+
+    def _summary(self, memory: ServerMemory) -> dict[str, Any]:
+        with self._asked:  # two people may ask at once
+            events, self._read = events_after(memory.folder / PROGRESS, self._read)
+            for event in events:
+                self._standing.add(event)
+            return self._standing.summary(time.time())
 
     def memory(self, fl_ctx: FLContext) -> ServerMemory:
         """Returns the memory, one for all workflows of the job. The first call removes unused runs."""

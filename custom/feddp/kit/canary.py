@@ -30,7 +30,7 @@ from feddp.flare.persistor import STATS
 from feddp.flare.session_errors import session_errors
 from feddp.kit.approve import read_job
 from feddp.protocol import TRAIN
-from feddp.reading import counted
+from feddp.reading import counted, lasting
 from feddp.sealing.kit import ADMIN, Kit
 
 ROUNDS = 2
@@ -180,7 +180,7 @@ def _lines(job: Job, id: str, events: Sequence[Event]) -> list[str]:
         lines.append(f"slowest way: {way} {site}, {seconds:.1f} s")
     for event in filter(_completes, events):
         seconds, rounds = event["seconds"], job.plan.rounds
-        lines.append(f"round {ROUNDS} took {seconds:.1f} s; {rounds} such rounds take {_duration(rounds * seconds)}")
+        lines.append(f"round {ROUNDS} took {seconds:.1f} s; {rounds} such rounds take {lasting(rounds * seconds)}")
         lines.append(f"job {id} was ended; export the job again with --resume {id} to go on after these rounds")
     return lines
 
@@ -220,13 +220,6 @@ def _unanswered(kit: Kit, events: Sequence[Event]) -> Iterator[str]:
                 f" name={asked['task']}` (then allow more with --within), or the task does not get through from {host}:{port};"
                 f" {through}"
             )
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def _mb(size: int) -> str:

@@ -34,6 +34,25 @@ class SplitAttention(Attention):
         return torch.cat((self.k(x), self.v(x)), dim=-1)
 
 
+def keys_of(network: nn.Module, channels: int, size: int) -> list[int]:
+    """Returns the number of keys of each SplitAttention of `network`, for images of size x size pixels.
+
+    Of a network on the meta device, nothing is computed. The network is in eval mode afterwards.
+    """
+    found: list[int] = []
+
+    def note(layer: nn.Module, tokens: tuple[Tensor, ...]) -> None:
+        found.append(tokens[0].shape[1])
+
+    hooks = [m.k.register_forward_pre_hook(note) for m in network.modules() if isinstance(m, SplitAttention)]
+    if hooks:
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, channels, size, size, device=next(network.parameters()).device))
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
 def split_kv(network: nn.Module) -> nn.Module:
     """Replaces every timm PVTv2 attention of `network` by a SplitAttention, in place, and returns `network`."""
     for parent in list(network.modules()):

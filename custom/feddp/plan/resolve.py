@@ -10,7 +10,7 @@ from feddp.methods import METHODS
 from feddp.methods.base import TUNE, Method
 from feddp.networks import build
 from feddp.networks.weights import fingerprint, read_network
-from feddp.partition import HEAD, Partition, chosen, resolve
+from feddp.partition import ADAPTER, HEAD, KEY, QUERY, Partition, chosen, resolve
 from feddp.plan.schema import Plan
 from feddp.training.seeds import seed_of
 
@@ -34,6 +34,26 @@ def partition_of(plan: Plan, network: nn.Module) -> Partition:
         InputError: the rule selects no tensor, or all tensors.
     """
     return resolve(network, plan.federation.private or METHODS[plan.method].rule(plan))
+
+
+def idle_queries(plan: Plan) -> str:
+    """Returns a warning if the plan keeps queries private that have no effect, else "".
+
+    An attention with one key gives it the weight 1, whatever query and key are. PVTv2 has one key in every layer at 32 pixels.
+    """
+    roles = [role for role in plan.federation.private or METHODS[plan.method].rule(plan) if role in (QUERY, KEY, ADAPTER)]
+    if not roles:
+        return ""
+    import torch
+
+    from feddp.networks.attention import keys_of
+
+    with torch.device("meta"):
+        keys = keys_of(build_network(plan), plan.channels, plan.size)
+    if not keys or max(keys) > 1:
+        return ""
+    what = f"every attention of {plan.network} has one key at {plan.size} pixels, so queries and keys have no effect"
+    return f"{what}: private {', '.join(roles)} can show nothing of them there; raise --size"
 
 
 def exchanged(plan: Plan, partition: Partition) -> tuple[str, ...]:

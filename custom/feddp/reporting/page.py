@@ -9,7 +9,7 @@ from rich.table import Table
 from feddp.protocol import BEST_PER_SITE, ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import counted
 from feddp.reporting.tables import BLANK, SHOWN, markdown_lines, shown_value
-from feddp.training.metrics import class_names
+from feddp.training.metrics import class_names, of_class
 
 _ROUNDED = "Each site rounded what it measured, metrics to three decimals and losses to three digits, before it left."
 _BEFORE = {
@@ -157,4 +157,5 @@ def _cell(summary: Mapping[str, Mapping[str, float]] | None, metric: str, class_
     if summary is None:
         return WITHHELD
     value = shown_value(summary, metric, class_name)
-    return f"{value} ± {BLANK}" if value.std is None else str(value)
+    alone = summary[of_class(metric, class_name)]["n"] == 1
+    return str(value) if value.std is not None or alone else f"{value} ± {BLANK}"

@@ -59,9 +59,12 @@ Cell = Value | str
 
 
 def shown_value(summary: Mapping[str, Mapping[str, float]], metric: str, class_name: str = "") -> Value:
-    """A metric of a `metrics.summarize`, of one class or the mean over them, in the unit it is shown in."""
+    """A metric of a `metrics.summarize`, of one class or the mean over them, in the unit it is shown in.
+
+    It has no standard deviation where that is withheld, and where there is one number alone.
+    """
     factor, number = SHOWN[metric].factor, summary[of_class(metric, class_name)]
-    return Value(factor * number["mean"], factor * number["std"] if "std" in number else None)
+    return Value(factor * number["mean"], factor * number["std"] if "std" in number and number["n"] > 1 else None)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from rich.filesize import decimal
 
 from feddp.errors import InputError, PolicyError
 from feddp.files import PROGRESS, RESULTS, RUN, read_events
+from feddp.reporting.standing import RUNNING
 from feddp.run.keeper import processes_below
-from feddp.run.session import SERVER_FILES, recorded
+from feddp.run.session import SERVER_FILES, recorded, to_go_on
 from feddp.training.store import hold, is_held
 
-FINISHED, BROKEN_OFF, RUNNING, DAMAGED = "finished", "broken off", "running", "damaged"
+FINISHED, BROKEN_OFF, DAMAGED = "finished", "broken off", "damaged"
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,14 @@ class RunFolder:
 
     def rounds(self) -> int:
         """The number of completed rounds."""
-        files = [path for folder in SERVER_FILES for path in (self.path / folder).glob(f"*/{PROGRESS}")]
-        events = [event for path in (*files, self.path / PROGRESS) for event in read_events(path)]
-        return max((event["round"] for event in events if event["event"] == "round"), default=0)
+        return max((event["round"] for event in read_events(self.progress()) if event["event"] == "round"), default=0)
+
+    def progress(self) -> Path:
+        """The file with the server's events: its own, or the copy that an ended attempt left, if that is newer."""
+        copy = self.path / PROGRESS
+        found = [path for folder in SERVER_FILES for path in (self.path / folder).glob(f"*/{PROGRESS}")]
+        found += [copy] if copy.exists() else []
+        return max(found, key=lambda path: path.stat().st_mtime, default=copy)
 
     def size(self) -> int:
         """Bytes on the disk; a file with two names counts once."""
@@ -62,12 +68,6 @@ class RunFolder:
         rounds = f"{self.rounds()} of {plan['rounds']} rounds"
         when = time.strftime("%Y-%m-%d %H:%M", began)
         return (str(self.path), plan["method"], self.stored["env"], rounds, self.state, decimal(self.size()), when)
-
-    def continued_by(self) -> str:
-        """The command that continues the run; a comparison would not take a run that another command has finished."""
-        if self.path.with_name(f"{self.path.name}.json").exists():
-            return "the same `feddp compare` again"
-        return f"feddp run --resume {self.path}"
 
     def delete(self) -> None:
         """Removes the folder. Links in it are removed, and not what they point to.
@@ -122,4 +122,4 @@ def lines(runs: list[RunFolder]) -> Iterator[str]:
     for run, row in zip(runs, rows, strict=True):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         if BROKEN_OFF in row:
-            yield f"    to go on: {run.continued_by()}"
+            yield f"    {to_go_on(run.path)}"

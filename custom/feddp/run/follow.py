@@ -1,8 +1,8 @@
-"""Live progress of a run, from the server's progress.jsonl."""
+"""Live progress of a run, from the server's progress.jsonl and, on request, from the logs."""
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,24 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from feddp.files import events_after
 from feddp.plan.schema import Plan
-from feddp.protocol import WITHHELD, Kind, spec_of
+from feddp.protocol import ADOPT, WITHHELD, Kind, spec_of
+from feddp.reporting.standing import time_left
+from feddp.stages.standing import Standing
+
+Logs = Callable[[], Mapping[str, Path]]  # the logs that there are now, by the names that begin their lines
 
 
 class Follower:
-    """Shows the server's progress: a bar for the rounds, and lines per round with the sites' loss and Dice."""
+    """Shows the server's progress: a bar for the rounds with the time left, and lines per round with the sites' loss and Dice.
 
-    def __init__(self, plan: Plan, sites: Sequence[str], path: Path):
-        self.plan, self.sites, self.path = plan, sites, path
-        self._read = 0
+    Args:
+        logs: the logs whose lines are shown too.
+    """
+
+    def __init__(self, plan: Plan, sites: Sequence[str], path: Path, logs: Logs = dict):
+        self.plan, self.sites, self.path, self.logs = plan, sites, path, logs
+        self._standing = Standing(plan)
+        self._read, self._shown = 0, dict[Path, int]()
         self._answers: dict[str, dict[str, Any]] = {}
         self._asked: list[str] = []
 
@@ -32,16 +41,33 @@ class Follower:
             BarColumn(),
             TextColumn("{task.completed}/{task.total}"),
         )
-        with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
-            task = bar.add_task(f"{self.plan.method}: starting {len(self.sites)} sites", total=self.plan.rounds)
+        with Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console) as bar:
+            task = bar.add_task(f"{self.plan.method}: starting {len(self.sites)} sites", total=self.plan.rounds, left="")
             while True:
                 last = finished()
                 events, self._read = events_after(self.path, self._read)
                 for event in events:
+                    self._standing.add(event)
                     self._show(event, bar, task)
+                bar.update(task, left="" if last else self._left(time.time()))
+                self._show_logs(bar.console)
                 if last:
                     return
                 time.sleep(poll)
+
+    def _left(self, now: float) -> str:
+        return time_left(self._standing.seconds_left(now), self._standing.rough)
+
+    def _show_logs(self, console: Console) -> None:
+        for name, path in self.logs().items():
+            if path.exists():
+                with open(path, "rb") as log:
+                    log.seek(self._shown.get(path, 0))
+                    content = log.read()
+                end = content.rfind(b"\n") + 1
+                self._shown[path] = self._shown.get(path, 0) + end
+                for line in content[:end].decode(errors="replace").splitlines():
+                    console.print(f"{name}: {line}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def _show(self, event: dict[str, Any], bar: Progress, task: Any) -> None:
         kind = event["event"]
@@ -53,8 +79,10 @@ class Follower:
             self._answers[event["site"]], spec = event, spec_of(event["task"])
             if "dice" in spec.scalars and self._complete() and self._values("dice"):
                 # the sites score the mean of a round at the start of the next round
-                scored = event["round"] - (spec.kind is Kind.ROUND)
-                bar.console.print(f"round {scored} validation Dice: {self._values('dice')}")
+                which = f"round {event['round'] - (spec.kind is Kind.ROUND)}"
+                if event["task"] == ADOPT and self.plan.best_per_site:
+                    which = "each site's own best round"
+                bar.console.print(f"{which} validation Dice: {self._values('dice')}")
             bar.update(task, description=f"{event['task']}: {', '.join(self._answers)} answered")
             if "iou_before" in spec.scalars and "epoch" not in event:  # skips the epochs of an exchange of heads
                 scalars = event["scalars"]
@@ -64,7 +92,10 @@ class Follower:
         elif kind == "round":
             bar.update(task, completed=event["round"])
             losses = self._values("loss") or WITHHELD
-            bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  loss: {losses}")
+            left = self._left(event["time"]) if event["round"] < event["of"] else ""
+            # a terminal has it beside the bar, where it runs
+            left = f"  {left}" if left and not bar.console.is_terminal else ""
+            bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  loss: {losses}{left}")
         elif kind == "resumed":
             bar.update(task, completed=event["round"])
             bar.console.print(f"continuing after round {event['round']} of {event['of']}")

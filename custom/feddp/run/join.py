@@ -65,6 +65,9 @@ def join(
     tuning = {"tune_epochs": epochs, "tune_lr": lr}
     local_plan = replace(plan, stages=(TRAIN, TUNE), seed=seed, weights="", settings=plan.settings | tuning)
     opened = SiteFolder.open(folder)
+    for split in dict.fromkeys(("train", plan.training.selection, "test")):
+        if not opened.rows_of(split):
+            raise InputError(f"{folder / 'split.csv'} has no image in split {split}, which local post-training needs; add some")
     asked_for(device)
     network = build_network(plan)
     chosen(network, train)  # refuses an unknown role before files are written

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 GRACE = 10.0  # seconds between the request to end and the kill
-_PARTS = ("nvflare.", "sub_start.sh")  # in the command lines of FLARE's processes
+_PARTS = ("nvflare.", "sub_start.sh", "feddp.run.patient_simulator")  # in the command lines of FLARE's processes
 
 
 @contextmanager

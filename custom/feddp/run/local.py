@@ -154,6 +154,9 @@ class LocalRun:
         except BaseException as error:  # a bug: `outcome` raises it in the caller's thread
             self._failed = error
 
+    def logs(self) -> dict[str, Path]:
+        return {"server": self.log}
+
     def finished(self) -> bool:
         return not self._thread.is_alive()
 

@@ -22,6 +22,7 @@ from feddp.plan.resolve import WEIGHTS, build_network
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS
 from feddp.run import pooled, session
+from feddp.run.config import write_config
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
 from feddp.run.session import Environment, Request
 from feddp.training.device import asked_for
@@ -64,6 +65,21 @@ class Options:
     settings: tuple[str, ...] = ()
     then: str | None = None
     weights: str | None = None
+
+    def typed(self) -> dict[str, Any]:
+        """Returns the options by their names on the command line, for run.yaml."""
+        file = self.weights not in (None, "timm")
+        return {
+            "method": self.method,
+            "rounds": self.rounds,
+            "calibration-epochs": self.calibration_epochs,
+            "network": self.network,
+            "size": self.size,
+            "seed": self.seed,
+            "set": pairs(self.settings),
+            "then": self.then,
+            "weights": Path(self.weights or "").resolve() if file else self.weights,
+        }
 
     def plan(self, metadata: Mapping[str, Any], sites: Sequence[str]) -> Plan:
         """The plan for these sites, whose channels, classes and labels are `metadata`.
@@ -127,6 +143,7 @@ def run_here(
     threads: int | None = None,
     without_consent: Sequence[str] = (),
     sites: Sequence[str] | None = None,
+    verbose: bool = False,
 ) -> dict[str, Any]:
     """Runs over sites below `data` on this machine; leaves tables and networks in `out`, returns the results.
 
@@ -136,6 +153,7 @@ def run_here(
         threads: sites at once in the simulator; all of them if None.
         without_consent: sites that refuse every exchange among sites.
         sites: those that take part; all of them if None.
+        verbose: shows the lines of the logs too.
 
     Raises:
         InputError: an option is wrong, `out` is taken, or the run failed; says which, and where its log is.
@@ -160,7 +178,9 @@ def run_here(
         }
         for site in sites
     }
-    request = Request(plan, policies, out, threads, options.initial(plan), env)
+    where = {"env": env, "device": device, "threads": threads, "without-consent": list(without_consent)}
+    config = write_config({"data": data.resolve(), "sites": list(sites), **options.typed(), **where}, plan.digest()[:12])
+    request = Request(plan, policies, out, threads, options.initial(plan), env, config=config, verbose=verbose)
     if not METHODS[options.method].federated:
         if env == "poc" or threads is not None or without_consent:
             raise InputError(
@@ -170,7 +190,7 @@ def run_here(
     return session.run(request, environment(env), name=f"{options.method}_{data.resolve().name}")
 
 
-def resume_here(out: Path) -> dict[str, Any]:
+def resume_here(out: Path, verbose: bool = False) -> dict[str, Any]:
     """Continues the unfinished run in `out` after its last completed round; returns its results.
 
     Raises:
@@ -185,7 +205,7 @@ def resume_here(out: Path) -> dict[str, Any]:
         raise InputError(f"{out / RUN} holds a plan that cannot be continued here: {error}") from None
     jobs = [path for path in (out / "job").glob("[!.]*") if path.is_dir()]
     initial = read_network(jobs[0] / APPS[SERVER] / "config" / WEIGHTS)[0] if plan.weights and jobs else None
-    request = Request(plan, stored["policies"], out, stored["threads"], initial, stored["env"])
+    request = Request(plan, stored["policies"], out, stored["threads"], initial, stored["env"], verbose=verbose)
     if not METHODS[plan.method].federated:
         return pooled.run(request)
     return session.run(request, environment(stored["env"]), jobs[0].name if jobs else plan.method)

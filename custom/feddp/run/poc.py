@@ -44,6 +44,11 @@ class PocJob:
         self.progress = kits / SERVER / self.id / PROGRESS
         self._checked, self._status = 0.0, ""
 
+    def logs(self) -> dict[str, Path]:
+        """The logs of every participant's process, and of its process of this job."""
+        files = (*self.kits.glob("*/log.txt"), *self.kits.glob(f"*/{self.id}/log.txt"))
+        return {"/".join(path.relative_to(self.kits).parts[:-1]): path for path in sorted(files)}
+
     def finished(self) -> bool:
         if time.monotonic() - self._checked > 1:
             self._checked = time.monotonic()

@@ -8,6 +8,7 @@ from typing import Any
 
 from feddp.errors import FedDPError, InputError, PolicyError
 from feddp.files import RESULTS, RUN
+from feddp.run.session import to_go_on
 
 PAUSE, LONGEST = 5.0, 300.0  # seconds before the second attempt, and at most
 
@@ -24,7 +25,7 @@ def retried(attempt: Callable[[], dict[str, Any]], out: Path, retries: int) -> d
         return _retried(attempt, out, retries)
     except KeyboardInterrupt:
         if (out / RUN).exists() and not (out / RESULTS).exists():
-            print(f"to go on: feddp run --resume {out}", file=sys.stderr)
+            print(to_go_on(out), file=sys.stderr)
         raise
 
 

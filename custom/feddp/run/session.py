@@ -16,6 +16,7 @@ from feddp.data.folder import refuse_occupied
 from feddp.errors import FedDPError, InputError, StorageError
 from feddp.files import (
     CASES,
+    CONFIG,
     IMAGES,
     NETWORK,
     PROGRESS,
@@ -34,6 +35,7 @@ from feddp.files import (
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import folder as jobs
 from feddp.limits import RESULTS_BYTES
+from feddp.plan.resolve import idle_queries
 from feddp.plan.schema import Plan
 from feddp.reading import read_json, read_own, short, shown
 from feddp.reporting.page import write_markdown
@@ -47,6 +49,13 @@ ENVIRONMENTS = ("local", "sim", "poc")
 WORKSPACE, SIMULATOR, POC = "workspace", "simulated", "poc/feddp/prod_00"
 SERVER_FILES = (f"{SIMULATOR}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
 
+# what FLARE's simulator writes where a site's process has not started in time, and what it means
+NOT_STARTED = "Failed to create connection to the child process"
+SLOW_START = (
+    "a site's process did not start in time: the machine is too busy, or has too little memory for all sites at once; free it,"
+    " run fewer sites at once (--threads 1), or without FLARE (--env local)"
+)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -59,6 +68,8 @@ class Request:
     initial: dict[str, Tensor] | None = None
     env: str = "sim"  # the environment's name, for whoever continues the run
     resume: str = ""  # the id of the run that is continued
+    config: str = ""  # the content of run.yaml
+    verbose: bool = False  # show the lines of the logs
 
     def __post_init__(self) -> None:
         admitting = SitePolicy.admitting(self.plan)  # the user starts all sites, so he is their administrator
@@ -75,6 +86,10 @@ class Running(Protocol):
     id: str
     progress: Path  # the server's progress.jsonl, once it exists
     log: Path  # the log to read after a failure
+
+    def logs(self) -> dict[str, Path]:
+        """Returns all logs that there are now, by their writers' names."""
+        ...
 
     def finished(self) -> bool: ...
 
@@ -109,7 +124,16 @@ def _continued(out: Path) -> Iterator[None]:
         with writing(out):
             yield
     except StorageError as error:
-        raise StorageError(f"{error}; to go on: feddp run --resume {out}") from error
+        raise StorageError(f"{error}; {to_go_on(out)}") from error
+
+
+def to_go_on(out: Path) -> str:
+    """Returns what a user types to continue the unfinished run in `out`, as the end of a message.
+
+    A comparison would not take a run that another command has finished.
+    """
+    compared = out.with_name(f"{out.name}.json").exists()
+    return "to go on: " + ("the same `feddp compare` again" if compared else f"feddp run --resume {out}")
 
 
 def _run(request: Request, environment: Environment, name: str) -> dict[str, Any]:
@@ -117,6 +141,8 @@ def _run(request: Request, environment: Environment, name: str) -> dict[str, Any
     job = jobs.export(request.plan, out / "job" / name, initial=request.initial, resume=request.resume)
     if request.env != "local":  # one process asks nobody
         print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
+    if idle := idle_queries(request.plan):
+        print(f"warning: {idle}", file=sys.stderr)
     with environment(request, job) as running:
         if not request.resume:
             write_json(out / RUN, record(request) | {"job": running.id})
@@ -137,6 +163,8 @@ def begin(request: Request) -> str:
     if not (out / RUN).exists():
         fresh(out)
         write_json(out / RUN, wanted)
+        if request.config:
+            write_text(out / CONFIG, request.config)
         hold(out, patience=0)
         return ""
     if out.stat().st_uid != os.getuid():
@@ -201,12 +229,13 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
     Raises:
         FedDPError: the job failed; names the cause and the log.
     """
-    Follower(request.plan, sites, running.progress).until(running.finished)
+    logs = running.logs if request.verbose else dict
+    Follower(request.plan, sites, running.progress, logs).until(running.finished)
     succeeded, server = running.outcome()
     results = server / RESULTS
     if not succeeded or not results.exists():
         cause = _first_error(running, sites, server)
-        raise FedDPError(f"the job failed: {cause}; log: {running.log}; to go on: feddp run --resume {request.out}")
+        raise FedDPError(f"the job failed: {cause}; log: {running.log}; {to_go_on(request.out)}")
     for name in (PROGRESS, TIME):
         if (server / name).exists():  # a server of an earlier version left no time.json
             shutil.copy(server / name, request.out / name)
@@ -256,7 +285,10 @@ def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:
         if event["event"] == "error":
             return str(event["message"])
     if running.log.exists():
-        for line in running.log.read_text(errors="replace").splitlines():
+        lines = running.log.read_text(errors="replace").splitlines()
+        if any(NOT_STARTED in line for line in lines):
+            return SLOW_START
+        for line in lines:
             if "ERROR" in line or "Error:" in line:
                 return line.strip()
     return "it ended without results and without an error message"

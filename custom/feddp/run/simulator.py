@@ -19,6 +19,8 @@ from feddp.run import session
 from feddp.run.keeper import watched
 from feddp.run.session import Request
 
+PROGRAM = "feddp.run.patient_simulator"
+
 
 class Simulation:
     """A simulator's process, its workspace and the folder of all participants' files."""
@@ -32,6 +34,9 @@ class Simulation:
     @property
     def _server(self) -> Path:
         return self.workspace / "server" / SIMULATED_JOB
+
+    def logs(self) -> dict[str, Path]:
+        return {"FLARE": self.log}
 
     def finished(self) -> bool:
         return self.process.poll() is not None
@@ -52,7 +57,7 @@ def simulator(request: Request, job: Path) -> Iterator[Simulation]:
     write_text(workspace / "local" / "resources.json", json.dumps(restrict({"format_version": 2}, classes), indent=2))
     log = request.out / "simulator.log"
     threads = min(request.threads or len(request.sites), len(request.sites))
-    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job.resolve())]
+    command = [sys.executable, "-m", PROGRAM, str(job.resolve())]
     command += ["-w", str(workspace), "-c", ",".join(request.sites), "-t", str(threads)]
     home = request.out.resolve() / "home"
     home.mkdir(exist_ok=True)

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+
 from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import JSON_BYTES
 from feddp.reading import is_name, read, short, shown
+from feddp.sealing.certificates import name_of
 
 SERVER, CLIENT, ADMIN = "server", "client", "admin"  # the kinds of kits, as in the names of FLARE's files
 KINDS = (SERVER, CLIENT, ADMIN)
@@ -41,8 +44,12 @@ class Kit:
         path = folder / "startup" / f"fed_{kinds[0]}.json"
         content = read_json(path)
         try:
+            if kinds[0] == ADMIN and content["admin"].get("uid_source") == "cert":  # in POC mode
+                content["admin"]["username"] = name_of(
+                    x509.load_pem_x509_certificate((path.parent / "client.crt").read_bytes())
+                )
             return cls(folder, kinds[0], *_identity(kinds[0], content))
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (OSError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             why = short(f"{type(error).__name__}: {error}")
             raise BadFile(Problem(path, f"is not as FLARE writes it ({why})", AGAIN)) from error
 

@@ -109,9 +109,9 @@ class Server(ABC):
         accepted: dict[str, Message] = {}
         refused: dict[str, str] = {}
 
-        def refuse(site: str, reason: str) -> None:
+        def refuse(site: str, reason: str, **more: Any) -> None:
             refused[site] = reason
-            self.progress("refused", site=site, task=task, reason=reason, **metadata)
+            self.progress("refused", site=site, task=task, reason=reason, **more, **metadata)
 
         def received(site: str, reply: Callable[[], Message]) -> None:
             try:
@@ -135,7 +135,7 @@ class Server(ABC):
         vanished = self.send(task, sites, data, received)
         for site in sites:
             if site not in accepted and site not in refused:
-                refuse(site, f"site {site}: no answer to {task}")
+                refuse(site, f"site {site}: no answer to {task}", late=True)
                 if site in vanished:
                     self.memory.lost[site] = f"site {site} was lost at {task}"
         for site, reason in self._outliers(task, data, accepted).items():

@@ -81,6 +81,34 @@ def test_a_lower_loss_than_the_last_epoch_s_is_not_enough():
     assert network.w.item() == pytest.approx(-1, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("change", "epochs"),
+    [
+        (0.9e-5, 3),  # each of the first three epochs changes the loss, 1, by less than its hundred-thousandth part
+        (1.2e-5, 9),  # by more: all nine epochs are run
+        (-0.9e-5, 3),  # the loss may fall so slowly too; the last, lowest one is kept
+    ],
+)
+def test_a_loss_that_stands_still_ends_the_training(change, epochs):
+    """The parameter falls by Adam's rate, 1, in every epoch (`Stairs`); the loss there is 1 + change · epoch."""
+
+    def loss(network, images, rng):
+        return 1 - change * network.w.detach().double() + (network.w - network.w.detach())
+
+    done = fit(Stairs(), IMAGES, loss, Settings(epochs=9, lr=1.0))
+    assert len(done.losses) == 1 + epochs
+    assert done.kept == (epochs if change < 0 else 0)
+
+
+def test_a_loss_that_moves_again_in_time_is_trained_on():
+    """1, 1, 1, 2, 2, 2, 2: two epochs without a change, then one with; the three after it end the training at epoch 6 of 9."""
+
+    def loss(network, images, rng):
+        return (1.0 + (network.w.detach() < -2.5)) + (network.w - network.w.detach())
+
+    assert fit(Stairs(), IMAGES, loss, Settings(epochs=9, lr=1.0)).losses == [1, 1, 1, 2, 2, 2, 2]
+
+
 def test_every_image_counts_once_in_the_loss():
     """Images 1, 2, 6 in batches of 2: (2 · 1.5 + 6)/3 = 3, not (1.5 + 6)/2."""
     images = [torch.full((1, 1, 1), value) for value in (1.0, 2.0, 6.0)]

@@ -4,7 +4,7 @@ import pytest
 
 from feddp.reporting.page import table, write_markdown
 from feddp.reporting.screen import on_screen, show
-from feddp.reporting.tables import ResultTable, Value
+from feddp.reporting.tables import ResultTable, Value, shown_value
 from feddp.training.metrics import METRICS
 
 NAMES = [f"hospital-of-the-{side}" for side in ("north", "south")]
@@ -57,6 +57,21 @@ def test_the_page_says_which_round_was_selected():
     assert "Stage 1 selected round 1 (best by mean validation IoU: 1)." in write_markdown(results())
     own = write_markdown(results(best_per_site=True))
     assert "Stage 1 selected each site's own best round by validation IoU (best by mean validation IoU: 1)." in own
+
+
+def test_one_number_alone_has_no_deviation():
+    """An average over one site, whose own two images have one; where a site withholds its own, — takes its place."""
+    alone = {metric: {"mean": 0.5, "std": 0.0, "n": 1} for metric in METRICS}
+    both = {"before_calibration": alone, "final": alone}
+    found = results() | {"average": both}
+    assert list(table(found).columns[2].cells) == ["81.25 ± 6.25", "81.25 ± 6.25", "50.00"]
+    line = next(line for line in write_markdown(found).splitlines() if line.startswith("| final"))
+    assert "| 81.25 ± 6.25 | 81.25 ± 6.25 | 50.00 |" in line
+    withheld = {metric: {"mean": 0.5, "n": 2} for metric in METRICS}
+    site = {"before_calibration": withheld, "final": withheld}
+    assert list(table(found | {"average": site}).columns[2].cells)[-1] == "50.00 ± —"
+    assert shown_value(alone, "dice") == Value(50.0)
+    assert shown_value(alone | {"dice": {"mean": 0.5, "std": 0.0, "n": 2}}, "dice") == Value(50.0, 0.0), "two equal numbers"
 
 
 def test_classes_have_rows_below_their_mean_where_there_are_several():

@@ -1,0 +1,95 @@
+"""A job of a consortium as `feddp watch` sees it: over FLARE's admin session, with the kit of a person who may see it.
+
+FLARE says how the job as a whole stands, and which sites are connected. The rest the job's server tells
+(`feddp.flare.persistor`): it has it from the sites' answers, so nothing more leaves a site. FLARE gives it to those who may
+download the job's results (`feddp.provision.AUTHORIZATION`), and asks no site.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from nvflare.apis.job_def import JobMetaKey, RunStatus
+from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from feddp.errors import InputError
+from feddp.flare.persistor import STANDING, STATS
+from feddp.flare.session_errors import session_errors
+from feddp.reporting.standing import RUNNING
+from feddp.run.watch import Look, Watched
+from feddp.sealing.kit import ADMIN, Kit
+
+FINISHED = "FINISHED"  # the beginning of every final status
+CONNECT = 20.0  # seconds to log in
+
+
+class Job(Watched):
+    """A job of the server that a person's session reaches."""
+
+    def __init__(self, session: Session, id: str):
+        self.session, self.id = session, id
+        self._latest: dict[str, Any] = {}
+
+    def look(self) -> Look:
+        with _asked(f"job {self.id}"):
+            meta = self.session.get_job_meta(self.id)
+            status = str(meta[JobMetaKey.STATUS.value])
+            if status == RunStatus.RUNNING.value:
+                self._latest = self._standing() or self._latest
+                return Look(RUNNING, self._latest or {"notes": self._absent()})
+            if not status.startswith(FINISHED):
+                return Look(f"job {self.id}: {status.lower()}", {"notes": self._absent()})
+        replies = (str(line).partition(": ") for line in meta.get(JobMetaKey.JOB_DEPLOY_DETAIL.value, []))
+        refused = [f"{site}: {said}" for site, _, said in replies if said != "OK"]
+        summary = self._latest | {"notes": [*self._latest.get("notes", []), *refused]}
+        completed = status == RunStatus.FINISHED_COMPLETED.value
+        failure = "" if completed else f"job {self.id} ended {status}; {'; '.join(refused) or 'read log.txt of the server'}"
+        how = "finished" if completed else status
+        return Look(how if self._latest else f"job {self.id}: {how}", summary, True, failure)
+
+    def _standing(self) -> dict[str, Any]:
+        """Returns what the job's server tells; nothing while its process starts or ends."""
+        try:
+            told = self.session.show_stats(self.id, "server").get("server", {})
+        except (JobNotRunning, JobNotFound):
+            return {}
+        return dict(told.get(STATS, {}).get(STANDING, {}))
+
+    def _absent(self) -> list[str]:
+        joined = [client.name for client in self.session.get_system_info().client_info]
+        return [f"connected sites: {', '.join(sorted(joined)) or 'none'}"]
+
+
+def job_of(session: Session, id: str = "") -> Job:
+    """Returns the job `id`, or without an id the one that is under way.
+
+    Raises:
+        InputError: there is no such job, or no id was given and not one job is under way.
+    """
+    with _asked("the list of jobs"):
+        jobs = session.list_jobs(id_prefix=id or None)
+    ids = [str(job["job_id"]) for job in jobs if id or not str(job[JobMetaKey.STATUS.value]).startswith(FINISHED)]
+    if len(ids) != 1:
+        what = f"{id}: there is not one job whose id begins so" if id else "not one job is under way"
+        raise InputError(f"{what} (there: {', '.join(ids) or 'none'}); name a job's id")
+    return Job(session, ids[0])
+
+
+@contextmanager
+def opened(kit: Kit) -> Iterator[Session]:
+    """Yields a session of the person whose kit it is.
+
+    Raises:
+        FedDPError: the kit is not a person's, or the server does not let the person in.
+    """
+    if kit.kind != ADMIN:
+        raise InputError(f"{kit.folder} is the kit of a {kit.kind}; jobs are watched with a person's kit")
+    with _asked(kit.name):
+        session = new_secure_session(kit.name, str(kit.folder.resolve()), timeout=CONNECT)
+    with closing(session):
+        yield session
+
+
+def _asked(what: str) -> Any:
+    return session_errors(f"the server did not tell {what}", "is it running, and may this person see this job?")

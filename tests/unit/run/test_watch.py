@@ -1,0 +1,106 @@
+"""`feddp watch` of a run's folder: in a terminal while its progress grows, after its end, and where it was broken off."""
+
+import os
+import sys
+import time
+
+import pexpect
+import pytest
+from rich.console import Console
+
+from feddp.files import append_event, write_json
+from feddp.reporting.standing import headline, view
+from feddp.run import watch as watching
+from feddp.run.options import Options, run_here
+from feddp.run.session import Request, record
+from feddp.stages.standing import Standing
+from feddp.training.store import hold, release
+
+
+@pytest.fixture
+def folder(tiny_root, tmp_path, plan_for):
+    """A run that has begun, as its server writes it; this process holds it."""
+    out = tmp_path / "run"
+    policies = {site: {"data": str(tiny_root / site)} for site in ("site-1", "site-2")}
+    request = Request(plan_for(method="fedavg", rounds=3), policies, out, env="local")
+    server = out / "workspace/server/feddp/local"
+    server.mkdir(parents=True)
+    write_json(out / "run.json", record(request) | {"job": "local"})
+    hold(out, patience=0)
+    yield out, server / "progress.jsonl"
+    release(tmp_path)
+
+
+def ask(path, round):
+    sites = ["site-1", "site-2"]
+    append_event(path, "ask", task="train", sites=sites, round=round, phase=0, bytes=dict.fromkeys(sites, 1500))
+
+
+def answer(path, site, **scalars):
+    append_event(path, "answer", site=site, task="train", bytes=1200, scalars=scalars)
+
+
+def test_in_a_terminal_while_the_progress_grows(folder):
+    """The table is drawn anew with every event, and the command ends with the run."""
+    out, path = folder
+    words, env = ["-m", "feddp", "watch", str(out)], {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    terminal = pexpect.spawn(sys.executable, words, encoding="utf-8", dimensions=(40, 160), timeout=60, env=env)
+    try:
+        terminal.expect("running")
+        ask(path, 1)
+        terminal.expect(r"fedavg on pvt_v2_b0-fpn: running; 0 of 3 rounds done; train round 1")
+        terminal.expect(r"site-1 +works \d+ seconds +— +— +1.5 kB +0 bytes")
+        answer(path, "site-1", loss=0.625)
+        terminal.expect(r"site-1 +waits +0.625 +— +1.5 kB +1.2 kB")
+        append_event(path, "refused", site="site-2", task="train", reason="site site-2: NaN in q.weight")
+        terminal.expect(r"site-2 +refused \d+ seconds: site site-2: NaN in q.weight")
+        append_event(path, "round", round=1, of=3, seconds=90.0)
+        terminal.expect("1 of 3 rounds done; train round 1; about 3.0 minutes left")
+        write_json(out / "results.json", {})
+        terminal.expect("fedavg on pvt_v2_b0-fpn: finished; 1 of 3 rounds done")
+        terminal.expect(pexpect.EOF)
+        terminal.close()
+        assert terminal.exitstatus == 0
+    finally:
+        terminal.close(force=True)
+
+
+def test_a_broken_off_run_says_what_continues_it(folder, feddp):
+    out, path = folder
+    ask(path, 1)
+    release(out)
+    code, said, wrong = feddp("watch", out)
+    assert code == 2
+    assert "broken off; 0 of 3 rounds done" in said
+    assert wrong == f"feddp: {out} was broken off; to go on: feddp run --resume {out}\n"
+
+
+def test_a_finished_run_shows_its_end(toy, tiny_root, tmp_path, feddp, capsys):
+    """A run of two rounds, as `feddp run` left it, also where its workspace was removed; exit code 0."""
+    run_here(tiny_root, tmp_path / "run", Options("fedavg", 2, None, toy, 32, 0, ("batch=4",)), "local")
+    capsys.readouterr()
+    code, said, wrong = feddp("watch", tmp_path / "run")
+    assert (code, wrong) == (0, "")
+    assert said.splitlines()[0] == "fedavg on toy: finished; 2 of 2 rounds done"
+    assert sum(line.strip().startswith(("site-1", "site-2")) for line in said.splitlines()) == 2
+
+
+def test_the_one_running_run_of_a_comparison(folder, feddp, tmp_path, monkeypatch):
+    """A folder above it will do; where none runs, or there is no run, the message says so."""
+    out, path = folder
+    looked = watching.FolderRun(tmp_path)
+    assert looked.run.path == out
+    release(out)
+    assert f"{tmp_path} is no run, and below it one run must be running (there: none)" in feddp("watch", tmp_path)[2]
+    assert f"{tmp_path / 'x'} is no run" in feddp("watch", tmp_path / "x")[2]
+    assert "name a run's folder, or the kit of a person with --kit" in feddp("watch")[2]
+
+
+def test_what_is_written_in_a_name_is_no_markup(plan_for):
+    """A reason is a site's or the server's text; rich would read [red] in it as a colour."""
+    standing = Standing(plan_for())
+    standing.add({"event": "refused", "time": time.time(), "site": "a[red]", "task": "train", "reason": "[bold]x"})
+    console = Console(width=120, record=True)
+    console.print(view(standing.summary(time.time()), "running"))
+    assert "a[red]" in console.export_text()
+    assert headline({}, "job 1: submitted") == "job 1: submitted"
