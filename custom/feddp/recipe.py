@@ -132,7 +132,7 @@ class PlannedJob(FedJob):
     ):
         super().__init__(name=name, min_clients=plan.federation.min_sites)
         self.plan, self._initial, self._resume, self._data, self._device = plan, initial, resume, data, device
-        self.job.meta_props = Metadata(scope=scope)
+        self.job.meta_props = JobMetadata(scope=scope)
 
     def export_job(self, job_root: str) -> None:
         """Writes the job's folder `job_root`/<name>."""
@@ -199,7 +199,7 @@ class PlannedJob(FedJob):
             raise InputError(f"{env} has {number} clients, but the plan's sites are {', '.join(sites)}")
 
 
-class Metadata(dict[str, Any]):
+class JobMetadata(dict[str, Any]):
     """The job's metadata that `set_recipe_meta` sets."""
 
     def __setitem__(self, key: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from feddp.data.folder import refuse_occupied
 from feddp.errors import FedDPError, InputError, StorageError
 from feddp.files import (
+    ARTIFACTS,
     CASES,
     IMAGES,
     NETWORK,
@@ -24,6 +25,7 @@ from feddp.files import (
     RESULTS_TABLE,
     RUN,
     SHARED,
+    TENSORBOARD,
     TIME,
     read_events,
     site_folder,
@@ -210,6 +212,9 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
     for name in (PROGRESS, TIME):
         if (server / name).exists():  # a server of an earlier version left no time.json
             shutil.copy(server / name, request.out / name)
+    for name in (TENSORBOARD, ARTIFACTS):
+        if (server / name).exists():  # moved: TensorBoard would show the run twice
+            shutil.move(server / name, request.out / name)
     return read_json(results, RESULTS_BYTES), server
 
 
