@@ -13,7 +13,7 @@ from nvflare.recipe import PocEnv, ProdEnv, SimEnv
 from nvflare.recipe import poc_env as flare_poc
 from safetensors.torch import load_file
 
-from feddp.files import PROGRESS, RECORD, RESULTS, read_events
+from feddp.files import ARTIFACTS, PROGRESS, RECORD, RESULTS, TENSORBOARD, read_events
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import export
 from feddp.protocol import CONSENTS, Sent
@@ -26,6 +26,7 @@ from feddp.run.simulator import simulator
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.stages.tensors import Expected
+from support.curves import curves_of
 from support.line import DOWN, UP, line_of
 
 pytestmark = [pytest.mark.simulator, pytest.mark.poc]
@@ -181,7 +182,15 @@ def test_the_same_bits_in_every_environment(method, plans, recipes, submitted, t
         results["sim"] = here(simulator, tiny_root, plan, tmp_path / "sim")
     wanted = tensors_here(tmp_path / "local")
     same(wanted, tensors_here(tmp_path / "sim"))
-    same(wanted, tensors_of(*submitted(plan), plan))
+    server, stores = submitted(plan)
+    same(wanted, tensors_of(server, stores, plan))
+    curves = [curves_of(folder / TENSORBOARD) for folder in (tmp_path / "local", tmp_path / "sim", server)]
+    scores = [{tag: points for tag, points in found.items() if tag.startswith(("train/loss/", "val/"))} for found in curves]
+    assert scores[0] == scores[1] == scores[2]
+    assert [step for step, _ in scores[0]["train/loss/mean"]] == list(range(1, plan.rounds + 1))
+    for folder in (tmp_path / "sim", server):
+        summary = json.loads((folder / ARTIFACTS / "metrics_summary.json").read_text())
+        assert summary["final_round"] == plan.rounds
     assert not (tmp_path / "sim" / "local").exists(), "FLARE's own allow-list, which SimEnv writes"
     without = [{key: value for key, value in result.items() if key != "job"} for result in results.values()]
     assert without[0] == without[1]

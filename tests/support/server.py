@@ -125,7 +125,7 @@ SUMMARY = {metric: {"mean": 0.5, "std": 0.0, "n": 3} for metric in METRICS}
 
 def good(site, task, tensors, scalars, values=None, ious=None):
     """A site that adds its `values` entry to every tensor it is sent, and scores as `ious` says of the round it received."""
-    offset = (values or {}).get(site, 0.0)
+    offset = (values or {}).get(site, 0)
     if task == "train":
         metrics = {"loss": 1.0, "samples": 10.0, "seconds": 0.0, **dict.fromkeys(PARTS, 0.0)}
         if scalars["round"] and not scalars["phase"]:
