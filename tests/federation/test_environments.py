@@ -1,5 +1,6 @@
 """One process, FLARE's simulator and a POC with certificates: the same job, the same bits, for a method of each shape; in the
-POC also over a connection that breaks. Two of the jobs are recipes, in FLARE's own environments."""
+POC also over a connection that breaks. Two of the jobs are recipes, in FLARE's own environments
+(recipes.md)."""
 
 import json
 import threading

@@ -1,22 +1,29 @@
-"""Tracking in FLARE, at the server: round events, metrics artifacts, MLflow and W&B; sites can load none of it."""
+"""Tracking in FLARE, at the server (track.md): round events, metrics artifacts, MLflow and W&B; sites can load none of it."""
 
 import json
+import re
 import sys
 import time
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReservedTopic
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+from nvflare.fuel.data_event.data_bus import DataBus
 
 from feddp.flare import tracking
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.kit.components import REVIEWED, STATSD
+from feddp.kit.files import LOCAL
+from feddp.sealing.kit import CLIENT, SERVER
 from feddp.tracking import VARIABLE
+from support import ROOT
 from support.server import SITES, Run, good
 
 IOUS = {1: 0.6, 2: 0.4}  # of the rounds' means, at every site
@@ -112,6 +119,32 @@ def test_weights_and_biases_through_flares_receiver(run, tmp_path, monkeypatch, 
     assert found[2]["train/loss/mean"] == 1.0
 
 
+@pytest.fixture
+def statsd(monkeypatch):
+    """FLARE's StatsDReporter with a stand-in for the package `datadog`, which is no dependency; the gauges that it sent."""
+    stand_in, sent = ModuleType("datadog"), {}
+    stand_in.initialize = lambda **options: None
+    stand_in.statsd = SimpleNamespace(gauge=lambda name, value, tags: sent.update({(name, *sorted(tags)): value}))
+    monkeypatch.setitem(sys.modules, "datadog", stand_in)
+    module, _, name = STATSD.rpartition(".")
+    reporter = getattr(import_module(module), name)()
+    yield sent
+    del sys.modules[module]
+    DataBus().unsubscribe(ReservedTopic.APP_METRICS, reporter.process_metrics)
+
+
+def test_statsd_takes_the_scalars_where_the_server_reports(run, statsd, caplog):
+    """The last value of each curve stays; the labels are the job's id and the site."""
+    run()
+    assert warned(caplog) == []
+    assert statsd["feddp_val_iou", "job_id:job", "site:A"] == 0.4
+    assert statsd["feddp_round_sites", "job_id:job"] == 3
+    dashboard = (ROOT / "docs/assets/grafana.json").read_text()
+    shown = set(re.findall(r"feddp_\w+", dashboard))
+    assert len(shown) > 4
+    assert shown <= {name for name, *_ in statsd}, "no panel of another name"
+
+
 def test_another_file_may_ask(run, tmp_path, monkeypatch, caplog):
     (tmp_path / "other.json").write_text('{"nothing": {}}')
     monkeypatch.setenv(VARIABLE, str(tmp_path / "other.json"))
@@ -180,3 +213,9 @@ def test_no_job_brings_a_tracker_to_anybody():
         allowed = sorted(classes.values())
         assert [name for name in trackers if authorized(allowed, name)] == []
         assert authorized(allowed, allowed[0]), "the control"
+
+
+def test_only_the_servers_kit_may_report_to_statsd():
+    """A hospital's kit with it fails `feddp kit check`: it would send what it counts to a host that the kit names."""
+    assert (STATSD in REVIEWED[SERVER], STATSD in REVIEWED[CLIENT]) == (True, False)
+    assert (tracking.TRACKING in LOCAL[SERVER], tracking.TRACKING in LOCAL[CLIENT]) == (True, False)

@@ -1,4 +1,4 @@
-"""FLARE's own trackers at the server: the metrics artifacts of every run, and MLflow or Weights & Biases if the server asks.
+"""FLARE's own trackers at the server: the metrics artifacts of every run; MLflow, Weights & Biases and StatsD if it asks.
 
 FLARE's receivers wait for messages of sites. Here they get the scalars that the server derives from its own events
 (`feddp.tracking`), in the server's process, in one tracker's run for the whole federation; no job names them.
@@ -23,13 +23,15 @@ from typing import Any
 
 from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReservedTopic
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.widgets.metrics_artifact_writer import MetricsArtifactWriter
+from nvflare.fuel.data_event.data_bus import DataBus
+from nvflare.metrics.metrics_keys import MetricKeys, MetricTypes
 
 from feddp import protocol
 from feddp.errors import InputError
@@ -59,7 +61,7 @@ def tracking(folder: Path, local: Path, job: str, name: str, warn: Callable[[str
         job, name: the job's id and its name, which trackers show.
     """
     context = _context(folder, job, name)
-    more: dict[str, Callable[[], Tracker]] = {"metrics artifacts": partial(Artifacts, context)}
+    more: dict[str, Callable[[], Tracker]] = {"metrics artifacts": partial(Artifacts, context), "StatsD": partial(Bus, job)}
     try:
         asked = configured(Path(os.environ.get(VARIABLE) or local / TRACKING))
     except InputError as error:
@@ -142,6 +144,28 @@ class Artifacts:
     def _event(self, event: str, key: str, value: Any) -> None:
         self._context.set_prop(key, value, private=True, sticky=False)
         self._writer.handle_event(event, self._context)
+
+
+class Bus:
+    """Publishes scalars as gauges in this process, where a StatsDReporter of the server's resources.json takes them, if any.
+
+    `train/loss/A` is `feddp_train_loss` with the label `site`.
+    """
+
+    def __init__(self, job: str):
+        self._job, self._bus = job, DataBus()
+
+    def write(self, scalars: Sequence[Scalar]) -> None:
+        self._bus.publish([ReservedTopic.APP_METRICS], [self._gauge(scalar) for scalar in scalars])
+
+    def _gauge(self, scalar: Scalar) -> dict[str, Any]:
+        what, name, *site = scalar.tag.split("/", 2)
+        labels = {"job_id": self._job, **({"site": site[0]} if site else {})}
+        gauge = {MetricKeys.type: MetricTypes.GAUGE, MetricKeys.value: scalar.value, MetricKeys.tags: labels}
+        return {MetricKeys.metric_name: f"feddp_{what}_{name}", **gauge}
+
+    def close(self) -> None:
+        """Nothing is left to do."""
 
 
 class Beside:

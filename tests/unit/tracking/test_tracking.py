@@ -1,4 +1,4 @@
-"""TensorBoard files of a run in one process; a tracker that fails does not end the run."""
+"""TensorBoard files of a run in one process (track.md); a tracker that fails does not end the run."""
 
 import pytest
 
