@@ -52,9 +52,17 @@ class PersonalizedRecipe(Recipe):
         method: a method's name; `feddp methods` lists them.
         data: the root of the sites' folders, which gives sites, channels and classes. SimEnv and PocEnv need it.
         sites: the sites' names; with `data`, those of its sites that take part.
-        channels, classes, labels: of the images, where there is no `data`.
+        channels: of the images; as `classes` and `labels`, used where there is no `data`.
+        classes: the foreground classes.
+        labels: nested or exclusive classes.
+        network: a network's name.
+        rounds: communication rounds.
+        size: images are resized to size x size pixels.
+        seed: the seed of every random draw.
+        calibration_epochs: of the last stage at a site; 0 leaves the stage out, None is the setting's default.
+        then: "igc" appends the calibration to any method.
+        weights: a checkpoint file to start from, or "timm".
         settings: hyper-parameters as {key: value} (`feddp run --set`).
-        calibration_epochs, network, rounds, size, seed, then, weights: as in `feddp run`.
         device: the sites' device in SimEnv and PocEnv.
         name: the job's name.
         scope: the scope of the sites' privacy.json under which the job runs.

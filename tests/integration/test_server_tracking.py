@@ -151,6 +151,11 @@ def test_another_file_may_ask(run, tmp_path, monkeypatch, caplog):
     run({})
     (line,) = warned(caplog)
     assert "other.json: unknown tracker 'nothing'; known: mlflow, wandb" in line
+    caplog.clear()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none.json"))
+    run()
+    (line,) = warned(caplog)
+    assert "none.json does not exist; correct FEDDP_TRACKING" in line
 
 
 @pytest.mark.parametrize(

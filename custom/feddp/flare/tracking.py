@@ -62,16 +62,17 @@ def tracking(folder: Path, local: Path, job: str, name: str, warn: Callable[[str
     """
     context = _context(folder, job, name)
     more: dict[str, Callable[[], Tracker]] = {"metrics artifacts": partial(Artifacts, context), "StatsD": partial(Bus, job)}
+    named = os.environ.get(VARIABLE)
     try:
-        asked = configured(Path(os.environ.get(VARIABLE) or local / TRACKING))
+        asked = configured(Path(named or local / TRACKING), required=bool(named))
     except InputError as error:
-        warn(f"no tracker of tracking.json is used: {error}")
+        warn(f"no tracker of {named or TRACKING} is used: {error}")
         asked = {}
     return Tracking(folder, warn, more | {each: partial(Beside, each, args, context, warn) for each, args in asked.items()})
 
 
-def configured(file: Path) -> dict[str, dict[str, Any]]:
-    """Returns {tracker: arguments} of the file; none if it does not exist.
+def configured(file: Path, required: bool) -> dict[str, dict[str, Any]]:
+    """Returns {tracker: arguments} of the file; none if it does not exist and is not `required`.
 
     Raises:
         InputError: it is no JSON object of known trackers and their arguments.
@@ -79,6 +80,8 @@ def configured(file: Path) -> dict[str, dict[str, Any]]:
     try:
         content = read_json(file, JSON_BYTES)
     except FileNotFoundError:
+        if required:
+            raise InputError(f"{file} does not exist; correct {VARIABLE}") from None
         return {}
     if not isinstance(content, dict) or not all(isinstance(args, dict) for args in content.values()):
         raise InputError(f"{file}: write an object of trackers and their arguments; known: {', '.join(RECEIVERS)}")

@@ -42,6 +42,7 @@ from feddp.reporting.page import write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
+from feddp.tracking import VARIABLE
 from feddp.training.store import hold
 
 ENVIRONMENTS = ("local", "sim", "poc")
@@ -100,6 +101,8 @@ def run(request: Request, environment: Environment, name: str) -> dict[str, Any]
     Raises:
         FedDPError: the folder holds something else, or the job failed; names the cause, the log and the command that continues.
     """
+    if VARIABLE in os.environ:  # FLARE's processes work in other folders
+        os.environ[VARIABLE] = os.path.abspath(os.environ[VARIABLE])
     with _continued(request.out):
         return _run(replace(request, resume=begin(request)), environment, name)
 
@@ -214,6 +217,7 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
             shutil.copy(server / name, request.out / name)
     for name in (TENSORBOARD, ARTIFACTS):
         if (server / name).exists():  # moved: TensorBoard would show the run twice
+            shutil.rmtree(request.out / name, ignore_errors=True)  # of an attempt that failed later
             shutil.move(server / name, request.out / name)
     return read_json(results, RESULTS_BYTES), server
 

@@ -1,5 +1,7 @@
 """TensorBoard files of a run in one process (track.md); a tracker that fails does not end the run."""
 
+import os
+
 import pytest
 
 from feddp.errors import FedDPError
@@ -8,7 +10,7 @@ from feddp.run import pooled, session
 from feddp.run.local import local
 from feddp.run.session import Request
 from feddp.stages import train as stage
-from feddp.tracking import Tracking
+from feddp.tracking import VARIABLE, Tracking
 from feddp.tracking.board import Board
 from feddp.tracking.curves import Scalar
 from support.curves import curves_of
@@ -45,6 +47,24 @@ def test_a_run_in_one_process_has_its_curves(run):
         assert found[f"val/dice/{site}"][0][1] == pytest.approx(trained[site, 2]["scalars"]["dice"], abs=5e-4)
     assert not list(out.rglob("workspace/**/events.out.tfevents*")), "TensorBoard would show the run twice"
     assert not (out / ARTIFACTS).exists(), "FLARE's, of runs in FLARE"
+
+
+def test_a_file_of_the_users_asks_for_more_in_one_process_too(run, tmp_path, monkeypatch):
+    """Named relative to where the command runs: FLARE's processes run elsewhere."""
+    import mlflow
+
+    uri = (tmp_path / "mlflow").as_uri()
+    (tmp_path / "mine.json").write_text(f'{{"mlflow": {{"tracking_uri": "{uri}"}}}}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, "mine.json")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    _, out = run()
+    assert os.environ[VARIABLE] == str(tmp_path / "mine.json")
+    client = mlflow.tracking.MlflowClient(uri)
+    (experiment,) = client.search_experiments(filter_string="name LIKE 'FLARE%'")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.data.metrics["round/sites"] == 2
+    assert (out / "local.log").read_text() == ""
 
 
 def test_a_run_without_a_federation_has_them_too(run):
