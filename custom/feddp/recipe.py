@@ -177,9 +177,9 @@ class PlannedJob(FedJob):
         if not os.environ.get(WORKSPACE):
             env.poc_workspace = str(Path(POC_FOLDER).resolve())
             print(f"PocEnv: the federation lies in {env.poc_workspace}, and not in FLARE's default folder", file=sys.stderr)
-        if not env.project_conf_path:
-            workspace = Path(env.poc_workspace)
-            path = workspace.with_name(f"{workspace.name}.project.yml")
+        workspace = Path(env.poc_workspace)
+        path = workspace.with_name(f"{workspace.name}.project.yml")
+        if env.project_conf_path in ("", str(path)):  # the user's own, or that of an earlier recipe
             content = project(self._request("PocEnv", workspace), free_ports(), env.username)
             write_text(path, yaml.safe_dump(content, sort_keys=False))
             env.project_conf_path = str(path)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -183,12 +184,11 @@ def prepared(monkeypatch):
 def test_a_poc_lies_in_no_default_folder_of_flares(toy, tiny_root, prepared, tmp_path, monkeypatch, capsys):
     """Its project has our builder, and policies that approve this plan; its lead has the environment's name."""
 
-    class Manager:
-        def submit_job(self, job):
-            job.export_job(str(tmp_path / "sent"))
-            return "id"
+    def submit_job(job):
+        job.export_job(str(tmp_path / "sent"))
+        return "id"
 
-    prepared["manager"] = Manager()
+    prepared["manager"] = SimpleNamespace(submit_job=submit_job)
     monkeypatch.delenv("NVFLARE_POC_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
     recipe = FedDPRecipe(data=tiny_root, network=toy, name="run")
@@ -201,6 +201,18 @@ def test_a_poc_lies_in_no_default_folder_of_flares(toy, tiny_root, prepared, tmp
     assert sites["site-1"]["policy"]["approve"] == [{"job": "feddp", "plan": recipe.plan.digest()}]
     assert project["builders"][-1]["path"] == "feddp.provision.SitePolicyBuilder"
     assert (tmp_path / "sent/run" / META).exists()
+
+
+def test_a_poc_environment_takes_one_recipe_after_the_other(toy, tiny_root, prepared, monkeypatch, tmp_path):
+    """Each has the project that approves its own plan."""
+    prepared["manager"] = SimpleNamespace(submit_job=lambda job: "id")
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
+    env = PocEnv()
+    for rounds in (1, 2):
+        recipe = FedDPRecipe(data=tiny_root, network=toy, rounds=rounds)
+        recipe.execute(env)
+        assert prepared["workspace"] == str(tmp_path / "poc")
+        assert recipe.plan.digest() in Path(prepared["project_conf_path"]).read_text()
 
 
 @pytest.mark.parametrize("option", [{"use_he": True}, {"docker_image": "x"}, {"gpu_ids": [0]}])
