@@ -22,6 +22,7 @@ from feddp.methods import OWN  # noqa: E402
 from feddp.networks import DEFAULT, NETWORKS  # noqa: E402
 from feddp.partition import ROLES  # noqa: E402
 from feddp.plan import schema  # noqa: E402
+from feddp.tracking.curves import TAGS  # noqa: E402
 from feddp.training import store  # noqa: E402
 from feddp.training.settings import MOST, key  # noqa: E402
 
@@ -164,6 +165,10 @@ def _block(docstring: str | None) -> str:
     return "```text\n" + (docstring or "").strip().split("\n\n", 1)[1] + "\n```"
 
 
+def tags() -> str:
+    return table(("tag", "value"), ((code(tag), meaning) for tag, meaning in TAGS.items()))
+
+
 def file_limits() -> str:
     """What each limit is of is the comment behind it. KeyError for a limit without one."""
     meanings = dict(re.findall(r"^([A-Z_]+) = .*?  # (.*)$", inspect.getsource(limits), re.MULTILINE))
@@ -250,6 +255,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "budget": budget,
     "run-files": run_files,
     "site-files": site_files,
+    "tags": tags,
     "limits": file_limits,
     "tasks": tasks,
     "task-kinds": task_kinds,

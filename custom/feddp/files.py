@@ -6,6 +6,9 @@
 <run>/results.md                     the results as a table
 <run>/shared.safetensors             γ of the round that stage 1 selected
 <run>/progress.jsonl                 the server's events
+<run>/tb_events/                     TensorBoard's event files (`feddp.tracking`)
+<run>/metrics/metrics_summary.json, round_metrics.jsonl
+                                     the same in the format of FLARE's metrics artifacts; not of a run in one process
 <run>/time.json                      where the time of the rounds went (`feddp.stages.accounting`)
 <run>/sites/<site>/network.safetensors, images.csv, cases.csv, record.jsonl
                                      the site's final network, its metrics per image and per case, and of each
@@ -35,6 +38,8 @@ RESULTS_TABLE = "results.md"
 SHARED = "shared.safetensors"
 PROGRESS = "progress.jsonl"
 TIME = "time.json"
+TENSORBOARD = "tb_events"
+ARTIFACTS = "metrics"
 NETWORK = "network.safetensors"
 IMAGES = "images.csv"
 CASES = "cases.csv"
@@ -142,13 +147,14 @@ def write_json(path: Path, content: Mapping[str, Any], mode: int = 0o666) -> Non
     write_text(path, json.dumps(content, indent=2) + "\n", mode)
 
 
-def append_event(path: Path, event: str, **values: Any) -> None:
-    """Appends an event to a file of JSON lines, with the time in seconds since 1970, whole or not at all.
+def append_event(path: Path, event: str, **values: Any) -> Event:
+    """Appends an event to a file of JSON lines, with the time in seconds since 1970, whole or not at all; returns it.
 
     Raises:
         StorageError: as `writing`.
     """
-    line = (json.dumps({"event": event, "time": time.time(), **values}) + "\n").encode()
+    content = {"event": event, "time": time.time(), **values}
+    line = (json.dumps(content) + "\n").encode()
     with _appending, writing(path), open(path, "ab+", buffering=0) as file:
         end = _whole_lines(file)
         try:
@@ -157,6 +163,7 @@ def append_event(path: Path, event: str, **values: Any) -> None:
         except OSError:
             file.truncate(end)
             raise
+    return content
 
 
 def _whole_lines(file: FileIO) -> int:

@@ -1,5 +1,6 @@
 """One process, FLARE's simulator and a POC with certificates: the same job, the same bits, for a method of each shape; in the
-POC also over a connection that breaks."""
+POC also over a connection that breaks. Two of the jobs are recipes, in FLARE's own environments
+(recipes.md)."""
 
 import json
 import threading
@@ -8,20 +9,25 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from nvflare.recipe import PocEnv, ProdEnv, SimEnv
+from nvflare.recipe import poc_env as flare_poc
 from safetensors.torch import load_file
 
-from feddp.files import PROGRESS, RECORD, RESULTS, read_events
+from feddp.files import ARTIFACTS, PROGRESS, RECORD, RESULTS, TENSORBOARD, read_events
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import export
 from feddp.protocol import CONSENTS, Sent
+from feddp.recipe import PersonalizedRecipe
 from feddp.run import session
 from feddp.run.local import local
-from feddp.run.poc import PocJob, federation, provisioned
+from feddp.run.poc import LEAD, WORKSPACE, PocJob, federation, provisioned
 from feddp.run.session import Request
 from feddp.run.simulator import simulator
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.stages.tensors import Expected
+from support.curves import curves_of
 from support.line import DOWN, UP, line_of
 
 pytestmark = [pytest.mark.simulator, pytest.mark.poc]
@@ -38,6 +44,7 @@ SHAPES = {
     "feddg": {"rounds": 1},
     "fedbabu": {"rounds": 1, "tune_epochs": 1},
 }
+RECIPES = {"fedavg": ProdEnv, "ditto": PocEnv}  # the environment in which the POC gets these jobs
 LONG = {"method": "fedavg", "rounds": 3, "local_epochs": 2}  # a round long enough to be caught computing
 
 
@@ -52,8 +59,27 @@ def policies_of(root: Path, plans) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def plans(plan_for):
-    return {method: plan_for(method=method, start="last", **changes) for method, changes in SHAPES.items()}
+def recipes(tiny_root):
+    settings = {"batch": 4, "start": "last"}
+    igc = {"then": "igc", "calibration_epochs": 1}
+    return {
+        method: PersonalizedRecipe(
+            method=method,
+            data=tiny_root,
+            rounds=2,
+            size=32,
+            settings=settings,
+            name=method,
+            **(igc if "calibrate" in SHAPES[method].get("stages", ()) else {}),
+        )
+        for method in RECIPES
+    }
+
+
+@pytest.fixture(scope="module")
+def plans(plan_for, recipes):
+    by_hand = {method: plan_for(method=method, start="last", **changes) for method, changes in SHAPES.items()}
+    return by_hand | {method: recipe.plan for method, recipe in recipes.items()}
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +95,49 @@ def poc(tmp_path_factory, tiny_root, plans, long):
         yield kits, lead, line
 
 
+class Executed:
+    """The lead's session, in which FLARE's environment `env` submits a recipe's job."""
+
+    def __init__(self, session, recipe, env):
+        self._session, self._recipe, self._env = session, recipe, env
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+    def submit_job(self, _):
+        return self._recipe.execute(self._env).get_job_id()
+
+
+def env_of(kind, kits: Path, patch: pytest.MonkeyPatch):
+    """A PocEnv takes the federation that stands for the one that it would have started."""
+    if kind is ProdEnv:
+        return ProdEnv(str(kits / LEAD), username=LEAD)
+    patch.setattr(flare_poc, "prepare_poc_provision", lambda **given: _same_project(kits, Path(given["project_conf_path"])))
+    patch.setattr(flare_poc, "_start_poc", lambda **_: None)
+    patch.setattr(PocEnv, "_check_poc_running", lambda _: False)
+    patch.setenv(WORKSPACE, str(kits.parents[1]))
+    return PocEnv(username=LEAD)
+
+
+def _same_project(kits: Path, path: Path) -> None:
+    """What PocEnv would start is what stands, but for ports and policies (the one that stands takes all plans)."""
+    found, here = (yaml.safe_load(file.read_text()) for file in (path, kits.parents[1] / "project.yml"))
+    assert found["builders"] == here["builders"]
+    described = [[(each["name"], each["type"], each.get("role")) for each in p["participants"]] for p in (found, here)]
+    assert described[0] == described[1]
+
+
 @pytest.fixture(scope="module")
-def submitted(poc, tmp_path_factory):
+def submitted(poc, tmp_path_factory, recipes):
     """Runs a plan on the POC, and calls `meanwhile` again and again; gives the server's files and the sites'."""
     kits, lead, _ = poc
 
     def run(plan, meanwhile=lambda job: None):
-        job = PocJob(kits, lead, export(plan, tmp_path_factory.mktemp("jobs") / plan.method))
+        folder = export(plan, tmp_path_factory.mktemp("jobs") / plan.method)
+        with pytest.MonkeyPatch.context() as patch:
+            recipe = next((recipe for recipe in recipes.values() if recipe.plan is plan), None)
+            session = lead if recipe is None else Executed(lead, recipe, env_of(RECIPES[plan.method], kits, patch))
+            job = PocJob(kits, session, folder)
         deadline = time.monotonic() + 240
         while not job.finished():
             assert time.monotonic() < deadline, job.log.read_text()[-2000:]
@@ -110,12 +172,27 @@ def same(one: dict[str, dict], other: dict[str, dict]) -> None:
 
 
 @pytest.mark.parametrize("method", SHAPES)
-def test_the_same_bits_in_every_environment(method, plans, submitted, tiny_root, tmp_path):
+def test_the_same_bits_in_every_environment(method, plans, recipes, submitted, tiny_root, tmp_path):
     plan = plans[method]
-    results = {name: here(run, tiny_root, plan, tmp_path / name) for name, run in (("local", local), ("sim", simulator))}
+    results = {"local": here(local, tiny_root, plan, tmp_path / "local")}
+    if method in recipes:
+        env = SimEnv(clients=list(SITES), workspace_root=str(tmp_path / "recipe"))
+        (tmp_path / "sim").symlink_to(recipes[method].execute(env).get_result())
+        results["sim"] = json.loads((tmp_path / "sim" / RESULTS).read_text())
+    else:
+        results["sim"] = here(simulator, tiny_root, plan, tmp_path / "sim")
     wanted = tensors_here(tmp_path / "local")
     same(wanted, tensors_here(tmp_path / "sim"))
-    same(wanted, tensors_of(*submitted(plan), plan))
+    server, stores = submitted(plan)
+    same(wanted, tensors_of(server, stores, plan))
+    curves = [curves_of(folder / TENSORBOARD) for folder in (tmp_path / "local", tmp_path / "sim", server)]
+    scores = [{tag: points for tag, points in found.items() if tag.startswith(("train/loss/", "val/"))} for found in curves]
+    assert scores[0] == scores[1] == scores[2]
+    assert [step for step, _ in scores[0]["train/loss/mean"]] == list(range(1, plan.rounds + 1))
+    for folder in (tmp_path / "sim", server):
+        summary = json.loads((folder / ARTIFACTS / "metrics_summary.json").read_text())
+        assert summary["final_round"] == plan.rounds
+    assert not (tmp_path / "sim" / "local").exists(), "FLARE's own allow-list, which SimEnv writes"
     without = [{key: value for key, value in result.items() if key != "job"} for result in results.values()]
     assert without[0] == without[1]
 

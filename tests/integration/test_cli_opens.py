@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "monai", "timm", "nvflare", "numpy", "scipy", "matplotlib")
+HEAVY = ("torch", "monai", "timm", "nvflare", "numpy", "scipy", "matplotlib", "tensorboard")
 SECONDS, MEBIBYTES = 0.6, 120
 FEDDP = "import sys; sys.argv[0] = 'feddp'; from feddp.cli import main; main()"
 LOADED = f"""

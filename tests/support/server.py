@@ -1,14 +1,16 @@
 """A server's stages in one process: FLARE's controllers against sites that are functions."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, TaskCompletionStatus
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
+from nvflare.app_common.app_constant import AppConstants
 
 from feddp.flare import messages
 from feddp.flare.controller import StageController
@@ -26,6 +28,7 @@ class Engine:
         self.clients = [Client(name, name) for name in sites]
         self.persistor = persistor
         self.folder = folder
+        self.fired = []  # (event, round, rounds)
 
     def get_clients(self):
         return self.clients
@@ -38,7 +41,21 @@ class Engine:
 
     def get_workspace(self):
         folder = str(self.folder)
-        return SimpleNamespace(get_root_dir=lambda: folder, get_run_dir=lambda job: folder, get_app_dir=lambda job: folder)
+        return SimpleNamespace(
+            get_root_dir=lambda: folder,
+            get_run_dir=lambda job: folder,
+            get_app_dir=lambda job: folder,
+            get_site_config_dir=lambda: f"{folder}/local",
+        )
+
+    @contextmanager
+    def new_context(self):
+        context = FLContext()
+        context.set_prop(ReservedKey.ENGINE, self, private=True, sticky=False)
+        yield context
+
+    def fire_event(self, event, fl_ctx):
+        self.fired.append((event, fl_ctx.get_prop(AppConstants.CURRENT_ROUND), fl_ctx.get_prop(AppConstants.NUM_ROUNDS)))
 
 
 class Run:
@@ -108,7 +125,7 @@ SUMMARY = {metric: {"mean": 0.5, "std": 0.0, "n": 3} for metric in METRICS}
 
 def good(site, task, tensors, scalars, values=None, ious=None):
     """A site that adds its `values` entry to every tensor it is sent, and scores as `ious` says of the round it received."""
-    offset = (values or {}).get(site, 0.0)
+    offset = (values or {}).get(site, 0)
     if task == "train":
         metrics = {"loss": 1.0, "samples": 10.0, "seconds": 0.0, **dict.fromkeys(PARTS, 0.0)}
         if scalars["round"] and not scalars["phase"]:

@@ -6,23 +6,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.lighter.constants import AdminRole
 from nvflare.widgets.info_collector import InfoCollector
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError, PolicyError
-from feddp.files import PROGRESS, events_after, write_text
+from feddp.files import PROGRESS, Event, events_after, write_text
 from feddp.flare.context import files_of
 from feddp.flare.messages import register_tensors
 from feddp.flare.site import kept_by, runs_of
+from feddp.flare.tracking import round_event, tracking
 from feddp.flare.unused import remove_unused
 from feddp.plan.schema import Plan
 from feddp.stages.memory import ServerMemory
 from feddp.stages.standing import Standing
+from feddp.tracking import Tracking
 
 SUBMITTER = "submitter.txt"  # in the run's folder: who submitted the run's first job
 DAYS = 90  # after which the server removes the state of a run that nothing modified; FLARE's job store keeps the results
@@ -49,12 +53,15 @@ class SharedTensorPersistor(FLComponent):
         self.resume = resume
         self._memory: ServerMemory | None = None
         self._standing, self._read, self._asked = Standing(self.plan), 0, threading.Lock()
+        self._tracking: Tracking | None = None
         register_tensors()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._memory is not None:
             told = {"round": self._memory.round, "of": self.plan.rounds, STANDING: self._summary(self._memory)}
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(STATS, told)
+        elif event_type == EventType.END_RUN and self._tracking is not None:
+            self._tracking.close()
 
     def _summary(self, memory: ServerMemory) -> dict[str, Any]:
         with self._asked:  # two people may ask at once
@@ -80,7 +87,29 @@ class SharedTensorPersistor(FLComponent):
             self._memory = ServerMemory(self.plan, own.name, Path(workspace.get_run_dir(job)), own, config, self.request)
             if not self.resume and self.request is None:
                 write_text(own / SUBMITTER, str(meta.get(JobMetaKey.SUBMITTER_NAME.value, "")))
+            self._watch(self._memory, fl_ctx, str(meta.get(JobMetaKey.JOB_NAME.value, job)))
         return self._memory
+
+    def _watch(self, memory: ServerMemory, fl_ctx: FLContext, name: str) -> None:
+        """Tracks the run, and fires FLARE's events at the beginning and end of each round, at the server alone."""
+        engine, job = fl_ctx.get_engine(), fl_ctx.get_job_id()
+
+        def warn(line: str) -> None:
+            with engine.new_context() as context:
+                self.log_warning(context, line, fire_event=False)
+
+        def fire(event: Event) -> None:
+            if found := round_event(event):
+                with engine.new_context() as context:
+                    numbers = {AppConstants.CURRENT_ROUND: found[1], AppConstants.NUM_ROUNDS: self.plan.rounds}
+                    for key, value in numbers.items():
+                        context.set_prop(key, value, private=True, sticky=False)
+                    self.fire_event(found[0], context)
+
+        local = Path(engine.get_workspace().get_site_config_dir())
+        self._tracking = tracking(memory.folder, local, job, name, warn)
+        memory.watch(self._tracking)
+        memory.watch(fire, earlier=False)
 
 
 def _require_submitter(path: Path, meta: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from feddp.provision import AT_SERVER, COMPONENTS, DEPLOYER, GATE, ORPHAN, PRIVA
 from feddp.sealing.kit import CLIENT, SERVER, Kit, read_json
 
 _STORAGE = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
+STATSD = "nvflare.fuel_opt.statsd.statsd_reporter.StatsDReporter"  # sends the server's scalars to a host of its choice
 _OURS = {PRIVATE_FILES, DEPLOYER, ORPHAN}
 # the classes that `nvflare provision` and `nvflare deploy prepare` write, without those that send logs or events; and ours
 REVIEWED = {
@@ -28,6 +29,7 @@ REVIEWED = {
         flare.PROCESS_SERVER_LAUNCHER,
         flare.DOCKER_SERVER_LAUNCHER,
         flare.K8S_SERVER_LAUNCHER,
+        STATSD,
     },
     CLIENT: _OURS
     | {

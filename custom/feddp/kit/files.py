@@ -9,13 +9,14 @@ from pathlib import Path
 from nvflare.fuel.utils.config import ConfigFormat
 
 from feddp.errors import Problem
+from feddp.flare.tracking import TRACKING
 from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit
 
 _OWN = ("resources.json", "authorization.json", "log_config.json")
 _SITES = {name + end for name in _OWN for end in ("", ".default")}
 _SITES |= {"comm_config.json", "study_runtime.yaml", "privacy.json.sample"}
 LOCAL = {
-    SERVER: _SITES,
+    SERVER: _SITES | {TRACKING},
     CLIENT: _SITES | {"privacy.json", "relay__resources.json"},
     ADMIN: {"resources.json", "resources.json.default"},
 }

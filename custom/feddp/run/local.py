@@ -1,5 +1,6 @@
 """A federation in one process without FLARE (`feddp run --env local`): the same stages and the same bits."""
 
+import os
 import sys
 import threading
 import traceback
@@ -27,6 +28,7 @@ from feddp.stages.message import Message
 from feddp.stages.precision import narrow, widen
 from feddp.stages.server import Received, Server
 from feddp.stages.tensors import Expected
+from feddp.tracking import VARIABLE, Tracking
 from feddp.training.store import release
 
 
@@ -98,6 +100,23 @@ def _carried(tensors: Mapping[str, Tensor], half: bool) -> Tensors:
     """Returns the tensors as they arrive: copies, rounded to half precision if they travel so."""
     copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
     return {name: widen(narrow(name, value)) for name, value in copies.items()} if half else copies
+
+
+@contextmanager
+def tracked(server: LocalServer, name: str) -> Iterator[None]:
+    """Writes TensorBoard files; with FEDDP_TRACKING, FLARE's trackers too."""
+    memory = server.memory
+    if VARIABLE in os.environ:
+        from feddp.flare.tracking import tracking
+
+        found = tracking(memory.folder, memory.folder, LOCAL, name, server.warn)
+    else:
+        found = Tracking(memory.folder, server.warn)
+    memory.watch(found)
+    try:
+        yield
+    finally:
+        found.close()
 
 
 class LocalSites(Mapping[str, SiteContext]):
@@ -197,8 +216,9 @@ def local(request: Request, job: Path) -> Iterator[LocalRun]:
         config = (job / APPS[SERVER] / FILES[SERVER]).parent
         memory = ServerMemory(plan, LOCAL, server, files_of(kept_below(server), LOCAL), config)
         asked = LocalServer(memory, LocalSites(plan, request.policies, root), stopped, log)
-        for stage in stages_of(plan, adapts=False):
-            served(stage, asked)
+        with tracked(asked, plan.method):
+            for stage in stages_of(plan, adapts=False):
+                served(stage, asked)
 
     with followed(request.out, serve) as running:
         yield running

@@ -164,20 +164,7 @@ def run_here(
         raise InputError(f"--threads is the simulator's, and not for --env {env}")
     if unknown := sorted(set(without_consent) - set(sites)):
         raise InputError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
-    for site in sites:
-        if lacking := SiteFolder.open(data / site).lacking(plan.training.selection):
-            raise InputError(lacking)
-    asked_for(device)  # here, not at every site of a federation that has started
-    policies = {
-        site: {
-            "data": str((data / site).resolve()),
-            "device": device,
-            "consent": [] if site in without_consent else list(CONSENTS),
-            "seed": PLAN,  # the same run, the same bits
-            **({"spectra": plan.hyper.spectra} if SPECTRA in plan.stages else {}),  # one's own images: as many as one asks for
-        }
-        for site in sites
-    }
+    policies = policies_of(plan, data, device, without_consent)
     where = {"env": env, "device": device, "threads": threads, "without-consent": list(without_consent)}
     config = write_config({"data": data.resolve(), "sites": list(sites), **options.typed(), **where}, plan.digest()[:12])
     request = Request(plan, policies, out, threads, options.initial(plan), env, config=config, verbose=verbose)
@@ -188,6 +175,28 @@ def run_here(
             )
         return pooled.run(request)
     return session.run(request, environment(env), name=f"{options.method}_{data.resolve().name}")
+
+
+def policies_of(plan: Plan, data: Path, device: str, without_consent: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """The policies of a plan's sites, whose folders lie below `data`, on this machine.
+
+    Raises:
+        InputError: a folder lacks images, or there is no such device.
+    """
+    for site in plan.sites:
+        if lacking := SiteFolder.open(data / site).lacking(plan.training.selection):
+            raise InputError(lacking)
+    asked_for(device)  # here, not at every site of a federation that has started
+    return {
+        site: {
+            "data": str((data / site).resolve()),
+            "device": device,
+            "consent": [] if site in without_consent else list(CONSENTS),
+            "seed": PLAN,  # the same run, the same bits
+            **({"spectra": plan.hyper.spectra} if SPECTRA in plan.stages else {}),  # one's own images: as many as one asks for
+        }
+        for site in plan.sites
+    }
 
 
 def resume_here(out: Path, verbose: bool = False) -> dict[str, Any]:

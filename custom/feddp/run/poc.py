@@ -68,7 +68,7 @@ class PocJob:
         return self.kits / site / "feddp" / self._run
 
 
-def project(request: Request, ports: tuple[int, int]) -> dict[str, Any]:
+def project(request: Request, ports: tuple[int, int], lead: str = LEAD) -> dict[str, Any]:
     """Returns the POC's project file: a server, the sites and a lead; our builder writes the allow-lists and the policies."""
     return {
         "api_version": 3,
@@ -80,7 +80,7 @@ def project(request: Request, ports: tuple[int, int]) -> dict[str, Any]:
                 {"name": site, "type": "client", "org": "hospital", POLICY: dict(request.policies[site])}
                 for site in request.sites
             ),
-            {"name": LEAD, "type": "admin", "org": "consortium", "role": "project_admin"},
+            {"name": lead, "type": "admin", "org": "consortium", "role": "project_admin"},
         ],
         "builders": [
             {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},

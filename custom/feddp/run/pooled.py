@@ -15,7 +15,7 @@ from feddp.flare.context import SiteContext, files_of, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
 from feddp.methods.base import TRAIN
-from feddp.run.local import LocalServer, followed
+from feddp.run.local import LocalServer, followed, tracked
 from feddp.run.session import Request, awaited, begin, copy_results, finish
 from feddp.stages import served, train
 from feddp.stages.evaluate import evaluate
@@ -74,7 +74,9 @@ def run(request: Request) -> dict[str, Any]:
 
     def serve(server: Path, log: Path, stopped: threading.Event) -> None:
         memory = ServerMemory(alone, LOCAL, server, files_of(kept_below(server), LOCAL), server)
-        served(TRAIN, LocalServer(memory, {POOL: pool}, stopped, log))
+        asked = LocalServer(memory, {POOL: pool}, stopped, log)
+        with tracked(asked, plan.method):
+            served(TRAIN, asked)
         network, metadata = pool.store.read(train.START)
         sites = {}
         for name, folder in folders.items():

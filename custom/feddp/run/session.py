@@ -15,6 +15,7 @@ from torch import Tensor
 from feddp.data.folder import refuse_occupied
 from feddp.errors import FedDPError, InputError, StorageError
 from feddp.files import (
+    ARTIFACTS,
     CASES,
     CONFIG,
     IMAGES,
@@ -25,6 +26,7 @@ from feddp.files import (
     RESULTS_TABLE,
     RUN,
     SHARED,
+    TENSORBOARD,
     TIME,
     read_events,
     site_folder,
@@ -42,6 +44,7 @@ from feddp.reporting.page import write_markdown
 from feddp.run.follow import Follower
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
+from feddp.tracking import VARIABLE
 from feddp.training.store import hold
 
 ENVIRONMENTS = ("local", "sim", "poc")
@@ -113,6 +116,8 @@ def run(request: Request, environment: Environment, name: str) -> dict[str, Any]
     Raises:
         FedDPError: the folder holds something else, or the job failed; names the cause, the log and the command that continues.
     """
+    if VARIABLE in os.environ:  # FLARE's processes work in other folders
+        os.environ[VARIABLE] = os.path.abspath(os.environ[VARIABLE])
     with _continued(request.out):
         return _run(replace(request, resume=begin(request)), environment, name)
 
@@ -239,6 +244,10 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
     for name in (PROGRESS, TIME):
         if (server / name).exists():  # a server of an earlier version left no time.json
             shutil.copy(server / name, request.out / name)
+    for name in (TENSORBOARD, ARTIFACTS):
+        if (server / name).exists():  # moved: TensorBoard would show the run twice
+            shutil.rmtree(request.out / name, ignore_errors=True)  # of an attempt that failed later
+            shutil.move(server / name, request.out / name)
     return read_json(results, RESULTS_BYTES), server
 
 

@@ -11,7 +11,7 @@ shared_best.safetensors        γ of the best round so far
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import BadFile, ContributionError, FedDPError, InputError
-from feddp.files import PROGRESS, RESULTS, TIME, append_event, read_events, replacing, write_json, writing
+from feddp.files import PROGRESS, RESULTS, TIME, Event, append_event, read_events, replacing, write_json, writing
 from feddp.methods.base import HEADS, TRAIN
 from feddp.networks.header import outline
 from feddp.networks.weights import save_network
@@ -68,6 +68,7 @@ class ServerMemory:
         self.empty: dict[str, int] = {}  # {site: in how many rounds in a row its masks were empty (`feddp.stages.empty`)}
         self.without: dict[str, dict[str, str]] = {}  # {consent word: {site that took no part in the exchange: why}}
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
+        self._watchers: list[Callable[[Event], None]] = []
         if request is None:
             self._open()
 
@@ -197,8 +198,16 @@ class ServerMemory:
             self.peers[site] = sorted({*self.peers.get(site, []), *given})
 
     def progress(self, event: str, **metadata: Any) -> None:
-        """Appends a line to progress.jsonl, which `feddp run` follows."""
-        append_event(self.folder / PROGRESS, event, **metadata)
+        """Appends a line to progress.jsonl, which `feddp run` follows, and shows it to the watchers."""
+        appended = append_event(self.folder / PROGRESS, event, **metadata)
+        for watcher in self._watchers:
+            watcher(appended)
+
+    def watch(self, watcher: Callable[[Event], None], earlier: bool = True) -> None:
+        """Calls `watcher` with every event from now on; if `earlier`, first with those of the run so far."""
+        for event in read_events(self.folder / PROGRESS) if earlier else ():
+            watcher(event)
+        self._watchers.append(watcher)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Writes time.json, then results.json with the run's id, by which a later job finds this run's files at the sites."""

@@ -1,0 +1,238 @@
+"""FLARE recipes: a run as a Python object, for the environments of `nvflare.recipe` (FLARE 2.7.2 and later).
+
+The job is the folder that `feddp job` writes. A recipe of FLARE's adds components, filters and files to its job; ours refuses
+them, because sites accept only the folder that follows from the plan.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from nvflare.apis.filter import Filter
+from nvflare.app_common.logging.job_log_streamer import JobLogStreamer
+from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+from nvflare.job_config.api import FedJob
+from nvflare.recipe import PocEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
+from torch import Tensor
+
+from feddp.errors import InputError
+from feddp.files import write_json, write_text
+from feddp.flare.job_folder import META, require_meta
+from feddp.jobs.folder import SCOPE, export, federation_of
+from feddp.limits import JSON_BYTES
+from feddp.networks import DEFAULT
+from feddp.plan.schema import Plan
+from feddp.reading import read_json
+from feddp.run import session
+from feddp.run.defaults import METHOD, ROUNDS, SIZE
+from feddp.run.options import Options, policies_of
+from feddp.run.poc import WORKSPACE, free_ports, project
+from feddp.run.session import Request
+from feddp.run.simulator import simulator
+
+POC_FOLDER = "feddp_poc"  # of a PocEnv without NVFLARE_POC_WORKSPACE, below the current folder
+# the metadata that `nvflare.recipe.utils.set_recipe_meta` may set
+_META = ("scope", "resource_spec")
+_REFUSED: tuple[tuple[Any, str], ...] = (
+    (Filter, "the filters of a site are those of its own privacy.json"),
+    (AnalyticsReceiver, "every run has TensorBoard files; MLflow and W&B are configured at the server (docs/how-to/track.md)"),
+    (JobLogStreamer, "no log leaves a site"),
+    (object, "its folder follows from the plan; change the plan with the recipe's arguments and `settings`"),
+)
+
+
+class PersonalizedRecipe(Recipe):
+    """A run of any federated method.
+
+    Args:
+        method: a method's name; `feddp methods` lists them.
+        data: the root of the sites' folders, which gives sites, channels and classes. SimEnv and PocEnv need it.
+        sites: the sites' names; with `data`, those of its sites that take part.
+        channels: of the images; as `classes` and `labels`, used where there is no `data`.
+        classes: the foreground classes.
+        labels: nested or exclusive classes.
+        network: a network's name.
+        rounds: communication rounds.
+        size: images are resized to size x size pixels.
+        seed: the seed of every random draw.
+        calibration_epochs: of the last stage at a site; 0 leaves the stage out, None is the setting's default.
+        then: "igc" appends the calibration to any method.
+        weights: a checkpoint file to start from, or "timm".
+        settings: hyper-parameters as {key: value} (`feddp run --set`).
+        device: the sites' device in SimEnv and PocEnv.
+        name: the job's name.
+        scope: the scope of the sites' privacy.json under which the job runs.
+        resume: the id of a run's first job, which the job continues after its last completed round. In SimEnv the same recipe
+            again continues an unfinished run by itself.
+
+    Raises:
+        InputError: an argument is wrong or contradicts another; says which.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str = METHOD,
+        data: str | Path | None = None,
+        sites: Sequence[str] | None = None,
+        channels: int = 3,
+        classes: Sequence[str] = ("lesion",),
+        labels: str = "nested",
+        network: str = DEFAULT,
+        rounds: int = ROUNDS,
+        size: int = SIZE,
+        seed: int = 0,
+        calibration_epochs: int | None = None,
+        then: str | None = None,
+        weights: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        name: str = "",
+        scope: str = SCOPE,
+        resume: str = "",
+    ):
+        root = None if data is None else Path(data)
+        metadata: dict[str, Any] = {"channels": channels, "classes": tuple(classes), "labels": labels}
+        names = list(sites or ())
+        if root is not None:
+            names, metadata = federation_of(root, names or None)
+        if not names:
+            raise InputError("the recipe has no sites: name them with sites=[...], or take them from data=ROOT")
+        pairs = tuple(f"{key}={_word(value)}" for key, value in (settings or {}).items())
+        options = Options(method, rounds, calibration_epochs, network, size, seed, pairs, then, weights)
+        plan = options.plan(metadata, names)
+        name = name or (f"{method}_{root.resolve().name}" if root else method)
+        self.plan = plan
+        super().__init__(PlannedJob(name, plan, options.initial(plan), scope, resume, root, device))
+
+    def process_env(self, env: ExecEnv) -> None:
+        """Gives a PocEnv a project with our allow-lists and policies, which approve this plan alone."""
+        if isinstance(env, PocEnv):
+            self._job.prepare(env)
+
+    def _apply_per_site_config(self, config: Mapping[str, Any]) -> None:
+        raise InputError("a FedDP job has no configuration per site: each site's is its own privacy.json")
+
+
+class FedDPRecipe(PersonalizedRecipe):
+    """FedDP (Wang et al., TMI 2024); takes the arguments of `PersonalizedRecipe` without `method`."""
+
+    def __init__(self, **arguments: Any):
+        super().__init__(method="feddp", **arguments)
+
+
+class PlannedJob(FedJob):
+    """The job of a plan, as FLARE's environments take it; the arguments are those of `PersonalizedRecipe`."""
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        initial: dict[str, Tensor] | None,
+        scope: str,
+        resume: str,
+        data: Path | None,
+        device: str,
+    ):
+        super().__init__(name=name, min_clients=plan.federation.min_sites)
+        self.plan, self._initial, self._resume, self._data, self._device = plan, initial, resume, data, device
+        self.job.meta_props = JobMetadata(scope=scope)
+
+    def export_job(self, job_root: str) -> None:
+        """Writes the job's folder `job_root`/<name>."""
+        meta = self.job.meta_props
+        folder = export(self.plan, Path(job_root) / self.name, meta["scope"], self._initial, self._resume)
+        if asked := meta.get("resource_spec"):
+            content = read_json(folder / META, JSON_BYTES) | {"resource_spec": asked}
+            require_meta(content)
+            write_json(folder / META, content)
+
+    def simulator_run(
+        self,
+        workspace: str,
+        n_clients: int | None = None,
+        clients: list[str] | None = None,
+        threads: int | None = None,
+        gpu: str | None = None,
+        log_config: str | None = None,
+    ) -> None:
+        """Runs the job as `feddp run --env sim --out WORKSPACE`, which continues an unfinished run of this plan."""
+        _without("SimEnv", gpu_config=gpu, log_config=log_config)
+        if self._resume:
+            raise InputError("SimEnv continues an unfinished run by itself: leave resume= out, and name the same workspace")
+        self._require_sites("SimEnv", clients, n_clients)
+        out = Path(workspace)
+        _drop_default_policy(out)
+        few = threads if threads is not None and threads < len(self.plan.sites) else None
+        session.run(self._request("SimEnv", out, few), simulator, self.name)
+
+    def prepare(self, env: PocEnv) -> None:
+        """Writes the project of a POC beside its workspace, and names it to `env`."""
+        _without("PocEnv", use_he=env.use_he, docker_image=env.docker_image, gpu_ids=env.gpu_ids)
+        self._require_sites("PocEnv", env.clients, None)
+        if not os.environ.get(WORKSPACE):
+            env.poc_workspace = str(Path(POC_FOLDER).resolve())
+            print(f"PocEnv: the federation lies in {env.poc_workspace}, and not in FLARE's default folder", file=sys.stderr)
+        workspace = Path(env.poc_workspace)
+        path = workspace.with_name(f"{workspace.name}.project.yml")
+        if env.project_conf_path in ("", str(path)):  # the user's own, or that of an earlier recipe
+            content = project(self._request("PocEnv", workspace), free_ports(), env.username)
+            write_text(path, yaml.safe_dump(content, sort_keys=False))
+            env.project_conf_path = str(path)
+
+    def to(self, obj: Any, target: str, id: str | None = None, **options: Any) -> None:
+        """Raises InputError: nothing can be added to the job."""
+        reason = next(reason for kind, reason in _REFUSED if isinstance(obj, kind))
+        raise InputError(f"a FedDP job carries no {type(obj).__name__} for {target}: {reason}")
+
+    def add_file_to(self, src_path: str, target: str, dest_dir: str | None = None, app_folder_type: str | None = None) -> None:
+        """Raises InputError: nothing can be added to the job."""
+        self.to(src_path, target)
+
+    def _request(self, env: str, out: Path, threads: int | None = None) -> Request:
+        if self._data is None:
+            raise InputError(f"{env} needs the sites' images on this machine; name their root with data=ROOT")
+        policies = policies_of(self.plan, self._data, self._device)
+        return Request(self.plan, policies, out, threads, self._initial)
+
+    def _require_sites(self, env: str, clients: Sequence[str] | None, number: int | None) -> None:
+        sites = list(self.plan.sites)
+        if clients is not None and sorted(clients) != sites:
+            raise InputError(f"{env} has the clients {', '.join(clients)}, but the plan's sites are {', '.join(sites)}")
+        if number is not None and number != len(sites):
+            raise InputError(f"{env} has {number} clients, but the plan's sites are {', '.join(sites)}")
+
+
+class JobMetadata(dict[str, Any]):
+    """The job's metadata that `set_recipe_meta` sets."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Raises InputError for a key that a FedDP job does not have."""
+        if key not in _META:
+            raise InputError(f"a FedDP job has no metadata {key}; it has {' and '.join(_META)}")
+        super().__setitem__(key, value)
+
+
+def _word(value: Any) -> str:
+    """A setting's value as it is written after `--set`."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _without(env: str, **options: Any) -> None:
+    """Raises InputError for an option of an environment that a FedDP run does not take."""
+    if given := [name for name, value in options.items() if value]:
+        raise InputError(f"{env}: {', '.join(given)} has no effect on a FedDP run; leave it out. The recipe has device=")
+
+
+def _drop_default_policy(out: Path) -> None:
+    """Removes the allow-list of FLARE's own classes, which SimEnv has just written; the run writes ours to its workspace."""
+    path = out / "local" / "resources.json.default"
+    if path.is_file() and list(path.parent.iterdir()) == [path]:
+        path.unlink()
+        path.parent.rmdir()
