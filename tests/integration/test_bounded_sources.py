@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import feddp.archive
-from feddp.data.prepare.nifti import read_axial
+from feddp.data.formats.nifti import read_axial
 from feddp.data.prepare.source import Source
 from feddp.errors import FedDPError
 from feddp.limits import ARCHIVE_DIRECTORY, ARCHIVE_RATIO, IMAGE_BYTES, VOLUME_TAIL
@@ -21,7 +21,7 @@ from support.hostile_files import MIB, bmp, cost, one_line, png, sparse, zeros_g
 NAME = "Kvasir-SEG/images/a.png"
 READ = "Source(Path({file!r})).read({name!r})"
 SOURCE = "from feddp.data.prepare.source import Source"
-VOLUME = "import feddp.data.prepare.nifti as nifti; from feddp.data.prepare.source import Source"
+VOLUME = "import feddp.data.formats.nifti as nifti; from feddp.data.prepare.source import Source"
 
 
 def zipped(path: Path, files: dict[str, bytes], method=zipfile.ZIP_DEFLATED) -> Path:

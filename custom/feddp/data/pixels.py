@@ -71,6 +71,16 @@ def read_image(file: Path, channels: int, within: Path, network: bool = False) -
     return np.asarray(image)
 
 
+def extent(file: Path, within: Path) -> tuple[int, int]:
+    """Returns the height and width in a PNG's header, in pixels. Raises BadFile as `read_image`."""
+    try:
+        with opened(file, IMAGE_BYTES, within) as stream:
+            width, height = Image.open(stream, formats=("PNG",)).size
+    except (FileNotFoundError, OSError, ValueError, SyntaxError) as error:
+        raise BadFile(Problem(file, f"is not a readable image ({short(str(error), 200)})", "Write it again as PNG")) from None
+    return height, width
+
+
 def read_mask(file: Path, classes: int, within: Path) -> np.ndarray:
     """Returns a mask as uint8 (H, W) with values 0 to `classes`.
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from feddp.data.description import VOLUMES
 from feddp.data.folder import RawSample, refuse_occupied, write_site
-from feddp.data.prepare.nifti import read_axial
+from feddp.data.formats.nifti import read_axial
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_site, splitting_of
 from feddp.data.progress import track
