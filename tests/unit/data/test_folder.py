@@ -88,7 +88,11 @@ def test_wrong_pixels_are_not_written(tmp_path, image, mask, message):
         ("dataset.json", json.dumps(REQUIRED | {"channels": True}), "channels is true"),
         ("dataset.json", json.dumps(REQUIRED | {"classes": []}), "classes is"),
         ("dataset.json", json.dumps(REQUIRED | {"labels": "both"}), 'labels is "both"'),
-        ("dataset.json", json.dumps(REQUIRED | {"volumes": "case"}), 'volumes is "case". Make it "patient" or "volume", or leave it out'),
+        (
+            "dataset.json",
+            json.dumps(REQUIRED | {"volumes": "case"}),
+            'volumes is "case". Make it "patient" or "volume", or leave it out',
+        ),
         ("dataset.json", json.dumps(REQUIRED | {"volumes": None}), "volumes is null"),
         ("split.csv", "image;patient;split\n", "header 'image;patient;split'"),
         ("split.csv", "image,patient,split\na,p,train\nb,p,test\n", "patient p is in train and test"),

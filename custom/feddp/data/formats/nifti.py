@@ -48,7 +48,7 @@ def read_volume(tree: Source, name: str, axis: str) -> Scan:
     """
     image = _load(tree, name)
     canonical, order = nibabel.as_closest_canonical(image), AXES[axis][0]
-    sizes = [float(canonical.header.get_zooms()[place]) for place in order]
+    sizes = [round(float(canonical.header.get_zooms()[place]), 6) for place in order]  # the header has float32
     mm, apart = (sizes[1], sizes[2]) if known(*sizes[1:]) else None, sizes[0] if known(sizes[0]) else None
     return Scan(_slices(canonical, axis), mm, apart, True, Origin(image, axis))
 
@@ -90,7 +90,7 @@ def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
     except FedDPError:
         raise
     except Exception as error:  # many kinds of errors: bytes, compression, header or axes may be damaged
-        why = short(str(error))
+        why = short(" ".join(str(error).split()))
         raise InputError(f"{tree.path}: {name} is not a readable NIfTI volume ({why}). Download it again.") from None
     if not np.isfinite(voxels).all():
         raise InputError(f"{tree.path}: {name} has values that are not finite. Correct the source.")

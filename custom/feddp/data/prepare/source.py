@@ -95,7 +95,7 @@ class Source:
 
     def shown(self, name: str) -> Path:
         """Returns the file as errors name it."""
-        return Path(f"{self.path}: {name}")
+        return Path(f"{self.path}: {name}") if self._zip else self.path / name.split("/", 1)[1]
 
     def demand(self, wanted: dict[str, bool], what: str) -> None:
         """Raises InputError with all keys of `wanted` that are False."""
