@@ -95,7 +95,8 @@ def read_mask(file: Path, classes: int, within: Path) -> np.ndarray:
     if values.max(initial=0) > classes:
         wrong = np.unique(values[values > classes])
         shown = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
-        raise BadFile(Problem(file, f"has the value(s) {shown}", f"Use 0 to {classes} only"))
+        convert = "; `feddp data prepare folder` converts masks of 0 and 255" if wrong[-1] > 127 and classes == 1 else ""
+        raise BadFile(Problem(file, f"has the value(s) {shown}", f"Use 0 to {classes} only{convert}"))
     return values
 
 
