@@ -1,9 +1,7 @@
 """Reads DICOM series: one file per slice, sorted by their position in the patient."""
 
 import io
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,15 +12,15 @@ from pydicom.pixels.processing import apply_modality_lut
 from pydicom.pixels.utils import pixel_array
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from feddp.archive import AGAIN
+from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import Scan, known
 from feddp.data.prepare.source import Source, read_up_to
-from feddp.errors import BadFile, FedDPError, Problem
+from feddp.errors import BadFile, Problem
 from feddp.limits import CONTOUR_BYTES, DICOM_BYTES, IMAGE_PIXELS, VOXELS
-from feddp.reading import short
 
 SEG, CONTOURS = "SEG", "RTSTRUCT"  # modalities that hold masks
 _SYNTAX, _META = 0x00020010, 2
+BROKEN = "is not a readable DICOM file"
 UNEVEN = 0.01  # relative difference between two distances of slices that count as equal
 
 
@@ -58,12 +56,12 @@ def is_dicom(tree: Source, name: str) -> bool:
 def read_header(tree: Source, name: str) -> Header:
     """Returns what a file says of its series; raises InputError if it is not DICOM. Names the file."""
     dataset = load(tree, name, pixels=False)
-    series = str(dataset.get("SeriesInstanceUID") or "")
-    if not series:
-        raise BadFile(Problem(tree.shown(name), "has no SeriesInstanceUID", "Export the series again"))
-    numbers = [dataset.get(key) for key in ("SeriesNumber", "InstanceNumber")]
-    number, instance = (int(value) if isinstance(value, int | float) else 0 for value in numbers)
-    return Header(name, series, str(dataset.get("Modality") or ""), str(dataset.get("PatientID") or ""), number, instance)
+    with guarded(tree.shown(name), BROKEN):  # pydicom decodes an element when it is asked for
+        series = str(dataset.get("SeriesInstanceUID") or "")
+        if not series:
+            raise BadFile(Problem(tree.shown(name), "has no SeriesInstanceUID", "Export the series again"))
+        number, instance = (_whole(dataset, key) for key in ("SeriesNumber", "InstanceNumber"))
+        return Header(name, series, str(dataset.get("Modality") or ""), str(dataset.get("PatientID") or ""), number, instance)
 
 
 def load(tree: Source, name: str, pixels: bool = True) -> Dataset:
@@ -73,23 +71,18 @@ def load(tree: Source, name: str, pixels: bool = True) -> Dataset:
         InputError: the file is too large or broken, or compressed as a whole, so that its size is unknown. Names the file.
     """
     content = tree.read(name, DICOM_BYTES)
-    try:
+    with guarded(tree.shown(name), BROKEN):
         stream = io.BytesIO(content)
         read_preamble(stream, force=False)
         meta = read_dataset(stream, False, True, stop_when=lambda tag, vr, length: tag.group != _META)
         syntax = meta.get(_SYNTAX)
         if syntax is not None and syntax.value == DeflatedExplicitVRLittleEndian:
             raise BadFile(Problem(tree.shown(name), "is a deflated DICOM file", "Export it without this compression"))
-        with silent():
-            dataset = dcmread(io.BytesIO(content), stop_before_pixels=not pixels)
+        dataset = dcmread(io.BytesIO(content), stop_before_pixels=not pixels)
         if dataset.get("Modality") == CONTOURS and len(content) > CONTOUR_BYTES:
             what = f"has {len(content)} bytes of contours; the limit is {CONTOUR_BYTES}"
             raise BadFile(Problem(tree.shown(name), what, "Leave out the structures that are no class"))
         return dataset
-    except FedDPError:
-        raise
-    except Exception as error:  # the file may hold any bytes, and pydicom then raises many kinds of errors
-        raise BadFile(Problem(tree.shown(name), f"is not a readable DICOM file ({_why(error)})", AGAIN)) from None
 
 
 def read_series(tree: Source, names: Sequence[str]) -> Scan:
@@ -102,6 +95,11 @@ def read_series(tree: Source, names: Sequence[str]) -> Scan:
             or two of them lie at one place. Names a file.
     """
     files = [(load(tree, name), name) for name in names]
+    with guarded(tree.shown(names[0]), "is of a series that is not readable"):
+        return _series(tree, files)
+
+
+def _series(tree: Source, files: list[tuple[Dataset, str]]) -> Scan:
     for dataset, name in files:
         _require_size(tree, name, dataset, len(files))
     first, name = files[0]
@@ -133,14 +131,11 @@ def _positions(tree: Source, files: Sequence[tuple[Dataset, str]]) -> np.ndarray
     """Returns the slices' positions along their normal in millimetres; None if a file does not say where it lies."""
     if any("ImagePositionPatient" not in d or "ImageOrientationPatient" not in d for d, _ in files):
         return None
-    try:
-        turned = [np.abs(np.subtract(axes(d), axes(files[0][0]))).max() > 1e-3 for d, _ in files]
-        if any(turned):
-            what = f"lies in another plane than {files[0][1]}"
-            raise BadFile(Problem(tree.shown(files[turned.index(True)][1]), what, "Leave localizers out of the folder"))
-        return np.array([float(np.dot(np.array(d.ImagePositionPatient, float), axes(d)[2])) for d, _ in files])
-    except (TypeError, ValueError) as error:
-        raise BadFile(Problem(tree.shown(files[0][1]), f"has no readable position ({_why(error)})", AGAIN)) from None
+    turned = [np.abs(np.subtract(axes(d), axes(files[0][0]))).max() > 1e-3 for d, _ in files]
+    if any(turned):
+        what = f"lies in another plane than {files[0][1]}"
+        raise BadFile(Problem(tree.shown(files[turned.index(True)][1]), what, "Leave localizers out of the folder"))
+    return np.array([float(np.dot(np.array(d.ImagePositionPatient, float), axes(d)[2])) for d, _ in files])
 
 
 def _apart(placed: np.ndarray | None) -> float | None:
@@ -175,25 +170,10 @@ def _whole(dataset: Dataset, key: str) -> int:
 
 def _pixels(tree: Source, name: str, dataset: Dataset) -> np.ndarray:
     """Returns uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry."""
-    try:
-        with silent():
-            values: np.ndarray = pixel_array(dataset)
-            if dataset.get("PhotometricInterpretation") == "MONOCHROME1":
-                values = (1 << int(dataset.BitsStored)) - 1 - values.astype(np.int32)
-            if values.ndim == 2:
-                values = np.asarray(apply_modality_lut(values, dataset))
+    with guarded(tree.shown(name), "has no readable pixels"):
+        values: np.ndarray = pixel_array(dataset)
+        if dataset.get("PhotometricInterpretation") == "MONOCHROME1":
+            values = (1 << int(dataset.BitsStored)) - 1 - values.astype(np.int32)
+        if values.ndim == 2:
+            values = np.asarray(apply_modality_lut(values, dataset))
         return values if values.dtype == np.uint8 else values.astype(np.float32)
-    except Exception as error:  # as in `load`
-        raise BadFile(Problem(tree.shown(name), f"has no readable pixels ({_why(error)})", AGAIN)) from None
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """pydicom warns of every value that breaks a rule of DICOM; what matters is checked here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _why(error: Exception) -> str:
-    return short(" ".join(str(error).split()), 200)

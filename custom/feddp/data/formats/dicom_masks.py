@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 from pydicom import Dataset
 
-from feddp.data.formats.dicom import CONTOURS, Origin, axes, silent
-from feddp.errors import BadFile, FedDPError, Problem
+from feddp.data.formats.dicom import BROKEN, CONTOURS, Origin, axes, load
+from feddp.data.formats.guarded import guarded
+from feddp.data.prepare.source import Source
+from feddp.errors import BadFile, Problem
 from feddp.limits import VOXELS
 from feddp.reading import short
 
@@ -16,11 +18,12 @@ EXPORT = "Export it again for this series"
 NEAR = 0.5  # the largest distance of a contour from its slice: of the distance between slices, or in mm if there is one slice
 
 
-def series_of(dataset: Dataset) -> set[str]:
+def series_of(tree: Source, name: str) -> set[str]:
     """Returns the UIDs of the series that a SEG or RTSTRUCT refers to."""
-    return {str(element.value) for element in dataset.iterall() if element.keyword == "SeriesInstanceUID"} - {
-        str(dataset.get("SeriesInstanceUID"))
-    }
+    dataset = load(tree, name, pixels=False)
+    with guarded(tree.shown(name), BROKEN):
+        uids = {str(element.value) for element in dataset.iterall() if element.keyword == "SeriesInstanceUID"}
+        return uids - {str(dataset.get("SeriesInstanceUID"))}
 
 
 def class_maps(file: Path, dataset: Dataset, origin: Origin, classes: Sequence[str]) -> np.ndarray:
@@ -32,16 +35,9 @@ def class_maps(file: Path, dataset: Dataset, origin: Origin, classes: Sequence[s
     Raises:
         InputError: no structure is a class, or the file is broken or does not fit the series.
     """
-    try:
-        with silent():
-            contours = dataset.get("Modality") == CONTOURS
-            maps = _contours(file, dataset, origin, classes) if contours else _segments(file, dataset, origin, classes)
-    except FedDPError:
-        raise
-    except Exception as error:  # the file may hold anything, and its readers then raise many kinds of errors
-        why = short(" ".join(str(error).split()), 200)
-        raise BadFile(Problem(file, f"does not fit its series, or is not readable ({why})", EXPORT)) from None
-    return maps
+    with guarded(file, "does not fit its series, or is not readable", EXPORT):
+        contours = dataset.get("Modality") == CONTOURS
+        return (_contours if contours else _segments)(file, dataset, origin, classes)
 
 
 def _chosen(file: Path, names: Mapping[int, str], classes: Sequence[str]) -> dict[int, int]:

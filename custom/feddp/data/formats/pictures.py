@@ -12,18 +12,18 @@ import numpy as np
 from PIL import Image
 
 from feddp.archive import AGAIN
+from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import Scan
 from feddp.data.pixels import decode
 from feddp.data.prepare.source import FORMATS, Source
-from feddp.errors import BadFile, FedDPError, Problem
+from feddp.errors import BadFile, Problem
 from feddp.limits import IMAGE_PIXELS
-from feddp.reading import short
 
 GREY, COLOUR = (
     ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I", "F"),
     ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"),
 )
-TIFF = (".tif", ".tiff")
+UNREADABLE = "is not a readable image"
 
 
 def read_picture(tree: Source, name: str) -> Scan:
@@ -45,6 +45,11 @@ def read_labels(tree: Source, name: str) -> np.ndarray:
 
 def _pixels(tree: Source, name: str, indexed: str) -> np.ndarray:
     content, file = tree.read(name), tree.shown(name)
+    with guarded(file, UNREADABLE):
+        return _decoded(content, file, indexed)
+
+
+def _decoded(content: bytes, file: Path, indexed: str) -> np.ndarray:
     tiff = content[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
     if tiff and _needs_tifffile(content):
         return _by_tifffile(content, file)
@@ -69,32 +74,22 @@ def _needs_tifffile(content: bytes) -> bool:
 def _by_tifffile(content: bytes, file: Path) -> np.ndarray:
     import tifffile
 
-    try:
-        with tifffile.TiffFile(io.BytesIO(content)) as tiff:
-            pages: Any = tiff.pages
-            if len(pages) > 1:
-                raise BadFile(Problem(file, f"holds {len(pages)} pictures", "Save one picture per file"))
-            page = pages[0]
-            if page.imagewidth * page.imagelength > IMAGE_PIXELS:
-                what = f"has {page.imagewidth} x {page.imagelength} pixels; the limit is {IMAGE_PIXELS}"
-                raise BadFile(Problem(file, what, "Scale it down"))
-            if (
-                page.imagedepth != 1
-                or page.samplesperpixel not in (1, 2, 3, 4)
-                or page.dtype is None
-                or page.dtype.itemsize > 8
-            ):
-                what = f"has {page.samplesperpixel} channels of {page.dtype}"
-                raise BadFile(Problem(file, what, "Save it with one or three channels"))
-            values: np.ndarray = page.asarray()
-            if values.ndim == 3 and page.planarconfig == 2:
-                values = np.moveaxis(values, 0, -1)
-            if values.dtype.kind not in "uif" or values.ndim not in (2, 3):
-                raise BadFile(Problem(file, f"has values of {values.dtype}", "Save it with whole or floating point numbers"))
-            if not np.isfinite(values).all():
-                raise BadFile(Problem(file, "has values that are not finite", "Correct it"))
-            return values if values.ndim == 2 else values[..., 0] if values.shape[-1] < 3 else values[..., :3]
-    except FedDPError:
-        raise
-    except Exception as error:  # the file may hold any bytes, and decoders then raise many kinds of errors
-        raise BadFile(Problem(file, f"is not a readable image ({short(str(error), 200)})", AGAIN)) from None
+    with tifffile.TiffFile(io.BytesIO(content)) as tiff:
+        pages: Any = tiff.pages
+        if len(pages) > 1:
+            raise BadFile(Problem(file, f"holds {len(pages)} pictures", "Save one picture per file"))
+        page = pages[0]
+        if page.imagewidth * page.imagelength > IMAGE_PIXELS:
+            what = f"has {page.imagewidth} x {page.imagelength} pixels; the limit is {IMAGE_PIXELS}"
+            raise BadFile(Problem(file, what, "Scale it down"))
+        if page.imagedepth != 1 or page.samplesperpixel not in (1, 2, 3, 4) or page.dtype is None or page.dtype.itemsize > 8:
+            what = f"has {page.samplesperpixel} channels of {page.dtype}"
+            raise BadFile(Problem(file, what, "Save it with one or three channels"))
+        values: np.ndarray = page.asarray()
+        if values.ndim == 3 and page.planarconfig == 2:
+            values = np.moveaxis(values, 0, -1)
+        if values.dtype.kind not in "uif" or values.ndim not in (2, 3):
+            raise BadFile(Problem(file, f"has values of {values.dtype}", "Save it with whole or floating point numbers"))
+        if not np.isfinite(values).all():
+            raise BadFile(Problem(file, "has values that are not finite", "Correct it"))
+        return values if values.ndim == 2 else values[..., 0] if values.shape[-1] < 3 else values[..., :3]

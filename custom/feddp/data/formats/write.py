@@ -8,10 +8,9 @@ import nibabel
 import numpy as np
 
 from feddp.data.formats.find import DICOM, NIFTI, PICTURE, Entry
+from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import Scan
 from feddp.data.pixels import write_png
-from feddp.errors import BadFile, Problem
-from feddp.reading import short
 
 # of classes 1, 2, ...; these repeat (Okabe and Ito, 2008: colours that colour-blind people tell apart)
 COLOURS = np.array([(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)])
@@ -46,17 +45,12 @@ def write_seg(folder: Path, entry: Entry, scan: Scan, mask: np.ndarray, classes:
     Raises:
         BadFile: the series lacks what a SEG needs, such as a study or a frame of reference.
     """
-    import feddp.data.formats.dicom as dicom
-
     file = folder / f"{entry.name}.dcm"
     values = np.arange(1, len(classes) + 1)
     maps = mask[..., None] >= values if labels == "nested" else mask[..., None] == values  # (S, H, W, C)
-    try:
-        with dicom.silent():
-            _segmentation(scan.origin.slices, maps.astype(np.uint8), classes).save_as(file)
-    except Exception as error:  # highdicom raises many kinds of errors for what a series lacks
-        why = short(" ".join(str(error).split()), 200)
-        raise BadFile(Problem(Path(entry.files[0]), f"cannot have a DICOM SEG ({why})", "Use --format png")) from None
+    with guarded(Path(entry.files[0]), "cannot have a DICOM SEG", "Use --format png"):
+        made = _segmentation(scan.origin.slices, maps.astype(np.uint8), classes)
+    made.save_as(file)
     return [file]
 
 

@@ -200,10 +200,9 @@ def _annotations(tree: Source, names: Iterable[str]) -> dict[str, list[str]]:
     """Returns {series: the files of masks that refer to it}."""
     found: dict[str, list[str]] = {}
     for name in names:
-        from feddp.data.formats.dicom import load
         from feddp.data.formats.dicom_masks import series_of
 
-        for series in series_of(load(tree, name, pixels=False)):
+        for series in series_of(tree, name):
             found.setdefault(series, []).append(name)
     return found
 
