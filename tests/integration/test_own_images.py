@@ -2,12 +2,14 @@
 
 import csv
 import json
+import shlex
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from support.scans import APART, SPACING, contours, series, square
+from support.docs_pages import commands_for
+from support.scans import APART, SPACING, contours, nifti, series, square
 
 
 @pytest.fixture
@@ -85,3 +87,23 @@ def test_series_become_a_round_with_distances_by_volume(feddp, toy, tmp_path):
     cases = rows(run / "sites/north/cases.csv")
     assert [row["case"] for row in cases] == sorted({r["volume"] for r in placed if r["split"] == "test"})
     assert all(float(row["assd-mm"]) > 0 and float(row["hd95-mm"]) > 0 for row in cases)
+
+
+def test_the_commands_of_the_page_work(feddp, tmp_path, pictures, monkeypatch):
+    """Of docs/how-to/prepare.md, on small images of the kinds that it names."""
+    monkeypatch.chdir(tmp_path)
+    pictures.rename(tmp_path / "scans")
+    for number in range(3):
+        for part, colour in (("images", (90, 80, 70)), ("masks", (255, 0, 0))):
+            (tmp_path / "eyes" / part).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (12, 10), colour).save(tmp_path / f"eyes/{part}/{number}.png")
+        images = series(tmp_path / f"ct/images/{number}", f"P{number}")
+        contours(tmp_path / f"ct/masks/{number}.dcm", images, [(1, [(1, 1), (1, 5), (5, 5)])], "Liver")
+        for part in ("images", "masks"):
+            nifti(tmp_path / f"mri/{part}/{number}.nii.gz", np.eye(8)[..., None].repeat(4, axis=2).astype(np.uint8), np.eye(4))
+    commands = commands_for("test_own_images", "docs/how-to/prepare.md")
+    assert len(commands) == 5
+    for command in commands:
+        code, _, err = feddp(*shlex.split(command)[1:])
+        assert code == 0, err
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["ct", "eyes", "mri", "polyps"]

@@ -1,5 +1,6 @@
 """`feddp predict` on pictures, volumes and series: masks in the images' own size, place and format."""
 
+import shlex
 import shutil
 
 import nibabel
@@ -15,6 +16,7 @@ from feddp.data.formats.write import VERSION
 from feddp.networks import NETWORKS
 from feddp.networks.weights import save_network
 from support import ROOT
+from support.docs_pages import commands_for
 from support.scans import SHAPE, nifti, series, square
 
 
@@ -224,6 +226,21 @@ def test_a_format_that_the_images_cannot_have_is_one_line(predict, tmp_path):
         code, _, err, masks = predict(tmp_path / "images", *wrong)
         assert (code, len(err.strip().splitlines()), masks.exists()) == (2, 1, False)
         assert said in err
+
+
+def test_the_commands_of_the_page_work(predict, feddp, tmp_path, monkeypatch):
+    """Of docs/how-to/use-a-network.md: the folders that it names, and a network that another command has written."""
+    monkeypatch.chdir(tmp_path)
+    series(tmp_path / "ct/anna")
+    nifti(tmp_path / "mri/scan.nii.gz", np.arange(512, dtype=np.int16).reshape(8, 8, 8), np.eye(4))
+    assert predict("mri")[0] == 0  # writes network.safetensors
+    commands = commands_for("test_predict_formats", "docs/how-to/use-a-network.md")
+    assert len(commands) == 2
+    for command in commands:
+        code, _, err = feddp(*shlex.split(command)[1:])
+        assert code == 0, err
+    assert [file.name for file in (tmp_path / "masks-ct").iterdir()] == ["anna.dcm"]
+    assert {file.name for file in (tmp_path / "masks-mri").iterdir()} == {"scan.nii.gz", "overlays"}
 
 
 def test_a_site_s_folder_is_not_taken_for_images(predict, tiny_root):
