@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import nibabel
 import numpy as np
@@ -446,10 +447,22 @@ def test_options_of_folder_are_not_for_public_sets(feddp, tmp_path):
     assert "--axis: only for feddp data prepare folder" in err
 
 
-def test_a_source_of_another_layout_is_named(refused, tmp_path):
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/a.png").touch()
-    assert "Make the folders SOURCE/SITE/images and SOURCE/SITE/masks" in refused(tmp_path / "source")
+def test_a_source_of_another_layout_is_named(source, refused, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/a.png").touch()
+    assert "has no folder images with files. Make the folders SOURCE/SITE/images and" in refused(tmp_path / "other")
+    source(site="clinic")
+    assert "at different levels" in refused(source(site="deeper/south"))
+
+
+@pytest.mark.parametrize("below", ["", "scans"])
+def test_one_site_or_a_zip_with_or_without_the_folder_above(source, prepare, tmp_path, below):
+    """One site alone is called as the source; in a zip, the site's folder is the source's or lies in it."""
+    folder = source(site="scans")
+    shutil.make_archive(str(tmp_path / "packed"), "zip", folder if below else folder / "scans")
+    site = prepare(tmp_path / "packed.zip", site=below or "packed")
+    assert check(site) == []
+    assert len(table(site)) == len(NAMES)
 
 
 def test_nibabel_reads_the_same_affine_that_was_written(tmp_path):

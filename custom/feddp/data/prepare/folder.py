@@ -8,8 +8,8 @@
 A source that has images/ itself is one site with the source's name. A patient is the PatientID of a series, else the first
 folder below images/, else the image itself.
 
-Values of more than 8 bits become 0 to 255 per picture or volume: from the least value to the 99th percentile, or in a given
-window. Volumes are sliced along an axis of the patient (NIfTI), or as they were acquired (DICOM).
+Values of more than 8 bits, and those of NIfTI, become 0 to 255 per picture or volume: from the least value to the 99th
+percentile, or in a given window. Volumes are sliced along an axis of the patient (NIfTI), or as they were acquired (DICOM).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -157,15 +157,16 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
 
 
 def _tops(tree: Source) -> dict[str, str]:
-    """Returns {site: its folder in the source}."""
-    parents = {name.split("/images/", 1)[0] for name in tree.names if "/images/" in name}
-    root = min((name.split("/", 1)[0] for name in tree.names), default="")
-    tops = {root: root} if root in parents else {top.split("/")[1]: top for top in sorted(parents) if top.count("/") == 1}
-    if not tops:
-        raise InputError(f"{tree.path}: holds no folder images with files. {LAYOUT}.")
-    for name in tops:
+    """Returns {site: its folder in the source}; a zip may hold the folder of the sites instead of the sites themselves."""
+    tops = sorted({name.split("/images/", 1)[0] for name in tree.names if "/images/" in name})
+    above = {top.rpartition("/")[0] for top in tops}
+    if len(above) != 1:
+        what = "has no folder images with files" if not tops else f"has folders images in {some(tops, 3)}, at different levels"
+        raise InputError(f"{tree.path} {what}. {LAYOUT}.")
+    sites = {top.rpartition("/")[2]: top for top in tops}
+    for name in sites:
         require_site(tree.path, name)
-    return tops
+    return sites
 
 
 def _site(tree: Source, name: str, top: str) -> Site:
