@@ -55,7 +55,7 @@ def prepare(
         raise InputError(f"{name}: not a known data set. Use one of {', '.join(PREPARE)}.")
     wishes = {}
     if name == FOLDER:
-        from feddp.data.prepare.folder import Wishes
+        from feddp.data.prepare.wishes import Wishes
 
         given_classes = words(classes)
         wishes["wishes"] = Wishes.of(given_classes, labels, colour, threshold, axis, window, spacing, channels)

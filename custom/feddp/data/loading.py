@@ -9,6 +9,7 @@ from torch.utils.data import default_collate
 
 from feddp.data.description import Row
 from feddp.data.folder import SiteFolder
+from feddp.data.formats.scan import resized
 from feddp.data.pixels import extent, read_image, read_mask, same_size
 from feddp.data.progress import track
 
@@ -33,12 +34,9 @@ class Sample(_Image, _Maps):
 def spacing(folder: SiteFolder, row: Row, size: int) -> tuple[float, float] | None:
     """Returns the millimetres between rows and between columns of an image that is resized to size x size, if known.
 
-    The image keeps its extent in the patient: a pixel of H rows resized to `size` grows by H / size. Reads the PNG's header.
+    Reads the PNG's header.
     """
-    if row.place.mm is None:
-        return None
-    height, width = extent(folder.image_path(row.image), folder.path)
-    return row.place.mm[0] * height / size, row.place.mm[1] * width / size
+    return row.place.mm and resized(row.place.mm, extent(folder.image_path(row.image), folder.path), size)
 
 
 class Batch(_Image, _Maps):

@@ -53,12 +53,6 @@ def read_volume(tree: Source, name: str, axis: str) -> Scan:
     return Scan(_slices(canonical, axis), mm, apart, True, Origin(image, axis))
 
 
-def read_axial(tree: Source, image: str, mask: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the volumes `image` and `mask` of `tree` as axial slices: (S, H, W), float32 each. Raises as `read_truth`."""
-    scan = read_volume(tree, image, "axial")
-    return scan.pixels, read_truth(tree, mask, scan.origin)
-
-
 def read_truth(tree: Source, mask: str, origin: Origin) -> np.ndarray:
     """Returns the mask of a volume as its slices, (S, H, W) float32.
 

@@ -77,6 +77,14 @@ def in_channels(pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray 
     return grey
 
 
+def resized(mm: tuple[float, float] | None, shape: tuple[int, ...], size: int | None) -> tuple[float, float] | None:
+    """Returns the millimetres between rows and between columns of an image (H, W) that is resized to size x size, if at all.
+
+    It keeps its extent in the patient.
+    """
+    return mm if mm is None or size is None else (mm[0] * shape[0] / size, mm[1] * shape[1] / size)
+
+
 def known(*distances: float) -> bool:
     """Whether these are distances in millimetres that a site's folder may hold."""
     return all(math.isfinite(value) and MM[0] <= value <= MM[1] for value in distances)

@@ -12,89 +12,28 @@ Values of more than 8 bits, and those of NIfTI, become 0 to 255 per picture or v
 percentile, or in a given window. Volumes are sliced along an axis of the patient (NIfTI), or as they were acquired (DICOM).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from feddp.data.description import HEADER, LABELS, LISTED, SPLITS, Place, read_lines
+from feddp.data.description import HEADER, LISTED, SPLITS, Place, read_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, NIFTI, PICTURE, Entry, Found, find
-from feddp.data.formats.labels import Colour, by_colour, by_value, colours_of, in_one
-from feddp.data.formats.scan import AXES, Scan, Window, eight_bits, in_channels, known, window_of
+from feddp.data.formats.labels import by_colour, by_value, in_one
+from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
 from feddp.data.names import require_site
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_site, splitting_of
+from feddp.data.prepare.wishes import Wishes
 from feddp.data.progress import track
 from feddp.errors import BadFile, InputError, Problem
-from feddp.limits import CLASSES, TABLE_BYTES
+from feddp.limits import TABLE_BYTES
 from feddp.partition import some
-from feddp.reading import is_name, short
 
 LAYOUT = "Make the folders SOURCE/SITE/images and SOURCE/SITE/masks, or SOURCE/images and SOURCE/masks"
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the options of `feddp data prepare folder` say.
-
-    Args:
-        classes, labels: of dataset.json.
-        colours: {colour: value in a mask}, if masks are coloured.
-        threshold: of 255; a mask of one class whose values are not 0 and 1 is foreground above it.
-        axis: along which NIfTI volumes are sliced.
-        window: the values that become 0 and 255.
-        mm: millimetres between rows and between columns of pictures, which do not say it.
-        channels: 1 or 3: all images are converted. If None, all must have the channels of the first one.
-    """
-
-    classes: tuple[str, ...]
-    labels: str
-    colours: Mapping[Colour, int]
-    threshold: int
-    axis: str
-    window: Window | None
-    mm: tuple[float, float] | None
-    channels: int | None
-
-    @classmethod
-    def of(
-        cls,
-        classes: tuple[str, ...],
-        labels: str,
-        colours: Sequence[str],
-        threshold: int,
-        axis: str,
-        window: str | None,
-        spacing: str | None,
-        channels: int | None,
-    ) -> "Wishes":
-        """Reads the options as they are typed; raises InputError if one is wrong."""
-        if not classes or len(classes) > CLASSES or len(set(classes)) < len(classes) or not all(map(is_name, classes)):
-            raise InputError(f"--classes {short(','.join(classes))}: give 1 to {CLASSES} different names, comma-separated.")
-        for option, value, allowed in (
-            ("labels", labels, LABELS),
-            ("axis", axis, tuple(AXES)),
-            ("channels", channels, (None, 1, 3)),
-        ):
-            if value not in allowed:
-                raise InputError(f"--{option} {value}: use {' or '.join(str(each) for each in allowed if each)}.")
-        found = colours_of(colours, classes)
-        return cls(classes, labels, found, threshold, axis, window_of(window), _millimetres(spacing), channels)
-
-
-def _millimetres(text: str | None) -> tuple[float, float] | None:
-    if text is None:
-        return None
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if len(values) not in (1, 2) or not known(*values):
-        raise InputError(f"--spacing {text}: give the millimetres between pixels, such as 0.5, or ROWS,COLUMNS.")
-    return values[0], values[-1]
 
 
 @dataclass(frozen=True)
@@ -249,11 +188,9 @@ def _samples(
     mm = scan.mm or wishes.mm
     for number, (image, mask) in enumerate(zip(pixels, masks, strict=True)):
         stem = entry.name if entry.kind == PICTURE else f"{entry.name}_{number:03d}"
-        height, width = mask.shape
-        image, mask = resize(image, mask, size, entry.files[0])
-        here = mm and (mm[0] * height / mask.shape[0], mm[1] * width / mask.shape[1])
+        here = resized(mm, mask.shape, size)
         place = Place(entry.name, number, here, scan.apart) if scan.volume else Place(mm=here)
-        yield stem, patient, words[patient], image, mask, place
+        yield stem, patient, words[patient], *resize(image, mask, size, entry.files[0]), place
 
 
 def _mask(tree: Source, entry: Entry, scan: Scan, truth: str, wishes: Wishes) -> np.ndarray:
