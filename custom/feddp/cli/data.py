@@ -53,15 +53,15 @@ def prepare(
     """Turn a public data set, or your own images, into sites' folders."""
     if name not in PREPARE:
         raise InputError(f"{name}: not a known data set. Use one of {', '.join(PREPARE)}.")
-    wishes = {}
+    more = {}
     if name == FOLDER:
-        from feddp.data.prepare.wishes import Wishes
+        from feddp.data.prepare.folder_options import FolderOptions
 
         given_classes = words(classes)
-        wishes["wishes"] = Wishes.of(given_classes, labels, colour, threshold, axis, window, spacing, channels)
+        more["options"] = FolderOptions.of(given_classes, labels, colour, threshold, axis, window, spacing, channels)
     elif others := given(context, "name", "source", "out", "size", "seed", "split"):
         raise InputError(f"{', '.join(others)}: only for feddp data prepare {FOLDER}. Leave it out.")
-    for note in PREPARE[name](source, out, size, seed, split, **wishes):
+    for note in PREPARE[name](source, out, size, seed, split, **more):
         typer.echo(note)
     typer.echo(_summary(out))
 

@@ -126,10 +126,10 @@ def predict(
     """Write a mask for every image, with a network that a run has left; exit code 1 if some files could not be read."""
     from feddp.data.formats.scan import window_of
     from feddp.reading import counted
-    from feddp.run.predict import Wishes
+    from feddp.run.predict import PredictOptions
     from feddp.run.predict import predict as write_masks
 
-    done = write_masks(network, images, out, device, Wishes(format, overlay, axis, window_of(window), convert))
+    done = write_masks(network, images, out, device, PredictOptions(format, overlay, axis, window_of(window), convert))
     print(f"{counted(done.masks, 'mask')} in {out}")
     for line in done.refused:
         print(line, file=sys.stderr)

@@ -2,7 +2,7 @@
 
 dataset.json   {"name": str, "channels": 1|3, "classes": [str, ...], "labels": "nested"|"exclusive", ...more metadata}
 split.csv      header `image,patient,split`; image is the stem of the file, split is train, val or test. Five more columns,
-               `volume,slice,row_mm,column_mm,slice_mm`, may say where an image lies (`Place`); a field may be empty
+               `volume,slice,row_mm,column_mm,slice_mm`, may say where an image lies (`Position`); a field may be empty
 
 The optional entry "volumes" names the column whose equal values are one volume, "patient" or "volume"; results are then also
 reported per case. Without it, every image is a separate picture.
@@ -33,7 +33,7 @@ MM = (1e-4, 1e4)  # bounds of a distance: from a microscope's pixel to more than
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where an image lies: the volume of which it is slice number `slice`, and distances in millimetres; None: unknown.
 
     Args:
@@ -59,13 +59,13 @@ class Row:
     image: str
     patient: str
     split: str
-    place: Place = Place()
+    place: Position = Position()
 
 
 def tabled(rows: Iterable[Row]) -> list[list[str]]:
-    """Returns the lines of a split.csv, with the columns of `Place` if one of the rows has any."""
+    """Returns the lines of a split.csv, with the columns of `Position` if one of the rows has any."""
     rows = list(rows)
-    header = HEADER if all(row.place == Place() for row in rows) else PLACED
+    header = HEADER if all(row.place == Position() for row in rows) else PLACED
     lines = ([row.image, row.patient, row.split, *row.place.fields()] for row in rows)
     return [header, *(line[: len(header)] for line in lines)]
 
@@ -167,7 +167,7 @@ def _row(file: Path, line: list[str], header: list[str]) -> Row | Problem:
         return Problem(file, what, "Give a volume's name, a whole number and distances in millimetres, or leave fields empty")
 
 
-def _place(fields: list[str]) -> Place:
+def _place(fields: list[str]) -> Position:
     """Returns the place in the last five fields of a line; raises ValueError if one of them is wrong."""
     volume, number, *distances = fields
     row, column, apart = (float(text) if text else None for text in distances)
@@ -177,7 +177,7 @@ def _place(fields: list[str]) -> Place:
     where = int(number) if number else None
     if where is not None and not 0 <= where <= TABLE_ROWS:
         raise ValueError
-    return Place(volume, where, None if row is None or column is None else (row, column), apart)
+    return Position(volume, where, None if row is None or column is None else (row, column), apart)
 
 
 def _unknown(file: Path, rows: Iterable[Row]) -> Iterator[Problem]:

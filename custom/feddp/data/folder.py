@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from feddp.data.description import LISTED, SPLITS, Place, Row, read_dataset, read_split, tabled
+from feddp.data.description import LISTED, SPLITS, Position, Row, read_dataset, read_split, tabled
 from feddp.data.pixels import write_png
 from feddp.errors import InputError
 from feddp.files import write_json
 
 # stem, patient, split, image, mask and, where known, the image's place
-RawSample = tuple[str, str, str, np.ndarray, np.ndarray] | tuple[str, str, str, np.ndarray, np.ndarray, Place]
+RawSample = tuple[str, str, str, np.ndarray, np.ndarray] | tuple[str, str, str, np.ndarray, np.ndarray, Position]
 
 
 class Described(Protocol):
@@ -141,7 +141,7 @@ def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]
     """Writes a whole site's folder, or nothing.
 
     `dataset` becomes dataset.json; samples are (stem, patient, split, image uint8 (H, W, 3) or (H, W), mask uint8 (H, W)) and,
-    where it is known, the image's `Place`.
+    where it is known, the image's `Position`.
     Files are written to a hidden folder beside the target, which is renamed at the end, so an interrupted run leaves no
     incomplete site.
 

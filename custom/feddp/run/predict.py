@@ -9,7 +9,7 @@ import torch
 
 from feddp.adaptation.models import described
 from feddp.data.folder import refuse_occupied
-from feddp.data.formats.find import Entry, find
+from feddp.data.formats.find import FoundImage, find
 from feddp.data.formats.scan import AXES, Window, eight_bits, in_channels
 from feddp.data.formats.write import WRITERS, write_overlays
 from feddp.data.images import label_mask
@@ -27,7 +27,7 @@ FORMATS = tuple(WRITERS)
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PredictOptions:
     """How images are read and masks are written.
 
     Args:
@@ -58,7 +58,7 @@ class Written:
     refused: tuple[str, ...] = ()
 
 
-def predict(network: Path, images: Path, out: Path, device: str = "cpu", wishes: Wishes = Wishes()) -> Written:
+def predict(network: Path, images: Path, out: Path, device: str = "cpu", options: PredictOptions = PredictOptions()) -> Written:
     """Writes a mask for every image below `images` to `out`, under its name, with the values of a site's masks.
 
     Resizes an image to the network's training size, and the predicted map back to the image's size. Files that cannot be
@@ -73,27 +73,27 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", wishes:
     refused = [str(error) for error in found.refused]
     if not found.entries and not refused:
         raise InputError(f"{images} holds no image; name a folder with images, such as a site's images/")
-    write, kinds = WRITERS[wishes.format]
+    write, kinds = WRITERS[options.format]
     if odd := [entry for entry in found.entries if entry.kind not in kinds]:
         name = tree.shown(odd[0].files[0])
-        raise InputError(f"--format {wishes.format}: {name} is no {kinds[0]} image and cannot have it. Use --format png.")
+        raise InputError(f"--format {options.format}: {name} is no {kinds[0]} image and cannot have it. Use --format png.")
     refuse_occupied([out])
     metadata = described(network)
     model = load_personal(network).to(asked_for(device))
-    folders = [out, *([out / OVERLAYS] if wishes.overlay else [])]
+    folders = [out, *([out / OVERLAYS] if options.overlay else [])]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     masks = 0
     for entry in track(found.entries, f"Predicting {len(found.entries)} images"):
         try:
-            scan = entry.read(tree, wishes.axis)
-            pixels = _fitting(tree, entry, eight_bits(scan.pixels, wishes.window), metadata.channels, wishes.convert)
+            scan = entry.read(tree, options.axis)
+            pixels = _fitting(tree, entry, eight_bits(scan.pixels, options.window), metadata.channels, options.convert)
             mask = np.stack([_mask(model, metadata, image, device) for image in pixels])
             masks += len(write(out, entry, scan, mask, metadata.classes, metadata.labels))
         except InputError as error:
             refused.append(str(error))
             continue
-        if wishes.overlay:
+        if options.overlay:
             write_overlays(out / OVERLAYS, entry, pixels, mask)
     if not masks:
         for folder in reversed(folders):
@@ -112,7 +112,7 @@ def _folder(images: Path) -> Path:
     return images
 
 
-def _fitting(tree: Source, entry: Entry, pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray:
+def _fitting(tree: Source, entry: FoundImage, pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray:
     fitting = in_channels(pixels, channels, convert)
     if fitting is None:
         what = f"has {3 if pixels.ndim == 4 else 1} channel(s), but the network expects {channels}"

@@ -1,7 +1,7 @@
 """Metrics per case: Dice and IoU of all its slices as one volume, in addition to the metrics per slice.
 
 Surface distances of a volume need the distances between its pixels and slices, which a site's folder may hold
-(`feddp.data.description.Place`), and slices without a gap (in the prostate data, those without prostate are missing). Where
+(`feddp.data.description.Position`), and slices without a gap (in the prostate data, those without prostate are missing). Where
 both are there, `measure_in_mm` gives them in millimetres.
 """
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from feddp.data.check import check
-from feddp.data.description import HEADER, PLACED, Place, Row, read_split
+from feddp.data.description import HEADER, PLACED, Position, Row, read_split
 from feddp.data.folder import SiteFolder, write_site
 from feddp.data.folds import deal, write_fold
 from feddp.data.loading import spacing
 
 METADATA = {"name": "toy", "channels": 1, "classes": ["tumour"], "labels": "nested", "volumes": "volume"}
-PLACES = {f"v{n}_{k}": Place(f"v{n}", k, (0.5, 0.8), 3.0) for n in range(6) for k in range(2)}
+PLACES = {f"v{n}_{k}": Position(f"v{n}", k, (0.5, 0.8), 3.0) for n in range(6) for k in range(2)}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_table_without_places_has_three_columns(tmp_path):
     metadata = {key: value for key, value in METADATA.items() if key != "volumes"}
     write_site(tmp_path / "B", metadata, [(f"i{n}", f"p{n}", w, image, image) for n, w in enumerate(("train", "val", "test"))])
     assert (tmp_path / "B/split.csv").read_text().splitlines()[0] == ",".join(HEADER)
-    assert all(row.place == Place() for row in SiteFolder.open(tmp_path / "B").rows)
+    assert all(row.place == Position() for row in SiteFolder.open(tmp_path / "B").rows)
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_a_slice_twice_is_named_and_empty_fields_are_unknown(tmp_path):
     (tmp_path / "split.csv").write_text(",".join(PLACED) + "\na,p,train,v,0,,,\nb,p,train,v,0,,,\nc,p,train,,,,,\n")
     rows, problems = read_split(tmp_path / "split.csv")
     assert [problem.what for problem in problems] == ["slice 0 of volume v is listed more than once"]
-    assert [row.place for row in rows] == [Place("v", 0), Place("v", 0), Place()]
+    assert [row.place for row in rows] == [Position("v", 0), Position("v", 0), Position()]

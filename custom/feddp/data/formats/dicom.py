@@ -37,7 +37,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Origin:
+class Series:
     """The files of a series, in the order of its slices."""
 
     slices: tuple[Dataset, ...]
@@ -117,7 +117,7 @@ def _series(tree: Source, files: list[tuple[Dataset, str]]) -> Scan:
     pixels = np.stack([_pixels(tree, name, dataset) for dataset, name in files])
     spacing = first.get("PixelSpacing") or first.get("ImagerPixelSpacing")
     mm = (float(spacing[0]), float(spacing[1])) if spacing is not None and len(spacing) == 2 else None
-    origin = Origin(tuple(dataset for dataset, _ in files))
+    origin = Series(tuple(dataset for dataset, _ in files))
     return Scan(pixels, mm if mm and known(*mm) else None, _apart(placed), placed is not None, origin)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from pydicom import Dataset
 
-from feddp.data.formats.dicom import BROKEN, CONTOURS, Origin, axes, load
+from feddp.data.formats.dicom import BROKEN, CONTOURS, Series, axes, load
 from feddp.data.formats.guarded import guarded
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, Problem
@@ -26,7 +26,7 @@ def series_of(tree: Source, name: str) -> set[str]:
         return uids - {str(dataset.get("SeriesInstanceUID"))}
 
 
-def class_maps(file: Path, dataset: Dataset, origin: Origin, classes: Sequence[str]) -> np.ndarray:
+def class_maps(file: Path, dataset: Dataset, origin: Series, classes: Sequence[str]) -> np.ndarray:
     """Returns boolean maps (classes, S, H, W) of the structures whose names are the classes', in any case of letters.
 
     With one class and one structure, the structure is the class. Structures of other names are left out; a class without
@@ -52,7 +52,7 @@ def _chosen(file: Path, names: Mapping[int, str], classes: Sequence[str]) -> dic
     return found
 
 
-def _segments(file: Path, dataset: Dataset, origin: Origin, classes: Sequence[str]) -> np.ndarray:
+def _segments(file: Path, dataset: Dataset, origin: Series, classes: Sequence[str]) -> np.ndarray:
     from highdicom.seg import Segmentation
 
     first = origin.slices[0]
@@ -76,7 +76,7 @@ def _segments(file: Path, dataset: Dataset, origin: Origin, classes: Sequence[st
     return maps
 
 
-def _contours(file: Path, dataset: Dataset, origin: Origin, classes: Sequence[str]) -> np.ndarray:
+def _contours(file: Path, dataset: Dataset, origin: Series, classes: Sequence[str]) -> np.ndarray:
     names = {int(item.ROINumber): str(item.get("ROIName") or "") for item in dataset.StructureSetROISequence}
     first = origin.slices[0]
     maps = np.zeros((len(classes), len(origin.slices), int(first.Rows), int(first.Columns)), bool)
@@ -98,7 +98,7 @@ def _closed(contours: Iterable[Dataset]) -> Iterator[np.ndarray]:
             yield np.array(contour.ContourData, float).reshape(-1, 3)
 
 
-def _on_slice(file: Path, points: np.ndarray, origin: Origin) -> tuple[int, np.ndarray]:
+def _on_slice(file: Path, points: np.ndarray, origin: Series) -> tuple[int, np.ndarray]:
     """Returns the index of a contour's slice, and its corners (N, 2) as rows and columns of pixels.
 
     The centre of a pixel has whole coordinates (DICOM PS3.3 C.7.6.2.1.1).

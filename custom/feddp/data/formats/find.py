@@ -18,7 +18,7 @@ MASKS = ("", "_mask", "_seg", "_segmentation", "_label")  # what a mask's name h
 
 
 @dataclass(frozen=True)
-class Entry:
+class FoundImage:
     """A picture, a volume or a series.
 
     Args:
@@ -60,12 +60,12 @@ class Found:
         others: files of other kinds.
     """
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[FoundImage] = field(default_factory=list)
     annotations: list[str] = field(default_factory=list)
     refused: list[FedDPError] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
-    def mask_of(self, entry: Entry) -> Entry | None:
+    def mask_of(self, entry: FoundImage) -> FoundImage | None:
         """Returns the picture or volume with the name of an image, or its name and one of MASKS; looked for in masks."""
         named = {each.name: each for each in self.entries if each.kind != DICOM}
         return next((named[entry.name + end] for end in MASKS if entry.name + end in named), None)
@@ -90,7 +90,7 @@ def find(tree: Source, folder: str) -> Found:
             below = PurePosixPath(name).relative_to(folder)
             plain = _joined((*below.parts[:-1], _stem(below.name)))
             patient = below.parts[0] if len(below.parts) > 1 else plain
-            found.entries.append(Entry(plain, kind, (name,), patient))
+            found.entries.append(FoundImage(plain, kind, (name,), patient))
     if series:
         _group(tree, folder, [name for names in series.values() for name in names], found)
     _require_distinct(found.entries)
@@ -144,11 +144,11 @@ def _group(tree: Source, folder: str, names: Iterable[str], found: Found) -> Non
         patient = _joined((headers[0].patient,)) or (parts[0] if parts else "series")
         count[parent] += 1
         plain = _joined(parts or (patient,)) + (f"_{count[parent]}" if parent in several else "")
-        found.entries.append(Entry(plain, DICOM, tuple(header.name for header in headers), patient, uid))
+        found.entries.append(FoundImage(plain, DICOM, tuple(header.name for header in headers), patient, uid))
 
 
-def _require_distinct(entries: Iterable[Entry]) -> None:
-    seen: dict[str, Entry] = {}
+def _require_distinct(entries: Iterable[FoundImage]) -> None:
+    seen: dict[str, FoundImage] = {}
     for entry in entries:
         if (other := seen.setdefault(entry.name.casefold(), entry)) is not entry:
             raise InputError(f"{other.files[0]} and {entry.files[0]} would both be {entry.name}. Rename one.")

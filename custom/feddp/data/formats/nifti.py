@@ -24,7 +24,7 @@ LARGEST = VOLUME_START + WIDEST * VOXELS + VOLUME_TAIL
 
 
 @dataclass(frozen=True)
-class Origin:
+class Volume:
     """A NIfTI volume and the axis along which it was sliced: `voxels_of` puts slices back into its own voxels."""
 
     image: nibabel.Nifti1Image
@@ -50,10 +50,10 @@ def read_volume(tree: Source, name: str, axis: str) -> Scan:
     canonical, order = nibabel.as_closest_canonical(image), AXES[axis][0]
     sizes = [round(float(canonical.header.get_zooms()[place]), 6) for place in order]  # the header has float32
     mm, apart = (sizes[1], sizes[2]) if known(*sizes[1:]) else None, sizes[0] if known(sizes[0]) else None
-    return Scan(_slices(canonical, axis), mm, apart, True, Origin(image, axis))
+    return Scan(_slices(canonical, axis), mm, apart, True, Volume(image, axis))
 
 
-def read_truth(tree: Source, mask: str, origin: Origin) -> np.ndarray:
+def read_truth(tree: Source, mask: str, origin: Volume) -> np.ndarray:
     """Returns the mask of a volume as its slices, (S, H, W) float32.
 
     Raises:

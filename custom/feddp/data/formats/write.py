@@ -7,7 +7,7 @@ from typing import Any
 import nibabel
 import numpy as np
 
-from feddp.data.formats.find import DICOM, NIFTI, PICTURE, Entry
+from feddp.data.formats.find import DICOM, NIFTI, PICTURE, FoundImage
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import Scan
 from feddp.data.pixels import write_png
@@ -19,15 +19,19 @@ MAKER, VERSION = "FedDP", "0.1.0"  # of this package
 SCHEME = "99FEDDP"  # a private coding scheme: DICOM has no code for a class of the user's
 SERIES_NUMBER = 900  # of the segmentation; scanners number from 1
 
-Write = Callable[[Path, Entry, Scan, np.ndarray, Sequence[str], str], list[Path]]
+Write = Callable[[Path, FoundImage, Scan, np.ndarray, Sequence[str], str], list[Path]]
 
 
-def write_pngs(folder: Path, entry: Entry, scan: Scan, mask: np.ndarray, classes: Sequence[str], labels: str) -> list[Path]:
+def write_pngs(
+    folder: Path, entry: FoundImage, scan: Scan, mask: np.ndarray, classes: Sequence[str], labels: str
+) -> list[Path]:
     """Writes one PNG per slice: uint8 values of 0 to C."""
     return [_written(folder / f"{name}.png", each) for name, each in zip(names(entry, mask), mask, strict=True)]
 
 
-def write_nifti(folder: Path, entry: Entry, scan: Scan, mask: np.ndarray, classes: Sequence[str], labels: str) -> list[Path]:
+def write_nifti(
+    folder: Path, entry: FoundImage, scan: Scan, mask: np.ndarray, classes: Sequence[str], labels: str
+) -> list[Path]:
     """Writes one volume of the image's own voxels and header, with uint8 values of 0 to C."""
     source = scan.origin.image
     header = source.header.copy()
@@ -39,7 +43,7 @@ def write_nifti(folder: Path, entry: Entry, scan: Scan, mask: np.ndarray, classe
     return [file]
 
 
-def write_seg(folder: Path, entry: Entry, scan: Scan, mask: np.ndarray, classes: Sequence[str], labels: str) -> list[Path]:
+def write_seg(folder: Path, entry: FoundImage, scan: Scan, mask: np.ndarray, classes: Sequence[str], labels: str) -> list[Path]:
     """Writes a binary DICOM SEG with one segment per class; of nested classes, a segment holds those inside it.
 
     Raises:
@@ -89,7 +93,7 @@ def _segmentation(slices: Sequence[Any], maps: np.ndarray, classes: Sequence[str
     )
 
 
-def write_overlays(folder: Path, entry: Entry, pixels: np.ndarray, mask: np.ndarray) -> None:
+def write_overlays(folder: Path, entry: FoundImage, pixels: np.ndarray, mask: np.ndarray) -> None:
     """Writes an RGB PNG per slice, the image under the coloured classes. pixels: uint8 (S, H, W) or (S, H, W, 3)."""
     for name, image, each in zip(names(entry, mask), pixels, mask, strict=True):
         under = (image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=-1)).astype(float)
@@ -98,7 +102,7 @@ def write_overlays(folder: Path, entry: Entry, pixels: np.ndarray, mask: np.ndar
         _written(folder / f"{name}.png", np.rint(mixed).astype(np.uint8))
 
 
-def names(entry: Entry, slices: np.ndarray) -> list[str]:
+def names(entry: FoundImage, slices: np.ndarray) -> list[str]:
     """Returns the names of an entry's slices; a picture has its own."""
     return [entry.name] if entry.kind == PICTURE else [f"{entry.name}_{number:03d}" for number in range(len(slices))]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddp.data.description import VOLUMES, Place
+from feddp.data.description import VOLUMES, Position
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.nifti import read_truth, read_volume
 from feddp.data.formats.scan import BRIGHT, Scan, eight_bits, resized
@@ -73,7 +73,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             mm = resized(scan.mm, mask.shape[1:], size)
             for number in np.flatnonzero(mask.any(axis=(1, 2))):
                 pair = resize(image[number], mask[number], size, files[""])
-                yield f"{case}_{number:03d}", case, splits[site][case], *pair, Place(case, int(number), mm, scan.apart)
+                yield f"{case}_{number:03d}", case, splits[site][case], *pair, Position(case, int(number), mm, scan.apart)
             left_out[site] += int((~mask.any(axis=(1, 2))).sum())
 
     for site in sites:

@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from feddp.data.description import HEADER, LISTED, SPLITS, Place, read_lines
+from feddp.data.description import HEADER, LISTED, SPLITS, Position, read_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
-from feddp.data.formats.find import DICOM, NIFTI, PICTURE, Entry, Found, find
+from feddp.data.formats.find import DICOM, NIFTI, PICTURE, Found, FoundImage, find
 from feddp.data.formats.labels import by_colour, by_value, in_one
 from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
 from feddp.data.names import require_site
+from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_site, splitting_of
-from feddp.data.prepare.wishes import Wishes
 from feddp.data.progress import track
 from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import TABLE_BYTES
@@ -37,7 +37,7 @@ LAYOUT = "Make the folders SOURCE/SITE/images and SOURCE/SITE/masks, or SOURCE/i
 
 
 @dataclass(frozen=True)
-class Site:
+class SourceSite:
     """A site of the source: its images, what its masks/ holds, and the mask of each image."""
 
     name: str
@@ -47,7 +47,7 @@ class Site:
     truths: Mapping[str, str]  # {image's name: name of its mask's file}
 
 
-def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | None, wishes: Wishes) -> list[str]:
+def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | None, options: FolderOptions) -> list[str]:
     """Writes <out>/<site> for each site of the source; images at size x size, or at their own size if None.
 
     Patients are split by seed (`split_site`), unless the site has a split.csv. Returns notes for the user.
@@ -71,23 +71,23 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             patients, words = {name: row[0] for name, row in rows.items()}, dict(rows.values())
         else:
             words = split_site(site.name, patients.values(), seed, split)
-        first = entries[0].read(tree, wishes.axis)
-        channels = wishes.channels or first.channels
+        first = entries[0].read(tree, options.axis)
+        channels = options.channels or first.channels
         metadata: dict[str, Any] = {
             "name": source.stem,
             "channels": channels,
-            "classes": list(wishes.classes),
-            "labels": wishes.labels,
+            "classes": list(options.classes),
+            "labels": options.labels,
             "source": "feddp data prepare folder",
-            "intensities": list(wishes.window) if wishes.window else "8 bits as they are, more to the 99th percentile",
+            "intensities": list(options.window) if options.window else "8 bits as they are, more to the 99th percentile",
             **({} if given[site.name] else splitting_of(seed, split)),
             **({"volumes": LISTED} if first.volume else {}),
-            **({"axis": wishes.axis} if any(entry.kind == NIFTI for entry in entries) else {}),
+            **({"axis": options.axis} if any(entry.kind == NIFTI for entry in entries) else {}),
         }
         samples = (
             sample
             for entry in track(entries, f"Preparing {site.name}", total=len(entries))
-            for sample in _samples(tree, site, entry, patients[entry.name], words, channels, size, wishes)
+            for sample in _samples(tree, site, entry, patients[entry.name], words, channels, size, options)
         )
         write_site(out / site.name, metadata, samples)
         if others := [*site.images.others, *site.masks.others]:
@@ -108,7 +108,7 @@ def _tops(tree: Source) -> dict[str, str]:
     return sites
 
 
-def _site(tree: Source, name: str, top: str) -> Site:
+def _site(tree: Source, name: str, top: str) -> SourceSite:
     images, masks = find(tree, f"{top}/images"), find(tree, f"{top}/masks")
     if refused := [*images.refused, *masks.refused]:
         raise refused[0]
@@ -116,7 +116,7 @@ def _site(tree: Source, name: str, top: str) -> Site:
         raise InputError(f"{tree.path}: {top}/images holds no image of a known format. {LAYOUT}.")
     if {entry.kind == PICTURE for entry in images.entries} == {True, False}:
         raise InputError(f"{tree.path}: {top}/images holds both pictures and volumes. Prepare them as two sources.")
-    return Site(name, top, images, masks, _truths(tree, images, masks))
+    return SourceSite(name, top, images, masks, _truths(tree, images, masks))
 
 
 def _truths(tree: Source, images: Found, masks: Found) -> dict[str, str]:
@@ -147,7 +147,7 @@ def _annotations(tree: Source, names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _given(tree: Source, site: Site) -> dict[str, tuple[str, str]]:
+def _given(tree: Source, site: SourceSite) -> dict[str, tuple[str, str]]:
     """Returns {image: (patient, split)} of the site's split.csv, if there is one."""
     name = f"{site.top}/split.csv"
     if name not in tree.names:
@@ -170,52 +170,52 @@ def _given(tree: Source, site: Site) -> dict[str, tuple[str, str]]:
 
 def _samples(
     tree: Source,
-    site: Site,
-    entry: Entry,
+    site: SourceSite,
+    entry: FoundImage,
     patient: str,
     words: Mapping[str, str],
     channels: int,
     size: int | None,
-    wishes: Wishes,
+    options: FolderOptions,
 ) -> Iterator[RawSample]:
-    scan = entry.read(tree, wishes.axis)
+    scan = entry.read(tree, options.axis)
     truth = site.truths[entry.name]
-    masks = _mask(tree, entry, scan, truth, wishes)
-    pixels = in_channels(eight_bits(scan.pixels, wishes.window), channels, wishes.channels is not None)
+    masks = _mask(tree, entry, scan, truth, options)
+    pixels = in_channels(eight_bits(scan.pixels, options.window), channels, options.channels is not None)
     if pixels is None:
         what = f"has {scan.channels} channel(s), but the site's first image {channels}"
         raise BadFile(Problem(tree.shown(entry.files[0]), what, "Convert all of them with --channels 1 or --channels 3"))
-    mm = scan.mm or wishes.mm
+    mm = scan.mm or options.mm
     for number, (image, mask) in enumerate(zip(pixels, masks, strict=True)):
         stem = entry.name if entry.kind == PICTURE else f"{entry.name}_{number:03d}"
         here = resized(mm, mask.shape, size)
-        place = Place(entry.name, number, here, scan.apart) if scan.volume else Place(mm=here)
+        place = Position(entry.name, number, here, scan.apart) if scan.volume else Position(mm=here)
         yield stem, patient, words[patient], *resize(image, mask, size, entry.files[0]), place
 
 
-def _mask(tree: Source, entry: Entry, scan: Scan, truth: str, wishes: Wishes) -> np.ndarray:
+def _mask(tree: Source, entry: FoundImage, scan: Scan, truth: str, options: FolderOptions) -> np.ndarray:
     """Returns the mask of an image: uint8 (S, H, W) of 0 to C."""
     file = tree.shown(truth)
     if entry.kind == DICOM:
         from feddp.data.formats.dicom import load
         from feddp.data.formats.dicom_masks import class_maps
 
-        return in_one(class_maps(file, load(tree, truth), scan.origin, wishes.classes), wishes.labels, file)
+        return in_one(class_maps(file, load(tree, truth), scan.origin, options.classes), options.labels, file)
     if entry.kind == NIFTI:
         from feddp.data.formats.nifti import read_truth
 
-        return by_value(file, read_truth(tree, truth, scan.origin), len(wishes.classes), wishes.threshold)
+        return by_value(file, read_truth(tree, truth, scan.origin), len(options.classes), options.threshold)
     from feddp.data.formats.pictures import read_labels, read_picture
 
-    values = read_picture(tree, truth).pixels[0] if wishes.colours else read_labels(tree, truth)
-    if wishes.colours:
+    values = read_picture(tree, truth).pixels[0] if options.colours else read_labels(tree, truth)
+    if options.colours:
         values = values if values.ndim == 3 else np.repeat(values[..., None], 3, axis=-1)
-        mask = by_colour(file, eight_bits(values, None), wishes.colours)
+        mask = by_colour(file, eight_bits(values, None), options.colours)
     elif values.ndim == 3 and (values != values[..., :1]).any():
         what = "has colours, and none is declared"
         raise BadFile(Problem(file, what, "Give the colours of the classes with --colour CLASS=RED,GREEN,BLUE"))
     else:
-        mask = by_value(file, values[..., 0] if values.ndim == 3 else values, len(wishes.classes), wishes.threshold)
+        mask = by_value(file, values[..., 0] if values.ndim == 3 else values, len(options.classes), options.threshold)
     if mask.shape != scan.pixels.shape[1:3]:
         (h, w), (mh, mw) = scan.pixels.shape[1:3], mask.shape
         raise BadFile(Problem(file, f"has {mw} x {mh} pixels, but its image {w} x {h}", "Make both the same size"))

@@ -12,7 +12,7 @@ from feddp.reading import is_name, short
 
 
 @dataclass(frozen=True)
-class Wishes:
+class FolderOptions:
     """What the options of `feddp data prepare folder` say.
 
     Args:
@@ -45,7 +45,7 @@ class Wishes:
         window: str | None,
         spacing: str | None,
         channels: int | None,
-    ) -> "Wishes":
+    ) -> "FolderOptions":
         """Reads the options as they are typed; raises InputError if one is wrong."""
         if not classes or len(classes) > CLASSES or len(set(classes)) < len(classes) or not all(map(is_name, classes)):
             raise InputError(f"--classes {short(','.join(classes))}: give 1 to {CLASSES} different names, comma-separated.")
