@@ -16,6 +16,11 @@ VOXELS = 512 * 512 * 256  # voxels of a volume
 VOLUME_START = 16 * MIB  # bytes of a NIfTI file before the first voxel, with the header's extensions
 VOLUME_TAIL = MIB  # bytes of a NIfTI file after the last voxel; they are not read
 
+# DICOM: a CT slice has 0.5 MiB, a mammograph 30; a segmentation of 256 slices and 5 classes 42 MiB, contours 1 to 20 MiB
+DICOM_BYTES = 160 * MIB  # bytes of a DICOM file; it is also read as a whole
+CONTOUR_BYTES = 32 * MIB  # bytes of an RTSTRUCT file: each of its numbers, a text, takes ten times its bytes in memory
+SERIES_FILES = 4096  # files of a DICOM series
+
 # archives: the public sets have 10 to 40 thousand files
 ARCHIVE_FILES = 200_000  # files in a data set's zip or folder
 ARCHIVE_DIRECTORY = 16 * MIB  # bytes of the directory of a zip, read whole before the first file: 80 bytes per file

@@ -364,10 +364,12 @@ def test_loops_of_links_and_names_that_are_too_long_are_one_line(feddp, run, fil
             one_line(*feddp(command, more[-1], file() if command == "predict" else run, more[0], place, "--out", "o")[::2])
 
 
-def test_a_picture_too_large_ends_predict_in_one_line(feddp, file, pngs, tmp_path):
+def test_a_picture_too_large_is_one_line_of_predict_and_the_others_are_done(feddp, file, pngs, tmp_path):
     (pngs / "b.png").write_bytes(png(13_000, 13_000, b""))
-    error = one_line(*feddp("predict", "--network", file(channels="3"), "--images", pngs, "--out", tmp_path / "out")[::2])
+    code, _, error = feddp("predict", "--network", file(channels="3"), "--images", pngs, "--out", tmp_path / "out")
+    assert (code, len(error.strip().splitlines())) == (1, 1)
     assert f"{pngs / 'b.png'}: " in error
+    assert [mask.name for mask in (tmp_path / "out").iterdir()] == ["a.png"]
 
 
 def test_load_personal_takes_the_file_whose_shapes_it_has_read(file, toy):

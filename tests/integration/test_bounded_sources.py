@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import feddp.archive
-from feddp.data.prepare.nifti import read_axial
+from feddp.data.formats.nifti import read_volume
 from feddp.data.prepare.source import Source
 from feddp.errors import FedDPError
 from feddp.limits import ARCHIVE_DIRECTORY, ARCHIVE_RATIO, IMAGE_BYTES, VOLUME_TAIL
@@ -21,7 +21,7 @@ from support.hostile_files import MIB, bmp, cost, one_line, png, sparse, zeros_g
 NAME = "Kvasir-SEG/images/a.png"
 READ = "Source(Path({file!r})).read({name!r})"
 SOURCE = "from feddp.data.prepare.source import Source"
-VOLUME = "import feddp.data.prepare.nifti as nifti; from feddp.data.prepare.source import Source"
+VOLUME = "import feddp.data.formats.nifti as nifti; from feddp.data.prepare.source import Source"
 
 
 def zipped(path: Path, files: dict[str, bytes], method=zipfile.ZIP_DEFLATED) -> Path:
@@ -262,7 +262,7 @@ def test_a_header_that_says_gibibytes_is_refused_before_they_are_made(tree):
 def test_a_header_that_makes_no_volume_is_named(tree, fields, message):
     for name, content in (("v.nii", volume(**fields)), ("v.nii.gz", gzip.compress(volume(**fields)))):
         with pytest.raises(FedDPError, match=message) as error:
-            read_axial(Source(tree(content, name)), f"set/{name}", f"set/{name}")
+            read_volume(Source(tree(content, name)), f"set/{name}", "axial")
         assert f"set/{name}" in str(error.value)
 
 
@@ -270,7 +270,7 @@ def test_a_checksum_that_does_not_fit_is_still_noticed(tree):
     content = bytearray(gzip.compress(volume()))
     content[-8] ^= 1
     with pytest.raises(FedDPError, match="not a readable NIfTI volume .*CRC"):
-        read_axial(Source(tree(bytes(content))), "set/v.nii.gz", "set/v.nii.gz")
+        read_volume(Source(tree(bytes(content))), "set/v.nii.gz", "axial")
 
 
 def test_the_largest_volume_is_read_with_a_few_bytes_behind_it(tree):
@@ -287,13 +287,13 @@ def test_the_largest_volume_is_read_with_a_few_bytes_behind_it(tree):
 def test_whatever_bytes_are_changed_a_volume_is_read_or_named(tree):
     """Any other exception than FedDPError fails the test. The volume as it was is read."""
     content, rng, named = volume(), np.random.default_rng(0), 0
-    assert read_axial(Source(tree(content, "v.nii")), "set/v.nii", "set/v.nii")[0].shape == (4, 8, 8)
+    assert read_volume(Source(tree(content, "v.nii")), "set/v.nii", "axial").pixels.shape == (4, 8, 8)
     for _ in range(300):
         changed = bytearray(content)
         for place in rng.integers(0, 352, 3):
             changed[place] = rng.integers(256)
         try:
-            read_axial(Source(tree(bytes(changed), "v.nii")), "set/v.nii", "set/v.nii")
+            read_volume(Source(tree(bytes(changed), "v.nii")), "set/v.nii", "axial")
         except FedDPError:
             named += 1
     assert 0 < named < 300

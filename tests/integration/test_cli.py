@@ -84,10 +84,10 @@ def test_a_personal_network_runs_at_home(tmp_path):
     (tmp_path / "grey").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "grey/c.png")
     for images, said in (
-        ("empty", "holds no PNG"),
+        ("empty", "holds no image"),
         ("nowhere", "does not exist"),
         ("images/a.png", "is a file; name its folder"),
-        ("grey", "has 1 channel(s) (PNG mode L), but the network expects 3. Save it as 8-bit RGB"),
+        ("grey", "has 1 channel(s), but the network expects 3. Save it as 8-bit RGB"),
     ):
         done = feddp(*arguments[:3], "--images", tmp_path / images, "--out", tmp_path / "x")
         assert (done.returncode, "dataset.json" in done.stderr) == (2, False)

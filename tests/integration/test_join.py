@@ -134,7 +134,7 @@ def test_the_command_leaves_a_network_that_predicts_and_its_results(finished, ho
         assert results["sites"]["hospital"][when] == found
     assert "| before |" in (out / "results.md").read_text()
     assert len((out / "images.csv").read_text().splitlines()) == 1 + 2 * 2
-    assert predict(out / "network.safetensors", hospital / "images", tmp_path / "masks") == 12
+    assert predict(out / "network.safetensors", hospital / "images", tmp_path / "masks").masks == 12
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_gives_others(finished, hospital, ious, tmp_path):

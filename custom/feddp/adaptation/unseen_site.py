@@ -125,7 +125,7 @@ def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> d
         "images": {sample["stem"]: row for sample, row in zip(samples, rows, strict=True)},
     }
     if site.volumes:
-        cases = measure_volumes(predicted, masks, [sample["patient"] for sample in samples])
+        cases = measure_volumes(predicted, masks, [site.case_of(row) for row in site.rows_of(SPLIT)])
         content |= {"volumes": summarize(list(cases.values())), "cases": cases}
     write_json(out / SCORES, content)
     return {"scores": scores}

@@ -1,4 +1,4 @@
-"""`feddp data`: prepare public sets, make synthetic ones, check any."""
+"""`feddp data`: prepare public sets or your own images, make synthetic ones, check any."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from feddp.data.prepare import PREPARE
+from feddp.cli.options import Axis, ValueWindow, given, words
+from feddp.data.prepare import FOLDER, PREPARE
 from feddp.data.prepare.split import SPLITTINGS
 from feddp.errors import InputError
 
@@ -16,10 +17,11 @@ Out = Annotated[Path, typer.Option(help="Where the sites' folders go.")]
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(PREPARE)}.")],
-    source: Annotated[Path, typer.Option(help="The data set as downloaded: a folder or a zip.")],
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(PREPARE)}; {FOLDER}: your own images.")],
+    source: Annotated[Path, typer.Option(help="The data set as downloaded, or your own: a folder or a zip.")],
     out: Out,
-    size: Annotated[int | None, typer.Option(min=8, help="Pixels of a side; as published if left out.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Pixels of a side; as they are if left out.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides which patient goes to which split.")] = 0,
     split: Annotated[
         str | None,
@@ -28,11 +30,38 @@ def prepare(
             " numbers of training images. If left out: 60/20/20, and the data set's own test images where they are published."
         ),
     ] = None,
+    classes: Annotated[
+        str, typer.Option(help=f"{FOLDER}: the classes, comma-separated, in the order of their values.")
+    ] = "lesion",
+    labels: Annotated[str, typer.Option(help=f"{FOLDER}: nested or exclusive classes.")] = "nested",
+    colour: Annotated[
+        list[str], typer.Option(help=f"{FOLDER}: CLASS=RED,GREEN,BLUE of each class, if masks are coloured.")
+    ] = [],  # noqa: B006
+    threshold: Annotated[
+        int,
+        typer.Option(
+            min=1, max=254, help=f"{FOLDER}: masks of one class with other values than 0 and 1 are foreground above it."
+        ),
+    ] = 127,
+    axis: Axis = "axial",
+    window: ValueWindow = None,
+    spacing: Annotated[
+        str | None, typer.Option(help=f"{FOLDER}: millimetres between a picture's pixels, or ROWS,COLUMNS.")
+    ] = None,
+    channels: Annotated[int | None, typer.Option(help=f"{FOLDER}: convert all images to 1 (grey) or 3 (RGB) channels.")] = None,
 ) -> None:
-    """Turn a public data set into sites' folders."""
+    """Turn a public data set, or your own images, into sites' folders."""
     if name not in PREPARE:
         raise InputError(f"{name}: not a known data set. Use one of {', '.join(PREPARE)}.")
-    for note in PREPARE[name](source, out, size, seed, split):
+    more = {}
+    if name == FOLDER:
+        from feddp.data.prepare.folder_options import FolderOptions
+
+        given_classes = words(classes)
+        more["options"] = FolderOptions.of(given_classes, labels, colour, threshold, axis, window, spacing, channels)
+    elif others := given(context, "name", "source", "out", "size", "seed", "split"):
+        raise InputError(f"{', '.join(others)}: only for feddp data prepare {FOLDER}. Leave it out.")
+    for note in PREPARE[name](source, out, size, seed, split, **more):
         typer.echo(note)
     typer.echo(_summary(out))
 

@@ -8,6 +8,7 @@ import typer
 
 from feddp.cli.config import from_file, merged
 from feddp.cli.options import (
+    Axis,
     Device,
     Env,
     Environment,
@@ -21,6 +22,7 @@ from feddp.cli.options import (
     Size,
     Then,
     Threads,
+    ValueWindow,
     Weights,
     given,
     words,
@@ -124,15 +126,27 @@ def job(
 
 def predict(
     network: Annotated[Path, typer.Option(help="A site's network.safetensors.")],
-    images: Annotated[Path, typer.Option(help="A folder of PNGs.")],
+    images: Annotated[Path, typer.Option(help="A folder of PNG, JPEG, TIFF, NIfTI or DICOM.")],
     out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names.")],
     device: Device = "cpu",
+    format: Annotated[str, typer.Option(help="png, nifti (of NIfTI images) or dicom-seg (of DICOM images).")] = "png",
+    overlay: Annotated[bool, typer.Option("--overlay", help="Write the images too, with the masks over them.")] = False,
+    axis: Axis = "axial",
+    window: ValueWindow = None,
+    convert: Annotated[bool, typer.Option("--convert", help="Convert images to the network's channels, grey or RGB.")] = False,
 ) -> None:
-    """Write a mask for every image, with a network that a run has left."""
+    """Write a mask for every image, with a network that a run has left; exit code 1 if some files could not be read."""
+    from feddp.data.formats.scan import window_of
     from feddp.reading import counted
+    from feddp.run.predict import PredictOptions
     from feddp.run.predict import predict as write_masks
 
-    print(f"{counted(write_masks(network, images, out, device), 'mask')} in {out}")
+    done = write_masks(network, images, out, device, PredictOptions(format, overlay, axis, window_of(window), convert))
+    print(f"{counted(done.masks, 'mask')} in {out}")
+    for line in done.refused:
+        print(line, file=sys.stderr)
+    if done.refused:
+        raise typer.Exit(1)
 
 
 def methods() -> None:

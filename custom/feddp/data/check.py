@@ -1,62 +1,103 @@
 """Lists all problems of a site's folder, or of all sites' folders under a root."""
 
+import os
+import re
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from feddp.data.description import SPLITS, Row, read_dataset, read_split
+from feddp.data.description import SPLITS, Row, read_dataset, read_rows
+from feddp.data.names import site_problem
 from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.progress import track
 from feddp.errors import BadFile, Problem
 from feddp.reading import real
 
-PARTS = ("dataset.json", "split.csv", "images", "masks")
+FOLDERS, FILES = ("images", "masks"), ("dataset.json", "split.csv")
+PARTS = (*FILES, *FOLDERS)
+MANY = 3  # more problems of one kind in one folder are one line
+CONVERT = "`feddp data prepare folder` converts other formats and masks"
 
 
-def check(path: Path) -> list[Problem]:
-    """Returns all problems of a site's folder, or of every site's folder under a root.
+def check(path: Path, named: bool = True) -> list[Problem]:
+    """Returns all problems of a site's folder, or of every site's folder under a root; repeated ones are one problem.
 
     An unreadable file does not stop the check; it is one of the problems. A site with "unseen": true in its dataset.json is
     only tested on, so its splits train and val may be empty.
+
+    Args:
+        named: whether a folder's name is the site's, as in a run on this machine. At a real site, the kit has the name.
     """
     path = Path(path)
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         return [Problem(path, what, "Give a site's folder, or the folder that holds them")]
     if _looks_like_site(path):
-        return _check_site(path)
+        return grouped(_check_site(path, named))
     hidden = "."  # hidden folders are left by an interrupted `write_site` and are not sites
-    children = sorted(path.iterdir())
-    sites = [child for child in children if _looks_like_site(child) and not child.name.startswith(hidden)]
+    children = [child for child in sorted(path.iterdir()) if not child.name.startswith(hidden) and child.is_dir()]
+    sites = [child for child in children if _looks_like_site(child)]
     if not sites:
         return [Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")]
-    return [problem for site in sites for problem in _check_site(site)]
+    strays = [Problem(child, "is no site's folder", "Move it elsewhere") for child in children if child not in sites]
+    return grouped([*(problem for site in sites for problem in _check_site(site, named)), *strays])
+
+
+def grouped(problems: Iterable[Problem]) -> list[Problem]:
+    """Returns the problems; more than MANY that differ only in their file and in numbers are one, with an example."""
+    alike: dict[tuple[Path, str, str], list[Problem]] = defaultdict(list)
+    for problem in problems:
+        kind = re.sub(r"\d+(, (\d+|\.\.\.))*", "#", problem.what)
+        alike[problem.file.parent, kind, problem.remedy].append(problem)
+    return [problem for found in alike.values() for problem in (found if len(found) <= MANY else [_one_of(found)])]
+
+
+def _one_of(found: list[Problem]) -> Problem:
+    first, others = found[0], len(found) - 1
+    return Problem(first.file, f"{first.what} (and {others} more in {first.file.parent.name}/ alike)", first.remedy)
 
 
 def _looks_like_site(path: Path) -> bool:
     return any((path / part).exists() for part in PARTS)
 
 
-def _check_site(site: Path) -> list[Problem]:
+def _check_site(site: Path, named: bool) -> list[Problem]:
     metadata, problems = read_dataset(site / "dataset.json")
     # pixels are checked only with a valid dataset.json, which gives the rules, and only inside the folder
     sound = not problems
-    rows, more = read_split(site / "split.csv")
+    if named and (wrong := site_problem(site, site.resolve().name)):
+        problems.append(wrong)
+    listed, more = read_rows(site / "split.csv")
+    rows = tuple(row for row in listed if row.split in SPLITS)
     problems += more
-    readable = bool(rows) or not more
+    problems += [_unreadable(site / part) for part in PARTS if (site / part).exists() and _closed(site / part)]
+    problems += [*_alike_but_for_case(site, listed), *_strays(site)]
+    readable = bool(listed) or not more
     if readable:
         problems += _empty_splits(site, metadata, rows)
-    stems = {row.image for row in rows}
-    for part in ("images", "masks"):
+    stems = {row.image for row in listed}
+    strangers: dict[str, dict[str, Problem]] = {}
+    for part in FOLDERS:
         try:
-            problems += _strangers(site / part, stems if readable else None)
+            wrong_files, strangers[part] = _strangers(site / part, stems if readable else None)
+            problems += wrong_files
         except BadFile as bad:
             problems.append(bad.problem)
             sound = False  # the files outside are not read
+        except PermissionError:
+            rows = ()  # `_closed` names the folder
+    problems += _once(*(strangers.get(part, {}) for part in FOLDERS))
     for row in track(rows, f"Checking {site.name}"):
-        if sound:
+        lost = [file for part in FOLDERS if not os.path.lexists(file := site / part / f"{row.image}.png")]
+        if len(lost) == len(FOLDERS):
+            remedy = "Add them, or correct or remove the line in split.csv"
+            problems.append(Problem(lost[0], "and its mask are missing", remedy))
+        elif sound:
             problems += _check_pixels(site, row, metadata["channels"], len(metadata["classes"]))
         else:
-            problems += _missing(site, row)
+            problems += [Problem(file, "is missing", "Add it, or remove its line from split.csv") for file in lost]
     return problems
 
 
@@ -67,43 +108,80 @@ def _empty_splits(site: Path, metadata: dict[str, Any], rows: tuple[Row, ...]) -
     return [Problem(site / "split.csv", f"split {s} is empty", remedy) for s in needed if s not in filled]
 
 
-def _strangers(folder: Path, stems: set[str] | None) -> list[Problem]:
-    """Returns the problems of files that split.csv does not list; `stems` is None if split.csv could not be read.
+def _alike_but_for_case(site: Path, rows: Iterable[Row]) -> Iterator[Problem]:
+    """Yields the images that are one file on the disks of Windows and macOS."""
+    seen: dict[str, str] = {}
+    for row in rows:
+        if (other := seen.setdefault(row.image.casefold(), row.image)) != row.image:
+            what = f"images {other} and {row.image} differ in case only"
+            yield Problem(site / "split.csv", what, "Rename one: some systems take them for one file")
+
+
+def _strays(site: Path) -> Iterator[Problem]:
+    for child in sorted(site.iterdir()):
+        if child.is_dir() and child.name not in FOLDERS and not child.name.startswith("."):
+            yield Problem(child, "is neither images nor masks, and is not read", "Move it elsewhere, or rename it")
+
+
+def _strangers(folder: Path, stems: set[str] | None) -> tuple[list[Problem], dict[str, Problem]]:
+    """Returns the problems of files that are no PNG, and, by stem, those of PNGs that split.csv does not list.
+
+    `stems` is None if split.csv could not be read.
 
     Raises:
         BadFile: `folder` is a link that leads out of the site's folder, or a loop.
+        PermissionError: the folder cannot be listed.
     """
     try:
         there = real(folder, folder.parent).is_dir()
     except FileNotFoundError:
         there = False
     if not there:
-        return [Problem(folder, "is missing", "Make the folder and put the PNGs there")]
-    problems = []
+        return [Problem(folder, "is missing", "Make the folder and put the PNGs there")], {}
+    problems, unlisted = [], {}
     for file in sorted(file for file in folder.iterdir() if not file.name.startswith(".")):
-        if file.suffix != ".png":
-            problems.append(Problem(file, "is not a .png file", "Convert it to PNG, or remove it"))
+        if file.is_dir():
+            problems.append(Problem(file, "is a folder", "Put its PNGs beside the others, or move it elsewhere"))
+        elif file.suffix != ".png":
+            problems.append(Problem(file, "is not a .png file", f"Convert it to PNG, or remove it; {CONVERT}"))
         elif stems is not None and file.stem not in stems:
-            problems.append(Problem(file, "is not in split.csv", "Add a line for it, or remove the file"))
-    return problems
+            unlisted[file.stem] = Problem(file, "is not in split.csv", "Add a line for it, or remove the file")
+    return problems, unlisted
 
 
-def _missing(site: Path, row: Row) -> list[Problem]:
-    files = [site / part / f"{row.image}.png" for part in ("images", "masks")]
-    return [Problem(f, "is missing", "Add it, or remove its line from split.csv") for f in files if not f.exists()]
+def _once(images: dict[str, Problem], masks: dict[str, Problem]) -> Iterator[Problem]:
+    """Yields one problem for an image and a mask that are both not in split.csv."""
+    for stem, problem in images.items():
+        if stem in masks:
+            yield Problem(problem.file, "and its mask are not in split.csv", "Add a line for them, or remove both")
+        else:
+            yield problem
+    yield from (problem for stem, problem in masks.items() if stem not in images)
 
 
 def _check_pixels(site: Path, row: Row, channels: int, classes: int) -> list[Problem]:
-    image_file, mask_file = (site / part / f"{row.image}.png" for part in ("images", "masks"))
+    image_file, mask_file = (site / part / f"{row.image}.png" for part in FOLDERS)
     problems, pixels = [], []
     for read, file, rule in ((read_image, image_file, channels), (read_mask, mask_file, classes)):
         try:
             pixels.append(read(file, rule, site))
         except BadFile as error:
             problems.append(error.problem)
+            continue
+        if _closed(file):
+            problems.append(_unreadable(file))
     if len(pixels) == 2:
         try:
             same_size(image_file, *pixels)
         except BadFile as error:
             problems.append(error.problem)
     return problems
+
+
+def _closed(path: Path) -> bool:
+    """Whether only root can read a file or list a folder. Root does so without an error, and no site runs as root."""
+    return not stat.S_IMODE(os.stat(path).st_mode) & (stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
+
+
+def _unreadable(file: Path) -> Problem:
+    return Problem(file, "may be read by nobody but root", f"Permit it: chmod u+r {file.name}")

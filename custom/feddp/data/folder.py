@@ -1,7 +1,7 @@
 """A site's folder: the only data format that feddp reads.
 
     <root>/<site>/dataset.json    metadata of the data: name, channels, classes, labels, and any more
-    <root>/<site>/split.csv       image,patient,split
+    <root>/<site>/split.csv       image,patient,split and, where known, where each image lies (`feddp.data.description`)
     <root>/<site>/images/<stem>.png    8-bit, one or three channels
     <root>/<site>/masks/<stem>.png     8-bit, one channel, 0 (background) to C
 
@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from feddp.data.description import HEADER, SPLITS, Row, read_dataset, read_split
+from feddp.data.description import LISTED, SPLITS, Position, Row, read_dataset, read_split, tabled
 from feddp.data.pixels import write_png
 from feddp.errors import InputError
 from feddp.files import write_json
 
-# stem, patient, split, image, mask
-RawSample = tuple[str, str, str, np.ndarray, np.ndarray]
+# stem, patient, split, image, mask and, where known, the image's place
+RawSample = tuple[str, str, str, np.ndarray, np.ndarray] | tuple[str, str, str, np.ndarray, np.ndarray, Position]
 
 
 class Described(Protocol):
@@ -51,7 +51,7 @@ class SiteFolder:
     classes: tuple[str, ...]
     labels: str
     rows: tuple[Row, ...]
-    volumes: bool = False  # whether a patient's images are the slices of one volume
+    volumes: str = ""  # the column of split.csv whose equal values are one volume; "": every image is a separate picture
 
     @classmethod
     def open(cls, path: Path) -> "SiteFolder":
@@ -73,7 +73,7 @@ class SiteFolder:
             classes=tuple(metadata["classes"]),
             labels=metadata["labels"],
             rows=rows,
-            volumes="volumes" in metadata,
+            volumes=metadata.get("volumes", ""),
         )
 
     def image_path(self, stem: str) -> Path:
@@ -81,6 +81,10 @@ class SiteFolder:
 
     def mask_path(self, stem: str) -> Path:
         return self.path / "masks" / f"{stem}.png"
+
+    def case_of(self, row: Row) -> str:
+        """Returns the volume to which an image belongs: the patient's only one, unless split.csv lists volumes."""
+        return (row.place.volume if self.volumes == LISTED else "") or row.patient
 
     def rows_of(self, *splits: str) -> tuple[Row, ...]:
         """Returns the rows of some of train, val and test, in the order of split.csv; raises InputError for any other word."""
@@ -136,7 +140,8 @@ def refuse_occupied(paths: Iterable[Path]) -> None:
 def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]) -> None:
     """Writes a whole site's folder, or nothing.
 
-    `dataset` becomes dataset.json; samples are (stem, patient, split, image uint8 (H, W, 3) or (H, W), mask uint8 (H, W)).
+    `dataset` becomes dataset.json; samples are (stem, patient, split, image uint8 (H, W, 3) or (H, W), mask uint8 (H, W)) and,
+    where it is known, the image's `Position`.
     Files are written to a hidden folder beside the target, which is renamed at the end, so an interrupted run leaves no
     incomplete site.
 
@@ -151,14 +156,14 @@ def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]
         for name in ("images", "masks"):
             (partial / name).mkdir(parents=True)
         write_json(partial / "dataset.json", dataset)
+        rows = []
+        for stem, patient, split, image, mask, *place in samples:
+            _demand_pixels(f"{path.name}/{stem}", dataset, image, mask)
+            rows.append(Row(stem, patient, split, *place))
+            write_png(partial / "images" / f"{stem}.png", image)
+            write_png(partial / "masks" / f"{stem}.png", mask)
         with (partial / "split.csv").open("w", newline="", encoding="utf-8") as stream:
-            table = csv.writer(stream, lineterminator="\n")
-            table.writerow(HEADER)
-            for stem, patient, split, image, mask in samples:
-                _demand_pixels(f"{path.name}/{stem}", dataset, image, mask)
-                table.writerow([stem, patient, split])
-                write_png(partial / "images" / f"{stem}.png", image)
-                write_png(partial / "masks" / f"{stem}.png", mask)
+            csv.writer(stream, lineterminator="\n").writerows(tabled(rows))
         SiteFolder.open(partial)
         if path.exists():
             path.rmdir()

@@ -3,9 +3,10 @@
 import csv
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from feddp.data.description import HEADER
+from feddp.data.description import tabled
 from feddp.data.folder import SiteFolder
 from feddp.data.prepare.split import deal_patients
 from feddp.errors import InputError
@@ -20,7 +21,7 @@ def deal(site: SiteFolder, folds: int, seed: int) -> list[Lines]:
     if not splits:
         patients = len({row.patient for row in site.rows})
         raise InputError(f"{site.path} has {patients} patients, too few for {folds} folds; choose fewer folds, or leave it out")
-    return [[HEADER, *([row.image, row.patient, split[row.patient]] for row in site.rows)] for split in splits]
+    return [tabled(replace(row, split=split[row.patient]) for row in site.rows) for split in splits]
 
 
 def write_fold(site: SiteFolder, target: Path, lines: Lines) -> None:

@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from feddp.data.description import Row
 from feddp.data.folder import SiteFolder
-from feddp.data.pixels import read_image, read_mask, same_size
+from feddp.data.formats.scan import resized
+from feddp.data.pixels import extent, read_image, read_mask, same_size
 from feddp.data.progress import track
 
 
@@ -27,6 +29,14 @@ class _Maps(TypedDict, total=False):
 class Sample(_Image, _Maps):
     stem: str
     patient: str
+
+
+def spacing(folder: SiteFolder, row: Row, size: int) -> tuple[float, float] | None:
+    """Returns the millimetres between rows and between columns of an image that is resized to size x size, if known.
+
+    Reads the PNG's header.
+    """
+    return row.place.mm and resized(row.place.mm, extent(folder.image_path(row.image), folder.path), size)
 
 
 class Batch(_Image, _Maps):

@@ -71,6 +71,16 @@ def read_image(file: Path, channels: int, within: Path, network: bool = False) -
     return np.asarray(image)
 
 
+def extent(file: Path, within: Path) -> tuple[int, int]:
+    """Returns the height and width in a PNG's header, in pixels. Raises BadFile as `read_image`."""
+    try:
+        with opened(file, IMAGE_BYTES, within) as stream:
+            width, height = Image.open(stream, formats=("PNG",)).size
+    except (FileNotFoundError, OSError, ValueError, SyntaxError) as error:
+        raise BadFile(Problem(file, f"is not a readable image ({short(str(error), 200)})", "Write it again as PNG")) from None
+    return height, width
+
+
 def read_mask(file: Path, classes: int, within: Path) -> np.ndarray:
     """Returns a mask as uint8 (H, W) with values 0 to `classes`.
 
@@ -85,7 +95,8 @@ def read_mask(file: Path, classes: int, within: Path) -> np.ndarray:
     if values.max(initial=0) > classes:
         wrong = np.unique(values[values > classes])
         shown = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
-        raise BadFile(Problem(file, f"has the value(s) {shown}", f"Use 0 to {classes} only"))
+        convert = "; `feddp data prepare folder` converts masks of 0 and 255" if wrong[-1] > 127 and classes == 1 else ""
+        raise BadFile(Problem(file, f"has the value(s) {shown}", f"Use 0 to {classes} only{convert}"))
     return values
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder, find_sites, metadata_of, misfit
+from feddp.data.names import require_site
 from feddp.errors import InputError
 from feddp.files import write_text, writing
 from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
@@ -118,9 +119,12 @@ def federation_of(root: Path, only: Sequence[str] | None = None) -> tuple[list[s
     """Returns the sites below `root`, or only those in `only`, and their common metadata: channels, classes, labels.
 
     Raises:
-        InputError: there is no site, a site of `only` does not exist, or two sites differ; names them.
+        InputError: there is no site, a site of `only` does not exist, two sites differ, or FLARE takes no site of such a name;
+            names them.
     """
     paths = {path.name: path for path in find_sites(root)}
+    for name, path in paths.items():
+        require_site(path, name)
     if unknown := sorted(set(only or ()) - paths.keys()):
         raise InputError(f"{', '.join(unknown)}: not a site below {root}; the sites are {', '.join(paths)}")
     folders = [SiteFolder.open(path) for name, path in paths.items() if only is None or name in only]

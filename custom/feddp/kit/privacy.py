@@ -141,4 +141,4 @@ def _data(kit: Kit, path: Path, policy: SitePolicy) -> list[Problem]:
     if not (data / "dataset.json").exists():
         named = f"`data` in {path}" if containers is None else f"a dataset's `source` in {containers.file}"
         return [Problem(data, "is not a site's folder: it has no dataset.json", f"Name the folder as {named}")]
-    return open_to_all(data) + data_problems(data)
+    return open_to_all(data) + data_problems(data, named=False)

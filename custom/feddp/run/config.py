@@ -43,7 +43,7 @@ def read_config(path: Path) -> dict[str, Any]:
         BadFile: the file is missing, too large, no YAML of names and values, has an alias, or has a key twice.
     """
     try:
-        content = yaml.load(read(path, CONFIG_BYTES), _Loader)  # noqa: S506: a child of SafeLoader
+        content = yaml.load(read(path, CONFIG_BYTES), _Loader)  # a child of SafeLoader
     except FileNotFoundError:
         raise BadFile(Problem(path, "does not exist", "Name the run.yaml of a run, or a file of your own")) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that does not exist, bytes of no text

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from feddp import protocol
+from feddp.data.loading import spacing
 from feddp.errors import ContributionError
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, STAGES
 from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD, Sent
@@ -20,9 +21,9 @@ from feddp.stages.results import gathered
 from feddp.stages.server import Server
 from feddp.stages.site import PEERS, Site
 from feddp.training.loop import predict
-from feddp.training.metrics import METRICS, Row, columns, largest_components, measure, summarize
+from feddp.training.metrics import METRICS, MM, Row, columns, foreground, largest_components, measure, millimetres, summarize
 from feddp.training.spectra import SLOT as RECEIVED_SPECTRA
-from feddp.training.volumes import VOLUME_METRICS, measure_volumes
+from feddp.training.volumes import VOLUME_METRICS, measure_in_mm, measure_volumes
 
 Rows = dict[str, Row]  # {name of the image or case: metrics}
 
@@ -104,8 +105,9 @@ def answer(task: str, message: Message, host: Host) -> Message:
 def evaluate(site: Site) -> dict[str, Any]:
     """Test metrics of this site's network before and after its last stage, and of its peers' networks.
 
-    Per-image values are written to `images.csv` and per-case values to `cases.csv`; these files stay at the site. Asked again
-    about the same networks, the site returns the same result, which it could not measure again without its peers' networks.
+    Per-image values are written to `images.csv` and per-case values to `cases.csv`; these files stay at the site, and with them
+    the distances in millimetres. Asked again about the same networks, the site returns the same result, which it could not
+    measure again without its peers' networks.
 
     Returns:
         {"before_calibration": summary, "final": summary, "peers": {site: summary}}, each as `metrics.summarize` returns it.
@@ -120,7 +122,7 @@ def evaluate(site: Site) -> dict[str, Any]:
     found = _summaries(site, "image", {slot: images for slot, (images, _) in measured.items()}, before, final)
     if site.folder.volumes:
         found[VOLUMES] = _summaries(site, "case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
-    found["peers"] = {peer: _summary(_measure(site, state, by_class=False)[0]) for peer, state in peer_networks(site).items()}
+    found["peers"] = {peer: _summary(_measure(site, state, own=False)[0]) for peer, state in peer_networks(site).items()}
     site.keep_evaluation(found)
     for received in (PEERS, RECEIVED_SPECTRA):  # peers' tensors are no longer needed
         site.store.remove(received)
@@ -129,31 +131,45 @@ def evaluate(site: Site) -> dict[str, Any]:
 
 def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, final: str) -> dict[str, Any]:
     """Writes each network's rows to `<what>s.csv` and returns the summaries, which may leave."""
+    names = dict.fromkeys(name for values in rows.values() for row in values.values() for name in row)
     with open(site.store.folder / f"{what}s.csv", "w", newline="", encoding="utf-8") as handle:
-        writer = csv.DictWriter(handle, ["network", what, *next(iter(rows[final].values()))])
+        writer = csv.DictWriter(handle, ["network", what, *names])  # a field stays empty where a value is unknown
         writer.writeheader()
         for slot, values in rows.items():
             writer.writerows({"network": slot, what: name, **row} for name, row in values.items())
     return {when: _summary(rows[slot]) for when, slot in zip(WHEN, (before, final), strict=True)}
 
 
-def _measure(site: Site, state: Mapping[str, Tensor], by_class: bool = True) -> tuple[Rows, Rows]:
-    """Returns the metrics per test image, by file stem, and per case if the images are slices of volumes."""
+def _measure(site: Site, state: Mapping[str, Tensor], own: bool = True) -> tuple[Rows, Rows]:
+    """Returns the metrics per test image, by file stem, and per case if the images are slices of volumes.
+
+    Those of this site's `own` networks have the classes' values and, where a spacing is known, distances in millimetres.
+    """
     site.network.load_state_dict(state)
-    classes = site.plan.classes if by_class else ()
+    classes = site.plan.classes if own else ()
     rows: list[Row] = []
     maps: list[Tensor] = []
+    listed = {row.image: row for row in site.folder.rows}
+    where = [listed[sample["stem"]] for sample in site.test]
+    spacings = [spacing(site.folder, row, site.plan.size) if own else None for row in where]
     for predicted, batch in predict(site.network, site.test):
         part = largest_components(predicted) if site.plan.training.largest_component else predicted
-        rows += measure(part, batch["mask"], classes)
+        for row, maps_of, truth in zip(measure(part, batch["mask"], classes), part, batch["mask"], strict=True):
+            mm = spacings[len(rows)]
+            rows.append(row | (millimetres(foreground(maps_of), foreground(truth), mm, classes) if mm else {}))
         if site.folder.volumes:
             maps.append(part.cpu())
-    images = dict(zip((sample["stem"] for sample in site.test), rows, strict=True))
+    images = dict(zip((row.image for row in where), rows, strict=True))
     if not maps:
         return images, {}
-    masks, cases = torch.stack([s["mask"] for s in site.test]), [s["patient"] for s in site.test]
-    return images, measure_volumes(torch.cat(maps), masks, cases, classes)
+    masks, cases = torch.stack([s["mask"] for s in site.test]), [site.folder.case_of(row) for row in where]
+    found = measure_volumes(torch.cat(maps), masks, cases, classes)
+    places = [(row.place.slice, mm, row.place.apart) for row, mm in zip(where, spacings, strict=True)]
+    distances = measure_in_mm(torch.cat(maps), masks, cases, places, classes)
+    return images, {case: row | distances.get(case, {}) for case, row in found.items()}
 
 
 def _summary(rows: Rows) -> dict[str, dict[str, float]]:
-    return summarize(list(rows.values()))
+    """Summarizes the metrics that the table of tasks has; distances in millimetres are not among them."""
+    kept = [{name: value for name, value in row.items() if not name.split("_")[0].endswith(MM)} for row in rows.values()]
+    return summarize(kept)

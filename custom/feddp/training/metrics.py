@@ -1,4 +1,4 @@
-"""Segmentation metrics from MONAI: Dice, IoU, and distances between boundaries in pixels.
+"""Segmentation metrics from MONAI: Dice, IoU, and distances between boundaries in pixels, or in millimetres where known.
 
 Rule for empty masks: if prediction and mask are both empty, dice = iou = 1 and every distance is 0; if exactly one is empty,
 dice = iou = 0 and every distance is the image's diagonal sqrt(H² + W²), longer than any distance in the image. So every number
@@ -21,6 +21,8 @@ from torch import Tensor
 from feddp.errors import InputError
 
 METRICS = ("dice", "iou", "hd", "hd95", "assd", "assd-medpy")
+DISTANCES = ("hd", "hd95", "assd", "assd-medpy")
+MM, MM_METRICS = "-mm", ("hd95", "assd")  # that are also given in millimetres
 THRESHOLD = 0.5
 DIVERGED = "predictions are not finite; the network has diverged: lower the learning rate"
 
@@ -30,6 +32,11 @@ Row = dict[str, float]
 def of_class(metric: str, name: str) -> str:
     """Returns the name of a metric of one class; with name "", that of the mean over the classes."""
     return f"{metric}_{name}" if name else metric
+
+
+def in_mm(metric: str) -> str:
+    """Returns the name of a distance in millimetres. These stay at the site: no table of `feddp.protocol` has them."""
+    return metric + MM
 
 
 def columns(metrics: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
@@ -93,6 +100,17 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
     return [{"dice": float(dice[c]), "iou": float(iou[c])} | _distances(predicted[c], truth[c]) for c in range(len(predicted))]
 
 
+def millimetres(predicted: Tensor, truth: Tensor, spacing: Sequence[float], classes: Sequence[str] = ()) -> Row:
+    """Returns MM_METRICS of one image or volume, by the names of `in_mm`, the mean over its classes and those of each class.
+
+    predicted and truth: boolean (C, H, W) or (C, S, H, W); spacing: millimetres from one element to the next of each axis
+    after the first. The boundary of a volume consists of the voxels that have one of six neighbours outside. Empty masks
+    follow the rule of this module, with the diagonal in millimetres.
+    """
+    found = [_distances(p, t, spacing) for p, t in zip(predicted, truth, strict=True)]
+    return averaged([{in_mm(metric): row[metric] for metric in MM_METRICS} for row in found], classes)
+
+
 def foreground(probabilities: Tensor) -> Tensor:
     """Returns whether each probability is above one half, on the CPU; raises InputError if one is not finite."""
     if not torch.isfinite(probabilities).all():
@@ -131,17 +149,21 @@ def summarize(rows: list[Row]) -> dict[str, dict[str, float]]:
     }
 
 
-def _distances(predicted: Tensor, truth: Tensor) -> Row:
-    """Returns the distances of boolean masks (H, W). Empty masks bypass MONAI, which warns and returns nan for them."""
+def _distances(predicted: Tensor, truth: Tensor, spacing: Sequence[float] | None = None) -> Row:
+    """Returns the distances of boolean masks, (H, W) or (S, H, W); in pixels without a spacing.
+
+    Empty masks bypass MONAI, which warns and returns nan for them.
+    """
     empty = (not predicted.any()) + (not truth.any())
     if empty:
-        distance = 0.0 if empty == 2 else math.hypot(*truth.shape)
-        return dict.fromkeys(("hd", "hd95", "assd", "assd-medpy"), distance)
+        sides = truth.shape if spacing is None else [n * mm for n, mm in zip(truth.shape, spacing, strict=True)]
+        return dict.fromkeys(DISTANCES, 0.0 if empty == 2 else math.hypot(*sides))
     from monai.metrics.utils import get_mask_edges, get_surface_distance
 
     edges, true_edges = get_mask_edges(predicted, truth, crop=False)
-    there = get_surface_distance(edges, true_edges).double().numpy()
-    back = get_surface_distance(true_edges, edges).double().numpy()
+    step = None if spacing is None else list(spacing)
+    there = get_surface_distance(edges, true_edges, spacing=step).double().numpy()
+    back = get_surface_distance(true_edges, edges, spacing=step).double().numpy()
     return {
         "hd": float(max(there.max(), back.max())),
         "hd95": float(max(np.percentile(there, 95), np.percentile(back, 95))),

@@ -1,6 +1,7 @@
 """Each kind of problem is found, named with its file, and stops nothing."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from feddp.cli.data import app
 from feddp.data.check import check
 from feddp.data.folder import write_site
+from feddp.data.names import site_problem
 
 REQUIRED = {"name": "toy", "channels": 3, "classes": ["tumour"], "labels": "nested"}
 LINES = ["i0,p0,train", "i1,p0,train", "i2,p1,val", "i3,p2,test"]
@@ -37,7 +39,7 @@ def metadata(site, **changed):
 # name: (what is done to the folder, the file it shows in, what is said of it); each gives exactly one problem
 PROBLEMS = {
     "missing mask": (lambda s: (s / "masks/i1.png").unlink(), "masks/i1.png", "is missing"),
-    "extra mask": (lambda s: png(s / "masks/x.png", (6, 8)), "masks/x.png", "is not in split.csv"),
+    "extra mask": (lambda s: png(s / "masks/y.png", (6, 8)), "masks/y.png", "is not in split.csv"),
     "missing image": (lambda s: (s / "images/i2.png").unlink(), "images/i2.png", "is missing"),
     "extra image": (lambda s: png(s / "images/x.png", (6, 8, 3)), "images/x.png", "is not in split.csv"),
     "not a png": (lambda s: png(s / "images/i0.jpg", (6, 8, 3)), "images/i0.jpg", "is not a .png file"),
@@ -87,13 +89,95 @@ def test_each_problem_is_found_in_site_and_root(site, name):
         assert "\n" not in str(problem)
 
 
-def test_an_unknown_split_word_is_found(site):
-    """The line is left out, so its image and mask are also strangers: three problems."""
-    split(site, ["i0,p0,trian", *LINES[1:]])
-    said = [str(problem) for problem in check(site)]
-    assert len(said) == 3
-    assert "image i0 has split 'trian'. Use train, val or test" in said[0]
-    assert all("i0.png: is not in split.csv" in line for line in said[1:])
+def test_an_unknown_split_word_is_one_problem_however_many_images_have_it(site):
+    split(site, ["i0,p0,trian", "i1,p0,trian", "i2,p3,train", "i3,p1,val"])
+    said = [problem for problem in check(site) if "is empty" not in problem.what]
+    assert [str(p) for p in said] == [f"{site / 'split.csv'}: image i0 (and 1 more) has split 'trian'. Use train, val or test."]
+
+
+def test_a_misspelt_image_is_two_problems_and_not_four(site):
+    split(site, ["x0,p0,train", *LINES[1:]])
+    assert [problem.what for problem in check(site)] == ["and its mask are not in split.csv", "and its mask are missing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("Zürich", "Zurich"),
+        ("St Mary's hospital", "St-Marys-hospital"),
+        ("server", "server-1"),
+        ("ISBI_1.5", "ISBI_1-5"),
+        ("医院", "site-1"),
+        ("x" * 65, "x" * 64),
+    ],
+)
+def test_a_name_that_flare_refuses_is_found_with_one_that_it_takes(site, name, suggestion):
+    """FLARE's own rules: `nvflare.apis.utils.format_check` for sites, and its server's name."""
+    from nvflare.apis.utils.format_check import type_pattern_mapping
+
+    renamed = site.rename(site.parent / name)
+    for path in (renamed, renamed.parent):
+        (problem,) = check(path)
+        assert (problem.file, problem.remedy) == (renamed, f"Rename the folder, for example to {suggestion}")
+    assert re.match(type_pattern_mapping["site"], suggestion)
+    assert site_problem(site, suggestion) is None
+    assert check(renamed, named=False) == []
+
+
+def test_a_run_refuses_such_a_name_before_it_starts(site, feddp):
+    site.rename(site.parent / "server")
+    code, _, err = feddp("run", "--env", "local", "--data", site.parent, "--out", site.parent / "run", "--size", 32)
+    assert code == 2
+    assert "'server' is no name of a site" in err
+
+
+def test_many_alike_are_one_line_with_an_example(site, tmp_path):
+    """Six masks of 0 and 255, and six JPEGs: one line each, which names a way out; a mask of another fault stays its own."""
+    image, mask = np.full((6, 8, 3), 90, np.uint8), np.eye(6, 8, dtype=np.uint8)
+    words = ["train"] * 4 + ["val", "test"]
+    write_site(tmp_path / "B", REQUIRED, [(f"i{n}", f"p{n}", word, image, mask) for n, word in enumerate(words)])
+    for number in range(6):
+        png(tmp_path / f"B/masks/i{number}.png", (6, 8), 255 - number)
+        png(tmp_path / f"B/images/j{number}.jpg", (6, 8, 3))
+    png(tmp_path / "B/masks/i2.png", (6, 7), 1)
+    said = {problem.file.name: str(problem) for problem in check(tmp_path / "B")}
+    assert said.keys() == {"j0.jpg", "i0.png", "i2.png"}
+    assert (
+        "is not a .png file (and 5 more in images/ alike). Convert it to PNG, or remove it; `feddp data prepare"
+        in said["j0.jpg"]
+    )
+    assert "has the value(s) 255 (and 4 more in masks/ alike). Use 0 to 1 only; `feddp data prepare folder`" in said["i0.png"]
+
+
+def test_stray_folders_are_found(site):
+    (site / "mask").mkdir()
+    (site / "images/old").mkdir()
+    (site.parent / "notes").mkdir()
+    said = {problem.file: problem.what for problem in check(site.parent)}
+    assert said == {
+        site / "mask": "is neither images nor masks, and is not read",
+        site / "images/old": "is a folder",
+        site.parent / "notes": "is no site's folder",
+    }
+
+
+def test_images_that_differ_in_case_only_are_found(site):
+    for part in ("images", "masks"):
+        (site / part / "I0.png").write_bytes((site / part / "i0.png").read_bytes())
+    split(site, [*LINES, "I0,p0,train"])
+    (problem,) = check(site)
+    assert problem.what == "images i0 and I0 differ in case only"
+
+
+@pytest.mark.parametrize("part", ["dataset.json", "split.csv", "images/i1.png", "masks/i1.png", "images"])
+def test_what_only_root_can_read_is_found_by_root_and_by_others(site, part):
+    (site / part).chmod(0)
+    try:
+        (problem,) = check(site)
+    finally:
+        (site / part).chmod(0o700)
+    assert problem.file == site / part
+    assert "read" in problem.what
 
 
 def test_all_problems_of_all_sites_come_at_once(site):

@@ -88,7 +88,11 @@ def test_wrong_pixels_are_not_written(tmp_path, image, mask, message):
         ("dataset.json", json.dumps(REQUIRED | {"channels": True}), "channels is true"),
         ("dataset.json", json.dumps(REQUIRED | {"classes": []}), "classes is"),
         ("dataset.json", json.dumps(REQUIRED | {"labels": "both"}), 'labels is "both"'),
-        ("dataset.json", json.dumps(REQUIRED | {"volumes": "case"}), 'volumes is "case". Make it "patient", or leave it out'),
+        (
+            "dataset.json",
+            json.dumps(REQUIRED | {"volumes": "case"}),
+            'volumes is "case". Make it "patient" or "volume", or leave it out',
+        ),
         ("dataset.json", json.dumps(REQUIRED | {"volumes": None}), "volumes is null"),
         ("split.csv", "image;patient;split\n", "header 'image;patient;split'"),
         ("split.csv", "image,patient,split\na,p,train\nb,p,test\n", "patient p is in train and test"),
@@ -123,7 +127,7 @@ def test_a_spreadsheets_byte_order_mark_is_read(tmp_path):
 def test_a_patients_images_are_a_volume_only_where_the_folder_says_so(tmp_path):
     for name, said in (("pictures", {}), ("slices", {"volumes": "patient"})):
         write_site(tmp_path / name, REQUIRED | said, samples())
-        assert SiteFolder.open(tmp_path / name).volumes is (name == "slices")
+        assert SiteFolder.open(tmp_path / name).volumes == ("patient" if name == "slices" else "")
 
 
 def test_find_sites_takes_a_root_only(tmp_path):

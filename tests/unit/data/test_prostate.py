@@ -109,6 +109,9 @@ def test_a_case_is_in_one_split_and_can_be_put_together_again(prepared):
     with (folder.path / "split.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len({(row["patient"], row["split"]) for row in rows}) == 10
+    # SCANNER: 0.5 mm in the plane, slices 3 mm apart
+    assert {(row.place.mm, row.place.apart) for row in folder.rows} == {((0.5, 0.5), 3.0)}
+    assert [row.place.slice for row in folder.rows[:3]] == [2, 3, 4]
     assert [row["image"] for row in rows] == [f"Case{c:02d}_{s:03d}" for c in range(10) for s in (2, 3, 4)]
     assert all(row["image"].startswith(f"{row['patient']}_") for row in rows)
 

@@ -16,6 +16,7 @@ from feddp.training.metrics import (
     largest_components,
     measure,
     measure_classes,
+    millimetres,
     overlap,
     summarize,
 )
@@ -223,3 +224,47 @@ def test_a_prediction_that_is_not_finite_has_no_overlap():
     found = overlap(predicted, torch.stack([figure((0, 0, 1, 1))] * 2))
     assert found[0].tolist() == [1, 1]
     assert found[1].isnan().all()
+
+
+def dot(shape, *place):
+    """A mask of one pixel or voxel, of one class."""
+    mask = torch.zeros(1, *shape, dtype=torch.bool)
+    mask[(0, *place)] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("spacing", "distance"),
+    [((1.0, 1.0), 5.0), ((2.0, 2.0), 10.0), ((0.5, 2.0), math.hypot(1.5, 8.0))],
+    ids=["pixels", "doubled", "anisotropic"],
+)
+def test_millimetres_by_hand(spacing, distance):
+    """One pixel and another 3 rows and 4 columns away: 5 pixels, 10 mm at 2 mm; 3 · 0.5 and 4 · 2 mm are 8.14 mm."""
+    found = millimetres(dot((8, 9), 1, 1), dot((8, 9), 4, 5), spacing)
+    assert found == pytest.approx({"hd95-mm": distance, "assd-mm": distance})
+
+
+def test_millimetres_of_a_volume_by_hand():
+    """2 slices of 3 mm, 1 row of 0.5 mm: hypot(6, 0.5)."""
+    found = millimetres(dot((4, 6, 6), 0, 2, 3), dot((4, 6, 6), 2, 3, 3), (3.0, 0.5, 0.5))
+    assert found["assd-mm"] == pytest.approx(math.hypot(6, 0.5))
+
+
+def test_millimetres_of_empty_masks_are_the_diagonal_or_0():
+    """8 rows of 0.5 mm and 9 columns of 2 mm: hypot(4, 18)."""
+    empty = torch.zeros(1, 8, 9, dtype=torch.bool)
+    assert millimetres(empty, dot((8, 9), 0, 0), (0.5, 2.0))["hd95-mm"] == pytest.approx(math.hypot(4, 18))
+    assert millimetres(empty, empty, (0.5, 2.0))["hd95-mm"] == 0
+
+
+def test_millimetres_in_square_pixels_are_the_distances_in_pixels_times_their_width():
+    """An independent path to the same number: ASSD in pixels, of blots of any form."""
+    rng = torch.Generator().manual_seed(0)
+    prediction, mask = (torch.nn.functional.avg_pool2d(torch.rand(2, 20, 20, generator=rng), 5, 1, 2) for _ in range(2))
+    prediction, mask = (prediction > 0.5).float(), (mask > 0.5).float()
+    pixels = measure_classes(prediction, mask)
+    found = millimetres(prediction.bool(), mask.bool(), (2.0, 2.0), ("a", "b"))
+    for name, row in zip("ab", pixels, strict=True):
+        assert found[f"assd-mm_{name}"] == pytest.approx(2 * row["assd"])
+        assert found[f"hd95-mm_{name}"] == pytest.approx(2 * row["hd95"])
+    assert found["assd-mm"] == pytest.approx(sum(row["assd"] for row in pixels))

@@ -7,7 +7,7 @@ import torch
 
 from feddp.errors import FedDPError
 from feddp.training.metrics import measure, summarize
-from feddp.training.volumes import VOLUME_METRICS, measure_volumes
+from feddp.training.volumes import VOLUME_METRICS, measure_in_mm, measure_volumes
 
 
 def bar(pixels, start=0):
@@ -80,3 +80,18 @@ def test_what_does_not_fit_is_refused(shape, cases):
 def test_predictions_that_are_not_finite_are_refused():
     with pytest.raises(FedDPError, match="not finite"):
         measure_volumes(torch.full((1, 1, 4, 4), math.nan), torch.ones(1, 1, 4, 4), ["A"])
+
+
+def test_distances_of_a_volume_in_millimetres_are_those_of_its_slices_in_order():
+    """Case a: one voxel on slice 4, predicted on slice 6, 2 · 2.5 mm away; its slices come in another order.
+
+    Cases b, c and d have a gap, no spacing and two spacings: they have no distances.
+    """
+    numbers = [6, 4, 5, 0, 2, 0, 1, 0, 1]
+    cases = list("aaabbccdd")
+    spacing = {"c": None}
+    places = [(n, spacing.get(case, (0.5, 0.5)), 2.5) for n, case in zip(numbers, cases, strict=True)]
+    places[-1] = (1, (0.6, 0.6), 2.5)
+    predicted, truth = torch.zeros(9, 1, 4, 4), torch.zeros(9, 1, 4, 4)
+    predicted[0, 0, 2, 2] = truth[1, 0, 2, 2] = 1
+    assert measure_in_mm(predicted, truth, cases, places) == {"a": pytest.approx({"assd-mm": 5.0, "hd95-mm": 5.0})}

@@ -23,9 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from feddp.data.description import VOLUMES
+from feddp.data.description import VOLUMES, Position
 from feddp.data.folder import RawSample, refuse_occupied, write_site
-from feddp.data.prepare.nifti import read_axial
+from feddp.data.formats.nifti import read_truth, read_volume
+from feddp.data.formats.scan import BRIGHT, Scan, eight_bits, resized
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_site, splitting_of
 from feddp.data.progress import track
@@ -42,7 +43,6 @@ FOLDERS = {
 }
 ORIGINS = {"I2CVB": "I2CVB", "ISBI": "NCI-ISBI 2013", "ISBI_15": "NCI-ISBI 2013"}  # the others: PROMISE12
 FILE = re.compile(r"(?:^|/)([^/]+)/(Case\d+)(_segmentation)?\.nii(?:\.gz)?$", re.IGNORECASE)
-BRIGHT = 0.99  # the quantile that becomes white
 
 
 def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | None) -> list[str]:
@@ -69,10 +69,11 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
     def samples(site: str) -> Iterator[RawSample]:
         cases = sites[site]
         for case, files in track(cases.items(), f"Preparing {site}", total=len(cases)):
-            image, mask = _pixels(tree, files[""], files["_segmentation"])
+            scan, image, mask = _pixels(tree, files[""], files["_segmentation"])
+            mm = resized(scan.mm, mask.shape[1:], size)
             for number in np.flatnonzero(mask.any(axis=(1, 2))):
                 pair = resize(image[number], mask[number], size, files[""])
-                yield f"{case}_{number:03d}", case, splits[site][case], *pair
+                yield f"{case}_{number:03d}", case, splits[site][case], *pair, Position(case, int(number), mm, scan.apart)
             left_out[site] += int((~mask.any(axis=(1, 2))).sum())
 
     for site in sites:
@@ -109,15 +110,15 @@ def _find(tree: Source) -> dict[str, dict[str, dict[str, str]]]:
     return sites
 
 
-def _pixels(tree: Source, image: str, mask: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns image, 0 to 255, and mask, 0 or 1: (S, H, W), uint8 each."""
-    voxels, labels = read_axial(tree, image, mask)
-    low, high = voxels.min(), np.quantile(voxels, BRIGHT)
+def _pixels(tree: Source, image: str, mask: str) -> tuple[Scan, np.ndarray, np.ndarray]:
+    """Returns the volume, its image, 0 to 255, and mask, 0 or 1: (S, H, W), uint8 each."""
+    scan = read_volume(tree, image, "axial")
+    labels = read_truth(tree, mask, scan.origin)
+    low, high = float(scan.pixels.min()), float(np.quantile(scan.pixels, BRIGHT))
     if low == high:
         raise InputError(
             f"{tree.path}: {image} has no contrast: all voxels except the brightest 1 % are {low:g}. Correct the source."
         )
     if not (labels > 0).any():
         raise InputError(f"{tree.path}: {mask} is empty. Correct it, or remove the case.")
-    grey = np.rint((voxels - low) / (high - low) * 255).clip(0, 255)
-    return grey.astype("uint8"), (labels > 0).astype("uint8")
+    return scan, eight_bits(scan.pixels, (low, high)), (labels > 0).astype("uint8")

@@ -91,7 +91,11 @@ class Source:
         return self._image(name, "L")
 
     def _image(self, name: str, mode: str) -> np.ndarray:
-        return np.asarray(decode(io.BytesIO(self.read(name)), FORMATS, Path(f"{self.path}: {name}"), AGAIN, mode))
+        return np.asarray(decode(io.BytesIO(self.read(name)), FORMATS, self.shown(name), AGAIN, mode))
+
+    def shown(self, name: str) -> Path:
+        """Returns the file as errors name it."""
+        return Path(f"{self.path}: {name}") if self._zip else self.path / name.split("/", 1)[1]
 
     def demand(self, wanted: dict[str, bool], what: str) -> None:
         """Raises InputError with all keys of `wanted` that are False."""

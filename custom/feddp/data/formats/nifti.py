@@ -1,7 +1,8 @@
-"""Reads NIfTI volumes as stacks of axial slices."""
+"""Reads NIfTI volumes as stacks of slices along one of the patient's axes."""
 
 import gzip
 import math
+from dataclasses import dataclass
 from itertools import product
 from typing import IO
 
@@ -9,6 +10,7 @@ import nibabel
 import numpy as np
 from nibabel.affines import apply_affine
 
+from feddp.data.formats.scan import AXES, Scan, known
 from feddp.data.prepare.source import Source, read_up_to
 from feddp.errors import FedDPError, InputError
 from feddp.limits import MIB, VOLUME_START, VOLUME_TAIL, VOXELS
@@ -21,17 +23,43 @@ WIDEST = 8  # bytes per voxel
 LARGEST = VOLUME_START + WIDEST * VOXELS + VOLUME_TAIL
 
 
-def read_axial(tree: Source, image: str, mask: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the volumes `image` and `mask` of `tree` as axial slices: (S, H, W), float32 each.
+@dataclass(frozen=True)
+class Volume:
+    """A NIfTI volume and the axis along which it was sliced: `voxels_of` puts slices back into its own voxels."""
 
-    Slices go from the feet to the head; in a slice, rows go from front to back and columns from the patient's right to the
-    left, as in radiology.
+    image: nibabel.Nifti1Image
+    axis: str
+
+    def voxels_of(self, slices: np.ndarray) -> np.ndarray:
+        """Returns slices (S, H, W) in the order of the volume's own voxels."""
+        order, turned = AXES[self.axis]
+        canonical = np.flip(slices.transpose(np.argsort(order)), turned)
+        axes = nibabel.io_orientation(self.image.affine)
+        own = nibabel.orientations.ornt_transform(np.array([[0, 1], [1, 1], [2, 1]]), axes)
+        voxels: np.ndarray = nibabel.orientations.apply_orientation(canonical, own)
+        return voxels
+
+
+def read_volume(tree: Source, name: str, axis: str) -> Scan:
+    """Returns a volume of `tree` as float32 slices along `axis`, one of AXES.
 
     Raises:
-        InputError: a file cannot be read, is not three-dimensional or has values that are not finite; or the mask differs from
-            its image in shape or in position in the patient. Names the file.
+        InputError: the file cannot be read, is not three-dimensional, or has values that are not finite. Names the file.
     """
-    volume, truth = _load(tree, image), _load(tree, mask)
+    image = _load(tree, name)
+    canonical, order = nibabel.as_closest_canonical(image), AXES[axis][0]
+    sizes = [round(float(canonical.header.get_zooms()[place]), 6) for place in order]  # the header has float32
+    mm, apart = (sizes[1], sizes[2]) if known(*sizes[1:]) else None, sizes[0] if known(sizes[0]) else None
+    return Scan(_slices(canonical, axis), mm, apart, True, Volume(image, axis))
+
+
+def read_truth(tree: Source, mask: str, origin: Volume) -> np.ndarray:
+    """Returns the mask of a volume as its slices, (S, H, W) float32.
+
+    Raises:
+        InputError: as `read_volume`, or the mask differs from its image in shape or in position in the patient.
+    """
+    volume, truth = nibabel.as_closest_canonical(origin.image), nibabel.as_closest_canonical(_load(tree, mask))
     if volume.shape != truth.shape:
         raise InputError(f"{tree.path}: {mask} is {truth.shape}, but its image {volume.shape}. Correct the source.")
     corners = list(product(*((0, length - 1) for length in volume.shape)))
@@ -41,25 +69,26 @@ def read_axial(tree: Source, image: str, mask: str) -> tuple[np.ndarray, np.ndar
             f"{tree.path}: {mask} is {distance:.1f} mm away from its image in the patient. "
             "If the voxels of both do correspond, give the mask the image's affine."
         )
-    return _slices(volume), _slices(truth)
+    return _slices(truth, origin.axis)
 
 
 def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
-    """Loads a volume with nibabel's canonical axes, which point to the patient's right, front and head."""
+    """Loads a volume; nibabel can turn its axes to the patient's right, front and head."""
     try:
         with tree.open(name, LARGEST) as stream:
             unpacked = gzip.GzipFile(fileobj=stream) if name.lower().endswith(".gz") else stream
             content = _content(unpacked, f"{tree.path}: {name}")
-        canonical: nibabel.Nifti1Image = nibabel.as_closest_canonical(nibabel.Nifti1Image.from_bytes(content))
-        voxels = canonical.get_fdata(dtype=np.float32)
+        image: nibabel.Nifti1Image = nibabel.Nifti1Image.from_bytes(content)
+        nibabel.as_closest_canonical(image)
+        voxels = image.get_fdata(dtype=np.float32)
     except FedDPError:
         raise
     except Exception as error:  # many kinds of errors: bytes, compression, header or axes may be damaged
-        why = short(str(error))
+        why = short(" ".join(str(error).split()))
         raise InputError(f"{tree.path}: {name} is not a readable NIfTI volume ({why}). Download it again.") from None
     if not np.isfinite(voxels).all():
         raise InputError(f"{tree.path}: {name} has values that are not finite. Correct the source.")
-    return canonical
+    return image
 
 
 def _content(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
@@ -88,6 +117,7 @@ def _content(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
     return content
 
 
-def _slices(volume: nibabel.Nifti1Image) -> np.ndarray:
-    voxels: np.ndarray = volume.get_fdata(dtype=np.float32)  # nibabel caches the data
-    return voxels[::-1, ::-1].T
+def _slices(canonical: nibabel.Nifti1Image, axis: str) -> np.ndarray:
+    order, turned = AXES[axis]
+    voxels: np.ndarray = np.flip(canonical.get_fdata(dtype=np.float32), turned)
+    return voxels.transpose(order)

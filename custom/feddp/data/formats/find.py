@@ -1,0 +1,165 @@
+"""Finds the pictures, volumes and series below a folder of a source."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from feddp.data.formats.scan import Scan
+from feddp.data.prepare.source import IMAGES, Source
+from feddp.data.progress import track
+from feddp.errors import FedDPError, InputError
+from feddp.limits import NAME, SERIES_FILES
+
+PICTURE, NIFTI, DICOM = "picture", "nifti", "dicom"
+VOLUMES = (".nii", ".nii.gz")
+SERIES = (".dcm", ".dicom", ".ima")
+MASKS = ("", "_mask", "_seg", "_segmentation", "_label")  # what a mask's name has behind its image's
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """A picture, a volume or a series.
+
+    Args:
+        name: its path below the folder, without ending and with _ for /, which is the name of its image or images.
+        files: one file, or those of the series.
+        patient: the PatientID of a series, else the first folder of its path, else its name.
+        series: the UID of a series.
+    """
+
+    name: str
+    kind: str
+    files: tuple[str, ...]
+    patient: str
+    series: str = ""
+
+    def read(self, tree: Source, axis: str) -> Scan:
+        """Returns the pixels; raises InputError if they cannot be read. `axis` is for NIfTI volumes."""
+        if self.kind == PICTURE:
+            from feddp.data.formats.pictures import read_picture
+
+            return read_picture(tree, self.files[0])
+        if self.kind == NIFTI:
+            from feddp.data.formats.nifti import read_volume
+
+            return read_volume(tree, self.files[0], axis)
+        from feddp.data.formats.dicom import read_series
+
+        return read_series(tree, self.files)
+
+
+@dataclass
+class Found:
+    """What is below a folder.
+
+    Attributes:
+        entries: sorted by name.
+        annotations: files that are DICOM SEG or RTSTRUCT.
+        refused: what is wrong with the files that could not be listed.
+        others: files of other kinds.
+    """
+
+    entries: list[FoundImage] = field(default_factory=list)
+    annotations: list[str] = field(default_factory=list)
+    refused: list[FedDPError] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+    def mask_of(self, entry: FoundImage) -> FoundImage | None:
+        """Returns the picture or volume with the name of an image, or its name and one of MASKS; looked for in masks."""
+        named = {each.name: each for each in self.entries if each.kind != DICOM}
+        return next((named[entry.name + end] for end in MASKS if entry.name + end in named), None)
+
+
+def find(tree: Source, folder: str) -> Found:
+    """Lists what is below `folder`, a path of `tree`, at any depth. Of DICOM files the headers are read, to group them.
+
+    Raises:
+        InputError: two files would have the same name.
+    """
+    found = Found()
+    series: dict[str, list[str]] = defaultdict(list)
+    kinds: list[tuple[str, str]] = []
+    for name in sorted(tree.names):
+        if name.startswith(f"{folder}/"):
+            kinds.append((name, _kind(tree, name, found)))
+    for name, kind in kinds:
+        if kind == DICOM:
+            series[str(PurePosixPath(name).parent)].append(name)
+        elif kind:
+            below = PurePosixPath(name).relative_to(folder)
+            plain = _joined((*below.parts[:-1], _stem(below.name)))
+            patient = below.parts[0] if len(below.parts) > 1 else plain
+            found.entries.append(FoundImage(plain, kind, (name,), patient))
+    if series:
+        _group(tree, folder, [name for names in series.values() for name in names], found)
+    _require_distinct(found.entries)
+    found.entries.sort(key=lambda entry: entry.name)
+    return found
+
+
+def _kind(tree: Source, name: str, found: Found) -> str:
+    lower = name.lower()
+    if lower.endswith(IMAGES):
+        return PICTURE
+    if lower.endswith(VOLUMES):
+        return NIFTI
+    if lower.endswith(SERIES):
+        return DICOM
+    from feddp.data.formats.dicom import is_dicom
+
+    try:
+        if is_dicom(tree, name):  # its files often have no ending
+            return DICOM
+        found.others.append(name)
+    except FedDPError as error:
+        found.refused.append(error)
+    return ""
+
+
+def _group(tree: Source, folder: str, names: Iterable[str], found: Found) -> None:
+    """Makes an entry of each series: named after its folder, and numbered where a folder holds several."""
+    from feddp.data.formats.dicom import CONTOURS, SEG, Header, read_header
+
+    names = list(names)
+    series: dict[tuple[str, str], list[Header]] = defaultdict(list)
+    for name in track(names, f"Reading {len(names)} DICOM headers"):
+        try:
+            header = read_header(tree, name)
+        except FedDPError as error:
+            found.refused.append(error)
+            continue
+        if header.modality in (SEG, CONTOURS):
+            found.annotations.append(name)
+        else:
+            series[str(PurePosixPath(name).parent), header.series].append(header)
+    count: dict[str, int] = defaultdict(int)
+    several = {parent for parent, _ in series if sum(each == parent for each, _ in series) > 1}
+    for (parent, uid), headers in sorted(series.items(), key=lambda item: (item[0][0], item[1][0].number, item[0][1])):
+        if len(headers) > SERIES_FILES:
+            found.refused.append(InputError(f"{tree.shown(parent)}: a series has more than {SERIES_FILES} files. Give fewer."))
+            continue
+        headers.sort(key=lambda header: (header.instance, header.name))
+        parts = PurePosixPath(parent).relative_to(folder).parts
+        patient = _joined((headers[0].patient,)) or (parts[0] if parts else "series")
+        count[parent] += 1
+        plain = _joined(parts or (patient,)) + (f"_{count[parent]}" if parent in several else "")
+        found.entries.append(FoundImage(plain, DICOM, tuple(header.name for header in headers), patient, uid))
+
+
+def _require_distinct(entries: Iterable[FoundImage]) -> None:
+    seen: dict[str, FoundImage] = {}
+    for entry in entries:
+        if (other := seen.setdefault(entry.name.casefold(), entry)) is not entry:
+            raise InputError(f"{other.files[0]} and {entry.files[0]} would both be {entry.name}. Rename one.")
+
+
+def _stem(name: str) -> str:
+    ending: Callable[[str], bool] = name.lower().endswith
+    return name[: -len(".nii.gz")] if ending(".nii.gz") else PurePosixPath(name).stem
+
+
+def _joined(parts: Iterable[str]) -> str:
+    """Returns a name for files, of the parts of a path."""
+    text = "_".join(part.strip() for part in parts)
+    return "".join(letter if letter.isprintable() and letter not in '/\\:*?"<>|' else "-" for letter in text)[:NAME]

@@ -1,0 +1,37 @@
+"""What libraries do with a file of unknown origin is one error of ours, without their warnings."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from feddp.archive import AGAIN
+from feddp.errors import BadFile, FedDPError, Problem
+from feddp.reading import short
+
+LIBRARIES = ("pydicom", "highdicom", "tifffile", "nibabel.global")  # that also log what they warn of
+
+
+@contextmanager
+def guarded(file: Path, what: str, remedy: str = AGAIN) -> Iterator[None]:
+    """Raises BadFile, "`file` `what` (why)", for every exception but ours: a file may hold any bytes, and readers raise any.
+
+    Warnings are dropped: a file breaks many a rule that does not matter here.
+    """
+    loggers = [logging.getLogger(name) for name in LIBRARIES]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except FedDPError:
+        raise
+    except Exception as error:
+        why = short(" ".join(str(error).split()), 200)
+        raise BadFile(Problem(file, f"{what} ({why})", remedy)) from None
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,95 @@
+"""Reads PNG, JPEG, TIFF and BMP of 8 or 16 bits, one picture per file.
+
+Pillow decodes them, except TIFFs that Pillow cannot read or would cut to 8 bits (16 bits in several channels, floating point),
+which tifffile decodes.
+"""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from feddp.archive import AGAIN
+from feddp.data.formats.guarded import guarded
+from feddp.data.formats.scan import Scan
+from feddp.data.pixels import decode
+from feddp.data.prepare.source import FORMATS, Source
+from feddp.errors import BadFile, Problem
+from feddp.limits import IMAGE_PIXELS
+
+GREY, COLOUR = (
+    ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I", "F"),
+    ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"),
+)
+UNREADABLE = "is not a readable image"
+
+
+def read_picture(tree: Source, name: str) -> Scan:
+    """Returns a picture; transparency is left out, an indexed one is taken as colour. EXIF orientation is not applied.
+
+    Raises:
+        InputError: the file is too large, broken or of another kind. Names the file.
+    """
+    return Scan(_pixels(tree, name, "colour")[None])
+
+
+def read_labels(tree: Source, name: str) -> np.ndarray:
+    """Returns a mask's values (H, W), or its colours (H, W, 3); the indices of an indexed picture are its values.
+
+    Raises as `read_picture`.
+    """
+    return _pixels(tree, name, "index")
+
+
+def _pixels(tree: Source, name: str, indexed: str) -> np.ndarray:
+    content, file = tree.read(name), tree.shown(name)
+    with guarded(file, UNREADABLE):
+        return _decoded(content, file, indexed)
+
+
+def _decoded(content: bytes, file: Path, indexed: str) -> np.ndarray:
+    tiff = content[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+    if tiff and _needs_tifffile(content):
+        return _by_tifffile(content, file)
+    image = decode(io.BytesIO(content), FORMATS, file, AGAIN)
+    if image.mode == "P" and indexed == "index":
+        return np.asarray(image)
+    if image.mode.startswith(("I", "F")):
+        return np.asarray(image)
+    return np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
+
+
+def _needs_tifffile(content: bytes) -> bool:
+    """Whether Pillow cannot read this TIFF, or would cut its values."""
+    try:
+        with Image.open(io.BytesIO(content), formats=("TIFF",)) as image:
+            bits = image.tag_v2.get(258, (1,))  # type: ignore[attr-defined]
+            return max(bits) > 8 and image.mode in COLOUR
+    except Exception:  # whatever Pillow says of it: tifffile then says what is wrong
+        return True
+
+
+def _by_tifffile(content: bytes, file: Path) -> np.ndarray:
+    import tifffile
+
+    with tifffile.TiffFile(io.BytesIO(content)) as tiff:
+        pages: Any = tiff.pages
+        if len(pages) > 1:
+            raise BadFile(Problem(file, f"holds {len(pages)} pictures", "Save one picture per file"))
+        page = pages[0]
+        if page.imagewidth * page.imagelength > IMAGE_PIXELS:
+            what = f"has {page.imagewidth} x {page.imagelength} pixels; the limit is {IMAGE_PIXELS}"
+            raise BadFile(Problem(file, what, "Scale it down"))
+        if page.imagedepth != 1 or page.samplesperpixel not in (1, 2, 3, 4) or page.dtype is None or page.dtype.itemsize > 8:
+            what = f"has {page.samplesperpixel} channels of {page.dtype}"
+            raise BadFile(Problem(file, what, "Save it with one or three channels"))
+        values: np.ndarray = page.asarray()
+        if values.ndim == 3 and page.planarconfig == 2:
+            values = np.moveaxis(values, 0, -1)
+        if values.dtype.kind not in "uif" or values.ndim not in (2, 3):
+            raise BadFile(Problem(file, f"has values of {values.dtype}", "Save it with whole or floating point numbers"))
+        if not np.isfinite(values).all():
+            raise BadFile(Problem(file, "has values that are not finite", "Correct it"))
+        return values if values.ndim == 2 else values[..., 0] if values.shape[-1] < 3 else values[..., :3]

@@ -1,0 +1,103 @@
+"""A picture or volume as it is read, before it becomes 8-bit images, and how its values become 0 to 255."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feddp.data.description import MM
+from feddp.errors import InputError
+
+BRIGHT = 0.99  # the quantile that becomes white
+# of canonical voxels (right, front, head): the axes of slices, rows and columns, and the axes that are turned around.
+# Slices go to the head, to the front or to the right; in a slice, rows go from front to back or from head to feet, and columns
+# from the patient's right to the left or from front to back, as in radiology
+AXES = {
+    "axial": ((2, 1, 0), (0, 1)),
+    "coronal": ((1, 2, 0), (0, 2)),
+    "sagittal": ((0, 2, 1), (1, 2)),
+}
+Window = tuple[float, float]  # the values that become 0 and 255
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A picture, or the slices of a volume.
+
+    Args:
+        pixels: (S, H, W), or (S, H, W, 3) in colour; whole or floating point numbers. A picture has S = 1.
+        mm: millimetres between rows and between columns, if known.
+        apart: millimetres between slices, if known.
+        volume: whether it is a volume, though it may have a single slice.
+        origin: what a mask needs to be written in the image's own format (`feddp.data.formats.write`); None for pictures.
+    """
+
+    pixels: np.ndarray
+    mm: tuple[float, float] | None = None
+    apart: float | None = None
+    volume: bool = False
+    origin: Any = None
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.pixels.ndim == 4 else 1
+
+
+def eight_bits(pixels: np.ndarray, window: Window | None) -> np.ndarray:
+    """Returns values as uint8: 8-bit values as they are, others from `window`.
+
+    Without a window, the least value becomes 0 and the 99th percentile of the whole array 255. If these are equal, the largest
+    value becomes 255; an array without contrast becomes 0.
+    """
+    if pixels.dtype == np.uint8 and window is None:
+        return pixels
+    low, high = window if window else (float(pixels.min()), float(np.quantile(pixels, BRIGHT)))
+    if low == high:
+        high = float(pixels.max())
+    if low == high:
+        return np.zeros(pixels.shape, np.uint8)
+    scaled: np.ndarray = np.rint((pixels.astype(np.float32) - low) / (high - low) * 255).clip(0, 255)
+    return scaled.astype(np.uint8)
+
+
+def in_channels(pixels: np.ndarray, channels: int, convert: bool) -> np.ndarray | None:
+    """Returns uint8 (S, H, W) or (S, H, W, 3) as slices of so many channels; None if they have others and may not be converted.
+
+    Grey becomes three equal channels; colour becomes grey by the weights of ITU-R 601, as in Pillow.
+    """
+    actual = 3 if pixels.ndim == 4 else 1
+    if actual == channels:
+        return pixels
+    if not convert:
+        return None
+    if channels == 3:
+        return np.repeat(pixels[..., None], 3, axis=-1)
+    grey: np.ndarray = np.rint(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
+    return grey
+
+
+def resized(mm: tuple[float, float] | None, shape: tuple[int, ...], size: int | None) -> tuple[float, float] | None:
+    """Returns the millimetres between rows and between columns of an image (H, W) that is resized to size x size, if at all.
+
+    It keeps its extent in the patient.
+    """
+    return mm if mm is None or size is None else (mm[0] * shape[0] / size, mm[1] * shape[1] / size)
+
+
+def known(*distances: float) -> bool:
+    """Whether these are distances in millimetres that a site's folder may hold."""
+    return all(math.isfinite(value) and MM[0] <= value <= MM[1] for value in distances)
+
+
+def window_of(text: str | None) -> Window | None:
+    """Reads LOW,HIGH; raises InputError if these are not two rising numbers."""
+    if text is None:
+        return None
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = 0.0
+    if not low < high < math.inf or low == -math.inf:
+        raise InputError(f"--window {text}: give the values that become black and white, such as --window=-160,240.")
+    return low, high

@@ -1,0 +1,32 @@
+"""The names of sites: those of their folders, which FLARE takes for participants."""
+
+import re
+import unicodedata
+from pathlib import Path
+
+from feddp.errors import BadFile, Problem
+
+LONGEST = 64  # characters: the limit of a certificate's common name
+RULE = f"1 to {LONGEST} of A-Z a-z 0-9 - _, and not server"
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST}}}")
+_SERVER = "server"  # FLARE's name of the server
+
+
+def site_problem(where: Path, name: str) -> Problem | None:
+    """Returns what is wrong with a site's name, with a name that would be right; None if nothing is."""
+    if _NAME.fullmatch(name) and name != _SERVER:
+        return None
+    return Problem(where, f"{name!r} is no name of a site ({RULE})", f"Rename the folder, for example to {suggested(name)}")
+
+
+def require_site(where: Path, name: str) -> None:
+    """Raises BadFile if `name` is no name of a site."""
+    if problem := site_problem(where, name):
+        raise BadFile(problem)
+
+
+def suggested(name: str) -> str:
+    """Returns a similar name of a site: letters without accents, - instead of anything else."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", plain.replace("'", "")).strip("-")[:LONGEST]
+    return f"{plain or 'site'}-1" if plain in ("", _SERVER) else plain

@@ -1,0 +1,249 @@
+"""`feddp predict` on pictures, volumes and series: masks in the images' own size, place and format."""
+
+import shlex
+import shutil
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+import tifffile
+import torch
+from PIL import Image
+from torch import nn
+
+from feddp.data.formats.write import VERSION
+from feddp.networks import NETWORKS
+from feddp.networks.weights import save_network
+from support import ROOT
+from support.docs_pages import commands_for
+from support.scans import SHAPE, nifti, series, square
+
+
+class Bright(nn.Module):
+    """Class 1 above a brightness of 0.25, class 2 above 0.75, of images that are divided by 255."""
+
+    roles = {}
+
+    def __init__(self, channels: int, classes: int, pretrained: bool = False):
+        super().__init__()
+        self.thresholds = nn.Parameter(torch.tensor([0.25, 0.75])[:classes].view(-1, 1, 1))
+
+    def forward(self, x):
+        return 100 * (x[:, :1] - self.thresholds)
+
+
+@pytest.fixture
+def predict(feddp, tmp_path, monkeypatch):
+    """Runs the command with a network of some channels and classes; returns its exit code, stdout, stderr and the masks."""
+    monkeypatch.setitem(NETWORKS, "bright", Bright)
+
+    def run(images, *options, channels=1, classes='["lesion"]', out="masks"):
+        network = tmp_path / "network.safetensors"
+        metadata = {"network": "bright", "channels": str(channels), "classes": classes, "labels": "nested", "size": "32"}
+        count = classes.count('"') // 2
+        save_network(network, Bright(channels, count).state_dict(), metadata | {"normalise": "scale"})
+        code, *said = feddp("predict", "--network", network, "--images", images, "--out", tmp_path / out, *options)
+        return code, *said, tmp_path / out
+
+    return run
+
+
+def pixels(file):
+    return np.asarray(Image.open(file))
+
+
+GREY = np.zeros((64, 32), np.uint8)
+GREY[10:20, 4:12] = 200
+TRUE = (GREY > 0).astype(np.uint8)
+
+
+def test_pictures_of_every_kind_have_masks_and_overlays(predict, tmp_path):
+    """A 16-bit picture of 0 and 60000 becomes 0 and 255, as more than a hundredth of it is bright."""
+    images = tmp_path / "images"
+    (images / "deep").mkdir(parents=True)
+    Image.fromarray(GREY).save(images / "a.png")
+    Image.fromarray(GREY).save(images / "b.jpg", quality=100)
+    tifffile.imwrite(images / "c.tif", GREY.astype(np.uint16) * 300)
+    Image.fromarray(GREY).save(images / "deep/d.bmp")
+    code, out, err, masks = predict(images, "--overlay")
+    assert (code, err) == (0, "")
+    assert out == f"4 masks in {masks}\n"
+    for name in ("a", "b", "c", "deep_d"):
+        assert (pixels(masks / f"{name}.png") == TRUE).all()
+    over = pixels(masks / "overlays/a.png")
+    # 0.6 · 200 + 0.4 · (230, 159, 0); outside, the image
+    assert over[12, 5].tolist() == [212, 184, 120]
+    assert over[0, 0].tolist() == [0, 0, 0]
+
+
+def test_classes_have_values_and_colours(predict, tmp_path):
+    (tmp_path / "images").mkdir()
+    two = np.where(GREY > 0, np.uint8(128), np.uint8(0))
+    two[12:14, 6:8] = 255
+    Image.fromarray(two).save(tmp_path / "images/a.png")
+    _, _, _, masks = predict(tmp_path / "images", "--overlay", classes='["disc", "cup"]')
+    assert (pixels(masks / "a.png") == TRUE + (two == 255)).all()
+    assert pixels(masks / "overlays/a.png")[12, 6].tolist() == [187, 225, 246]  # 0.6 · 255 + 0.4 · (86, 180, 233)
+
+
+def test_grey_images_are_converted_for_a_network_of_rgb_when_asked(predict, tmp_path):
+    (tmp_path / "images").mkdir()
+    Image.fromarray(GREY).save(tmp_path / "images/a.png")
+    code, _, err, masks = predict(tmp_path / "images", channels=3)
+    assert code == 2
+    assert "has 1 channel(s), but the network expects 3. Save it as 8-bit RGB, or convert all with --convert" in err
+    assert not masks.exists() or not list(masks.iterdir())
+    assert predict(tmp_path / "images", "--convert", channels=3)[0] == 0
+    assert (pixels(masks / "a.png") == TRUE).all()
+
+
+OBLIQUE = nibabel.affines.from_matvec(
+    np.array([[0, -0.6, 2.4], [0.5, 0, 0], [0, 0.8, 1.8]]), (3, -4, 5)
+)  # 0.5, 1 and 3 mm; turned by about 37 degrees around the axis from left to right
+
+
+@pytest.mark.parametrize("axis", ["axial", "coronal", "sagittal"])
+@pytest.mark.parametrize(
+    "affine",
+    [np.diag([1.0, 1, 1, 1]), np.diag([-0.5, 0.7, 3, 1]), OBLIQUE],
+    ids=["plain", "anisotropic, to the left", "oblique"],
+)
+def test_a_volume_s_mask_has_its_affine_and_its_voxels(predict, tmp_path, axis, affine):
+    """Every side is 32 or 64, so that resizing to 32 and back keeps edges at even places: the mask is the bright voxels."""
+    voxels = np.zeros((32, 64, 32), np.float32)
+    voxels[4:12, 10:20, 6:16] = 200
+    voxels[20:22, 40:42, 30:32] = 200
+    nifti(tmp_path / "images/scan.nii.gz", voxels, affine)
+    code, out, err, masks = predict(
+        tmp_path / "images", "--format", "nifti", "--axis", axis, "--window", "0,255", out=f"masks-{axis}"
+    )
+    assert code == 0, err
+    assert out == f"1 mask in {masks}\n"
+    image, mask = nibabel.load(tmp_path / "images/scan.nii.gz"), nibabel.load(masks / "scan.nii.gz")
+    assert (mask.affine == image.affine).all()
+    for name in ("qform_code", "sform_code", "pixdim", "qoffset_x", "quatern_b", "srow_x", "xyzt_units"):
+        assert (mask.header[name] == image.header[name]).all()
+    assert mask.get_data_dtype() == np.uint8
+    assert (np.asarray(mask.dataobj) == (voxels > 0)).all()
+
+
+@pytest.fixture
+def scans(tmp_path):
+    return series(tmp_path / "images/anna")
+
+
+def test_a_dicom_seg_holds_the_voxels_of_the_masks_and_refers_to_its_series(predict, tmp_path, scans):
+    """Read by highdicom, and by pydicom frame by frame, against the PNGs and against the squares that were drawn."""
+    from highdicom.seg import segread
+
+    window = ("--window", "0,200")
+    code, _, err, masks = predict(tmp_path / "images", "--format", "dicom-seg", *window)
+    assert code == 0, err
+    assert predict(tmp_path / "images", *window, out="pngs")[0] == 0
+    pngs = np.stack([pixels(tmp_path / f"pngs/anna_{number:03d}.png") for number in range(4)])
+    drawn = np.zeros((4, *SHAPE), np.uint8)
+    for number in range(4):
+        drawn[(number, *square(number))] = 1
+    assert (pngs == drawn).all()
+
+    made = segread(masks / "anna.dcm")
+    uids = [each.SOPInstanceUID for each in scans]
+    assert (made.get_pixels_by_source_instance(uids)[..., 0] == drawn).all()
+
+    raw = pydicom.dcmread(masks / "anna.dcm")
+    assert raw.pixel_array.shape == (4, *SHAPE)
+    seen = set()
+    for frame, described in zip(raw.pixel_array, raw.PerFrameFunctionalGroupsSequence, strict=True):
+        uid = described.DerivationImageSequence[0].SourceImageSequence[0].ReferencedSOPInstanceUID
+        assert (frame == drawn[uids.index(uid)]).all()
+        seen.add(uid)
+        position = described.PlanePositionSequence[0].ImagePositionPatient
+        assert list(position) == list(scans[uids.index(uid)].ImagePositionPatient)
+    assert seen == set(uids)
+    assert raw.ReferencedSeriesSequence[0].SeriesInstanceUID == scans[0].SeriesInstanceUID
+    assert (raw.PatientID, raw.StudyInstanceUID) == ("P1", scans[0].StudyInstanceUID)
+    (segment,) = raw.SegmentSequence
+    assert (segment.SegmentLabel, segment.SegmentAlgorithmType) == ("lesion", "AUTOMATIC")
+    (algorithm,) = segment.SegmentationAlgorithmIdentificationSequence
+    assert (algorithm.AlgorithmName, algorithm.AlgorithmVersion) == ("FedDP", VERSION)
+    measures = raw.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+    assert list(measures.PixelSpacing) == list(scans[0].PixelSpacing)
+
+
+def test_the_version_in_a_seg_is_the_package_s():
+    assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_what_a_prepared_seg_gives_back_is_what_was_predicted(predict, feddp, tmp_path, scans):
+    """The masks of `predict --format dicom-seg` beside their series are a source of `data prepare folder`."""
+    for patient in ("bert", "cleo"):
+        series(tmp_path / f"images/{patient}", patient)
+    _, _, _, masks = predict(tmp_path / "images", "--format", "dicom-seg", "--window", "0,200")
+    shutil.move(tmp_path / "images", tmp_path / "source/clinic/images")
+    shutil.move(masks, tmp_path / "source/clinic/masks")
+    code, _, err = feddp("data", "prepare", "folder", "--source", tmp_path / "source", "--out", tmp_path / "out")
+    assert code == 0, err
+    wanted = np.zeros(SHAPE, np.uint8)
+    wanted[square(2)] = 1
+    assert (pixels(tmp_path / "out/clinic/masks/bert_002.png") == wanted).all()
+
+
+def test_files_that_cannot_be_read_are_listed_at_the_end_and_the_others_done(predict, tmp_path, scans):
+    images = tmp_path / "images"
+    Image.fromarray(GREY).save(images / "good.png")
+    (images / "empty.png").touch()
+    (images / "half.png").write_bytes((images / "good.png").read_bytes()[:50])
+    nifti(images / "scan.nii", np.zeros((32, 32, 2), np.uint8) + np.arange(32, dtype=np.uint8)[:, None, None], np.eye(4))
+    (images / "broken.nii").write_bytes((images / "scan.nii").read_bytes()[:400])
+    (images / "header.dcm").write_bytes((images / "anna/1.dcm").read_bytes()[:300])
+    huge = bytearray((images / "good.png").read_bytes())
+    huge[16:24] = (60_000).to_bytes(4, "big") * 2
+    (images / "huge.png").write_bytes(huge)
+    shutil.copytree(images / "anna", images / "bert")
+    (images / "bert/1.dcm").write_bytes((images / "anna/1.dcm").read_bytes()[:-50])
+    code, out, err, masks = predict(images)
+    assert code == 1
+    assert out == f"7 masks in {masks}\n"  # a picture, two slices, four slices
+    lines = err.splitlines()
+    assert len(lines) == 6
+    for name in ("empty.png", "half.png", "broken.nii", "header.dcm", "huge.png", "1.dcm"):
+        assert sum(name in line for line in lines) == 1, name
+    assert {file.name for file in masks.iterdir()} == {
+        "good.png", "scan_000.png", "scan_001.png", *(f"anna_{n:03d}.png" for n in range(4))
+    }  # fmt: skip
+
+
+def test_a_format_that_the_images_cannot_have_is_one_line(predict, tmp_path):
+    (tmp_path / "images").mkdir()
+    Image.fromarray(GREY).save(tmp_path / "images/a.png")
+    for wrong, said in (
+        (("--format", "nifti"), "a.png is no nifti image"),
+        (("--format", "dicom-seg"), "a.png is no dicom image"),
+        (("--format", "gif"), "--format gif: use png or nifti or dicom-seg"),
+        (("--axis", "x"), "--axis x: use axial or coronal or sagittal"),
+    ):
+        code, _, err, masks = predict(tmp_path / "images", *wrong)
+        assert (code, len(err.strip().splitlines()), masks.exists()) == (2, 1, False)
+        assert said in err
+
+
+def test_the_commands_of_the_page_work(predict, feddp, tmp_path, monkeypatch):
+    """Of docs/how-to/use-a-network.md: the folders that it names, and a network that another command has written."""
+    monkeypatch.chdir(tmp_path)
+    series(tmp_path / "ct/anna")
+    nifti(tmp_path / "mri/scan.nii.gz", np.arange(512, dtype=np.int16).reshape(8, 8, 8), np.eye(4))
+    assert predict("mri")[0] == 0  # writes network.safetensors
+    commands = commands_for("test_predict_formats", "docs/how-to/use-a-network.md")
+    assert len(commands) == 2
+    for command in commands:
+        code, _, err = feddp(*shlex.split(command)[1:])
+        assert code == 0, err
+    assert [file.name for file in (tmp_path / "masks-ct").iterdir()] == ["anna.dcm"]
+    assert {file.name for file in (tmp_path / "masks-mri").iterdir()} == {"scan.nii.gz", "overlays"}
+
+
+def test_a_site_s_folder_is_not_taken_for_images(predict, tiny_root):
+    code, _, err, _ = predict(tiny_root / "site-1")
+    assert code == 2
+    assert "is a site's folder, with masks; name its images" in err

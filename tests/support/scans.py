@@ -1,0 +1,90 @@
+"""Small DICOM series with masks, and NIfTI volumes, as a hospital has them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import nibabel
+import numpy as np
+from pydicom import Dataset
+from pydicom.dataset import FileMetaDataset
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, RTStructureSetStorage, generate_uid
+
+SHAPE = (64, 32)
+SPACING, APART = (0.5, 0.8), 3.0  # mm between rows and columns, and between slices
+
+
+def _dataset(kind: str, patient: str, study: str, series: str) -> Dataset:
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.file_meta.MediaStorageSOPClassUID = dataset.SOPClassUID = kind
+    dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID = generate_uid()
+    dataset.PatientID, dataset.PatientName, dataset.PatientBirthDate, dataset.PatientSex = patient, "A^B", "", ""
+    dataset.StudyInstanceUID, dataset.SeriesInstanceUID, dataset.StudyID = study, series, "1"
+    dataset.StudyDate = dataset.StudyTime = dataset.AccessionNumber = dataset.ReferringPhysicianName = ""
+    return dataset
+
+
+def series(
+    folder: Path, patient: str = "P1", slices: int = 4, shape: tuple[int, int] = (32, 40), seed: int = 0
+) -> list[Dataset]:
+    """Writes a CT series whose files are named against the order of the slices; returns it in the order of the slices.
+
+    A slice is 0 HU, 2 HU more per slice, with a square of 100 HU more (`square`). Rows run to the back, columns to the left.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    study, uid, frame = generate_uid(), generate_uid(), generate_uid()
+    made = []
+    for number in range(slices):
+        dataset = _dataset(CTImageStorage, patient, study, uid)
+        dataset.Modality, dataset.SeriesNumber, dataset.InstanceNumber = "CT", 7, slices - number
+        dataset.FrameOfReferenceUID, dataset.PositionReferenceIndicator = frame, ""
+        dataset.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+        dataset.ImagePositionPatient = [-10, -20, 5 + APART * number]
+        dataset.PixelSpacing, dataset.SliceThickness = list(SPACING), APART
+        dataset.Rows, dataset.Columns = SHAPE
+        dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+        dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = 16, 16, 15, 1
+        dataset.RescaleIntercept, dataset.RescaleSlope = -1000, 2
+        units = np.zeros(SHAPE) + 2 * number + np.random.default_rng([seed, number]).integers(0, 4, SHAPE) * 2
+        units[square(number)] += 100
+        dataset.PixelData = ((units + 1000) / 2).astype("<i2").tobytes()
+        dataset.save_as(folder / f"{slices - number}.dcm", enforce_file_format=True)
+        made.append(dataset)
+    return made
+
+
+def square(number: int) -> tuple[slice, slice]:
+    """The rows and columns of the structure on a slice."""
+    return slice(4, 12 + 2 * number), slice(6, 20)
+
+
+def contours(
+    file: Path, images: Sequence[Dataset], corners: Sequence[tuple[int, Sequence[tuple[float, float]]]], name: str = "lesion"
+) -> None:
+    """Writes an RTSTRUCT of polygons: (slice, [(row, column), ...]), in pixels whose centres have whole coordinates."""
+    first = images[0]
+    dataset = _dataset(RTStructureSetStorage, first.PatientID, first.StudyInstanceUID, generate_uid())
+    dataset.Modality, dataset.StructureSetLabel = "RTSTRUCT", "test"
+    referenced, study, frame, roi, drawn = Dataset(), Dataset(), Dataset(), Dataset(), Dataset()
+    referenced.SeriesInstanceUID = first.SeriesInstanceUID
+    study.RTReferencedSeriesSequence = [referenced]
+    frame.FrameOfReferenceUID, frame.RTReferencedStudySequence = first.FrameOfReferenceUID, [study]
+    dataset.ReferencedFrameOfReferenceSequence = [frame]
+    roi.ROINumber, roi.ROIName, roi.ReferencedFrameOfReferenceUID = 3, name, first.FrameOfReferenceUID
+    dataset.StructureSetROISequence = [roi]
+    drawn.ReferencedROINumber, drawn.ContourSequence = 3, []
+    for place, polygon in corners:
+        contour = Dataset()
+        contour.ContourGeometricType, contour.NumberOfContourPoints = "CLOSED_PLANAR", len(polygon)
+        x, y, z = (float(value) for value in images[place].ImagePositionPatient)
+        contour.ContourData = [v for row, col in polygon for v in (x + col * SPACING[1], y + row * SPACING[0], z)]
+        drawn.ContourSequence.append(contour)
+    dataset.ROIContourSequence = [drawn]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    dataset.save_as(file, enforce_file_format=True)
+
+
+def nifti(file: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(voxels, affine), file)

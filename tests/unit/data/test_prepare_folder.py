@@ -1,0 +1,473 @@
+"""`feddp data prepare folder`: every format, its masks, spacing and splits; what is wrong is one line."""
+
+import csv
+import json
+import shutil
+
+import nibabel
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+from feddp.data.check import check
+from feddp.data.folder import SiteFolder
+from feddp.data.formats.dicom_masks import filled
+from feddp.errors import InputError
+from support.scans import APART, SHAPE, SPACING, contours, nifti, series, square
+
+BOX = np.zeros((12, 10), np.uint8)
+BOX[2:6, 3:9] = 1
+NAMES = [f"p{n}" for n in range(6)]
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Makes a source of one site, clinic: every image 12 x 10 with the mask BOX, changed by functions of name and pixels."""
+
+    def make(image=None, mask=None, names=NAMES, site="clinic"):
+        folders = [tmp_path / "source" / site / part for part in ("images", "masks")]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        grey = np.arange(120, dtype=np.uint8).reshape(12, 10)
+        for name in names:
+            (image or (lambda f, p: Image.fromarray(p).save(f"{f}.png")))(folders[0] / name, grey)
+            (mask or (lambda f, p: Image.fromarray(p * 255).save(f"{f}.png")))(folders[1] / name, BOX)
+        return tmp_path / "source"
+
+    return make
+
+
+@pytest.fixture
+def prepare(feddp, tmp_path):
+    """Runs the command; returns the site's folder."""
+
+    def run(source, *options, site="clinic"):
+        code, out, err = feddp("data", "prepare", "folder", "--source", source, "--out", tmp_path / "out", *options)
+        assert code == 0, err
+        return tmp_path / "out" / site
+
+    return run
+
+
+@pytest.fixture
+def refused(feddp, tmp_path):
+    """Runs the command, which must say what is wrong in one line; returns the line."""
+
+    def run(source, *options):
+        code, out, err = feddp("data", "prepare", "folder", "--source", source, "--out", tmp_path / "out", *options)
+        assert (code, out, len(err.strip().splitlines())) == (2, "", 1), err
+        assert not list((tmp_path / "out").rglob("*.png"))
+        return err
+
+    return run
+
+
+def png(site, name, part="images"):
+    return np.asarray(Image.open(site / part / f"{name}.png"))
+
+
+def table(site):
+    with open(site / "split.csv", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_pngs_with_masks_of_0_and_255_become_a_site_that_passes_the_check(source, prepare):
+    site = prepare(source(), "--classes", "polyp")
+    assert check(site) == []
+    assert (png(site, "p0", "masks") == BOX).all()
+    assert (png(site, "p0") == np.arange(120).reshape(12, 10)).all()
+    assert sorted(row["split"] for row in table(site)) == ["test", "train", "train", "train", "train", "val"]
+    metadata = json.loads((site / "dataset.json").read_text())
+    assert (metadata["channels"], metadata["classes"], metadata["labels"]) == (1, ["polyp"], "nested")
+    assert "volumes" not in metadata
+
+
+def test_jpegs_and_masks_with_values_in_between_are_thresholded(source, prepare):
+    """Of a JPEG mask, values above 127 count; a ramp of 0, 10, ..., 250 is foreground from 130, and from 210 above 200."""
+    ramp = np.tile(np.arange(0, 260, 10, dtype=np.uint8), (12, 1))[:, :10] + 100  # 100, 110, ..., 190
+    folder = source(
+        image=lambda f, p: Image.fromarray(np.stack([p] * 3, -1)).save(f"{f}.jpg"),
+        mask=lambda f, p: Image.fromarray(ramp).save(f"{f}_mask.png"),
+    )
+    site = prepare(folder)
+    assert png(site, "p0").shape == (12, 10, 3)
+    assert (png(site, "p0", "masks") == (np.arange(100, 200, 10) > 127)).all()
+
+
+def test_the_threshold_is_the_one_given(source, prepare):
+    ramp = np.tile(np.arange(100, 200, 10, dtype=np.uint8), (12, 1))
+    site = prepare(source(mask=lambda f, p: Image.fromarray(ramp).save(f"{f}.png")), "--threshold", 160)
+    assert (png(site, "p0", "masks") == (np.arange(100, 200, 10) > 160)).all()
+
+
+def test_a_jpeg_mask_is_what_was_drawn(source, prepare):
+    """A square of 8 x 8, JPEG's block, so that its edge stays sharp."""
+    drawn = np.zeros((16, 16), np.uint8)
+    drawn[8:16, 8:16] = 1
+    folder = source(
+        image=lambda f, p: Image.fromarray(np.zeros((16, 16), np.uint8)).save(f"{f}.bmp"),
+        mask=lambda f, p: Image.fromarray(drawn * 255).save(f"{f}.jpg", quality=60),
+    )
+    assert (png(prepare(folder), "p0", "masks") == drawn).all()
+
+
+@pytest.mark.parametrize("kind", ["Pillow", "tifffile", "three channels"])
+def test_16_bit_tiffs_go_from_the_least_value_to_the_99th_percentile(source, prepare, kind):
+    """Values 1000 + 0..119: the 99th percentile of 120 values in steps of 1 is 0.99 · 119 = 117.81 above the least.
+
+    A pixel of 1000 + v becomes round(v / 117.81 · 255), at most 255. With three equal channels, place 0.99 · 359 = 355.41 of
+    the 360 values lies between two of 118.
+    """
+
+    def write(f, p):
+        values = p.astype(np.uint16) + 1000
+        if kind == "Pillow":
+            Image.fromarray(values).save(f"{f}.tif")
+        else:
+            tifffile.imwrite(f"{f}.tiff", values if kind == "tifffile" else np.stack([values] * 3, -1))
+
+    site = prepare(source(image=write))
+    white = 118 if kind == "three channels" else 117.81
+    wanted = np.rint(np.arange(120) / white * 255).clip(0, 255).reshape(12, 10)
+    got = png(site, "p0").astype(float)
+    assert got.ndim == (3 if kind == "three channels" else 2)
+    assert (got.reshape(12, 10, -1) == wanted[..., None]).all()
+
+
+def test_a_window_says_what_is_black_and_white(source, prepare):
+    """0 to 119 in the window 20 to 71: (v - 20) · 255 / 51 = 5 (v - 20), cut at 0 and 255."""
+    site = prepare(source(), "--window", "20,71")
+    assert (png(site, "p0") == ((np.arange(120) - 20) * 5).clip(0, 255).reshape(12, 10)).all()
+
+
+def test_colours_become_classes_and_blended_ones_the_nearest(source, prepare):
+    """Red is disc and green is cup; 200,30,20 is 77 from black, 65 from red: neither is within 64. 220,20,20 is 46 from red."""
+    drawn = np.zeros((12, 10, 3), np.uint8)
+    drawn[0, 0], drawn[0, 1], drawn[0, 2], drawn[0, 3] = (255, 0, 0), (0, 255, 0), (220, 20, 20), (10, 10, 10)
+    folder = source(mask=lambda f, p: Image.fromarray(drawn).save(f"{f}.png"))
+    options = ("--classes", "disc,cup", "--labels", "exclusive", "--colour", "disc=255,0,0", "--colour", "cup=0,255,0")
+    mask = png(prepare(folder, *options), "p0", "masks")
+    assert mask[0].tolist() == [1, 2, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert mask[1:].max() == 0
+
+
+def test_a_colour_of_no_class_is_named(source, refused):
+    drawn = np.zeros((12, 10, 3), np.uint8)
+    drawn[0, 0] = (0, 0, 255)
+    folder = source(mask=lambda f, p: Image.fromarray(drawn).save(f"{f}.png"))
+    assert "has colours, and none is declared" in refused(folder)
+    assert "has the colour 0,0,255, which is of no class" in refused(folder, "--colour", "lesion=255,0,0")
+
+
+def test_indices_of_an_indexed_mask_are_its_values(source, prepare):
+    def indexed(f, p):
+        image = Image.fromarray(p + p[::-1] // 1)
+        image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+        image.save(f"{f}.png")
+
+    site = prepare(source(mask=indexed), "--classes", "a,b")
+    assert (png(site, "p0", "masks") == BOX + BOX[::-1]).all()
+
+
+def test_sites_patients_and_given_splits(source, prepare, tmp_path):
+    """Two sites; of one, a patient is the first folder below images/; the other has a split.csv."""
+    source(names=["a"], site="given")
+    folder = source(names=["x"], site="deep")
+    for part in ("images", "masks"):
+        (folder / "given" / part / "a.png").rename(folder / "given" / part / "b.png")
+        (folder / "given" / part / "c.png").write_bytes((folder / "given" / part / "b.png").read_bytes())
+        for patient in ("anna", "bert", "cleo"):
+            (folder / "deep" / part / patient).mkdir()
+            for number in range(2):
+                copy = folder / "deep" / part / patient / f"{number}.png"
+                copy.write_bytes((folder / "deep" / part / "x.png").read_bytes())
+        (folder / "deep" / part / "x.png").unlink()
+    (folder / "given/split.csv").write_text("image,patient,split\nb,p,train\nc,q,test\n")
+    site = prepare(folder, site="deep")
+    assert {(row["image"], row["patient"]) for row in table(site)} == {
+        (f"{patient}_{number}", patient) for patient in ("anna", "bert", "cleo") for number in range(2)
+    }
+    assert len({(row["patient"], row["split"]) for row in table(site)}) == 3
+    assert table(site.parent / "given") == [
+        {"image": "b", "patient": "p", "split": "train"},
+        {"image": "c", "patient": "q", "split": "test"},
+    ]
+
+
+def test_a_given_split_that_does_not_fit_is_named(source, refused):
+    folder = source()
+    given = folder / "clinic/split.csv"
+    given.write_text("image,patient,split\np0,a,train\n")
+    assert "split.csv: lacks p1, p2, p3 and 2 more" in refused(folder)
+    lines = [f"{name},a,train" for name in NAMES]
+    given.write_text("\n".join(["image,patient,split", *lines]))
+    assert "its split.csv gives the splits" in refused(folder, "--split", "1:1")
+    given.write_text("\n".join(["image,patient,split", *lines[1:], "p0,a,test"]))
+    assert "patient a is in train and test" in refused(folder)
+
+
+def test_spacing_is_kept_and_follows_a_resize(source, prepare):
+    """12 rows of 0.4 mm at 8 rows are 0.6 mm apart; 10 columns of 0.2 mm at 8 are 0.25 mm apart."""
+    site = prepare(source(), "--spacing", "0.4,0.2", "--size", 8)
+    assert check(site) == []
+    for row in table(site):
+        assert (float(row["row_mm"]), float(row["column_mm"])) == pytest.approx((0.6, 0.25))
+        assert (row["volume"], row["slice"], row["slice_mm"]) == ("", "", "")
+
+
+# -- volumes and series ------------------------------------------------------------------------------------------------
+
+AFFINE = np.array([[0, 0, 3.0, -7], [-0.5, 0, 0, 11], [0, 0.8, 0, 5], [0, 0, 0, 1]])  # axes: back, head, right
+
+
+def volumes(folder, count=3):
+    """Of 8 x 10 x 5 voxels: voxel (i, j, k) has the value 100 i + 10 j + k."""
+    i, j, k = np.mgrid[:8, :10, :5]
+    for number in range(count):
+        nifti(folder / f"clinic/images/v{number}.nii.gz", (100 * i + 10 * j + k).astype(np.int16), AFFINE)
+        nifti(folder / f"clinic/masks/v{number}_seg.nii", ((i < 2) & (j > 6) & (k == 1)).astype(np.uint8), AFFINE)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("axis", "shape", "mm", "apart"),
+    [("axial", (8, 5), (0.5, 3.0), 0.8), ("coronal", (10, 5), (0.8, 3.0), 0.5), ("sagittal", (10, 8), (0.8, 0.5), 3.0)],
+)
+def test_a_volume_is_sliced_along_an_axis_of_the_patient_with_its_spacing(prepare, tmp_path, axis, shape, mm, apart):
+    """The first voxel axis runs to the back (0.5 mm), the second to the head (0.8 mm), the third to the right (3 mm)."""
+    site = prepare(volumes(tmp_path / "source"), "--axis", axis)
+    assert check(site) == []
+    rows = [row for row in table(site) if row["volume"] == "v1"]
+    assert [int(row["slice"]) for row in rows] == list(range(len(rows)))
+    assert {(float(r["row_mm"]), float(r["column_mm"]), float(r["slice_mm"])) for r in rows} == {(*mm, apart)}
+    assert png(site, "v1_000").shape == shape
+    opened = SiteFolder.open(site)
+    assert {opened.case_of(row) for row in opened.rows} == {"v0", "v1", "v2"}
+
+
+def test_an_axial_slice_has_the_patients_right_on_its_left_and_the_front_on_top(prepare, tmp_path):
+    """Slice 9 (head) holds j = 9; its rows go from front to back, i = 0..7; its columns from right to left, k = 4..0.
+
+    The mask is at i < 2, j > 6, k = 1: rows 0 and 1, column 3, slices 7 to 9.
+    """
+    site = prepare(volumes(tmp_path / "source"), "--window", "0,1000")
+    grey = png(site, "v0_009").astype(float)
+    i, k = np.mgrid[:8, :5]
+    assert (grey == np.rint((100 * i + 90 + (4 - k)) / 1000 * 255)).all()
+    found = [png(site, f"v0_{n:03d}", "masks") for n in range(10)]
+    assert [int(mask.sum()) for mask in found] == [0] * 7 + [2] * 3
+    assert np.argwhere(found[8]).tolist() == [[0, 3], [1, 3]]
+
+
+def test_a_mask_elsewhere_in_the_patient_is_named(refused, tmp_path):
+    folder = volumes(tmp_path / "source")
+    moved = AFFINE.copy()
+    moved[0, 3] += 4
+    nifti(folder / "clinic/masks/v1_seg.nii", np.zeros((8, 10, 5), np.uint8), moved)
+    assert "v1_seg.nii is 4.0 mm away from its image" in refused(folder)
+
+
+@pytest.mark.parametrize("kind", ["RTSTRUCT", "SEG"])
+def test_a_dicom_series_with_masks_is_sorted_by_position_and_keeps_its_spacing(prepare, tmp_path, kind):
+    """The structure of slice n is `square(n)`; as contours, half a pixel outside the centres of its outermost pixels."""
+    folder = tmp_path / "source/clinic"
+    for patient in ("anna", "bert", "cleo"):
+        images = series(folder / "images" / patient, patient.upper())
+        if kind == "SEG":
+            segmentation(folder / f"masks/{patient}", images)
+        else:
+            polygons = []
+            for number in range(4):
+                rows, columns = square(number)
+                low, high = (rows.start - 0.5, rows.stop - 0.5), (columns.start - 0.5, columns.stop - 0.5)
+                polygons.append((number, [(low[0], high[0]), (low[0], high[1]), (low[1], high[1]), (low[1], high[0])]))
+            contours(folder / f"masks/{patient}.dcm", images, polygons)
+    site = prepare(tmp_path / "source", "--window", "0,200")
+    assert check(site) == []
+    rows = [row for row in table(site) if row["patient"] == "ANNA"]
+    assert [row["image"] for row in rows] == [f"anna_{n:03d}" for n in range(4)]
+    assert {(float(r["row_mm"]), float(r["column_mm"]), float(r["slice_mm"])) for r in rows} == {(*SPACING, APART)}
+    for number in range(4):
+        wanted = np.zeros(SHAPE, np.uint8)
+        wanted[square(number)] = 1
+        assert (png(site, f"anna_{number:03d}", "masks") == wanted).all()
+        # 2 HU per slice; the noise of some pixel is 0
+        assert abs(png(site, f"anna_{number:03d}")[-1].min() - 2 * number * 255 / 200) <= 0.5
+
+
+def segmentation(folder, images):
+    from highdicom.seg import Segmentation, SegmentDescription
+    from pydicom.sr.codedict import codes
+    from pydicom.uid import generate_uid
+
+    pixels = np.zeros((4, *SHAPE, 2), np.uint8)
+    for number in range(4):
+        pixels[(number, *square(number), 1)] = 1
+    described = [
+        SegmentDescription(n, label, codes.SCT.Tissue, codes.SCT.Tissue, "MANUAL")
+        for n, label in ((1, "something else"), (2, "LESION"))
+    ]
+    made = Segmentation(images, pixels, "BINARY", described, generate_uid(), 9, generate_uid(), 1, "m", "m", "1", "1")
+    folder.mkdir(parents=True)
+    made.save_as(folder / "1.2.3")  # without an ending
+
+
+def test_a_contour_is_filled_where_pixel_centres_lie_inside_it():
+    """A square from 1.5 to 4.5 holds the centres 2, 3 and 4 in both directions; a triangle holds what is below its diagonal."""
+    mask = filled(np.array([(1.5, 1.5), (1.5, 4.5), (4.5, 4.5), (4.5, 1.5)]), (6, 7))
+    assert np.argwhere(mask).tolist() == [[r, c] for r in (2, 3, 4) for c in (2, 3, 4)]
+    triangle = filled(np.array([(-0.9, -0.5), (2.6, -0.5), (2.6, 3.0)]), (3, 3))  # its diagonal: column = row + 0.4
+    assert triangle.astype(int).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+
+
+def test_a_structure_of_another_name_is_named(refused, tmp_path):
+    images = series(tmp_path / "source/clinic/images/anna")
+    contours(tmp_path / "source/clinic/masks/anna.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])], name="bladder")
+    assert "has no structure of the classes; it has: bladder" in refused(tmp_path / "source", "--classes", "a,b")
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def rewritten(part, name, change):
+    def spoil(folder):
+        file = folder / "clinic" / part / name
+        file.write_bytes(change(file.read_bytes()))
+
+    return spoil
+
+
+PICTURES = {
+    "zero bytes": (rewritten("images", "p2.png", lambda c: b""), "p2.png: is not a readable image"),
+    "half a mask": (rewritten("masks", "p2.png", lambda c: c[: len(c) // 2]), "p2.png: is not a readable image"),
+    "absurd dimensions": (
+        rewritten("images", "p0.png", lambda c: c[:16] + (60000).to_bytes(4, "big") * 2 + c[24:]),
+        "p0.png",
+    ),
+    "no mask": (lambda f: (f / "clinic/masks/p4.png").unlink(), "1 image(s) have no mask, source/clinic/images/p4.png first"),
+    "another size": (
+        lambda f: Image.fromarray(BOX[1:]).save(f / "clinic/masks/p1.png"),
+        "p1.png: has 10 x 11 pixels, but its image 10 x 12",
+    ),
+    "one of them in colour": (
+        lambda f: Image.new("RGB", (10, 12)).save(f / "clinic/images/p3.png"),
+        "has 3 channel(s), but the site's first image 1. Convert all of them with --channels",
+    ),
+    "labels without classes": (
+        lambda f: Image.fromarray(BOX * 3).save(f / "clinic/masks/p3.png"),
+        "p3.png: has the value(s) 3. Use 0 to 1, one value for each of --classes",
+    ),
+    "a name that FLARE refuses": (
+        lambda f: (f / "clinic").rename(f / "Zürich"),
+        "'Zürich' is no name of a site",
+    ),
+    "two of one name": (lambda f: Image.fromarray(BOX).save(f / "clinic/images/P1.bmp"), "would both be"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_what_is_wrong_with_pictures_is_one_line(source, refused, name):
+    spoil, message = PICTURES[name]
+    folder = source()
+    spoil(folder)
+    assert message in refused(folder)
+
+
+def wrong_header(content):
+    """Says 30000 x 30000 x 30 voxels."""
+    changed = bytearray(content)
+    changed[40:48] = np.array([3, 30000, 30000, 30], "<i2").tobytes()
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("change", [lambda c: b"", lambda c: c[:300], lambda c: c[:-20], wrong_header], ids=str)
+def test_what_is_wrong_with_a_volume_is_one_line(refused, tmp_path, change):
+    folder = volumes(tmp_path / "source")
+    rewritten("masks", "v1_seg.nii", change)(folder)
+    assert "v1_seg.nii" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda c: b"", lambda c: c[:100], lambda c: c[:400], lambda c: c[:-100]],
+    ids=["zero bytes", "no preamble", "half a header", "half its pixels"],
+)
+def test_what_is_wrong_with_a_series_is_one_line(refused, tmp_path, change):
+    images = series(tmp_path / "source/clinic/images/anna")
+    contours(tmp_path / "source/clinic/masks/anna.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])])
+    rewritten("images", "anna/2.dcm", change)(tmp_path / "source")
+    assert "2.dcm" in refused(tmp_path / "source")
+
+
+def test_a_deflated_file_is_not_inflated(refused, tmp_path):
+    """Its size is known only once it is unpacked."""
+    folder = tmp_path / "source/clinic/images/anna"
+    images = series(folder)
+    images[1].file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+    images[1].save_as(folder / "3.dcm", enforce_file_format=True)
+    assert "3.dcm: is a deflated DICOM file. Export it without this compression" in refused(tmp_path / "source")
+
+
+def test_a_slice_twice_and_a_localizer_are_named(refused, tmp_path):
+    folder = tmp_path / "source/clinic/images/anna"
+    images = series(folder)
+    contours(tmp_path / "source/clinic/masks/anna.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])])
+    images[1].save_as(folder / "again.dcm", enforce_file_format=True)
+    assert "lies at the place of another slice" in refused(tmp_path / "source")
+    images[1].ImageOrientationPatient = [1, 0, 0, 0, 0, -1]
+    images[1].save_as(folder / "again.dcm", enforce_file_format=True)
+    assert "lies in another plane than" in refused(tmp_path / "source")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--classes", "a,a"), "--classes a,a: give 1 to 255 different names"),
+        (("--axis", "oblique"), "--axis oblique: use axial or coronal or sagittal"),
+        (("--channels", "2"), "--channels 2: use 1 or 3"),
+        (("--window", "3,1"), "--window 3,1: give the values"),
+        (("--spacing", "0"), "--spacing 0: give the millimetres"),
+        (("--colour", "x=1,2,3"), "the classes are lesion"),
+        (("--classes", "a,b", "--colour", "a=1,2,3"), "give the colours of all classes"),
+        (("--labels", "other"), "--labels other: use nested or exclusive"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(source, refused, options, message):
+    assert message in refused(source(), *options)
+
+
+def test_options_of_folder_are_not_for_public_sets(feddp, tmp_path):
+    code, _, err = feddp("data", "prepare", "lgg", "--source", tmp_path, "--out", tmp_path / "o", "--axis", "axial")
+    assert code == 2
+    assert "--axis: only for feddp data prepare folder" in err
+
+
+def test_a_source_of_another_layout_is_named(source, refused, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/a.png").touch()
+    assert "has no folder images with files. Make the folders SOURCE/SITE/images and" in refused(tmp_path / "other")
+    source(site="clinic")
+    assert "at different levels" in refused(source(site="deeper/south"))
+
+
+@pytest.mark.parametrize("below", ["", "scans"])
+def test_one_site_or_a_zip_with_or_without_the_folder_above(source, prepare, tmp_path, below):
+    """One site alone is called as the source; in a zip, the site's folder is the source's or lies in it."""
+    folder = source(site="scans")
+    shutil.make_archive(str(tmp_path / "packed"), "zip", folder if below else folder / "scans")
+    site = prepare(tmp_path / "packed.zip", site=below or "packed")
+    assert check(site) == []
+    assert len(table(site)) == len(NAMES)
+
+
+def test_nibabel_reads_the_same_affine_that_was_written(tmp_path):
+    """The tests' own volumes: as they are meant."""
+    volumes(tmp_path)
+    assert nibabel.aff2axcodes(nibabel.load(tmp_path / "clinic/images/v0.nii.gz").affine) == ("P", "S", "R")
+    with pytest.raises(InputError):
+        SiteFolder.open(tmp_path)
