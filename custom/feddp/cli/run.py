@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from feddp.cli.models import HERE, RegistryFolder
 from feddp.cli.options import (
     Device,
     Env,
@@ -111,16 +112,19 @@ def job(
 
 
 def predict(
-    network: Annotated[Path, typer.Option(help="A site's network.safetensors.")],
     images: Annotated[Path, typer.Option(help="A folder of PNGs.")],
     out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names.")],
+    network: Annotated[Path | None, typer.Option(help="A site's network.safetensors.")] = None,
     device: Device = "cpu",
+    deployed: Annotated[bool, typer.Option("--deployed", help="Use the network of `feddp models deploy`.")] = False,
+    registry: RegistryFolder = HERE,
 ) -> None:
-    """Write a mask for every image, with a network that a run has left."""
+    """Write a mask for every image, with a network that a run has left, or with the deployed one."""
     from feddp.reading import counted
     from feddp.run.predict import predict as write_masks
+    from feddp.run.registry import chosen
 
-    print(f"{counted(write_masks(network, images, out, device), 'mask')} in {out}")
+    print(f"{counted(write_masks(chosen(network, deployed, registry), images, out, device), 'mask')} in {out}")
 
 
 def methods() -> None:
