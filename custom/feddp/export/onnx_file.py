@@ -1,16 +1,14 @@
 """A network as an ONNX file with which onnxruntime alone writes the masks of `feddp predict`."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
+import onnxruntime
 import torch
 
-from feddp.errors import FedDPError
-from feddp.export.graph import Graph
+from feddp.export.graph import Graph, tracing
 from feddp.files import replacing
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import read_network
@@ -18,7 +16,6 @@ from feddp.training.metrics import THRESHOLD
 
 FILE = "network.onnx"
 PROPERTY = "feddp"  # entry of the file's metadata_props: JSON (`declaration`)
-TOLERANCE = 1e-4  # of a probability
 OPSET = 18
 # what no graph says: what happens to an image before and after it
 _OUTSIDE = {
@@ -28,7 +25,7 @@ _OUTSIDE = {
 
 
 def write(network: Path, out: Path) -> Path:
-    """Writes FILE to the folder `out` and returns its path. The file replaces an older one only after `verify`.
+    """Writes FILE to the folder `out` and returns its path. The file replaces an older one only after `Graph.verify`.
 
     Inputs: `image` uint8 (batch, height, width, channels). Outputs: `probabilities` float32 (batch, classes, height, width) and
     `mask` uint8 (batch, height, width) of 0 to C. Batch, height and width are free. The metadata have the entry PROPERTY.
@@ -46,8 +43,7 @@ def write(network: Path, out: Path) -> Path:
     axes["mask"] = axes["image"]
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / FILE) as part:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the trace names every number that it takes for a constant: they are constants
+        with tracing():
             torch.onnx.export(
                 graph, (example,), str(part), dynamo=False, opset_version=OPSET, dynamic_axes=axes,
                 input_names=["image"], output_names=["probabilities", "mask"],
@@ -56,7 +52,8 @@ def write(network: Path, out: Path) -> Path:
         onnx.helper.set_model_props(model, {PROPERTY: json.dumps(declaration(network, metadata))})
         onnx.checker.check_model(model)
         onnx.save(model, str(part))
-        verify(part, graph, metadata)
+        session = onnxruntime.InferenceSession(str(part), providers=["CPUExecutionProvider"])
+        graph.verify(lambda images: tuple(session.run(None, {"image": images})), out / FILE)
     return out / FILE
 
 
@@ -72,20 +69,3 @@ def declaration(network: Path, metadata: Metadata) -> dict[str, Any]:
         "inside": f"bilinear resize to size, {metadata.normalise}, network, bilinear resize back, sigmoid, threshold, labels",
         **_OUTSIDE,
     }
-
-
-def verify(file: Path, graph: Graph, metadata: Metadata) -> None:
-    """Raises FedDPError if onnxruntime and PyTorch differ by more than TOLERANCE on noise of two sizes and batches."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(0)
-    for batch, height, width in ((1, metadata.size, metadata.size), (3, metadata.size + 9, metadata.size - 7)):
-        images = rng.integers(0, 256, (batch, height, width, metadata.channels), np.uint8)
-        theirs, mask = session.run(None, {"image": images})
-        with torch.no_grad():
-            ours, labels = (tensor.numpy() for tensor in graph(torch.from_numpy(images)))
-        clear = (np.abs(ours - THRESHOLD) > TOLERANCE).all(axis=1)  # elsewhere rounding may decide
-        apart, wrong = np.abs(theirs - ours).max(), (mask != labels)[clear].sum()
-        if not apart <= TOLERANCE or wrong:
-            raise FedDPError(f"{file.parent}: the ONNX file and the network differ by {apart:g} ({wrong} pixels); report it")

@@ -12,7 +12,7 @@ from PIL import Image
 from feddp.data.loading import network_input
 from feddp.errors import FedDPError, InputError
 from feddp.export.graph import Graph
-from feddp.export.onnx_file import FILE, PROPERTY, verify, write
+from feddp.export.onnx_file import FILE, PROPERTY, write
 from feddp.networks import LAYERS, NETWORKS, build
 from feddp.networks.weights import load_personal, save_network
 from feddp.run.predict import predict
@@ -102,13 +102,21 @@ def test_an_image_without_contrast_becomes_zero(tmp_path):
     assert graph._normalised(pixels).abs().max() < 1e-3
 
 
-def test_a_file_that_differs_is_refused(tmp_path):
-    """Another network's graph is not what the file computes."""
-    (tmp_path / "other").mkdir()
-    file = write(saved(tmp_path), tmp_path / "out")
-    graph, metadata = Graph.of(saved(tmp_path / "other", "resnet18-fpn"))
-    with pytest.raises(FedDPError, match="differ by"):
-        verify(file, graph, metadata)
+def test_what_differs_is_not_exported(tmp_path):
+    """Probabilities that are 0.001 off, or one clear pixel."""
+    graph, _ = Graph.of(saved(tmp_path))
+
+    def exported(images, off, pixels):
+        with torch.no_grad():
+            probabilities, mask = (tensor.numpy() for tensor in graph(torch.from_numpy(images)))
+        clear = np.flatnonzero(np.abs(probabilities - 0.5) > 1e-3)[:pixels]
+        mask.flat[clear] = 1 - mask.flat[clear]
+        return probabilities + np.float32(off), mask
+
+    graph.verify(lambda images: exported(images, 0, 0), tmp_path / FILE)
+    for wrong in ((0.001, 0), (0, 1)):
+        with pytest.raises(FedDPError, match="differ by"):
+            graph.verify(lambda images, wrong=wrong: exported(images, *wrong), tmp_path / FILE)
 
 
 def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, feddp):

@@ -1,0 +1,103 @@
+"""`feddp export --to bundle`: MONAI alone verifies and runs it, in a process that has no package of ours."""
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from monai.bundle import ConfigWorkflow, verify_net_in_out
+from PIL import Image
+
+from feddp.export.bundle import INFERENCE, METADATA, MODEL, README, write
+from feddp.networks import build
+from feddp.networks.weights import save_network
+from feddp.run.predict import predict
+
+# what MONAI's published schema (meta_schema_20240725.json of MONAI-extra-test-data 0.8.1) demands
+TEXTS = {
+    "schema",
+    "version",
+    "monai_version",
+    "pytorch_version",
+    "numpy_version",
+    "task",
+    "description",
+    "authors",
+    "copyright",
+}
+TENSOR = {"type": str, "format": str, "num_channels": int, "spatial_shape": list, "dtype": str, "value_range": list}
+# `python -m monai.bundle run` does this after it has read its arguments with fire, which is not installed here
+RUN = """
+import sys
+sys.modules["feddp"] = None  # an import of it is an ImportError
+from monai.bundle import run
+run(config_file="configs/inference.json", dataset_dir=sys.argv[1], output_dir=sys.argv[2])
+"""
+
+
+@pytest.fixture(scope="module", params=["nested", "exclusive"])
+def bundle(request, tmp_path_factory):
+    """A bundle of FedLC's network, the hardest to trace, with two classes, and images that are not square."""
+    folder = tmp_path_factory.mktemp("bundle")
+    channels = 3 if request.param == "nested" else 1
+    network = build("unet", channels, 2, seed=0, layers={"local_calibration": {"sites": 2}})
+    texts = {"network": "unet", "channels": str(channels), "classes": '["disc", "cup"]', "labels": request.param, "size": "32"}
+    texts |= {"method": "fedlc", "site": "A", "layers": '{"local_calibration": {"sites": 2}}'}
+    own = network.segmentation_head[0]
+    network.calibrator.receive({1: {"weight": own.weight.detach() * 2, "bias": own.bias.detach()}})
+    with torch.no_grad():
+        logits = network.eval()(torch.randn(1, channels, 32, 32))
+        network.calibrator.out.bias.sub_(logits[0].flatten(1).median(dim=1).values)
+    save_network(folder / "network.safetensors", network.state_dict(), texts)
+    (folder / "images").mkdir()
+    for name, pixels in zip("ab", np.random.default_rng(0).integers(0, 256, (2, 45, 38, channels), np.uint8), strict=True):
+        Image.fromarray(pixels.squeeze()).save(folder / f"images/{name}.png")
+    assert write(folder / "network.safetensors", folder / "out") == folder / "out" / INFERENCE
+    return folder
+
+
+def test_monai_runs_it_without_this_package(bundle):
+    """The same masks, to the pixel, as `feddp predict`."""
+    command = [sys.executable, "-W", "ignore", "-c", RUN, str(bundle / "images"), str(bundle / "masks")]
+    done = subprocess.run(command, cwd=bundle / "out", capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    predict(bundle / "network.safetensors", bundle / "images", bundle / "ours")
+    for name in ("a.png", "b.png"):
+        theirs, ours = (np.asarray(Image.open(bundle / folder / name)) for folder in ("masks", "ours"))
+        assert theirs.dtype == np.uint8
+        assert (theirs.shape, theirs.tolist()) == ((45, 38), ours.tolist())
+    assert len(np.unique(ours)) == 3
+
+
+def test_monai_verifies_it(bundle):
+    """The shapes and types of the network's input and output, and the properties that an inference workflow must have."""
+    files = {"meta_file": str(bundle / "out" / METADATA), "config_file": str(bundle / "out" / INFERENCE)}
+    root = str(bundle / "out")
+    verify_net_in_out("network_def", **files, device="cpu", any=40, bundle_root=root)
+    wrong = {"_meta_::network_data_format::outputs::pred::num_channels": 1}
+    with pytest.raises(ValueError, match="output channel number"):
+        verify_net_in_out("network_def", **files, device="cpu", any=40, bundle_root=root, **wrong)
+    workflow = ConfigWorkflow(**files, workflow_type="infer", logging_file=False, bundle_root=root)
+    workflow.initialize()
+    assert workflow.check_properties() == []
+
+
+def test_its_metadata_has_what_the_published_schema_demands(bundle):
+    metadata = json.loads((bundle / "out" / METADATA).read_text())
+    assert all(isinstance(metadata[name], str) and metadata[name] for name in TEXTS)
+    assert isinstance(metadata["required_packages_version"], dict)
+    for tensor in (metadata["network_data_format"]["inputs"]["image"], metadata["network_data_format"]["outputs"]["pred"]):
+        assert {name: type(tensor[name]) for name in TENSOR} == TENSOR
+    assert metadata["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "disc", "1": "cup"}
+    assert "# Model card" in (bundle / "out" / README).read_text()
+
+
+def test_its_network_does_not_say_where_it_was_made(bundle):
+    with zipfile.ZipFile(bundle / "out" / MODEL) as archive:
+        content = b"".join(map(archive.read, archive.namelist()))
+    assert b".py\x94" not in content
+    assert str(bundle).encode() not in content
+    assert torch.__path__[0].encode() not in content
