@@ -118,13 +118,16 @@ def predict(
     device: Device = "cpu",
     deployed: Annotated[bool, typer.Option("--deployed", help="Use the network of `feddp models deploy`.")] = False,
     registry: RegistryFolder = HERE,
+    threshold: Annotated[Path | None, typer.Option(help="A file of `feddp calibrate-threshold`; default: 0.5.")] = None,
+    uncertainty: Annotated[
+        bool, typer.Option("--uncertainty", help="Also write where flips and turns of an image, or networks, disagree.")
+    ] = False,
+    also: Annotated[list[Path], typer.Option(help="With --uncertainty: another site's network; may be repeated.")] = [],  # noqa: B006
 ) -> None:
     """Write a mask for every image, with a network that a run has left, or with the deployed one."""
-    from feddp.reading import counted
-    from feddp.run.predict import predict as write_masks
-    from feddp.run.registry import chosen
+    from feddp.cli.take_home import predict as write_masks
 
-    print(f"{counted(write_masks(chosen(network, deployed, registry), images, out, device), 'mask')} in {out}")
+    write_masks(network, images, out, device, deployed, registry, threshold, uncertainty, also)
 
 
 def methods() -> None:

@@ -16,10 +16,11 @@ from feddp.training.device import asked_for
 from feddp.training.metrics import THRESHOLD
 
 
-def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
+def predict(network: Path, images: Path, out: Path, device: str = "cpu", threshold: float = THRESHOLD) -> int:
     """Writes a mask for every PNG in `images` to `out`, with the same name and the values of a site's masks.
 
-    Resizes the image to the network's training size and the predicted map back to the image's size.
+    Resizes the image to the network's training size and the predicted map back to the image's size. Foreground is what is
+    above `threshold`.
 
     Returns:
         The number of masks.
@@ -40,5 +41,5 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu") -> int:
         with torch.no_grad():
             logits = model(network_input(image, metadata.size, metadata.normalise)[None].to(device))
             maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()
-        write_png(out / file.name, label_mask(maps > THRESHOLD, metadata.labels))
+        write_png(out / file.name, label_mask(maps > threshold, metadata.labels))
     return len(files)
