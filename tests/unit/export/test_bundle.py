@@ -1,6 +1,7 @@
 """`feddp export --to bundle`: MONAI alone verifies and runs it, in a process that has no package of ours."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,9 @@ from feddp.export.bundle import INFERENCE, METADATA, MODEL, README, write
 from feddp.networks import build
 from feddp.networks.weights import save_network
 from feddp.run.predict import predict
+from support.docs_pages import commands_for
+
+OUT = "exports/bundle"
 
 # what MONAI's published schema (meta_schema_20240725.json of MONAI-extra-test-data 0.8.1) demands
 TEXTS = {
@@ -29,12 +33,14 @@ TEXTS = {
     "copyright",
 }
 TENSOR = {"type": str, "format": str, "num_channels": int, "spatial_shape": list, "dtype": str, "value_range": list}
-# `python -m monai.bundle run` does this after it has read its arguments with fire, which is not installed here
-RUN = """
+# MONAI's command line reads its arguments with fire, which is not installed here: a stand-in that reads `command --name value`.
+# An import of our package is an ImportError there
+FIRE = """
 import sys
-sys.modules["feddp"] = None  # an import of it is an ImportError
-from monai.bundle import run
-run(config_file="configs/inference.json", dataset_dir=sys.argv[1], output_dir=sys.argv[2])
+sys.modules["feddp"] = None
+def Fire():
+    command, words = getattr(sys.modules["__main__"], sys.argv[1]), sys.argv[2:]
+    command(**{name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)})
 """
 
 
@@ -55,14 +61,19 @@ def bundle(request, tmp_path_factory):
     (folder / "images").mkdir()
     for name, pixels in zip("ab", np.random.default_rng(0).integers(0, 256, (2, 45, 38, channels), np.uint8), strict=True):
         Image.fromarray(pixels.squeeze()).save(folder / f"images/{name}.png")
-    assert write(folder / "network.safetensors", folder / "out") == folder / "out" / INFERENCE
+    assert write(folder / "network.safetensors", folder / OUT) == folder / OUT / INFERENCE
     return folder
 
 
 def test_monai_runs_it_without_this_package(bundle):
-    """The same masks, to the pixel, as `feddp predict`."""
-    command = [sys.executable, "-W", "ignore", "-c", RUN, str(bundle / "images"), str(bundle / "masks")]
-    done = subprocess.run(command, cwd=bundle / "out", capture_output=True, text=True, check=False, timeout=100)
+    """The commands of take-home.md: the same masks, to the pixel, as `feddp predict`."""
+    (folder, command) = commands_for("test_bundle", "docs/how-to/take-home.md")
+    at = bundle / folder.removeprefix("cd ")
+    (bundle / "fire.py").write_text(FIRE)
+    words = [sys.executable, "-W", "ignore", *command.split()[1:]]
+    done = subprocess.run(
+        words, cwd=at, env=os.environ | {"PYTHONPATH": str(bundle)}, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     predict(bundle / "network.safetensors", bundle / "images", bundle / "ours")
     for name in ("a.png", "b.png"):
@@ -74,8 +85,8 @@ def test_monai_runs_it_without_this_package(bundle):
 
 def test_monai_verifies_it(bundle):
     """The shapes and types of the network's input and output, and the properties that an inference workflow must have."""
-    files = {"meta_file": str(bundle / "out" / METADATA), "config_file": str(bundle / "out" / INFERENCE)}
-    root = str(bundle / "out")
+    files = {"meta_file": str(bundle / OUT / METADATA), "config_file": str(bundle / OUT / INFERENCE)}
+    root = str(bundle / OUT)
     verify_net_in_out("network_def", **files, device="cpu", any=40, bundle_root=root)
     wrong = {"_meta_::network_data_format::outputs::pred::num_channels": 1}
     with pytest.raises(ValueError, match="output channel number"):
@@ -86,17 +97,17 @@ def test_monai_verifies_it(bundle):
 
 
 def test_its_metadata_has_what_the_published_schema_demands(bundle):
-    metadata = json.loads((bundle / "out" / METADATA).read_text())
+    metadata = json.loads((bundle / OUT / METADATA).read_text())
     assert all(isinstance(metadata[name], str) and metadata[name] for name in TEXTS)
     assert isinstance(metadata["required_packages_version"], dict)
     for tensor in (metadata["network_data_format"]["inputs"]["image"], metadata["network_data_format"]["outputs"]["pred"]):
         assert {name: type(tensor[name]) for name in TENSOR} == TENSOR
     assert metadata["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "disc", "1": "cup"}
-    assert "# Model card" in (bundle / "out" / README).read_text()
+    assert "# Model card" in (bundle / OUT / README).read_text()
 
 
 def test_its_network_does_not_say_where_it_was_made(bundle):
-    with zipfile.ZipFile(bundle / "out" / MODEL) as archive:
+    with zipfile.ZipFile(bundle / OUT / MODEL) as archive:
         content = b"".join(map(archive.read, archive.namelist()))
     assert b".py\x94" not in content
     assert str(bundle).encode() not in content

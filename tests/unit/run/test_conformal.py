@@ -13,6 +13,7 @@ from feddp.errors import InputError
 from feddp.networks import build
 from feddp.networks.weights import save_network
 from feddp.run.conformal import largest_threshold, risk
+from support.docs_pages import commands_for
 
 ALIKE = {str(k): [np.array([0.2, 0.4, 0.6, 0.8])] for k in range(4)}
 
@@ -104,6 +105,17 @@ def test_the_command_by_hand(brightness, site, feddp, tmp_path):
         assert (np.asarray(Image.open(masks / "t.png")) > 0).sum() == found, "the same pixels as in the calibration"
     assert feddp("predict", "--network", file, "--images", images, "--out", tmp_path / "plain")[0] == 0
     assert not np.asarray(Image.open(tmp_path / "plain/t.png")).any(), "0.5 finds nothing"
+
+
+def test_the_commands_of_take_home(brightness, site, feddp, tmp_path, monkeypatch):
+    """take-home.md's, as printed: nine patients are just enough for 0.1, which then allows no miss."""
+    monkeypatch.chdir(tmp_path)
+    for made, at in ((brightness(), "runs/feddp/sites/CS/network.safetensors"), (site, "data/lgg/CS")):
+        (tmp_path / at).parent.mkdir(parents=True)
+        made.rename(tmp_path / at)
+    for command in commands_for("test_conformal", "docs/how-to/take-home.md"):
+        assert feddp(*command.split()[1:])[0] == 0
+    assert (np.asarray(Image.open("runs/masks-0.1/t.png")) > 0).sum() == 8
 
 
 def test_the_threshold_never_takes_what_half_would_find(brightness, site, feddp, tmp_path):
