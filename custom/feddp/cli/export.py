@@ -22,6 +22,10 @@ def export(
 ) -> None:
     """Write a finished network in a format of others. Afterwards onnxruntime alone runs OUT/network.onnx, MONAI alone runs the
     bundle (in OUT: `python -m monai.bundle run --config_file configs/inference.json`), and a committee reads OUT/card.md."""
+    from rich.console import Console
+
     from feddp.export import export as written
 
-    typer.echo(written(network, to.value, out))
+    with Console(stderr=True).status(f"Exporting {network}"):
+        first = written(network, to.value, out)
+    typer.echo(first)

@@ -27,6 +27,15 @@ from feddp.training.metrics import THRESHOLD
 
 METADATA, INFERENCE, MODEL, README = "configs/metadata.json", "configs/inference.json", "models/model.ts", "docs/README.md"
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+_RUN = """
+## Run this bundle
+
+With MONAI, Pillow and fire, in the bundle's folder:
+
+```bash
+python -m monai.bundle run --config_file configs/inference.json --dataset_dir PNGS --output_dir MASKS
+```
+"""
 
 
 def write(network: Path, out: Path) -> Path:
@@ -44,7 +53,7 @@ def write(network: Path, out: Path) -> Path:
     _write_script(graph, out / MODEL)
     write_json(out / INFERENCE, inference(facts))
     write_json(out / METADATA, metadata(facts, card))
-    write_text(out / README, "\n".join(as_markdown(card, facts)) + "\n")
+    write_text(out / README, "\n".join([*as_markdown(card, facts), _RUN]))
     return out / INFERENCE
 
 

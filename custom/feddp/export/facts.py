@@ -9,7 +9,7 @@ from typing import Any
 
 from feddp.adaptation.models import described, plan_of
 from feddp.errors import InputError
-from feddp.files import NETWORK, RESULTS, TIME, read_results
+from feddp.files import NETWORK, RESULTS, TIME, read_results, site_folder
 from feddp.limits import NETWORK_BYTES
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import fingerprint, load_personal, read_network
@@ -46,14 +46,15 @@ class Facts:
         """Reads a network's file and, if it is <run>/sites/<site>/network.safetensors, its run's.
 
         Raises:
-            InputError: the file holds no network of FedDP, or a file of the run is damaged.
+            InputError: the file holds no network of FedDP, or a file of the run is damaged, or the run is another.
         """
         metadata, network = described(file), load_personal(file)
         state, texts = read_network(file)
         own = (file, metadata, texts, sha256(read(file, NETWORK_BYTES)).hexdigest(), fingerprint(state))
         count = sum(value.numel() for value in network.parameters())
-        folder = file.resolve().parents[2] if file.name == NETWORK and len(file.resolve().parents) > 2 else None
-        if folder is None or not (folder / RESULTS).exists():
+        place = file.resolve()
+        folder = place.parents[min(2, len(place.parents) - 1)]
+        if place != site_folder(folder, place.parent.name) / NETWORK or not (folder / RESULTS).exists():
             why = f"the run's results: no {RESULTS} lies beside the network"
             return cls(*own, count, missing=(why, "the run's plan", "the run's time"))
         results, missing = read_results(folder), []
@@ -61,7 +62,10 @@ class Facts:
             time = read_own(folder / TIME, InputError, "take it from the run's server again")
         else:
             time, missing = {}, [f"the run's time: it has no {TIME}"]
-        return cls(*own, count, results, plan_of(folder, results), time, tuple(missing))
+        plan = plan_of(folder, results)
+        if metadata != Metadata.of(folder / RESULTS, plan.metadata):
+            raise InputError(f"{file} is not a network of the run around it: its metadata differ from the plan's; move it away")
+        return cls(*own, count, results, plan, time, tuple(missing))
 
     @property
     def site(self) -> str:

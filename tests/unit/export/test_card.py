@@ -136,6 +136,14 @@ def test_a_network_alone_has_a_card_that_says_what_is_missing(run, tmp_path):
     assert "Missing: the run's plan." in applied["ModelSummary"]["Summary"]
 
 
+def test_a_network_is_not_given_the_numbers_of_another_run(run, tmp_path, toy):
+    """A network of two classes that someone put into the folder of a run with one."""
+    texts = {"network": toy, "channels": "3", "classes": '["a", "b"]', "labels": "nested", "size": "32", "method": "fedavg"}
+    save_network(run / "sites/A" / NETWORK, build(toy, 3, 2, seed=0).state_dict(), texts)
+    with pytest.raises(InputError, match="not a network of the run around it"):
+        write(run / "sites/A" / NETWORK, tmp_path / "card")
+
+
 def test_a_damaged_number_is_refused(run, tmp_path):
     results = json.loads((run / RESULTS).read_text())
     results["sites"]["A"][WHEN[-1]]["dice"]["mean"] = "high"
