@@ -155,7 +155,8 @@ def metadata(facts: Facts, card: dict[str, Any]) -> dict[str, Any]:
     image["channel_def"] = {str(i): f"channel {i}" for i in range(facts.metadata.channels)}
     pred = {"type": "image", "format": "segmentation", "num_channels": len(facts.metadata.classes), "spatial_shape": ["*", "*"]}
     pred |= {"dtype": "float32", "value_range": [0, 1], "is_patch_data": False}
-    pred["channel_def"] = {str(i): name for i, name in enumerate(facts.metadata.classes)}
+    # MONAI evaluates a text that begins with $, @ or %, and a class's name may be any text; so no text here begins with one
+    pred["channel_def"] = {str(i): f"class {name}" for i, name in enumerate(facts.metadata.classes)}
     return {
         "schema": SCHEMA,
         "version": "1.0.0",

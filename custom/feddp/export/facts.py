@@ -99,6 +99,8 @@ class Facts:
 
     def withheld(self) -> list[str]:
         """Returns what the sites' policies withhold, and the sites without a result, a sentence each."""
+        if not self.results:
+            return ["not known without the run's results"]
         said = []
         for word, what in ((WITHHELD, "all that is measured"), (STD_WITHHELD, "standard deviations")):
             found = {site: result[word] for site, result in sorted(self.results.get("sites", {}).items()) if word in result}

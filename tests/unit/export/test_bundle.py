@@ -102,8 +102,24 @@ def test_its_metadata_has_what_the_published_schema_demands(bundle):
     assert isinstance(metadata["required_packages_version"], dict)
     for tensor in (metadata["network_data_format"]["inputs"]["image"], metadata["network_data_format"]["outputs"]["pred"]):
         assert {name: type(tensor[name]) for name in TENSOR} == TENSOR
-    assert metadata["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "disc", "1": "cup"}
+    assert metadata["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "class disc", "1": "class cup"}
     assert "# Model card" in (bundle / OUT / README).read_text()
+
+
+@pytest.mark.parametrize("name", ["$open(EVIL, 'w')", "@bundle_root", "%EVIL::x"])
+def test_a_name_is_never_evaluated(toy, tmp_path, name):
+    """MONAI runs what follows a $ and reads the file after a %; a network's file may name its class and its site so."""
+    name = name.replace("EVIL", repr(str(tmp_path / "evil")) if name[0] == "$" else str(tmp_path / "evil"))
+    texts = {"network": toy, "channels": "3", "classes": json.dumps([name]), "labels": "nested", "size": "32", "site": name}
+    save_network(tmp_path / "n.safetensors", build(toy, 3, 1, seed=0).state_dict(), texts)
+    write(tmp_path / "n.safetensors", tmp_path / "out")
+    files = {"meta_file": str(tmp_path / "out" / METADATA), "config_file": str(tmp_path / "out" / INFERENCE)}
+    workflow = ConfigWorkflow(**files, workflow_type="infer", logging_file=False, bundle_root=str(tmp_path / "out"))
+    workflow.initialize()
+    assert workflow.check_properties() == []
+    parsed = workflow.parser.get_parsed_content("_meta_")
+    assert parsed["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": f"class {name}"}
+    assert not (tmp_path / "evil").exists()
 
 
 def test_its_network_does_not_say_where_it_was_made(bundle):

@@ -5,7 +5,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from feddp.cli.export import Format
 from feddp.errors import InputError
+from feddp.export import FORMATS
 from feddp.export.card import NAMESPACE, write
 from feddp.export.facts import interval
 from feddp.files import NETWORK, RESULTS, TIME, write_json
@@ -122,6 +124,10 @@ def test_a_card_says_what_is_known_withheld_and_missing(run, tmp_path, feddp, pl
         assert said in text
 
 
+def test_the_command_knows_every_format():
+    assert [each.value for each in Format] == list(FORMATS)
+
+
 def test_a_network_alone_has_a_card_that_says_what_is_missing(run, tmp_path):
     """Taken out of the run's folder, it knows no site but its own, no number, no plan; nothing is guessed."""
     (tmp_path / "alone").mkdir()
@@ -131,6 +137,7 @@ def test_a_network_alone_has_a_card_that_says_what_is_missing(run, tmp_path):
     facts, applied = card["facts"], card["AppliedModelCard"]
     assert (facts["site"], facts["method"], facts["sites"], facts["metrics"], facts["plan"]) == ("A", "fedavg", [], [], None)
     assert len(facts["missing"]) == 3
+    assert facts["withheld"] == ["not known without the run's results"]
     assert applied["KeyMetrics"]["UsefulnessUsabilityEfficacy"]["TestType"].startswith("Missing")
     assert applied["TrustIngredients"]["AISystemFacts"]["InputDataSource"].startswith("Not stated")
     assert "Missing: the run's plan." in applied["ModelSummary"]["Summary"]
