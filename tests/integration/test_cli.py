@@ -19,10 +19,23 @@ def feddp(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-COMMANDS = ("run", "watch", "job", "predict", "methods", "compare", "adapt", "job-outside", "join", "features")
+COMMANDS = (
+    "run",
+    "watch",
+    "job",
+    "predict",
+    "methods",
+    "compare",
+    "adapt",
+    "job-outside",
+    "join",
+    "features",
+    "export",
+    "calibrate-threshold",
+)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "data prepare", "data synthesize", "data check"])
+@pytest.mark.parametrize("command", [*COMMANDS, "data prepare", "data synthesize", "data check", "models list"])
 def test_every_command_has_a_help(command):
     from typer.testing import CliRunner
 

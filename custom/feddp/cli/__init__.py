@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from feddp.cli import adapt, bench, compare, data, features, kit, run, runs, watch
+from feddp.cli import adapt, bench, compare, data, export, features, kit, models, run, runs, threshold, watch
 from feddp.errors import FedDPError, is_of_user, written_down
 
 # help and completion load this package only: a command imports what it runs in its body (tests/integration/test_cli_opens.py)
@@ -13,6 +13,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 app.add_typer(data.app, name="data")
 app.add_typer(kit.app, name="kit")
 app.add_typer(runs.app, name="runs")
+app.add_typer(models.app, name="models")
 app.command()(compare.compare)
 app.command()(adapt.adapt)
 app.command()(features.features)
@@ -22,6 +23,8 @@ app.command()(run.run)
 app.command()(watch.watch)
 app.command()(run.job)
 app.command()(run.predict)
+app.command()(export.export)
+app.command()(threshold.calibrate_threshold)
 app.command()(run.methods)
 # what follows the benchmark's name is for the benchmark, --help too
 app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(bench.bench)

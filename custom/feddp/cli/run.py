@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from feddp.cli.config import from_file, merged
+from feddp.cli.models import HERE, RegistryFolder
 from feddp.cli.options import (
     Axis,
     Device,
@@ -125,24 +126,44 @@ def job(
 
 
 def predict(
-    network: Annotated[Path, typer.Option(help="A site's network.safetensors.")],
     images: Annotated[Path, typer.Option(help="A folder of PNG, JPEG, TIFF, NIfTI or DICOM.")],
     out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names.")],
+    network: Annotated[Path | None, typer.Option(help="A site's network.safetensors.")] = None,
     device: Device = "cpu",
     format: Annotated[str, typer.Option(help="png, nifti (of NIfTI images) or dicom-seg (of DICOM images).")] = "png",
     overlay: Annotated[bool, typer.Option("--overlay", help="Write the images too, with the masks over them.")] = False,
     axis: Axis = "axial",
     window: ValueWindow = None,
     convert: Annotated[bool, typer.Option("--convert", help="Convert images to the network's channels, grey or RGB.")] = False,
+    deployed: Annotated[bool, typer.Option("--deployed", help="Use the network of `feddp models deploy`.")] = False,
+    registry: RegistryFolder = HERE,
+    threshold: Annotated[Path | None, typer.Option(help="A file of `feddp calibrate-threshold`; default: 0.5.")] = None,
+    uncertainty: Annotated[
+        bool, typer.Option("--uncertainty", help="Also write where flips and turns of an image, or networks, disagree.")
+    ] = False,
+    also: Annotated[list[Path], typer.Option(help="With --uncertainty: another site's network; may be repeated.")] = [],  # noqa: B006
 ) -> None:
-    """Write a mask for every image, with a network that a run has left; exit code 1 if some files could not be read."""
+    """Write a mask for every image, with a network that a run has left, or with the deployed one; exit code 1 if some files
+    could not be read."""
     from feddp.data.formats.scan import window_of
     from feddp.reading import counted
+    from feddp.run.images import Reading
     from feddp.run.predict import PredictOptions
     from feddp.run.predict import predict as write_masks
+    from feddp.run.registry import chosen
+    from feddp.run.threshold import read_threshold
+    from feddp.run.uncertainty import require_alike, write_uncertainty
+    from feddp.training.metrics import THRESHOLD
 
-    done = write_masks(network, images, out, device, PredictOptions(format, overlay, axis, window_of(window), convert))
+    if also and not uncertainty:
+        raise InputError("--also names networks for --uncertainty; add --uncertainty")
+    file, reading = chosen(network, deployed, registry), Reading(axis, window_of(window), convert)
+    require_alike(file, also)
+    above = read_threshold(threshold, file) if threshold else THRESHOLD
+    done = write_masks(file, images, out, device, PredictOptions(reading, format, overlay, above))
     print(f"{counted(done.masks, 'mask')} in {out}")
+    if uncertainty:
+        print(f"the images to look at first: {write_uncertainty(file, also, images, out, device, reading)}")
     for line in done.refused:
         print(line, file=sys.stderr)
     if done.refused:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from feddp.networks.parts import PART_ROLES, head_of, part, width_of
 from feddp.partition import CALIBRATOR
@@ -148,8 +147,8 @@ class HeadCalibration(nn.Module):
         maps = [_probabilities(own(decoded))]
         for j in self.known.nonzero().flatten().tolist():
             if j != index:
-                theirs = {"weight": self.weights[j], "bias": self.biases[j]}
-                maps.append(_probabilities(functional_call(own, theirs, (decoded,))))
+                # not functional_call, which cannot be traced (`feddp.export`)
+                maps.append(_probabilities(own._conv_forward(decoded, self.weights[j], self.biases[j])))
         stacked = torch.stack(maps)
         return stacked.std(dim=0, unbiased=False), stacked.mean(dim=0)
 
