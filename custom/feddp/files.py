@@ -5,6 +5,7 @@
 <run>/results.md                     the results as a table
 <run>/shared.safetensors             γ of the round that stage 1 selected
 <run>/progress.jsonl                 the server's events
+<run>/report.html                    the results as a page for a browser (`feddp report`)
 <run>/time.json                      where the time of the rounds went (`feddp.stages.accounting`)
 <run>/sites/<site>/network.safetensors, images.csv, cases.csv, record.jsonl
                                      the site's final network, its metrics per image and per case, and of each
@@ -30,6 +31,8 @@ from feddp.reading import is_name, parse, read_json, short
 RUN = "run.json"
 RESULTS = "results.json"
 RESULTS_TABLE = "results.md"
+REPORT = "report.html"
+COMPARISON = "comparison.json"  # in the folder of a comparison: what its report is made from
 SHARED = "shared.safetensors"
 PROGRESS = "progress.jsonl"
 TIME = "time.json"

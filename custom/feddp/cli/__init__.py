@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from feddp.cli import adapt, bench, compare, data, features, kit, run, runs
+from feddp.cli import adapt, bench, compare, data, features, kit, report, run, runs
 from feddp.errors import FedDPError, is_of_user, written_down
 
 # help and completion load this package only: a command imports what it runs in its body (tests/integration/test_cli_opens.py)
@@ -21,6 +21,7 @@ app.command()(adapt.join)
 app.command()(run.run)
 app.command()(run.job)
 app.command()(run.predict)
+app.command()(report.report)
 app.command()(run.methods)
 # what follows the benchmark's name is for the benchmark, --help too
 app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(bench.bench)

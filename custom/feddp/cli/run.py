@@ -24,6 +24,7 @@ from feddp.cli.options import (
     given,
     words,
 )
+from feddp.cli.report import after
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT as NETWORK
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
@@ -65,12 +66,14 @@ def run(
             )
         folder = resume
         show(table(retried(lambda: resume_here(folder), folder, retries)))
+        after(folder)
         return
     if data is None or out is None:
         raise InputError("name the sites' folders with --data and a new folder with --out, or a run to continue with --resume")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
     silent = words(without_consent)
     show(table(retried(lambda: run_here(data, out, options, env.value, device, threads, silent), out, retries)))
+    after(out)
 
 
 def job(
