@@ -25,7 +25,7 @@ from feddp.reading import read_json
 from feddp.reporting.tables import ResultTable
 
 PROSE = {"feddp": "FedDP", "fedavg": "FedAvg", "local": "Local Train"}  # names of papers, where a page speaks of methods
-_PATH = re.compile(r"(?<![\w.])/(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
+_PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,8 @@ def collect(folders: Sequence[Path]) -> Collected:
             raise InputError(
                 f"{folder} has no {COMPARISON}: give its `feddp compare` again, or name runs below {folder / 'runs'}"
             )
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise InputError(f"{', '.join(map(str, folders))}: a folder is named twice; name each once")
     results = {folder: _read(folder) for folder in folders}
     alike: dict[str, list[Path]] = {}
     for folder, found in results.items():
@@ -125,7 +127,7 @@ def collect(folders: Sequence[Path]) -> Collected:
             "of": sorted({*found["sites"], *found["missing"]})
         }
         alike.setdefault(json.dumps(plan, sort_keys=True), []).append(folder)
-    labels = [_label(results[group[0]]["method"]) for group in alike.values()]
+    labels = [label_of(results[group[0]]["method"]) for group in alike.values()]
     methods = {}
     for label, group in zip(labels, alike.values(), strict=True):
         seeds = [results[folder]["seed"] for folder in group]
@@ -147,7 +149,8 @@ def without_paths(text: str) -> str:
     return _PATH.sub("…/", text)
 
 
-def _label(method: str) -> str:
+def label_of(method: str) -> str:
+    """What a page calls a method."""
     return PROSE.get(method) or (METHODS[method].label if method in METHODS else "") or method
 
 

@@ -67,7 +67,7 @@ def against(found: Contrast, one: str = "", other: str = "") -> Finding:
     average, count = found.average, len(found.sites)
     mine = f"{found.one} {one}".strip()
     amount = f"{average.mean:+.1f} points of Dice on average over {counted(count, 'site')}"
-    where = f"It has the higher mean at {len(found.better)} of {counted(count, 'site')}."
+    where = f"The mean is higher at {len(found.better)} of {counted(count, 'site')}."
     if average.interval is None:
         better = "higher" if average.mean > 0 else "lower" if average.mean < 0 else "the same"
         text = f"{mine} scores {better} than {other or found.other}: {amount} ({why_none(found)}); this may be chance."
@@ -82,7 +82,7 @@ def against(found: Contrast, one: str = "", other: str = "") -> Finding:
     sides = [each.side for each in found.sites.values()]
     more = [where]
     if found.basis == IMAGES:
-        more.append(f"The interval of the site lies above 0 at {sides.count(1)} and below 0 at {sides.count(-1)} of them.")
+        more.append(f"The site's own interval lies above 0 at {sides.count(1)} and below 0 at {sides.count(-1)} of them.")
     if len(found.seeds) > 1:
         more.append(f"By seed, the average difference is {min(found.seeds):+.1f} to {max(found.seeds):+.1f}.")
     if found.left_out:
