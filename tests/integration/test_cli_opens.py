@@ -34,7 +34,9 @@ def python(*arguments, **environment):
     return done.stdout
 
 
-@pytest.mark.parametrize("command", ["", "run", "job", "compare", "adapt", "features", "data prepare", "kit", "kit check"])
+@pytest.mark.parametrize(
+    "command", ["", "run", "report", "job", "compare", "adapt", "features", "data prepare", "kit", "kit check"]
+)
 def test_a_help_loads_nothing_heavy(command):
     assert python(LOADED, *command.split(), "--help").splitlines() == ["loaded:"]
 

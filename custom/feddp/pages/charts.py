@@ -9,9 +9,11 @@ from matplotlib.figure import Figure
 from feddp.compare.figures import learning_panels, selected, study_figure
 from feddp.compare.scores import AVERAGE
 from feddp.compare.statistics import LEVEL, METRIC
+from feddp.compare.studies import STUDIES
 from feddp.pages.collected import Collected, FinishedRun
 from feddp.pages.differences import Contrast
 from feddp.pages.verdict import Verdict
+from feddp.reading import short
 from feddp.reporting.plots import draw_curves, draw_spread
 from feddp.reporting.svg import inline, page_style
 from feddp.reporting.tables import SHOWN
@@ -20,6 +22,7 @@ from feddp.stages.accounting import SITE, accounted
 _POINTS = 20_000  # of all curves together: more make the page large, not clearer
 _COLUMNS = 3
 _PANELS = 12
+_LETTERS = 28
 _DICE = SHOWN[METRIC].head
 
 
@@ -57,7 +60,8 @@ def curves_chart(collected: Collected, verdict: Verdict) -> Chart | None:
     left = f" The {most} worst sites of {len(sites)} are shown." if len(sites) > most else ""
     split = selected(methods.values())
     with page_style():
-        figure = draw_curves(learning_panels(methods, (AVERAGE, *chosen)), split, _COLUMNS)
+        panels = learning_panels(methods, (AVERAGE, *chosen))
+        figure = draw_curves(dict(zip(_labels(panels), panels.values(), strict=True)), split, _COLUMNS)
         return Chart(inline(figure, "curves", f"Learning curves: {split} over the rounds"), f"{split} after each round.{left}")
 
 
@@ -73,12 +77,13 @@ def spread_chart(collected: Collected) -> Chart | None:
 
 
 def study_charts(collected: Collected) -> dict[str, Chart]:
-    """{study: its figure}, of the studies that have one."""
+    """{a study's title: its figure}, of the studies that have one."""
     charts = {}
     for name, results in collected.studies.items():
         with page_style():
             if figure := study_figure(name, results, collected.sites):
-                charts[name] = Chart(inline(figure, f"study-{name}", f"Study {name}"), "")
+                title = STUDIES[name].title
+                charts[title] = Chart(inline(figure, f"study-{name}", title), "")
     return charts
 
 
@@ -112,7 +117,7 @@ def _forest(contrasts: Mapping[str, Contrast]) -> Figure:
             axis.plot([difference.mean], [place], "D" if name == AVERAGE else "o", color=colour, markersize=6)
         axis.set(title=title, xlabel="points of Dice")
         axis.grid(axis="x", alpha=0.2)
-    axes[0].set_yticks(range(len(names)), names)
+    axes[0].set_yticks(range(len(names)), _labels(names))
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     return figure
 
@@ -125,11 +130,17 @@ def _stacked(parts: Mapping[str, Mapping[str, float]], xlabel: str) -> Figure:
         widths = np.array([values[name] for values in parts.values()])
         axis.barh(range(len(parts)), widths, 0.6, left=left, label=name)
         left += widths
-    axis.set_yticks(range(len(parts)), list(parts))
+    axis.set_yticks(range(len(parts)), _labels(parts))
     axis.set(xlabel=xlabel)
     axis.invert_yaxis()
     figure.legend(loc="outside right upper", fontsize="small")
     return figure
+
+
+def _labels(names: Iterable[str]) -> list[str]:
+    """Names with room in a figure, no two alike; tables have the whole ones."""
+    cut = [short(name, _LETTERS) for name in names]
+    return [text if cut.count(text) == 1 else f"{text} {cut[:i].count(text) + 1}" for i, text in enumerate(cut)]
 
 
 def _mean(values: Iterable[float | None]) -> float:

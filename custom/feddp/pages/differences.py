@@ -83,6 +83,11 @@ def contrast(one: Side, other: Side, names: tuple[str, str]) -> Contrast | None:
     return Contrast(*names, sites, average, basis, left_out, _by_seed(one, other, common))
 
 
+def points(value: float) -> str:
+    """A difference as text, with its sign."""
+    return f"{value:+.1f}".replace("-", "−") if round(value, 1) else "0.0"
+
+
 def why_none(found: Contrast) -> str:
     """Why there is no interval of the average."""
     return (

@@ -9,7 +9,7 @@ from feddp.compare.efficiency import local_seconds, traffic, train_seconds
 from feddp.compare.scores import AVERAGE
 from feddp.compare.statistics import METRIC
 from feddp.pages.collected import Collected, FinishedRun, Measurements
-from feddp.pages.differences import Difference
+from feddp.pages.differences import Difference, points
 from feddp.pages.verdict import Verdict
 from feddp.protocol import VOLUMES, WHEN
 from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, Value
@@ -172,7 +172,7 @@ def _metric_table(collected: Collected, column: str, metric: str, title: str) ->
 def _difference(found: Difference | None) -> str:
     if found is None:
         return BLANK
-    return f"{found.mean:+.1f}" + (f" ({found.interval[0]:+.1f} to {found.interval[1]:+.1f})" if found.interval else "")
+    return points(found.mean) + (" ({} to {})".format(*map(points, found.interval)) if found.interval else "")
 
 
 def _twice(metrics: Sequence[str]) -> list[str]:

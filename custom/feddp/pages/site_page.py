@@ -173,7 +173,7 @@ def _maps(networks: Networks, samples: list[Sample], pixel: tuple[int, int] | No
         highest = max(float(delta.max()) for delta in deltas)
         for shown, delta in zip(found, deltas, strict=True):
             caption = f"Inconsistency δ of {len(peers) + 1} sites' networks: highest {delta.max():.3f}, mean {delta.mean():.3f}"
-            shown.append(Shown(f"{caption} (bright: {highest:.3f})", overlay=coloured(delta, highest)))
+            shown.append(Shown(f"{caption} (brightest colour: {highest:.3f})", overlay=coloured(delta, highest)))
     looking = {label: network} | {
         f"{site}'s network": load_personal(networks.peers[site]) for site in list(peers)[: _LOOKING - 1]
     }
@@ -185,7 +185,7 @@ def _maps(networks: Networks, samples: list[Sample], pixel: tuple[int, int] | No
             if weights is not None and weights.numel() > 1:  # one key takes all of every query
                 point = (VIEW * (x + 0.5) / size, VIEW * (y + 0.5) / size)
                 overlay = coloured(weights.numpy(), float(weights.max()))
-                keys = f"{weights.shape[0]} x {weights.shape[1]} keys"
+                keys = f"{weights.shape[0]} x {weights.shape[1]} keys, weights {weights.min():.3f} to {weights.max():.3f}"
                 shown.append(Shown(f"Where pixel {x},{y} looks, {name} ({keys})", overlay=overlay, point=point))
     return found
 

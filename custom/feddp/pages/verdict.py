@@ -7,7 +7,7 @@ from feddp.compare.statistics import LEVEL, METRIC, RESAMPLES
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
 from feddp.pages.collected import PROSE, Collected, Measurements
-from feddp.pages.differences import IMAGES, SITES, Contrast, Side, contrast, why_none
+from feddp.pages.differences import IMAGES, SITES, Contrast, Side, contrast, points, why_none
 from feddp.protocol import WHEN
 from feddp.reading import counted
 
@@ -66,14 +66,14 @@ def against(found: Contrast, one: str = "", other: str = "") -> Finding:
     """The sentences about a contrast; `one` and `other` name it where the methods' names would not."""
     average, count = found.average, len(found.sites)
     mine = f"{found.one} {one}".strip()
-    amount = f"{average.mean:+.1f} points of Dice on average over {counted(count, 'site')}"
+    amount = f"{points(average.mean)} points of Dice on average over {counted(count, 'site')}"
     where = f"The mean is higher at {len(found.better)} of {counted(count, 'site')}."
     if average.interval is None:
         better = "higher" if average.mean > 0 else "lower" if average.mean < 0 else "the same"
         text = f"{mine} scores {better} than {other or found.other}: {amount} ({why_none(found)}); this may be chance."
         return Finding(OPEN, text.replace("the same than", "the same as"), (where,), found)
     low, high = average.interval
-    amount += f" ({LEVEL} % interval {low:+.1f} to {high:+.1f})"
+    amount += f" ({LEVEL} % interval {points(low)} to {points(high)})"
     verb, tone = {
         1: ("is better than", BETTER),
         -1: ("is worse than", WORSE),
@@ -82,9 +82,11 @@ def against(found: Contrast, one: str = "", other: str = "") -> Finding:
     sides = [each.side for each in found.sites.values()]
     more = [where]
     if found.basis == IMAGES:
-        more.append(f"The site's own interval lies above 0 at {sides.count(1)} and below 0 at {sides.count(-1)} of them.")
+        more.append(
+            f"Sites' own intervals: above 0 at {sides.count(1)}, below 0 at {sides.count(-1)}, across 0 at {sides.count(0)}."
+        )
     if len(found.seeds) > 1:
-        more.append(f"By seed, the average difference is {min(found.seeds):+.1f} to {max(found.seeds):+.1f}.")
+        more.append(f"By seed, the average difference is {points(min(found.seeds))} to {points(max(found.seeds))}.")
     if found.left_out:
         more.append(f"Left out, because only one of the two has a result there: {', '.join(found.left_out)}.")
     return Finding(tone, f"{mine} {verb} {other or found.other}: {amount}.", tuple(more), found)

@@ -17,6 +17,7 @@ _STYLE: Any = {  # rcParams, whose names matplotlib's types list one by one
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), _INK),
     **{f"boxplot.{part}props.color": _INK for part in ("box", "whisker", "cap", "median")},
     "grid.color": _INK,
+    "grid.linewidth": 0.5,
     "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,

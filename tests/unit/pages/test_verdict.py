@@ -42,7 +42,7 @@ def test_better_everywhere(judged):
     )
     assert first.tone == BETTER
     assert first.more[0] == "The mean is higher at 2 of 2 sites."
-    assert first.more[1] == "The site's own interval lies above 0 at 2 and below 0 at 0 of them."
+    assert first.more[1] == "Sites' own intervals: above 0 at 2, below 0 at 0, across 0 at 0."
     assert second.text.startswith("FedDP is better than FedAvg: +5.0 points")
     assert second.more[0] == "The mean is higher at 1 of 2 sites."
     assert worst.text == "The worst site of FedDP is B, with 60.0 % Dice."
@@ -56,21 +56,21 @@ def test_an_interval_around_zero_shows_nothing(judged):
     verdict = judged(fedavg=flat(A=0.5), feddp=mixed)
     assert verdict.findings[0].tone == OPEN
     assert verdict.findings[0].text == (
-        "FedDP is not shown to differ from FedAvg: +0.0 points of Dice on average over 1 site (95 % interval -7.5 to +7.5)."
+        "FedDP is not shown to differ from FedAvg: 0.0 points of Dice on average over 1 site (95 % interval −7.5 to +7.5)."
     )
 
 
 def test_worse(judged):
     finding = judged(local=flat(A=0.8), feddp=flat(A=0.7)).findings[0]
     assert finding.tone == WORSE
-    assert finding.text.startswith("FedDP is worse than Local Train: -10.0 points of Dice on average over 1 site")
+    assert finding.text.startswith("FedDP is worse than Local Train: −10.0 points of Dice on average over 1 site")
 
 
 def test_sites_count_equally_however_many_images_they_have(judged):
     """A: 8 images of +10, B: 4 images of -20: (10 - 20)/2 = -5, not (80 - 80)/12 = 0."""
     few = {"start": dict.fromkeys("abcd", 0.5)}
     verdict = judged(fedavg=flat(A=0.6) | {"B": few}, feddp=flat(A=0.7) | {"B": {"start": dict.fromkeys("abcd", 0.3)}})
-    assert verdict.findings[0].text.startswith("FedDP is worse than FedAvg: -5.0 points")
+    assert verdict.findings[0].text.startswith("FedDP is worse than FedAvg: −5.0 points")
 
 
 def test_without_the_sites_tables_there_is_no_interval(judged, tmp_path):
@@ -93,7 +93,7 @@ def test_four_sites_without_tables_are_drawn_again(judged, tmp_path):
     for site in "ABCD":
         (tmp_path / f"two/sites/{site}/images.csv").unlink()
     finding = judge(collect([tmp_path / "one", tmp_path / "two"])).findings[0]
-    assert "(95 % interval +0.0 to +10.0)" in finding.text
+    assert "(95 % interval 0.0 to +10.0)" in finding.text
     assert finding.contrast.basis == "sites"
 
 
