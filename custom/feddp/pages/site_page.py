@@ -45,7 +45,7 @@ class Networks:
 
 
 @dataclass(frozen=True)
-class Shown:
+class CasePanel:
     """A panel: what lies over the case's image, and the words below it."""
 
     caption: str
@@ -59,8 +59,8 @@ class Case:
     name: str
     stem: str
     image: str
-    panels: tuple[Shown, ...]
-    maps: tuple[Shown, ...]
+    panels: tuple[CasePanel, ...]
+    maps: tuple[CasePanel, ...]
 
 
 def site_report(folders: Sequence[Path], site: Path, out: Path, pixel: tuple[int, int] | None = None) -> Path:
@@ -87,9 +87,9 @@ def site_report(folders: Sequence[Path], site: Path, out: Path, pixel: tuple[int
     for (name, i), own_maps in zip(cases.items(), maps, strict=True):
         sample = samples[i]
         image = read_image(folder.image_path(sample["stem"]), folder.channels, folder.path)
-        truth = Shown("Ground truth", _lines("truth", sample["mask"]))
+        truth = CasePanel("Ground truth", _lines("truth", sample["mask"]))
         outlines = [_outline(label, found, i, sample["mask"]) for label, found in measured.items()]
-        made.append(Case(name, sample["stem"], picture(image), (Shown("Image"), truth, *outlines), tuple(own_maps)))
+        made.append(Case(name, sample["stem"], picture(image), (CasePanel("Image"), truth, *outlines), tuple(own_maps)))
     html = rendered("site.html", site=folder.site, cases=made, view=VIEW, count=len(samples), first=next(iter(measured)))
     write_page(out, html, private=True)
     return out
@@ -152,28 +152,28 @@ def _chosen(dice: Sequence[float]) -> dict[str, int]:
     return {name: i for name, i in wanted.items() if list(wanted.values()).index(i) == list(wanted).index(name)}
 
 
-def _outline(label: str, found: _Predicted, i: int, mask: Tensor) -> Shown:
+def _outline(label: str, found: _Predicted, i: int, mask: Tensor) -> CasePanel:
     row = found.rows[i]
     lines = (*_lines("truth", mask), *_lines("network", found.maps[i] > THRESHOLD))
-    return Shown(f"{label}: Dice {100 * row['dice']:.1f} %, ASSD {row['assd']:.2f} pixels", lines)
+    return CasePanel(f"{label}: Dice {100 * row['dice']:.1f} %, ASSD {row['assd']:.2f} pixels", lines)
 
 
 def _lines(kind: str, maps: Tensor) -> tuple[tuple[str, str], ...]:
     return tuple((kind, contours(part.bool().numpy())) for part in maps)
 
 
-def _maps(networks: Networks, samples: list[Sample], pixel: tuple[int, int] | None) -> list[list[Shown]]:
+def _maps(networks: Networks, samples: list[Sample], pixel: tuple[int, int] | None) -> list[list[CasePanel]]:
     """For each sample the inconsistency of the sites' networks, and where each network's query of the pixel looks."""
     label, file = next(iter(networks.own.items()))
     network = load_personal(file)
     peers = {site: read_network(path)[0] for site, path in networks.peers.items() if _alike(path, file)}
-    found: list[list[Shown]] = [[] for _ in samples]
+    found: list[list[CasePanel]] = [[] for _ in samples]
     if peers:
         deltas = [s["delta"].mean(dim=0).numpy() for s in with_inconsistency(network, peers, samples, "frozen")]
         highest = max(float(delta.max()) for delta in deltas)
         for shown, delta in zip(found, deltas, strict=True):
             caption = f"Inconsistency δ of {len(peers) + 1} sites' networks: highest {delta.max():.3f}, mean {delta.mean():.3f}"
-            shown.append(Shown(f"{caption} (brightest colour: {highest:.3f})", overlay=coloured(delta, highest)))
+            shown.append(CasePanel(f"{caption} (brightest colour: {highest:.3f})", overlay=coloured(delta, highest)))
     looking = {label: network} | {
         f"{site}'s network": load_personal(networks.peers[site]) for site in list(peers)[: _LOOKING - 1]
     }
@@ -186,7 +186,7 @@ def _maps(networks: Networks, samples: list[Sample], pixel: tuple[int, int] | No
                 point = (VIEW * (x + 0.5) / size, VIEW * (y + 0.5) / size)
                 overlay = coloured(weights.numpy(), float(weights.max()))
                 keys = f"{weights.shape[0]} x {weights.shape[1]} keys, weights {weights.min():.3f} to {weights.max():.3f}"
-                shown.append(Shown(f"Where pixel {x},{y} looks, {name} ({keys})", overlay=overlay, point=point))
+                shown.append(CasePanel(f"Where pixel {x},{y} looks, {name} ({keys})", overlay=overlay, point=point))
     return found
 
 
