@@ -61,6 +61,9 @@ def test_a_run_leaves_its_page_and_the_command_gives_the_same(finished, feddp, t
     assert "torch" in text
     for site in read_results(folder)["sites"]:
         assert f"sites/{site}/network.safetensors" in text
+    code, _, error = feddp("report", folder / "workspace/server", "--out", tmp_path / "server.html")
+    assert (code, error) == (0, ""), "what a lead downloads is enough"
+    assert "(no interval: the sites&#39; images.csv are not all here" in (tmp_path / "server.html").read_text()
 
 
 def test_the_server_holds_no_picture_and_no_value_of_an_image(finished, root, tmp_path):

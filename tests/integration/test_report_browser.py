@@ -1,11 +1,17 @@
 """The pages of `feddp report` as a browser shows them, on a telephone and on a desk, in light, in dark and on paper."""
 
+import shlex
+import shutil
+import subprocess
+
 import pytest
+from PIL import Image
 
 from feddp.pages.run_page import report
 from feddp.pages.site_page import site_report
 from support.browser import Browser
 from support.compare_runs import federation, write_run
+from support.docs_pages import DOCS, commands_for
 from support.report_runs import toy_run
 
 pytestmark = pytest.mark.tools
@@ -59,6 +65,20 @@ def test_it_fits_on_paper(browser, page):
 
 def test_colours_follow_the_readers_scheme(browser, page):
     assert browser.show(page, 380, dark=True).png != browser.show(page, 380, dark=False).png
+
+
+def test_the_picture_of_the_documentation(page, tmp_path):
+    """The command in report.md, with the page in place of the one that the commands before it make."""
+    (command,) = commands_for("test_report_browser", "docs/how-to/report.md")
+    (tmp_path / "runs/example").mkdir(parents=True)
+    (tmp_path / "docs/assets").mkdir(parents=True)
+    shutil.copy(page, tmp_path / "runs/example/report.html")
+    subprocess.run(
+        [*shlex.split(command), f"--user-data-dir={tmp_path / 'profile'}"], cwd=tmp_path, check=True, capture_output=True
+    )
+    with Image.open(tmp_path / "docs/assets/report.png") as picture, Image.open(DOCS / "assets/report.png") as shown:
+        assert picture.size == shown.size
+    assert (DOCS / "assets/report.png").stat().st_size < 150_000
 
 
 def test_what_a_page_must_not_do_is_noticed(browser, tmp_path):

@@ -44,7 +44,13 @@ def judge(collected: Collected) -> Verdict:
     """InputError where two runs were tested on different images of a site."""
     subject = _subject(collected.methods.values())
     if subject is None:
-        return Verdict(None, (), None, (), ("The runs of folds are not compared image by image: see the tables.",))
+        return Verdict(
+            None,
+            (),
+            None,
+            (),
+            ("This comparison has no runs of --methods that could be compared image by image: see its tables.",),
+        )
     findings, missing = [], []
     for name in REFERENCES:
         reference = _method(collected, name)

@@ -210,6 +210,26 @@ def test_summaries_that_are_no_numbers_are_refused(tmp_path):
         report([folder], tmp_path / "page.html")
 
 
+def test_a_comparison_of_folds_has_its_tables(tmp_path):
+    """And the reasons of what failed, without the folders of the machine that ran it."""
+    table = ResultTable("methods", "The methods, 5 folds", ("Method", "x"), (None, max), (("FedAvg", Value(12.5, 0.5)),))
+    content = {"methods": [], "studies": [], "results": {}, "failed": {"one": "no /home/eve/x"}, "tables": [table.to_json()]}
+    (tmp_path / "comparison.json").write_text(json.dumps(content))
+    html = page(tmp_path, tmp_path)
+    assert "no runs of --methods that could be compared image by image" in html
+    assert '<td class="best">12.50 ± 0.50</td>' in html
+    assert "no …/x" in html
+
+
+@pytest.mark.parametrize(
+    "broken", ["[]", '{"methods": ["feddp"]}', '{"methods": [3], "results": {"a": {"folders": {"0": "../.."}}}}']
+)
+def test_a_damaged_comparison_is_refused(tmp_path, broken):
+    (tmp_path / "comparison.json").write_text(broken)
+    with pytest.raises(InputError, match="comparison.json is damaged"):
+        report([tmp_path], tmp_path / "page.html")
+
+
 def test_a_table_survives_the_comparisons_file():
     table = ResultTable("n", "t", ("M", "x"), (None, max), (("a", Value(1.5, 0.5, 1)), ("b", BLANK)), ("note",), frozenset({1}))
     assert ResultTable.from_json(json.loads(json.dumps(table.to_json()))) == table
