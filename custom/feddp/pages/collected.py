@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from feddp.compare.scores import IMAGE, Result, Rows, over_seeds, read_site
+from feddp.compare.scores import BEFORE, FINAL, IMAGE, Result, Rows, over_seeds, read_site
 from feddp.compare.variants import Variant
 from feddp.errors import BadFile, InputError
 from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_events, read_results, site_folder
@@ -58,7 +58,7 @@ class FinishedRun:
         entry = self.results["sites"][site]
         if WITHHELD in entry or STD_WITHHELD in entry or not (site_folder(self.folder, site) / IMAGES).exists():
             return None
-        return read_site(self.folder, site, self.results["stages"], "before" if when == WHEN[0] else "final", IMAGE)
+        return read_site(self.folder, site, self.results["stages"], BEFORE if when == WHEN[0] else FINAL, IMAGE)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, Value
 from feddp.training.metrics import class_names, of_class
 
 _SITE_HEAD = "Site"
+_MATRIX = 50  # sites: more are thousands of cells, most of the page's bytes
 _BY_SITE = "Means over a site's test images, then over the seeds; Average: mean ± standard deviation over the sites."
 _SPREAD = (
     "Mean, variance (points²) and worst of the sites' Dice; the gap is from the best to the worst site. A smaller variance and"
@@ -71,7 +72,9 @@ def dice_map(collected: Collected) -> HeatMap | None:
 
 
 def exchange_map(run: FinishedRun) -> HeatMap | None:
-    """The matrix of results.json: every exchanged network, before calibration, at every site."""
+    """The matrix of results.json: every exchanged network, before calibration, at every site; None of very many sites."""
+    if len(run.results.get("matrix", {})) > _MATRIX:
+        return None
     rows = {site: {m: cell[METRIC]["mean"] for m, cell in row.items()} for site, row in run.results.get("matrix", {}).items()}
     return heat_map(rows, sorted({model for row in rows.values() for model in row}), average=False)
 

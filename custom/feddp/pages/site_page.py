@@ -7,6 +7,7 @@ sites' networks are on this machine, also the inconsistency of all (Eq. 7).
 Deviations: Eq. 7 is of networks before the calibration; here, the other sites' networks are those that the run left.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.data.images import SPLIT
 from feddp.data.loading import Sample, load
 from feddp.data.pixels import read_image
+from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import RESULTS, read_results
 from feddp.methods.base import STAGES
@@ -33,6 +35,7 @@ from feddp.training.loop import predict
 from feddp.training.metrics import THRESHOLD, Row, measure
 
 _SLOTS = [f"{slot}.safetensors" for slot in STAGES.values() if slot]  # in the order of the stages
+_BATCH = 8
 _LOOKING = 5  # networks whose attention is shown
 
 
@@ -141,7 +144,10 @@ def _measured(folder: SiteFolder, file: Path) -> _Predicted:
     samples = load(folder, SPLIT, metadata.size, metadata.normalise)
     if not samples:
         raise InputError(f"{folder.path} has no image in split {SPLIT}; add some to split.csv")
-    found = [(maps, measure(maps, batch["mask"])) for maps, batch in predict(load_personal(file), samples)]
+    passes = track(
+        predict(load_personal(file), samples, _BATCH), f"Predicting with {file.name}", math.ceil(len(samples) / _BATCH)
+    )
+    found = [(maps, measure(maps, batch["mask"])) for maps, batch in passes]
     return _Predicted(samples, torch.cat([maps for maps, _ in found]), [row for _, rows in found for row in rows])
 
 
