@@ -44,13 +44,8 @@ def judge(collected: Collected) -> Verdict:
     """InputError where two runs were tested on different images of a site."""
     subject = _subject(collected.methods.values())
     if subject is None:
-        return Verdict(
-            None,
-            (),
-            None,
-            (),
-            ("This comparison has no runs of --methods that could be compared image by image: see its tables.",),
-        )
+        none = "This comparison has no runs of --methods that could be compared image by image: see its tables."
+        return Verdict(None, (), None, (), (none,))
     findings, missing = [], []
     for name in REFERENCES:
         reference = _method(collected, name)
