@@ -10,5 +10,10 @@ if [ "${1:-}" = --quick ]; then
     shift
     exec python -m pytest -n 2 --dist loadfile tests/unit "$@"
 fi
+# a test looks at a page in a browser, and CI runs as root on a bare machine
+if ! command -v chromium > /dev/null && command -v apt-get > /dev/null && [ "$(id -u)" = 0 ]; then
+    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; } >&2 ||
+        echo "chromium was not installed; tests/integration/test_report_browser.py will fail" >&2
+fi
 # three files at a time, in their order: federations come first, and wait more than they compute
 exec python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

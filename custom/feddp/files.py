@@ -9,6 +9,7 @@
 <run>/tb_events/                     TensorBoard's event files (`feddp.tracking`)
 <run>/metrics/metrics_summary.json, round_metrics.jsonl
                                      the same in the format of FLARE's metrics artifacts; not of a run in one process
+<run>/report.html                    the results as a page for a browser (`feddp report`)
 <run>/time.json                      where the time of the rounds went (`feddp.stages.accounting`)
 <run>/sites/<site>/network.safetensors, images.csv, cases.csv, record.jsonl
                                      the site's final network, its metrics per image and per case, and of each
@@ -35,6 +36,8 @@ RUN = "run.json"
 CONFIG = "run.yaml"
 RESULTS = "results.json"
 RESULTS_TABLE = "results.md"
+REPORT = "report.html"
+COMPARISON = "comparison.json"  # in the folder of a comparison: what its report is made from
 SHARED = "shared.safetensors"
 PROGRESS = "progress.jsonl"
 TIME = "time.json"

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from feddp.cli import app
+from feddp.compare.studies import STUDIES
 from feddp.compare.unseen import ENSEMBLE, measure_networks
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
@@ -96,6 +97,11 @@ def test_methods_leave_tables_and_curves(compare, fake, tmp_path, strange, monke
     assert float(costs["feddp"]["Inference (ms)"]) > 0
     with Image.open(out / "curves_methods.png") as picture:
         assert picture.size[0] > picture.size[1] > 300
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert f"Report: {out / 'report.html'}" in done.output
+    assert "FedDP scores higher than FedAvg: +9.0 points of Dice on average over 2 sites (no interval" in page
+    assert "By seed, the average difference is" not in page, "that is said of what has an interval"
+    assert "Table IV: the unseen site clinic" in page
 
 
 def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path, monkeypatch):
@@ -120,6 +126,10 @@ def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path
     assert [(r["SA"], r["LQ"], r["IGC"]) for r in ablation] == [("", "", ""), ("✓", "", ""), ("✓", "✓", ""), ("✓", "✓", "✓")]
     assert [float(r["Dice (%) Average"]) for r in ablation] == pytest.approx([43.5, 43.5, 42.5, 52.5])
     assert r"$\surd$" in (out / "table_ablation.tex").read_text()
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for study in ("ablation", "lambda", "igc"):
+        assert f"<h3>{STUDIES[study].title}</h3>" in page
+    assert "SA + LQ + IGC" in page
     igc = {(r["Method"], r["Calibration"]): float(r["Dice (%) Average"]) for r in read(out / "table_igc.csv")}
     assert igc["iop_fl", "λ = 1"] - igc["iop_fl", "none"] == pytest.approx(10)
     assert len(igc) == 9

@@ -221,6 +221,16 @@ def test_the_readme_shows_what_poc_run_prints(poc):
     assert [line for line in shown.splitlines() if shape(line) and shape(line) not in printed] == []
 
 
+def test_poc_run_leaves_a_page(poc):
+    """No site of so few images lets a standard deviation leave: the interval is over the four sites, not over images."""
+    folder, said = poc
+    page = (folder / "runs/poc/report.html").read_text(encoding="utf-8")
+    assert f"Report: {folder.resolve() / 'runs/poc/report.html'}" in said
+    assert "standard deviations over fewer than" in page
+    assert "Intervals over sites" in page
+    assert "paired by test image" not in page
+
+
 def test_tests_run_sh_gives_its_arguments_to_pytest(tmp_path):
     """`tests/run.sh`, with tools that write down how they were called."""
     for name in ("tests/run.sh", "poc/environment.sh"):

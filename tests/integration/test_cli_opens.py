@@ -35,7 +35,8 @@ def python(*arguments, **environment):
 
 
 @pytest.mark.parametrize(
-    "command", ["", "run", "job", "compare", "adapt", "features", "data prepare", "kit", "kit check", "export", "models"]
+    "command",
+    ["", "run", "report", "job", "compare", "adapt", "features", "data prepare", "kit", "kit check", "export", "models"],
 )
 def test_a_help_loads_nothing_heavy(command):
     assert python(LOADED, *command.split(), "--help").splitlines() == ["loaded:"]

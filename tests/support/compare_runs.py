@@ -12,6 +12,7 @@ from feddp.errors import FedDPError
 from feddp.methods.base import STAGES
 from feddp.networks import build
 from feddp.networks.weights import save_network
+from feddp.training.metrics import summarize
 
 SITES = ("site-1", "site-2")
 
@@ -23,9 +24,20 @@ def row(dice: float) -> dict[str, float]:
 
 
 def write_run(
-    folder: Path, dice, selection: str = "val", events: list[dict] = (), size: int = 32, federated: bool = True
+    folder: Path,
+    dice,
+    selection: str = "val",
+    events: list[dict] = (),
+    size: int = 32,
+    federated: bool = True,
+    method: str = "feddp",
+    seed: int = 0,
+    **more,
 ) -> Path:
-    """A finished run's folder. `dice`: {site: {slot: {image: Dice}}}, slots in the order of the stages."""
+    """A finished run's folder. `dice`: {site: {slot: {image: Dice}}}, slots in the order of the stages.
+
+    `more` replaces entries of results.json.
+    """
     for site, slots in dice.items():
         (folder / "sites" / site).mkdir(parents=True)
         with open(folder / "sites" / site / "images.csv", "w", newline="", encoding="utf-8") as handle:
@@ -36,10 +48,17 @@ def write_run(
     (folder / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     present = {slot for slots in dice.values() for slot in slots}
     stages = [stage for stage, slot in STAGES.items() if slot in present]
-    results = {"selection": selection, "size": size, "stages": stages, "federated": federated, "missing": {}}
-    results["sites"] = {site: {} for site in dice}
-    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    results = {"selection": selection, "size": size, "stages": stages, "federated": federated, "missing": {}, "average": {}}
+    results |= {"method": method, "network": "toy", "rounds": 3, "seed": seed}
+    results["sites"] = {site: _summaries(slots) for site, slots in dice.items()}
+    (folder / "results.json").write_text(json.dumps(results | more), encoding="utf-8")
     return folder
+
+
+def _summaries(slots) -> dict[str, dict]:
+    """Before: of the last slot but one, where there is one; final: of the last."""
+    networks = [summarize([row(value) for value in images.values()]) for images in slots.values()]
+    return {"before_calibration": networks[-2:][0], "final": networks[-1]}
 
 
 def write_cases(folder: Path, dice) -> Path:
@@ -111,7 +130,8 @@ class FakeRuns:
             site: {slot: {"a": value - 0.1 * i, "b": value - 0.2} for slot, value in slots.items()}
             for i, site in enumerate(sites)
         }
-        write_run(out, dice, events=federation(options.rounds, calibrated))
+        named = {"method": options.method, "seed": options.seed, "rounds": options.rounds, "network": options.network}
+        write_run(out, dice, events=federation(options.rounds, calibrated), **named)
         (out / "workspace").mkdir()
         network = build(options.network, 3, 1, seed=options.seed)
         metadata = {"network": options.network, "channels": "3", "classes": '["lesion"]', "size": "32", "labels": "nested"}

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from feddp.cli import adapt, bench, compare, data, export, features, kit, models, run, runs, threshold, watch
+from feddp.cli import adapt, bench, compare, data, export, features, kit, models, report, run, runs, threshold, watch
 from feddp.errors import FedDPError, is_of_user, written_down
 
 # help and completion load this package only: a command imports what it runs in its body (tests/integration/test_cli_opens.py)
@@ -25,6 +25,7 @@ app.command()(run.job)
 app.command()(run.predict)
 app.command()(export.export)
 app.command()(threshold.calibrate_threshold)
+app.command()(report.report)
 app.command()(run.methods)
 # what follows the benchmark's name is for the benchmark, --help too
 app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(bench.bench)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from feddp.cli.options import Data, Device, Env, Environment, Rounds, Settings, Size, Threads, Weights, words
+from feddp.cli.report import after
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT
 from feddp.run.defaults import ROUNDS, SIZE
@@ -68,6 +69,7 @@ def compare(
     )
     show(on_screen(done.summary))
     print(f"Tables and figures: {out}")
+    after(out)
     if done.failed:
         raise FedDPError(f"{len(done.failed)} runs failed, the same command tries them again: {'; '.join(done.failed)}")
 

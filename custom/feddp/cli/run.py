@@ -28,6 +28,7 @@ from feddp.cli.options import (
     given,
     words,
 )
+from feddp.cli.report import after
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT as NETWORK
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
@@ -75,6 +76,7 @@ def run(
             )
         folder = resume
         show(table(retried(lambda: resume_here(folder, verbose), folder, retries)))
+        after(folder)
         return
     if config is not None:
         settings = merged(context, config, settings)
@@ -83,6 +85,7 @@ def run(
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
     silent, some = words(without_consent), words(sites) or None
     show(table(retried(lambda: run_here(data, out, options, env.value, device, threads, silent, some, verbose), out, retries)))
+    after(out)
 
 
 def job(

@@ -1,7 +1,12 @@
-"""`feddp compare`, from the request to the files: tables, figures, and tables.md with the command, all tables and failures."""
+"""`feddp compare`, from the request to the files: tables, figures, and tables.md with the command, all tables and failures.
+
+comparison.json holds what `feddp report` needs beside the runs: the tables, some of which were measured once, and which run is
+of which method and study. Its paths are relative to the comparison's folder.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from feddp.compare.efficiency import efficiency_table, times_table
 from feddp.compare.figures import draw_methods, draw_outside, draw_study
@@ -9,11 +14,12 @@ from feddp.compare.folds import fold_campaigns, fold_tables
 from feddp.compare.leave_one_out import LeaveOneOut
 from feddp.compare.request import ComparisonRequest
 from feddp.compare.runs import Campaign
+from feddp.compare.scores import Result
 from feddp.compare.studies import OUTSIDE, STUDIES
 from feddp.compare.tables import methods_tables, outside_tables, study_table
 from feddp.compare.unseen import open_unseen, unseen_table
 from feddp.compare.variants import Variant
-from feddp.files import read_results
+from feddp.files import COMPARISON, read_results, write_json
 from feddp.reporting.tables import ResultTable
 
 SPREAD = (
@@ -61,12 +67,12 @@ def compare(request: ComparisonRequest) -> Comparison:
     for name in studies:
         draw_study(name, request.out, results, sites)
     if not outside:
-        return _write(request, tables, [campaign])
+        return _write(request, tables, [campaign], results=results)
     adapted = outside.execute(request.place)
     for name, around_study in around.items():
         tables += outside_tables(name, around_study, adapted, sites, seeds)
         draw_outside(name, around_study, request.out, adapted, sites)
-    return _write(request, tables, [campaign, *outside.campaigns.values()], outside.failed)
+    return _write(request, tables, [campaign, *outside.campaigns.values()], outside.failed, results)
 
 
 def _write(
@@ -74,19 +80,36 @@ def _write(
     tables: Sequence[ResultTable],
     campaigns: Sequence[Campaign],
     more: Mapping[str, str] | None = None,
+    results: Mapping[Variant, Result] | None = None,
 ) -> Comparison:
-    """Writes tables.md and every table's CSV and LaTeX to `request.out`.
+    """Writes tables.md, comparison.json and every table's CSV and LaTeX to `request.out`.
 
     Args:
         campaigns: all runs.
         more: the reasons of other failures, by name.
+        results: what the methods and studies measured; of folds there are only tables.
     """
     failed = {name: reason for campaign in campaigns for name, reason in campaign.failed.items()} | dict(more or {})
     for table in tables:
         table.write(request.out)
     parts = [_header(request, campaigns), *(table.markdown() for table in tables), _remarks(campaigns, failed)]
     (request.out / "tables.md").write_text("\n".join(parts), encoding="utf-8")
+    write_json(
+        request.out / COMPARISON,
+        {
+            "methods": [str(Variant.parse(text)) for text in request.methods] if results else [],
+            "studies": list(request.studies) if results else [],
+            "results": {str(variant): _stored(result, request.out) for variant, result in (results or {}).items()},
+            "failed": failed,
+            "tables": [table.to_json() for table in tables],
+        },
+    )
     return Comparison(tables[0], failed)
+
+
+def _stored(result: Result, out: Path) -> dict[str, dict[int, str]]:
+    folders = {seed: str(folder.relative_to(out)) for seed, folder in result.folders.items()}
+    return {"folders": folders, "failed": result.failed}
 
 
 def _header(request: ComparisonRequest, campaigns: Sequence[Campaign]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from feddp import protocol
 from feddp.compare.leave_one_out import UnseenResult
@@ -13,7 +14,7 @@ from feddp.compare.studies import STUDIES, AdaptedModels, Entry, Study, TrainedN
 from feddp.compare.variants import Variant
 from feddp.files import PROGRESS, Event, read_events
 from feddp.methods.base import TRAIN
-from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_points, draw_spread
+from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_points, draw_spread, save
 from feddp.reporting.tables import SHOWN, Value, shown_value
 
 _DICE = SHOWN["dice"].head
@@ -27,7 +28,6 @@ class _Drawing:
     """What a figure of a study is drawn from: the entries that finished under some seed, and the comparison's sites."""
 
     name: str
-    out: Path
     entries: list[Entry[TrainedNetworks]]
     results: Results
     sites: list[str]
@@ -43,21 +43,30 @@ class _Drawing:
 
 def draw_methods(out: Path, methods: Mapping[str, Result], sites: list[str]) -> None:
     """Fig. 7: the validation IoU over rounds, on average and at each site; of longer runs, the maxima of every ten too."""
-    panels = {
-        title: {label: seeds for label, r in methods.items() if (seeds := _seeds(r, title))} for title in (AVERAGE, *sites)
-    }
-    split = _selected(methods.values())
-    draw_curves(out / "curves_methods.png", panels, split)
+    panels, split = learning_panels(methods, (AVERAGE, *sites)), selected(methods.values())
+    save(draw_curves(panels, split), out / "curves_methods.png")
     if any(max(curve) > _BLOCK for lines in panels.values() for seeds in lines.values() for curve in seeds):
         highest = {t: {label: [*map(maxima, seeds)] for label, seeds in lines.items()} for t, lines in panels.items()}
-        draw_curves(out / "curves_methods_maxima.png", highest, f"{split}, maximum of {_BLOCK} rounds")
+        save(draw_curves(highest, f"{split}, maximum of {_BLOCK} rounds"), out / "curves_methods_maxima.png")
+
+
+def learning_panels(methods: Mapping[str, Result], titles: Iterable[str]) -> dict[str, dict[str, list[Curve]]]:
+    """{site or AVERAGE: {label: one curve per seed}}, without methods whose runs kept none."""
+    return {title: {label: seeds for label, r in methods.items() if (seeds := _seeds(r, title))} for title in titles}
 
 
 def draw_study(name: str, out: Path, results: Results, sites: list[str]) -> None:
+    """Writes the figure of one of STUDIES, where it has one."""
+    if figure := study_figure(name, results, sites):
+        save(figure, out / f"{_FILES.get(name, name)}.png")
+
+
+def study_figure(name: str, results: Results, sites: list[str]) -> Figure | None:
     """The figure of one of STUDIES, where it has one; an entry that did not finish at every site is left out."""
-    if name in _FIGURES:
-        entries = [entry for entry in STUDIES[name].entries if results[entry.source.variant].folders]
-        _FIGURES[name](_Drawing(name, out, entries, results, sites))
+    if name not in _FIGURES:
+        return None
+    entries = [entry for entry in STUDIES[name].entries if results[entry.source.variant].folders]
+    return _FIGURES[name](_Drawing(name, entries, results, sites))
 
 
 def draw_outside(
@@ -74,15 +83,15 @@ def draw_outside(
         series: dict[str, dict[str, tuple[float, float]]] = {}
         for (method, inside), _, _, mean in means:
             series.setdefault(method, {})[inside] = _bar(mean)
-        draw_bars(path, {_DICE: series})
+        save(draw_bars({_DICE: series}), path)
     elif name == "losses":
-        draw_bars(path, {_DICE: {"routing": {labels[0]: _bar(mean) for labels, _, _, mean in means}}})
+        save(draw_bars({_DICE: {"routing": {labels[0]: _bar(mean) for labels, _, _, mean in means}}}), path)
     elif name == "tau":
         spread = {labels[0]: _dice(by_site, sites) for labels, _, by_site, _ in means}
-        draw_spread(path, spread, "τ", f"{_DICE}, a dot a site outside")
+        save(draw_spread(spread, "τ", f"{_DICE}, a dot a site outside"), path)
     elif name == "time":
         points = {labels[0]: (result.seconds(), *_bar(mean)) for labels, result, _, mean in means}
-        draw_points(path, points, "seconds a sample", _DICE)
+        save(draw_points(points, "seconds a sample", _DICE), path)
 
 
 def curves(events: list[Event]) -> dict[str, dict[int, float]]:
@@ -111,46 +120,61 @@ def mean_curve(sites: dict[str, dict[int, float]]) -> dict[int, float]:
     return {round: float(np.mean([curve[round] for curve in sites.values()])) for round in sorted(common)}
 
 
-def _curves(drawing: _Drawing) -> None:
+def _curves(drawing: _Drawing) -> Figure | None:
     """A panel for each first label, a line for each second one."""
     panels: dict[str, dict[str, list[Curve]]] = {}
     for entry in drawing.entries:
         title, line = entry.labels
         if seeds := _seeds(drawing.results[entry.source.variant], AVERAGE):
             panels.setdefault(title, {})[line] = seeds
-    if panels:
-        selected = _selected(drawing.results[entry.source.variant] for entry in drawing.entries)
-        draw_curves(drawing.out / f"curves_{drawing.name}.png", panels, selected)
+    if not panels:
+        return None
+    return draw_curves(panels, selected(drawing.results[entry.source.variant] for entry in drawing.entries))
 
 
-def _by_metric(drawing: _Drawing) -> None:
+def _by_metric(drawing: _Drawing) -> Figure:
     metrics = STUDIES[drawing.name].metrics
     panels = {SHOWN[metric].head: {metric: drawing.averages(drawing.entries, metric)} for metric in metrics}
-    draw_bars(drawing.out / f"{drawing.name}.png", panels)
+    return draw_bars(panels)
 
 
-def _over_sites(drawing: _Drawing) -> None:
+def _components(drawing: _Drawing) -> Figure:
+    """One bar for each combination of components, named by those that it has."""
+    study = STUDIES[drawing.name]
+    panels: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
+    for metric in study.metrics:
+        bars = panels.setdefault(SHOWN[metric].head, {}).setdefault(metric, {})
+        for entry in drawing.entries:
+            there = [head for head, label in zip(study.heads, entry.labels, strict=True) if label]
+            if average := drawing.scores(entry).average:
+                bars[" + ".join(there) or "none"] = _bar(shown_value(average, metric))
+    return draw_bars(panels)
+
+
+def _over_sites(drawing: _Drawing) -> Figure:
     """A box and a dot per site for each value; the study has one head."""
     found = {entry.labels[0]: drawing.scores(entry) for entry in drawing.entries}
     dice = {label: _dice(by_site, drawing.sites) for label, by_site in found.items() if by_site.average}
     (head,) = STUDIES[drawing.name].heads
-    draw_spread(drawing.out / f"{drawing.name}.png", dice, head, f"test {_DICE}, a dot a site")
+    return draw_spread(dice, head, f"test {_DICE}, a dot a site")
 
 
-def _igc(drawing: _Drawing) -> None:
+def _igc(drawing: _Drawing) -> Figure:
     series = {
         label: drawing.averages([entry for entry in drawing.entries if entry.labels[1] == label], "dice")
         for label in dict.fromkeys(entry.labels[1] for entry in drawing.entries)
     }
-    draw_bars(drawing.out / "igc.png", {_DICE: series})
+    return draw_bars({_DICE: series})
 
 
-_FIGURES: dict[str, Callable[[_Drawing], None]] = {
+_FIGURES: dict[str, Callable[[_Drawing], Figure | None]] = {
+    **dict.fromkeys(("ablation", "vc_components", "vc_paa"), _components),
     **dict.fromkeys(("backbones", "local_epochs"), _curves),
     **dict.fromkeys(("private", "vc_private", "vc_number", "vc_lambda"), _by_metric),
     **dict.fromkeys(("lambda", "tau"), _over_sites),
     "igc": _igc,
 }
+_FILES = {name: f"curves_{name}" for name in ("backbones", "local_epochs")}  # where the file is not called as the study
 
 
 def _dice(found: Scores, sites: list[str]) -> list[float]:
@@ -169,7 +193,7 @@ def _seeds(result: Result, title: str) -> list[Curve]:
     return [*seeds] if all(seeds) else []
 
 
-def _selected(results: Iterable[Result]) -> str:
+def selected(results: Iterable[Result]) -> str:
     """The paper shows test IoU; a run's progress holds the IoU of the split that selects."""
     splits = {split for result in results for split in result.selections}
     if splits == {"val"}:

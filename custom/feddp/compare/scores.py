@@ -4,7 +4,7 @@ The same for cases, where images are the slices of volumes: there, one case take
 """
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -159,9 +159,13 @@ def classes_of(results: Iterable[Result]) -> list[str]:
 def read_rows(folder: Path, when: str, unit: Unit) -> dict[str, Rows]:
     """{site: {image, or case: metrics}} of a finished run. InputError where a site's table is not there or cannot be read."""
     results = read_results(folder)
-    last = STAGES[results["stages"][-1]]
     sites = [site for site, found in results["sites"].items() if unit is IMAGE or VOLUMES in found]
-    return {site: read_table(site_folder(folder, site) / f"{unit.name}s.csv", unit, when, last) for site in sites}
+    return {site: read_site(folder, site, results["stages"], when, unit) for site in sites}
+
+
+def read_site(folder: Path, site: str, stages: Sequence[str], when: str, unit: Unit) -> Rows:
+    """{image, or case: metrics} of one site of a finished run with these stages; InputError as `read_rows`."""
+    return read_table(site_folder(folder, site) / f"{unit.name}s.csv", unit, when, STAGES[stages[-1]])
 
 
 def read_table(path: Path, unit: Unit, when: str, last: str) -> Rows:

@@ -17,7 +17,7 @@ from feddp.features.divergence import divergence
 from feddp.features.extract import LAYERS, Pixels, sample_pixels
 from feddp.features.tsne import embed
 from feddp.networks.weights import load_personal
-from feddp.reporting.plots import Panel, draw_panels
+from feddp.reporting.plots import Panel, draw_panels, save
 from feddp.reporting.tables import BLANK, ResultTable, Value
 from feddp.training.device import asked_for
 from feddp.training.seeds import seed_of
@@ -78,7 +78,7 @@ def features(request: FeaturesRequest) -> ResultTable:
     table = kl_table(found, sites, NOTE.format(layer=request.layer, count=request.per_class))
     request.out.mkdir(parents=True, exist_ok=True)
     table.write(request.out)
-    draw_panels(request.out / "tsne.png", panels, ("background", *folders[sites[0]].classes), sites)
+    save(draw_panels(panels, ("background", *folders[sites[0]].classes), sites), request.out / "tsne.png")
     return table
 
 

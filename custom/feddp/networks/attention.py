@@ -3,6 +3,8 @@
 timm computes key and value with one fused layer `kv`: its first `dim` output rows are the keys, the others the values.
 """
 
+import math
+
 import torch
 from timm.models.pvt_v2 import Attention
 from torch import Tensor, nn
@@ -76,3 +78,40 @@ def _halves(fused: nn.Linear) -> tuple[nn.Linear, nn.Linear]:
         return layer
 
     return part(0), part(1)
+
+
+@torch.no_grad()
+def attention_of(network: nn.Module, image: Tensor, pixel: tuple[int, int]) -> Tensor | None:
+    """Where a pixel's query looks: softmax(q kᵀ / √d), the mean over the heads, (h, w) over the keys' places; its sum is 1.
+
+    Of all attention layers, it is the one with the most keys; of those, the last, which is nearest to the prediction.
+
+    Args:
+        image: the network's input (channels, size, size).
+        pixel: (x, y), pixels from the left and from the top.
+
+    Returns:
+        None if the network has no attention.
+    """
+    layers = [module for module in network.modules() if isinstance(module, SplitAttention)]
+    taken: dict[int, dict[str, Tensor]] = {i: {} for i in range(len(layers))}
+    hooks = [
+        getattr(layer, name).register_forward_hook(lambda _, __, out, i=i, name=name: taken[i].__setitem__(name, out))
+        for i, layer in enumerate(layers)
+        for name in ("q", "k")
+    ]
+    try:
+        network.eval()(image[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not layers:
+        return None
+    chosen = max(taken, key=lambda i: (taken[i]["k"].shape[1], i))
+    heads, scale = layers[chosen].num_heads, layers[chosen].scale
+    queries, keys = (taken[chosen][name][0].unflatten(1, (heads, -1)).transpose(0, 1) for name in ("q", "k"))
+    grid, side = math.isqrt(queries.shape[1]), image.shape[-1]
+    x, y = (min(grid - 1, place * grid // side) for place in pixel)
+    weights = (scale * queries[:, y * grid + x, None] @ keys.transpose(1, 2)).softmax(dim=-1)  # (heads, 1, keys)
+    looking: Tensor = weights.mean(dim=(0, 1)).unflatten(0, (-1, math.isqrt(keys.shape[1])))
+    return looking

@@ -2,9 +2,9 @@
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feddp.training.metrics import of_class
 
@@ -28,6 +28,7 @@ SHOWN = {
     "hd": Shown("HD (pix.)", 1, min),
 }
 BLANK = "—"
+_BETTER: dict[Better, str] = {max: "max", min: "min"}
 
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -108,6 +109,24 @@ class ResultTable:
         lines += [" & ".join(map(escape, self.heads)) + r" \\", r"\hline"]
         lines += [" & ".join(self._cells(row, i, r"\textbf{{{}}}", escape)) + r" \\" for i, row in enumerate(self.rows)]
         return "\n".join([*lines, r"\hline", r"\end{tabular}", *(f"% {note}" for note in self.notes)]) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON from which `from_json` restores an equal table."""
+        rows = [[asdict(cell) if isinstance(cell, Value) else cell for cell in row] for row in self.rows]
+        better = [None if each is None else _BETTER[each] for each in self.better]
+        return {"name": self.name, "title": self.title, "heads": self.heads, "better": better, "rows": rows} | {
+            "notes": self.notes,
+            "apart": sorted(self.apart),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "ResultTable":
+        """KeyError, TypeError or ValueError where the content is not what `to_json` gives."""
+        known = {name: each for each, name in _BETTER.items()}
+        rows = tuple(tuple(cell if isinstance(cell, str) else Value(**cell) for cell in row) for row in content["rows"])
+        better = tuple(None if each is None else known[each] for each in content["better"])
+        heads, notes = tuple(content["heads"]), tuple(content["notes"])
+        return cls(content["name"], content["title"], heads, better, rows, notes, frozenset(content["apart"]))
 
     def write(self, folder: Path) -> None:
         """Writes table_<name>.tex, and table_<name>.csv with all digits and each standard deviation in its own column."""

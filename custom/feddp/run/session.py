@@ -2,11 +2,13 @@
 
 import json
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +50,7 @@ from feddp.tracking import VARIABLE
 from feddp.training.store import hold
 
 ENVIRONMENTS = ("local", "sim", "poc")
+_VERSIONED = ("feddp", "torch", "monai", "timm", "nvflare")
 # where the server's files of a run lie, below the run's folder: of the simulator, of one process, of a POC
 WORKSPACE, SIMULATOR, POC = "workspace", "simulated", "poc/feddp/prod_00"
 SERVER_FILES = (f"{SIMULATOR}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
@@ -150,7 +153,7 @@ def _run(request: Request, environment: Environment, name: str) -> dict[str, Any
         print(f"warning: {idle}", file=sys.stderr)
     with environment(request, job) as running:
         if not request.resume:
-            write_json(out / RUN, record(request) | {"job": running.id})
+            write_json(out / RUN, record(request) | {"versions": versions(), "job": running.id})
         content, server = awaited(request, request.sites, running)
         for site in request.sites:
             copy_results(running.store(site), site_folder(out, site))
@@ -167,7 +170,7 @@ def begin(request: Request) -> str:
     out, wanted = request.out, json.loads(json.dumps(record(request)))
     if not (out / RUN).exists():
         fresh(out)
-        write_json(out / RUN, wanted)
+        write_json(out / RUN, wanted | {"versions": versions()})
         if request.config:
             write_text(out / CONFIG, request.config)
         hold(out, patience=0)
@@ -195,6 +198,17 @@ def record(request: Request) -> dict[str, Any]:
     """What `feddp run --resume` needs to know about a run."""
     policies = {site: dict(policy) for site, policy in request.policies.items()}
     return {"env": request.env, "plan": request.plan.to_json(), "policies": policies, "threads": request.threads}
+
+
+def versions() -> dict[str, str]:
+    """Versions on this machine of what a run's numbers depend on; they do not keep a run from being continued."""
+    found = {"python": platform.python_version()}
+    for name in _VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # used from its sources
+            found[name] = "not installed"
+    return found
 
 
 def recorded(out: Path) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def write_uncertainty(
     """Writes mean and disagreement of every slice in `images` to folders of these names in `out`; returns the path of ORDER.
 
     The pictures have 8 bits, one per class: `<name>.png`, or `<name>-<c>.png` for class c of several. In MEAN, 255 is
-    probability 1; in DISAGREEMENT, 255 is a standard deviation of 0.5, the largest there is. ORDER lists the slices by these names, the
-    most doubtful first, with `doubt`. Files that cannot be read are left out.
+    probability 1; in DISAGREEMENT, 255 is a standard deviation of 0.5, the largest there is. ORDER lists the slices by the
+    names of their masks, the most doubtful first, with `doubt`. Files that cannot be read are left out.
 
     Raises:
         InputError: a file holds no network of FedDP, another one has other channels, classes or labels, an image does not fit,

@@ -1,0 +1,201 @@
+"""What a report is made from: the runs below the folders that it is given, by method, and a comparison's tables.
+
+Site names, method names and reasons come from files of other machines: the templates escape them. Only what leaves a site is
+read of a site that withholds something by its policy.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddp.compare.scores import BEFORE, FINAL, IMAGE, Result, Rows, over_seeds, read_site
+from feddp.compare.variants import Variant
+from feddp.errors import BadFile, InputError
+from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_events, read_results, site_folder
+from feddp.limits import RESULTS_BYTES
+from feddp.methods import METHODS
+from feddp.protocol import STD_WITHHELD, WHEN, WITHHELD
+from feddp.reading import read_json
+from feddp.reporting.tables import ResultTable
+
+PROSE = {"feddp": "FedDP", "fedavg": "FedAvg", "local": "Local Train"}  # names of papers, where a page speaks of methods
+_PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """One run: its folder, the method's name on the page, and what it measured."""
+
+    folder: Path
+    label: str
+    results: dict[str, Any]
+
+    @cached_property
+    def events(self) -> list[Event]:
+        return read_events(self.folder / PROGRESS)
+
+    @property
+    def sites(self) -> list[str]:
+        return sorted(self.results["sites"])
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, seed {self.results['seed']}"
+
+    def summary(self, site: str, when: str) -> Mapping[str, Mapping[str, float]]:
+        """The summaries of a site's test metrics (`metrics.summarize`); empty where its policy withholds them."""
+        found: Mapping[str, Mapping[str, float]] = self.results["sites"].get(site, {}).get(when, {})
+        return found
+
+    def rows(self, site: str, when: str) -> Rows | None:
+        """The metrics of each image, where the site's table is on this machine and its policy withholds no spread of them."""
+        entry = self.results["sites"][site]
+        if WITHHELD in entry or STD_WITHHELD in entry or not (site_folder(self.folder, site) / IMAGES).exists():
+            return None
+        return read_site(self.folder, site, self.results["stages"], BEFORE if when == WHEN[0] else FINAL, IMAGE)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The runs of one method that finished, one per seed, and the reasons of those that did not."""
+
+    label: str
+    runs: tuple[FinishedRun, ...]
+    failed: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> Result:
+        return Result({run.results["seed"]: run.folder for run in self.runs}, dict(enumerate(self.failed)))
+
+    def means(self, metric: str, when: str = WHEN[1]) -> dict[str, float]:
+        """{site: mean over its test images, then over the seeds}, of the sites that every run has."""
+        each = [{s: cells[metric]["mean"] for s in run.sites if metric in (cells := run.summary(s, when))} for run in self.runs]
+        return {site: float(np.mean([found[site] for found in each])) for site in each[0] if all(site in f for f in each)}
+
+    def rows(self, site: str, when: str = WHEN[1]) -> Rows | None:
+        """The metrics of each test image of a site, means over the seeds; None where a run has none (`FinishedRun.rows`)."""
+        each = [run.rows(site, when) for run in self.runs]
+        return None if any(rows is None for rows in each) else over_seeds(site, [rows for rows in each if rows is not None])
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Methods in their order, and of a comparison its studies, tables and failures."""
+
+    methods: dict[str, Measurements]
+    studies: Mapping[str, Mapping[Variant, Result]]
+    tables: tuple[ResultTable, ...]
+    failed: Mapping[str, str]
+
+    @property
+    def runs(self) -> list[FinishedRun]:
+        return [run for method in self.methods.values() for run in method.runs]
+
+    @property
+    def sites(self) -> list[str]:
+        return sorted({site for run in self.runs for site in (*run.sites, *run.results["missing"])})
+
+
+def collect(folders: Sequence[Path]) -> Collected:
+    """Reads one comparison's folder, or the folders of finished runs; runs that differ in their seed alone are one method.
+
+    Raises:
+        InputError: a folder is neither, or one of its files is damaged; names it.
+    """
+    comparisons = [folder for folder in folders if (folder / COMPARISON).exists()]
+    if comparisons and len(folders) > 1:
+        raise InputError(f"{comparisons[0]} is a comparison, which has its runs below it; name it alone")
+    if comparisons:
+        return _comparison(comparisons[0])
+    for folder in folders:
+        if (folder / "runs").is_dir() and not (folder / RESULTS).exists():
+            raise InputError(
+                f"{folder} has no {COMPARISON}: give its `feddp compare` again, or name runs below {folder / 'runs'}"
+            )
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise InputError(f"{', '.join(map(str, folders))}: a folder is named twice; name each once")
+    results = {folder: _read(folder) for folder in folders}
+    alike: dict[str, list[Path]] = {}
+    for folder, found in results.items():
+        plan = {name: value for name, value in found.items() if name in _PLAN} | {
+            "of": sorted({*found["sites"], *found["missing"]})
+        }
+        alike.setdefault(json.dumps(plan, sort_keys=True), []).append(folder)
+    labels = [label_of(results[group[0]]["method"]) for group in alike.values()]
+    methods = {}
+    for label, group in zip(labels, alike.values(), strict=True):
+        seeds = [results[folder]["seed"] for folder in group]
+        if len(set(seeds)) < len(seeds):
+            raise InputError(f"{group[0]} and {group[1]} are runs of one plan and one seed; name one of them")
+        name = label if labels.count(label) == 1 else f"{label} ({group[0].resolve().name})"
+        if name in methods:
+            raise InputError(f"{group[0]}: another run is called {name!r} too; rename its folder")
+        methods[name] = Measurements(name, tuple(FinishedRun(folder, name, results[folder]) for folder in group))
+    return Collected(methods, {}, (), {})
+
+
+# the entries of results.json that are the plan's, without the seed
+_PLAN = {"method", "network", "channels", "classes", "labels", "size", "rounds", "stages", "settings", "weights", "private"}
+
+
+def without_paths(text: str) -> str:
+    """A message without the folders of the machine that wrote it: a page is shown elsewhere."""
+    return _PATH.sub("…/", text)
+
+
+def label_of(method: str) -> str:
+    """What a page calls a method."""
+    return PROSE.get(method) or (METHODS[method].label if method in METHODS else "") or method
+
+
+def _comparison(folder: Path) -> Collected:
+    path = folder / COMPARISON
+    try:
+        content = read_json(path, RESULTS_BYTES)
+        results = {Variant.parse(text): _stored(folder, stored) for text, stored in content["results"].items()}
+        tables = tuple(ResultTable.from_json(table) for table in content["tables"])
+        methods, failed = {}, {name: without_paths(reason) for name, reason in content["failed"].items()}
+        for variant in map(Variant.parse, content["methods"]):
+            label = PROSE.get(str(variant), variant.label)
+            runs = tuple(FinishedRun(run, label, _read(run)) for run in results[variant].folders.values())
+            methods[label] = Measurements(label, runs, tuple(results[variant].failed.values()))
+        studies = {name: results for name in content["studies"]}
+    except (KeyError, TypeError, ValueError, AttributeError, BadFile) as error:
+        raise InputError(
+            f"{path} is damaged ({error!r}); give the same `feddp compare` again, it writes the file anew"
+        ) from None
+    return Collected({label: found for label, found in methods.items() if found.runs}, studies, tables, failed)
+
+
+def _stored(folder: Path, stored: Mapping[str, Any]) -> Result:
+    folders = {int(seed): folder / path for seed, path in stored["folders"].items()}
+    for run in folders.values():
+        if not run.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{run} is not below {folder}")
+    return Result(folders, {int(seed): reason for seed, reason in stored["failed"].items()})
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """results.json; InputError if it lacks what a page needs, as results of another version do."""
+    results = read_results(folder)
+    remedy = "name the --out folder of a `feddp run`"
+    wanted = ("method", "network", "rounds", "seed", "stages", "selection", "average")
+    if lacking := [name for name in wanted if name not in results]:
+        raise InputError(f"{folder / RESULTS} lacks {', '.join(lacking)}; {remedy}")
+    for site, entry in results["sites"].items():
+        for when in WHEN:
+            cells = entry.get(when, {}) if isinstance(entry, dict) else None
+            if not isinstance(cells, dict) or not all(isinstance(c, dict) and _finite(c.get("mean")) for c in cells.values()):
+                raise InputError(f"{folder / RESULTS}: {site}'s {when} holds no means; {remedy}")
+    results.setdefault("missing", {})
+    return results
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and bool(np.isfinite(value))

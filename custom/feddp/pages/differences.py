@@ -1,0 +1,114 @@
+"""How much better one set of networks is than another, site by site: paired differences of test Dice with intervals."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddp.compare.scores import Rows
+from feddp.compare.statistics import LEAST, METRIC, interval
+from feddp.errors import InputError
+from feddp.pages.collected import Measurements
+from feddp.protocol import WHEN
+
+IMAGES, SITES = "images", "sites"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """In points of Dice: the mean, and its bootstrap interval, if there is one."""
+
+    mean: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def side(self) -> int:
+        """1 where the interval lies above 0, -1 where it lies below, 0 where it includes 0 or there is none."""
+        if self.interval is None:
+            return 0
+        return int(self.interval[0] > 0) - int(self.interval[1] < 0)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The networks of a method, before (WHEN[0]) or after (WHEN[1]) their last stage at a site."""
+
+    measured: Measurements
+    when: str = WHEN[1]
+
+    def means(self) -> dict[str, float]:
+        return self.measured.means(METRIC, self.when)
+
+    def rows(self, site: str) -> Rows | None:
+        return self.measured.rows(site, self.when)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """`one` minus `other`."""
+
+    one: str
+    other: str
+    sites: dict[str, Difference]
+    average: Difference
+    basis: str  # what the average's interval draws again: IMAGES, SITES, or "" if there is none
+    left_out: tuple[str, ...]  # sites that only one of the two has
+    seeds: tuple[float, ...]  # the average's mean by seed, of the seeds that both have
+
+    @property
+    def better(self) -> list[str]:
+        return [site for site, found in self.sites.items() if found.mean > 0]
+
+
+def contrast(one: Side, other: Side, names: tuple[str, str]) -> Contrast | None:
+    """`one` against `other` at the sites that both have; None without such a site.
+
+    Raises:
+        InputError: at some site the two were tested on different images.
+    """
+    mine, theirs = one.means(), other.means()
+    common = [site for site in mine if site in theirs]
+    if not common:
+        return None
+    paired = {site: _paired(site, one.rows(site), other.rows(site)) for site in common}
+    sites = {
+        site: Difference(100 * (mine[site] - theirs[site]), interval([paired[site]]) if paired[site] else None)
+        for site in common
+    }
+    means = [found.mean for found in sites.values()]
+    over_images, over_sites = interval([paired[site] for site in common]), interval([means])
+    average = Difference(float(np.mean(means)), over_images or over_sites)
+    basis = IMAGES if over_images else SITES if over_sites else ""
+    left_out = tuple(sorted(mine.keys() ^ theirs.keys()))
+    return Contrast(*names, sites, average, basis, left_out, _by_seed(one, other, common))
+
+
+def points(value: float) -> str:
+    """A difference as text, with its sign."""
+    return f"{value:+.1f}".replace("-", "−") if round(value, 1) else "0.0"
+
+
+def why_none(found: Contrast) -> str:
+    """Why there is no interval of the average."""
+    return (
+        f"no interval: the sites' images.csv are not all here or hold fewer than {LEAST} images, or a policy withholds their"
+        f" spread, and {len(found.sites)} sites are fewer than {LEAST}"
+    )
+
+
+def _paired(site: str, one: Rows | None, other: Rows | None) -> list[float]:
+    """Each image's difference in points; none where one of the two has no rows."""
+    if one is None or other is None:
+        return []
+    if one.keys() != other.keys():
+        raise InputError(f"{site}: the runs were tested on different images; name runs on the same data")
+    return [100 * (one[image][METRIC] - other[image][METRIC]) for image in one]
+
+
+def _by_seed(one: Side, other: Side, sites: Iterable[str]) -> tuple[float, ...]:
+    def averages(side: Side) -> dict[int, float]:
+        found = {run.results["seed"]: [run.summary(s, side.when)[METRIC]["mean"] for s in sites] for run in side.measured.runs}
+        return {seed: float(np.mean(values)) for seed, values in found.items()}
+
+    mine, theirs = averages(one), averages(other)
+    return tuple(100 * (mine[seed] - theirs[seed]) for seed in sorted(mine.keys() & theirs.keys()))

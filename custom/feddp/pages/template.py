@@ -1,0 +1,33 @@
+"""Turns a template of this package into a page, and writes it. What a template is given is escaped, except figures of ours."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from feddp.errors import InputError
+from feddp.files import write_text
+
+PAGE_BYTES = 2_000_000  # of a page: what a mail takes and a browser shows at once
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Returns the HTML of `templates/<template>`."""
+    environment = Environment(
+        loader=PackageLoader("feddp.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["drawn"] = Markup  # of an <svg> that this package drew
+    return environment.get_template(template).render(**values)
+
+
+def write_page(path: Path, html: str, private: bool = False) -> None:
+    """Writes a page of at most PAGE_BYTES; a private one is readable for its owner alone.
+
+    Raises:
+        InputError: the page is larger.
+    """
+    if len(html.encode()) > PAGE_BYTES:
+        raise InputError(f"{path}: the page would have {len(html.encode()):,} bytes, at most {PAGE_BYTES:,}; name fewer runs")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, html, 0o600 if private else 0o666)

@@ -1,0 +1,252 @@
+"""The page of runs: hostile names, the same bytes again, its size, what it holds and what it does not, refusals."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+from typer.testing import CliRunner
+
+from feddp.cli import app
+from feddp.errors import InputError
+from feddp.pages import run_page, template
+from feddp.pages.attendance import attendance
+from feddp.pages.collected import collect
+from feddp.pages.run_page import report
+from feddp.reporting.tables import BLANK, ResultTable, Value
+from support.compare_runs import SITES, federation, write_run
+
+HOSTILE = "<script>alert('x')</script>"
+DICE = {
+    site: {
+        "start": {f"{site}-scan{i}": 0.5 + 0.01 * i for i in range(4)},
+        "calibrated": {f"{site}-scan{i}": 0.8 for i in range(4)},
+    }
+    for site in SITES
+}
+
+
+class Elements(HTMLParser):
+    """The names of a page's elements and of their attributes."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags, self.attributes = set(), set()
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+def run(folder, **more):
+    return write_run(folder, DICE, events=federation(3, home=True), **more)
+
+
+def page(tmp_path, *folders) -> str:
+    return report(folders, tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_names_from_elsewhere_are_escaped(tmp_path):
+    """As a site's, a network's, a setting's and a reason's text; a folder gives a method its name where two are alike."""
+    dice = {HOSTILE.replace("/", "|"): DICE["site-1"], "site-2": DICE["site-2"]}
+    events = federation(3, home=False) + [
+        {"event": "refused", "time": 31, "site": "site-2", "task": "train", "reason": HOSTILE}
+    ]
+    more = {
+        "missing": {"<b>gone": HOSTILE},
+        "network": HOSTILE,
+        "settings": {"x": HOSTILE},
+        "without": {"calibration": {"site-2": HOSTILE}},
+    }
+    one = write_run(tmp_path / "<i>one", dice, events=events, **more)
+    html = page(tmp_path, one, write_run(tmp_path / "two", dice, rounds=9))
+    assert "&lt;script&gt;" in html
+    assert "&lt;i&gt;one" in html
+    seen = Elements(html)
+    assert seen.tags & {"html", "table", "svg"} == {"html", "table", "svg"}
+    assert seen.tags & {"script", "b", "i"} == set()
+    assert [name for name in seen.attributes if name.startswith("on")] == []
+
+
+def test_the_same_files_give_the_same_bytes_wherever_they_lie(tmp_path):
+    first = report([run(tmp_path / "a/run")], tmp_path / "one.html").read_bytes()
+    shutil.copytree(tmp_path / "a", tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/run/progress.jsonl").touch()
+    assert report([tmp_path / "elsewhere/run"], tmp_path / "two.html").read_bytes() == first
+    assert str(tmp_path).encode() not in first
+
+
+def test_it_is_one_file_of_means_without_scripts_pictures_or_an_images_value(tmp_path):
+    html = page(tmp_path, run(tmp_path / "feddp"), write_run(tmp_path / "local", DICE, method="local"))
+    assert len(html.encode()) < 300_000
+    assert "scan" not in html, "the name of an image"
+    assert [
+        word for word in ("<script", "data:image", "http://", "https://", "src=", "@import", "url(http") if word in html
+    ] == []
+    assert html.count("<svg") >= 3
+    assert html.count("<title>") == html.count("<svg") + 1, "every figure has a title"
+    assert 'href="data:,"' in html, "no request for an icon"
+
+
+def test_the_heat_map_and_the_tables_hold_the_means(tmp_path):
+    """Final Dice is 80 at every image; before it is 50, 51, 52, 53: 51.5. IoU of 0.8: 0.8 / 1.2 = 66.67;
+    ASSD 10 (1 - 0.8) = 2, before 10 (1 - 0.515) = 4.85."""
+    html = page(tmp_path, run(tmp_path / "feddp"))
+    assert re.search(r'<th scope="row">FedDP</th><td class="filled" style="--depth:0.500">80.0</td>', html)
+    row = re.search(r'<th scope="row">site-1</th><td>51.50</td><td>80.00</td><td>4.85</td><td>2.00</td>', html)
+    assert row
+    assert "66.67" in html
+    assert "FedDP after the calibration is better than before it: +28.5 points" in html
+
+
+def test_a_class_has_tables_of_its_own(tmp_path):
+    folder = run(tmp_path / "feddp")
+    results = json.loads((folder / "results.json").read_text())
+    for entry in results["sites"].values():
+        for when in ("before_calibration", "final"):
+            entry[when]["dice_cup"] = {"mean": 0.123, "std": 0.0, "n": 4}
+    (folder / "results.json").write_text(json.dumps(results))
+    html = page(tmp_path, folder)
+    assert "<summary>Dice (%), cup</summary>" in html
+    assert "12.30" in html
+
+
+def test_who_took_part(tmp_path):
+    """site-1 consented; site-2 refused the exchange and was refused twice for one reason; site-3 was lost."""
+    consent = {"event": "answer", "time": 9, "site": "site-1", "task": "collect", "bytes": 3, "scalars": {"consent": True}}
+    refused = {"event": "refused", "time": 9, "site": "site-2", "task": "train", "reason": "/opt/x/y.png is missing"}
+    peers = {"calibration": {"calibrated": True, "peers": 1, "tuned": True}}
+    folder = write_run(
+        tmp_path / "run",
+        DICE,
+        events=[*federation(3, home=True), consent, refused, refused],
+        missing={"site-3": "site site-3 was lost at train"},
+        missed={"site-2": 2},
+        without={"calibration": {"site-2": "does not consent"}},
+    )
+    results = json.loads((folder / "results.json").read_text())
+    results["sites"]["site-1"] |= peers
+    results["sites"]["site-2"] |= peers | {"std_withheld": 20}
+    (folder / "results.json").write_text(json.dumps(results))
+    one, two, three = attendance(collect([folder]).runs[0])
+    assert (one.state, one.exchange, one.withheld, one.remarks) == (
+        "took part",
+        "consented; calibration: 1 peer",
+        "nothing",
+        (),
+    )
+    assert (two.exchange, two.withheld) == (
+        "calibration: does not consent",
+        "standard deviations over fewer than 20 images or cases",
+    )
+    assert two.remarks == ("no contribution in 2 rounds of 3", "refused: train: …/y.png is missing")
+    assert (three.state, three.remarks) == ("missing", ("site site-3 was lost at train",))
+
+
+def test_networks_have_their_hash(tmp_path):
+    """SHA-256 of b"abc" is the first test vector of FIPS 180-2."""
+    folder = run(tmp_path / "run")
+    (folder / "shared.safetensors").write_bytes(b"abc")
+    assert "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad" in page(tmp_path, folder)
+
+
+def test_a_page_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(template, "PAGE_BYTES", 10_000)
+    with pytest.raises(InputError, match="at most 10,000; name fewer runs"):
+        report([run(tmp_path / "run")], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_many_methods_rounds_and_sites_stay_below_the_limit(tmp_path):
+    """Twelve methods of 200 rounds at 12 sites: of the sites' curves only those of the worst are drawn."""
+    sites = [f"site-{i:02}" for i in range(12)]
+    dice = {site: {"start": {"a": 0.5 + 0.01 * i}} for i, site in enumerate(sites)}
+    events = [
+        {
+            "event": "answer",
+            "time": t,
+            "site": site,
+            "task": "train",
+            "round": t,
+            "bytes": 1,
+            "scalars": {"iou": t % 7 / 10, "seconds": 1},
+        }
+        for t in range(1, 201)
+        for site in sites
+    ]
+    folders = [write_run(tmp_path / f"run{i}", dice, method="fedavg", rounds=i, events=events) for i in range(12)]
+    assert len(page(tmp_path, *folders).encode()) < template.PAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("results.json", None, "not a finished run"),
+        ("results.json", "{", "not a finished run"),
+        ("results.json", '{"sites": {"A": {}}}', "lacks method, network, rounds, seed"),
+        ("sites/site-1/images.csv", "network,image\nstart,a\n", "images.csv is no table of images"),
+        ("progress.jsonl", "3\n", "no JSON object"),
+        ("run.json", "[]", "run.json is damaged"),
+    ],
+)
+def test_a_damaged_or_missing_file_is_one_line(tmp_path, feddp, name, content, says):
+    folder = run(tmp_path / "run")
+    path = folder / name
+    path.unlink() if content is None else path.write_text(content)
+    code, said, error = feddp("report", folder, "--out", tmp_path / "page.html")
+    assert (code, said) == (2, "")
+    assert says in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_summaries_that_are_no_numbers_are_refused(tmp_path):
+    folder = run(tmp_path / "run")
+    text = (folder / "results.json").read_text().replace('"mean": 0.8', '"mean": "0.8"')
+    (folder / "results.json").write_text(text)
+    with pytest.raises(InputError, match="site-1's final holds no means"):
+        report([folder], tmp_path / "page.html")
+
+
+def test_a_comparison_of_folds_has_its_tables(tmp_path):
+    """And the reasons of what failed, without the folders of the machine that ran it."""
+    table = ResultTable("methods", "The methods, 5 folds", ("Method", "x"), (None, max), (("FedAvg", Value(12.5, 0.5)),))
+    content = {"methods": [], "studies": [], "results": {}, "failed": {"one": "no /home/eve/x"}, "tables": [table.to_json()]}
+    (tmp_path / "comparison.json").write_text(json.dumps(content))
+    html = page(tmp_path, tmp_path)
+    assert "no runs of --methods that could be compared image by image" in html
+    assert '<td class="best">12.50 ± 0.50</td>' in html
+    assert "no …/x" in html
+
+
+@pytest.mark.parametrize(
+    "broken", ["[]", '{"methods": ["feddp"]}', '{"methods": [3], "results": {"a": {"folders": {"0": "../.."}}}}']
+)
+def test_a_damaged_comparison_is_refused(tmp_path, broken):
+    (tmp_path / "comparison.json").write_text(broken)
+    with pytest.raises(InputError, match="comparison.json is damaged"):
+        report([tmp_path], tmp_path / "page.html")
+
+
+def test_a_table_survives_the_comparisons_file():
+    table = ResultTable("n", "t", ("M", "x"), (None, max), (("a", Value(1.5, 0.5, 1)), ("b", BLANK)), ("note",), frozenset({1}))
+    assert ResultTable.from_json(json.loads(json.dumps(table.to_json()))) == table
+
+
+def test_a_failing_report_costs_the_page_alone(tmp_path, monkeypatch, capsys):
+    from feddp.cli.report import after
+
+    monkeypatch.setattr(run_page, "collect", lambda folders: 1 / 0)
+    after(tmp_path)
+    said = capsys.readouterr()
+    assert said.err == f"no report was written (ZeroDivisionError: division by zero); to try again: feddp report {tmp_path}\n"
+    assert said.out == ""
+
+
+def test_a_pixel_needs_a_site():
+    done = CliRunner().invoke(app, ["report", "x", "--pixel", "1,2"])
+    assert isinstance(done.exception, InputError)
+    done = CliRunner().invoke(app, ["report", "x", "--site", "y", "--pixel", "a,2"])
+    assert "write X,Y" in str(done.exception)
