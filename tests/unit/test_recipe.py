@@ -199,6 +199,7 @@ def test_a_poc_lies_in_no_default_folder_of_flares(toy, tiny_root, prepared, tmp
     sites = {each["name"]: each for each in project["participants"]}
     assert set(sites) == {"localhost", "site-1", "site-2", "lead@b.org"}
     assert sites["site-1"]["policy"]["approve"] == [{"job": "feddp", "plan": recipe.plan.digest()}]
+    assert {each["org"] for each in project["participants"]} == {"consortium"}, "else PocEnv could not stop the sites"
     assert project["builders"][-1]["path"] == "feddp.provision.SitePolicyBuilder"
     assert (tmp_path / "sent/run" / META).exists()
 
