@@ -180,7 +180,8 @@ class PlannedJob(FedJob):
         workspace = Path(env.poc_workspace)
         path = workspace.with_name(f"{workspace.name}.project.yml")
         if env.project_conf_path in ("", str(path)):  # the user's own, or that of an earlier recipe
-            content = project(self._request("PocEnv", workspace), free_ports(), env.username)
+            # PocEnv ends the sites' processes with the lead's rights
+            content = project(self._request("PocEnv", workspace), free_ports(), env.username, org="consortium")
             write_text(path, yaml.safe_dump(content, sort_keys=False))
             env.project_conf_path = str(path)
 

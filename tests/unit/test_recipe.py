@@ -13,12 +13,16 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.recipe import PocEnv, SimEnv, add_experiment_tracking, set_per_site_config, set_recipe_meta
 from nvflare.recipe import poc_env as flare_poc
 
-from feddp.errors import InputError
+from feddp import recipe as recipes
+from feddp.errors import FedDPError, InputError
+from feddp.files import PROGRESS, RESULTS, RUN, read_events
 from feddp.flare.job_folder import META, read_folder
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE
 from feddp.networks import NETWORKS
 from feddp.recipe import FedDPRecipe, PersonalizedRecipe
+from feddp.run.local import local
+from feddp.stages import train as stage
 from support.small import Small
 
 SITES = ["A", "B", "C"]
@@ -169,6 +173,34 @@ def test_a_simulated_run_is_continued_by_itself(toy, tiny_root, tmp_path):
         recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path)))
 
 
+def test_the_same_recipe_again_continues_a_run_and_leaves_a_finished_one(toy, tiny_root, tmp_path, monkeypatch):
+    """The sites fail in the second round. In this process in place of the simulator (test_environments.py has that)."""
+    monkeypatch.setattr(recipes, "simulator", local)
+    recipe = PersonalizedRecipe(
+        method="fedavg", data=tiny_root, network=toy, rounds=2, size=32, settings={"batch": 4, "start": "last"}, name="run"
+    )
+    env, trained = SimEnv(num_clients=2, num_threads=1, workspace_root=str(tmp_path)), stage.train
+
+    def train(site, shared, round, *arguments, **options):
+        if round == 1:
+            raise RuntimeError("a power cut")
+        return trained(site, shared, round, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "train", train)
+        with pytest.raises(FedDPError, match="to go on: feddp run --resume"):
+            recipe.execute(env)
+    out = Path(recipe.execute(env).get_result())
+    assert out == tmp_path / "run"
+    asked = [event["round"] for event in read_events(out / PROGRESS) if event["event"] == "ask" and event["task"] == "train"]
+    assert asked == [1, 2, 2]
+    assert json.loads((out / RUN).read_text())["threads"] == 1
+    assert set(json.loads((out / RESULTS).read_text())["sites"]) == {"site-1", "site-2"}
+    assert not (out / "local").exists(), "FLARE's own allow-list"
+    with pytest.raises(InputError, match="holds a finished run; name another folder"):
+        recipe.execute(env)
+
+
 @pytest.fixture
 def prepared(monkeypatch):
     """What a PocEnv gives to FLARE's provisioning, which is not run: the POC is not started."""
@@ -199,6 +231,7 @@ def test_a_poc_lies_in_no_default_folder_of_flares(toy, tiny_root, prepared, tmp
     sites = {each["name"]: each for each in project["participants"]}
     assert set(sites) == {"localhost", "site-1", "site-2", "lead@b.org"}
     assert sites["site-1"]["policy"]["approve"] == [{"job": "feddp", "plan": recipe.plan.digest()}]
+    assert {each["org"] for each in project["participants"]} == {"consortium"}, "else PocEnv could not stop the sites"
     assert project["builders"][-1]["path"] == "feddp.provision.SitePolicyBuilder"
     assert (tmp_path / "sent/run" / META).exists()
 

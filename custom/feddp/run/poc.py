@@ -68,18 +68,19 @@ class PocJob:
         return self.kits / site / "feddp" / self._run
 
 
-def project(request: Request, ports: tuple[int, int], lead: str = LEAD) -> dict[str, Any]:
-    """Returns the POC's project file: a server, the sites and a lead; our builder writes the allow-lists and the policies."""
+def project(request: Request, ports: tuple[int, int], lead: str = LEAD, org: str = "hospital") -> dict[str, Any]:
+    """Returns the POC's project file: a server, the sites and a lead; our builder writes the allow-lists and the policies.
+
+    Args:
+        org: the sites' organisation; a lead of the same one, "consortium", may end their processes.
+    """
     return {
         "api_version": 3,
         "name": PROJECT,
         "description": "FedDP on one machine",
         "participants": [
             {"name": SERVER, "type": "server", "org": "consortium", "fed_learn_port": ports[0], "admin_port": ports[1]},
-            *(
-                {"name": site, "type": "client", "org": "hospital", POLICY: dict(request.policies[site])}
-                for site in request.sites
-            ),
+            *({"name": site, "type": "client", "org": org, POLICY: dict(request.policies[site])} for site in request.sites),
             {"name": lead, "type": "admin", "org": "consortium", "role": "project_admin"},
         ],
         "builders": [
