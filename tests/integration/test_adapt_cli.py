@@ -189,6 +189,24 @@ def test_slices_are_scored_by_case_too(feddp, run, site, tmp_path, volumes):
         assert scores["volumes"]["dice"] == {"mean": pytest.approx(10 / 13), "std": 0, "n": 1}
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_models_that_do_not_differ_end_the_adaptation_early(feddp, run, pngs, tmp_path, same):
+    """Whatever the routers choose, the mix is the same network: the loss stands still, and three epochs show it. The control:
+    of models that differ, all five epochs are run."""
+    if same:
+        for site in ("A", "B"):
+            state = build("toy", 3, 1, seed=2).state_dict()
+            save_network(run / "sites" / site / "network.safetensors", state, REQUIRED | {"site": site})
+    code, _, err = feddp("adapt", "--models", run, "--images", pngs, "--out", tmp_path / "out", "--epochs", 5)
+    assert code == 0, err
+    done = json.loads((tmp_path / "out/adapt.json").read_text())
+    assert len(done["losses"]) == 1 + (3 if same else 5)
+    said = (
+        f"warning: the unsupervised loss stands still at {done['losses'][-1]:.6f}, so the adaptation ended after epoch 3 of 5"
+    )
+    assert (said in err) == same
+
+
 def test_masks_that_are_all_empty_are_said(feddp, run, pngs, tmp_path):
     shared = load_file(run / "shared.safetensors")
     head = {"head.weight": torch.zeros_like(shared["head.weight"]), "head.bias": tensor([-10.0])}

@@ -24,7 +24,7 @@ FINISHED = "FINISHED"  # the beginning of every final status
 CONNECT = 20.0  # seconds to log in
 
 
-class Job(Watched):
+class WatchedJob(Watched):
     """A job of the server that a person's session reaches."""
 
     def __init__(self, session: Session, id: str):
@@ -61,7 +61,7 @@ class Job(Watched):
         return [f"connected sites: {', '.join(sorted(joined)) or 'none'}"]
 
 
-def job_of(session: Session, id: str = "") -> Job:
+def job_of(session: Session, id: str = "") -> WatchedJob:
     """Returns the job `id`, or without an id the one that is under way.
 
     Raises:
@@ -73,7 +73,7 @@ def job_of(session: Session, id: str = "") -> Job:
     if len(ids) != 1:
         what = f"{id}: there is not one job whose id begins so" if id else "not one job is under way"
         raise InputError(f"{what} (there: {', '.join(ids) or 'none'}); name a job's id")
-    return Job(session, ids[0])
+    return WatchedJob(session, ids[0])
 
 
 @contextmanager
