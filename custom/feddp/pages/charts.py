@@ -38,7 +38,7 @@ def differences_chart(verdict: Verdict) -> Chart | None:
     """Every contrast of the verdict: the sites' and the average's difference with their intervals."""
     contrasts = {f"{each.one} − {each.other}": each for each in verdict.contrasts if each is not verdict.calibration}
     if verdict.calibration:
-        contrasts[f"{verdict.calibration.one}: after − before calibration"] = verdict.calibration
+        contrasts[f"{verdict.calibration.one}: after − before {verdict.stage}"] = verdict.calibration
     if not contrasts:
         return None
     text = f"Points of Dice, right of 0 is better; bars are {LEVEL} % intervals, where there are any."

@@ -125,7 +125,7 @@ def difference_table(verdict: Verdict) -> ResultTable:
     """The numbers of the figure of differences."""
     found = [(f"{each.one} − {each.other}", each) for each in verdict.contrasts if each is not verdict.calibration]
     if verdict.calibration:
-        found.append(("after − before calibration", verdict.calibration))
+        found.append((f"after − before {verdict.stage}", verdict.calibration))
     sites = sorted({site for _, each in found for site in each.sites})
     rows = [(site, *(_difference(each.sites.get(site)) for _, each in found)) for site in sites]
     rows.append((AVERAGE, *(_difference(each.average) for _, each in found)))

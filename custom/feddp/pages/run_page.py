@@ -72,6 +72,10 @@ def _summary(collected: Collected) -> str:
         return counted(len(collected.tables), "table")
     results = [run.results for run in collected.runs]
     networks, rounds = sorted({r["network"] for r in results}), sorted({r["rounds"] for r in results})
-    parts = [counted(len(results), "finished run"), ", ".join(networks), f"{', '.join(map(str, rounds))} rounds"]
+    parts = [
+        counted(len(results), "finished run"),
+        ", ".join(networks),
+        counted(rounds[0], "round") if len(rounds) == 1 else f"{', '.join(map(str, rounds))} rounds",
+    ]
     sizes = sorted({r["size"] for r in results if "size" in r})
     return " · ".join([*parts, *([f"{', '.join(map(str, sizes))} pixels"] if sizes else [])])

@@ -31,6 +31,7 @@ class Verdict:
     subject: Measurements | None  # the method whose networks are judged; None where there is no run, as of folds
     findings: tuple[Finding, ...]
     calibration: Contrast | None  # of the subject, after against before its last stage
+    stage: str  # what that stage is called
     scope: tuple[str, ...]  # what the numbers do and do not cover
     missing: tuple[str, ...]  # what cannot be said, and the command that would let it be said
 
@@ -45,7 +46,7 @@ def judge(collected: Collected) -> Verdict:
     subject = _subject(collected.methods.values())
     if subject is None:
         none = "This comparison has no runs of --methods that could be compared image by image: see its tables."
-        return Verdict(None, (), None, (), (none,))
+        return Verdict(None, (), None, "", (), (none,))
     findings, missing = [], []
     for name in REFERENCES:
         reference = _method(collected, name)
@@ -55,12 +56,12 @@ def judge(collected: Collected) -> Verdict:
             missing.append(name)
         elif found := contrast(Side(subject), Side(reference), (subject.label, reference.label)):
             findings.append(against(found))
-    calibration = _calibration(subject)
+    calibration, stage = _calibration(subject), _stage(subject)
     if calibration:
-        findings.append(against(calibration, "after the calibration", "before it"))
+        findings.append(against(calibration, f"after the {stage}", "before it"))
     if worst := _worst(subject, collected):
         findings.append(worst)
-    return Verdict(subject, tuple(findings), calibration, _scope(subject, findings), _missing(subject, missing))
+    return Verdict(subject, tuple(findings), calibration, stage, _scope(subject, findings), _missing(subject, missing))
 
 
 def against(found: Contrast, one: str = "", other: str = "") -> Finding:
@@ -112,6 +113,10 @@ def _calibration(subject: Measurements) -> Contrast | None:
     if TRAIN not in stages or not _LOCAL & set(stages):
         return None
     return contrast(Side(subject), Side(subject, WHEN[0]), (subject.label, subject.label))
+
+
+def _stage(subject: Measurements) -> str:
+    return "calibration" if CALIBRATE in subject.runs[0].results["stages"] else "local stage"
 
 
 def _worst(subject: Measurements, collected: Collected) -> Finding | None:

@@ -131,6 +131,11 @@ def test_one_run_says_what_it_can_and_what_it_cannot(judged):
     )
 
 
+def test_another_local_stage_is_not_called_a_calibration(judged):
+    tuned = {"A": {"start": dict.fromkeys(IMAGES, 0.5), "tuned": dict.fromkeys(IMAGES, 0.6)}}
+    assert texts(judged(finetune=tuned))[0].startswith("finetune after the local stage is better than before it: +10.0 points")
+
+
 def test_seeds_are_averaged_image_by_image_and_their_range_is_told(tmp_path):
     """FedDP 60 and 70, FedAvg 50 and 50 by seed: +15 on average, +10 to +20 by seed."""
     folders = [write_run(tmp_path / f"feddp{s}", flat(A=0.6 + 0.1 * s), seed=s) for s in (0, 1)]
