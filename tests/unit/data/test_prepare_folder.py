@@ -385,7 +385,11 @@ def wrong_header(content):
     return bytes(changed)
 
 
-@pytest.mark.parametrize("change", [lambda c: b"", lambda c: c[:300], lambda c: c[:-20], wrong_header], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [lambda c: b"", lambda c: c[:300], lambda c: c[:-20], wrong_header],
+    ids=["no byte", "half a header", "an end cut off", "a wrong header"],
+)
 def test_what_is_wrong_with_a_volume_is_one_line(refused, tmp_path, change):
     folder = volumes(tmp_path / "source")
     rewritten("masks", "v1_seg.nii", change)(folder)
