@@ -42,7 +42,7 @@ class Opened(NamedTuple):
     pixels: np.ndarray
 
 
-class Images:
+class InputImages:
     """The images below `folder`, for a network of `channels` channels.
 
     Attributes:

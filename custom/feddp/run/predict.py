@@ -14,7 +14,7 @@ from feddp.data.loading import network_input
 from feddp.errors import InputError
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import load_personal
-from feddp.run.images import Images, Reading
+from feddp.run.images import InputImages, Reading
 from feddp.training.device import asked_for
 from feddp.training.metrics import THRESHOLD
 
@@ -62,7 +62,7 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", options
             a network of FedDP, `out` is not empty, the images cannot have this format, or the device does not exist.
     """
     metadata = described(network)
-    found = Images(images, metadata.channels, options.reading)
+    found = InputImages(images, metadata.channels, options.reading)
     write, kinds = WRITERS[options.format]
     found.require(options.format, kinds)
     refuse_occupied([out])

@@ -19,7 +19,7 @@ from feddp.data.pixels import write_png
 from feddp.errors import InputError
 from feddp.export.graph import Graph
 from feddp.files import replacing
-from feddp.run.images import Images, Reading
+from feddp.run.images import InputImages, Reading
 from feddp.run.threshold import probabilities
 from feddp.training.device import asked_for
 from feddp.training.metrics import THRESHOLD
@@ -47,7 +47,7 @@ def write_uncertainty(
     for folder in (MEAN, DISAGREEMENT):
         (out / folder).mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, float, float]] = []
-    found = Images(images, metadata.channels, reading)
+    found = InputImages(images, metadata.channels, reading)
     for entry, _, pixels in found.read("Comparing predictions of"):
         for name, image in zip(names(entry, pixels), pixels, strict=True):
             members = torch.stack(list(_members(graphs, torch.from_numpy(image.copy()))))

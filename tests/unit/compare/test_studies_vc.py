@@ -95,11 +95,15 @@ def test_fig_8_is_drawn(tmp_path, study):
 def test_iop_fls_fig_6_has_a_value_for_each_tau(tmp_path, monkeypatch):
     """Dice 80 at A and 60 at B, under every τ."""
     drawn = []
-    monkeypatch.setattr(figures, "draw_spread", lambda path, groups, xlabel, ylabel: drawn.append((path.name, groups, xlabel)))
+    draw, save = figures.draw_spread, figures.save
+    monkeypatch.setattr(
+        figures, "draw_spread", lambda groups, *labels: drawn.append((groups, labels[0])) or draw(groups, *labels)
+    )
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(path.name) or save(figure, path))
     folder = write_run(tmp_path / "run", {"A": {"start": {"a": 0.8}}, "B": {"start": {"a": 0.6}}})
     results = {entry.source.variant: Result({0: folder}, {}) for entry in STUDIES["tau"].entries}
     draw_study("tau", tmp_path, results, ["A", "B"])
-    ((name, groups, axis),) = drawn
+    (groups, axis), name = drawn
     assert (name, axis) == ("tau.png", "τ")
     assert list(groups) == ["0.1", "0.3", "0.5", "0.7", "0.9", "1"]
     assert all(dice == pytest.approx([80, 60]) for dice in groups.values())
@@ -108,11 +112,13 @@ def test_iop_fls_fig_6_has_a_value_for_each_tau(tmp_path, monkeypatch):
 def test_iop_fls_fig_5_has_a_panel_for_each_number_of_epochs_and_a_line_for_each_method(tmp_path, monkeypatch):
     """The sites' mean validation IoU of round t is (t − 1)/10 + 0.005 (`federation`)."""
     drawn = []
-    monkeypatch.setattr(figures, "draw_curves", lambda path, panels, ylabel: drawn.append((path.name, panels, ylabel)))
+    draw, save = figures.draw_curves, figures.save
+    monkeypatch.setattr(figures, "draw_curves", lambda panels, ylabel: drawn.append((panels, ylabel)) or draw(panels, ylabel))
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(path.name) or save(figure, path))
     folder = write_run(tmp_path / "run", dict.fromkeys(PAIR, {"start": {"a": 0.8}}), events=federation(3, False))
     results = {entry.source.variant: Result({0: folder}, {}) for entry in STUDIES["local_epochs"].entries}
     draw_study("local_epochs", tmp_path, results, list(PAIR))
-    ((name, panels, axis),) = drawn
+    (panels, axis), name = drawn
     assert (name, axis) == ("curves_local_epochs.png", "validation IoU")
     assert list(panels) == ["1 epoch", "2 epochs", "4 epochs", "8 epochs", "10 epochs"]
     for lines in panels.values():
