@@ -1,0 +1,140 @@
+"""What private queries do in a finished run of FedDP: how far they drift apart, and what changes if sites exchange them.
+
+A run without calibration, because the calibration trains all tensors of a site:
+
+    feddp run --env local --method feddp --calibration-epochs 0 --data DATA --out RUN ...
+    feddp bench queries RUN --data DATA
+
+Each site's network predicts its test images with its own queries, with the mean of the sites', with each other site's, and with
+those from before the first round. For each attention layer: the number of keys; how far queries, keys and values moved from the
+start, ‖w - w₀‖ / ‖w₀‖; how far apart the sites' queries are, mean ‖q_k - q̄‖ / ‖q̄ - q₀‖; and how much of the attention (total
+variation, 0 to 1) lies on other keys with own queries than with the mean of the sites', and than with equal weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import parser, report
+from feddp.adaptation.models import network_files, plan_of
+from feddp.data.folder import SiteFolder
+from feddp.data.images import SPLIT
+from feddp.data.loading import Sample, load
+from feddp.data.progress import track
+from feddp.errors import InputError
+from feddp.files import read_results
+from feddp.methods.aggregation import average
+from feddp.networks.attention import SplitAttention
+from feddp.networks.weights import load_personal
+from feddp.partition import QUERY, Tensors, select
+from feddp.plan.resolve import build_network
+from feddp.plan.schema import Plan
+from feddp.training.loop import copy_of, predict
+from feddp.training.metrics import measure
+
+MOVED = ("q", "k", "v")
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parser("queries", __doc__)
+    options.add_argument("run", type=Path, help="a finished run with private queries and without calibration")
+    options.add_argument("--data", type=Path, required=True)
+    given = options.parse_args(arguments)
+    plan = plan_of(given.run, read_results(given.run))
+    networks = {site: load_personal(file) for site, file in network_files(given.run).items()}
+    samples = {site: load(SiteFolder.open(given.data / site), SPLIT, plan.size, plan.training.normalise) for site in networks}
+    exchange, layers = dice(plan, networks, samples), attention(plan, networks, samples)
+    figures = {"rounds": plan.rounds, "size": plan.size, "network": plan.network}
+    rows = [(whose, *(f"{value:.2f}" for value in values.values())) for whose, values in exchange.items()]
+    report("queries", ("test Dice (%) with queries", *networks), rows, figures | {"dice": exchange})
+    cells = [(path, *(f"{value:.4g}" for value in found.values())) for path, found in layers.items()]
+    report("queries", ("layer", *next(iter(layers.values()))), cells, figures | {"layers": layers})
+
+
+def dice(plan: Plan, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]) -> dict[str, dict[str, float]]:
+    """Returns {whose queries: {site: mean Dice of its test images, in per cent}}."""
+    states = {site: copy_of(network) for site, network in networks.items()}
+    names = select(next(iter(networks.values())), QUERY)
+    if not names or not all(differ(states, name) for name in names):
+        raise InputError(f"the sites' networks of {plan.method} have the same queries; name a run with private queries")
+    queries = {site: {name: state[name] for name in names} for site, state in states.items()}
+    central = average(queries, dict.fromkeys(queries, 1.0))
+    start = {name: tensor for name, tensor in build_network(plan).state_dict().items() if name in names}
+    found: dict[str, dict[str, float]] = {"own": {}, "mean of the sites": {}, "another site": {}, "start": {}}
+    for site in track(networks, "Exchanging queries"):
+        others = [values for name, values in queries.items() if name != site]
+        for row, sets in zip(found.values(), ([queries[site]], [central], others, [start]), strict=True):
+            row[site] = mean(scored(networks[site], states[site] | given, samples[site]) for given in sets)
+        networks[site].load_state_dict(states[site])
+    return found
+
+
+def differ(states: Mapping[str, Tensors], name: str) -> bool:
+    first, *others = (state[name] for state in states.values())
+    return any(not torch.equal(first, other) for other in others)
+
+
+def scored(network: nn.Module, state: Tensors, samples: list[Sample]) -> float:
+    network.load_state_dict(state)
+    return 100 * mean(row["dice"] for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"]))
+
+
+@torch.no_grad()
+def attention(
+    plan: Plan, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]
+) -> dict[str, dict[str, float]]:
+    """Returns {attention layer: {quantity: mean over the sites}}; the head of this file says of what."""
+    start = dict(build_network(plan).named_modules())
+    own = {site: dict(network.named_modules()) for site, network in networks.items()}
+    rows = {}
+    for path in track([path for path, layer in start.items() if isinstance(layer, SplitAttention)], "Comparing attention"):
+        layers = {site: modules[path] for site, modules in own.items()}
+        row = {f"{name} moved": mean(far(layer, start[path], name) for layer in layers.values()) for name in MOVED}
+        centre = torch.stack([flat(layer.q) for layer in layers.values()]).mean(dim=0)
+        apart = mean((flat(layer.q) - centre).norm().item() for layer in layers.values())
+        row["queries apart"] = apart / (centre - flat(start[path].q)).norm().item()
+        central = average({site: layer.q.state_dict() for site, layer in layers.items()}, dict.fromkeys(layers, 1.0))
+        keys, *found = zip(*(shares(networks[site], layers[site], central, samples[site]) for site in networks), strict=True)
+        rows[path] = {"keys": keys[0]} | row | dict(zip(("own / mean", "own / equal"), map(mean, found), strict=True))
+    return rows
+
+
+def flat(layer: nn.Module) -> Tensor:
+    return torch.cat([value.detach().flatten() for value in layer.parameters()])
+
+
+def far(layer: nn.Module, start: nn.Module, name: str) -> float:
+    """‖w - w₀‖ / ‖w₀‖ of a child's weight and bias."""
+    before = flat(start.get_submodule(name))
+    moved = flat(layer.get_submodule(name)) - before
+    return float(moved.norm() / before.norm())
+
+
+def shares(network: nn.Module, layer: SplitAttention, central: Tensors, samples: list[Sample]) -> tuple[int, float, float]:
+    """Returns the number of keys, and the total variation of the attention from that of `central` and from equal weights."""
+    taken: dict[str, Tensor] = {}
+    hooks = [
+        layer.q.register_forward_pre_hook(lambda _, given: taken.__setitem__("tokens", given[0])),
+        layer.k.register_forward_hook(lambda _, __, out: taken.__setitem__("keys", out)),
+    ]
+    sums, count, keys = torch.zeros(2), 0, 0
+    for maps, _ in predict(network, samples):
+        own, other = (weights(layer, taken["tokens"], taken["keys"], q) for q in (layer.q.state_dict(), central))
+        keys = own.shape[-1]
+        for i, against in enumerate((other, torch.full_like(own, 1 / keys))):
+            sums[i] += (own - against).abs().sum(dim=-1).mean() / 2 * len(maps)
+        count += len(maps)
+    for hook in hooks:
+        hook.remove()
+    return keys, *(sums / count).tolist()
+
+
+def weights(layer: SplitAttention, tokens: Tensor, keys: Tensor, query: Tensors) -> Tensor:
+    """softmax(q kᵀ / √d): (B, heads, queries, keys)."""
+    queries = nn.functional.linear(tokens, query["weight"], query.get("bias"))
+    one, other = (each.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for each in (queries, keys))
+    found: Tensor = (layer.scale * one @ other.transpose(-2, -1)).softmax(dim=-1)
+    return found

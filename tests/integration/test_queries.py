@@ -1,0 +1,81 @@
+"""`feddp bench queries`: what exchanging private queries changes, and how far the attention is from equal weights."""
+
+import json
+
+import pytest
+import torch
+from timm.models.pvt_v2 import Attention
+
+from benchmarks import queries
+from feddp.networks.attention import SplitAttention
+
+
+@pytest.fixture
+def layer():
+    return SplitAttention(Attention(dim=2, num_heads=1, sr_ratio=1, qkv_bias=True)).eval()
+
+
+class Alone(torch.nn.Module):
+    """A network of one attention layer, whose tokens are the image's pixels."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, image):
+        return self.layer(image.flatten(2).transpose(1, 2), [1, 2]).transpose(1, 2).unflatten(2, (1, 2))
+
+
+def with_query(layer, bias):
+    """Its keys are the tokens, and its query is (bias, 0), whatever the token is."""
+    with torch.no_grad():
+        layer.k.weight.copy_(torch.eye(2))
+        layer.k.bias.zero_()
+        layer.q.weight.zero_()
+        layer.q.bias.copy_(torch.tensor([bias, 0.0]))
+
+
+def test_how_much_of_the_attention_lies_elsewhere(layer):
+    # two tokens (1, 0) and (0, 0), so two keys of the same values; the query (√2 ln 3, 0) and the scale 1/√2 give the logits
+    # ln 3 and 0, so the weights 3/4 and 1/4. Equal weights are 1/2 and 1/2: total variation 1/4. With the query (-√2 ln 3, 0)
+    # the weights are 1/4 and 3/4: total variation 1/2.
+    with_query(layer, 2**0.5 * torch.log(torch.tensor(3.0)).item())
+    central = {"weight": torch.zeros(2, 2), "bias": -layer.q.bias.detach().clone()}
+    sample = {"image": torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]]), "mask": torch.zeros(2, 1, 2), "stem": "a", "patient": "p"}
+    keys, mean, equal = queries.shares(Alone(layer), layer, central, [sample] * 3)
+    assert keys == 2
+    assert mean == pytest.approx(0.5, abs=1e-6)
+    assert equal == pytest.approx(0.25, abs=1e-6)
+
+
+def test_how_far_a_layer_moved(layer):
+    # (3, 4, 0, 0 | 0, 0) against (3, 0, 0, 0 | 0, 0): 4 of 3
+    other = SplitAttention(Attention(dim=2, num_heads=1, sr_ratio=1, qkv_bias=True))
+    for each, second in ((layer, 4.0), (other, 0.0)):
+        with torch.no_grad():
+            each.v.weight.copy_(torch.tensor([[3.0, second], [0.0, 0.0]]))
+            each.v.bias.zero_()
+    assert queries.far(layer, other, "v") == pytest.approx(4 / 3)
+
+
+def test_a_run(feddp, tmp_path):
+    data, run = tmp_path / "data", tmp_path / "run"
+    assert feddp("data", "synthesize", "--out", data, "--images", "8", "--size", "32", "--sites", "2")[0] == 0
+    options = ("--rounds", "1", "--size", "32", "--network", "pvt_v2_b0_s-fpn", "--env", "local")
+    for method, more in (("feddp", ("--calibration-epochs", "0")), ("fedavg", ())):
+        code, _, err = feddp("run", "--method", method, "--data", data, "--out", run / method, *options, *more)
+        assert code == 0, err
+    code, out, err = feddp("bench", "queries", run / "feddp", "--data", data)
+    assert code == 0, err
+    dice, layers = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
+    assert {name: set(values) for name, values in dice["dice"].items()} == dict.fromkeys(
+        ("own", "mean of the sites", "another site", "start"), {"site-1", "site-2"}
+    )
+    # 32 pixels: 8 x 8, 4 x 4, 2 x 2 and 1 x 1 tokens in the four stages of two layers; the first stage halves both sides
+    assert [row["keys"] for row in layers["layers"].values()] == [16, 16, 16, 16, 4, 4, 1, 1]
+    # one key has the weight 1, whatever the query is
+    assert [row[name] for row in list(layers["layers"].values())[-2:] for name in ("own / mean", "own / equal")] == [0] * 4
+
+    code, _, err = feddp("bench", "queries", run / "fedavg", "--data", data)
+    assert code == 2
+    assert "the sites' networks of fedavg have the same queries; name a run with private queries" in err
