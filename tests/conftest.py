@@ -52,9 +52,12 @@ def _apart(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _algorithms():
-    """A site on the CPU asks torch for deterministic algorithms, for the whole process."""
+    """A site on the CPU asks torch for deterministic algorithms, for the whole process; nothing may switch gradients off so."""
     yield
     torch.use_deterministic_algorithms(False)
+    enabled = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert enabled, "gradients are switched off for the whole process"
 
 
 @pytest.fixture(scope="session")

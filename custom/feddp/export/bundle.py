@@ -141,8 +141,7 @@ def inference(facts: Facts) -> dict[str, Any]:
                 },
             ],
         },
-        "evaluator": f"$lambda: [@postprocessing({item}) for item in @dataset]",
-        "initialize": ["$torch.set_grad_enabled(False)"],
+        "evaluator": f"$torch.no_grad()(lambda: [@postprocessing({item}) for item in @dataset])",
         "run": ["$@evaluator()"],
     }
 
