@@ -329,7 +329,7 @@ def test_the_same_command_starts_no_run_and_another_plan_is_refused(finished, fe
 
 @pytest.mark.simulator
 def test_one_process_and_the_simulator_leave_the_same(finished, tiny_root, tmp_path):
-    """The same results, networks and rows of the tables, bit by bit; only the job's id differs, and FLARE's own files. A comparison that was begun in
+    """The same results, networks and rows of the tables, bit by bit; only the job's id differs. A comparison that was begun in
     one of the two continues in the other."""
     here, there = finished[0], tmp_path / "out"
     done = CliRunner().invoke(app, one_round(tiny_root, there, "fedavg"))
@@ -346,7 +346,8 @@ def test_one_process_and_the_simulator_leave_the_same(finished, tiny_root, tmp_p
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
     assert [r for r in read(here / "table_methods.csv") if r["Method"] == "fedavg"] == read(there / "table_methods.csv")
-    assert {path.name for path in runs[0].iterdir()} >= {path.name for path in runs[1].iterdir()} - {"simulator.log", "home", "metrics"}
+    of_flare = {"simulator.log", "home", "metrics"}
+    assert {path.name for path in runs[0].iterdir()} >= {path.name for path in runs[1].iterdir()} - of_flare
     again = CliRunner().invoke(app, one_round(tiny_root, there, "fedavg", "--env", "local"))
     assert "(finished before)" in again.stderr
 
