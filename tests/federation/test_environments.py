@@ -33,16 +33,13 @@ from support.line import DOWN, UP, line_of
 pytestmark = [pytest.mark.simulator, pytest.mark.poc]
 
 SITES = ("site-1", "site-2")
-# two stages, nothing private, a personal model that IGC exchanges, two aggregations a round, an exchange at every epoch,
-# an exchange before the rounds, a tuning
+# two stages, nothing private, a personal model that IGC exchanges, an exchange at every epoch, an exchange before the rounds
 SHAPES = {
     "feddp": {"rounds": 2, "calibration_epochs": 1},
     "fedavg": {"rounds": 2},
     "ditto": {"rounds": 2, "stages": ("train", "calibrate"), "calibration_epochs": 1},
-    "pflfe": {"rounds": 1},
     "fedlc": {"rounds": 1, "heads_epochs": 2},
     "feddg": {"rounds": 1},
-    "fedbabu": {"rounds": 1, "tune_epochs": 1},
 }
 RECIPES = {"fedavg": ProdEnv, "ditto": PocEnv}  # the environment in which the POC gets these jobs
 LONG = {"method": "fedavg", "rounds": 3, "local_epochs": 2}  # a round long enough to be caught computing

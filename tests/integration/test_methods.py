@@ -228,11 +228,12 @@ def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, t
         assert all(own[key].equal(ends[1][name][key]) for key in own)
 
 
-@pytest.mark.parametrize("method", ["iop_fl", "virtual_class"])
+@pytest.mark.parametrize("method", ["iop_fl", "virtual_class", "pflfe", "fedbabu"])
 def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, tiny_root, tmp_path, method):
-    """Of the two shapes that test_environments.py does not run in FLARE's processes: a personal model that is accumulated from
-    what is sent, and a network of the method's own."""
-    plan = plan_for(method=method, start="last")
+    """Of the shapes that test_environments.py does not run in FLARE's processes: a personal model that is accumulated from what
+    is sent, a network of the method's own, two aggregations a round, and a tuning."""
+    more = {"tune_epochs": 1} if method == "fedbabu" else {}
+    plan = plan_for(method=method, start="last", **more)
     (tmp_path / "server").mkdir()
     policy = {"consent": ["calibration"], "seed": "plan", "min_images": 1, "std_images": 1}
     sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, **policy) for name in SITES}
