@@ -68,20 +68,16 @@ class _Probabilities(nn.Module):
 
 def _write_script(graph: Graph, file: Path) -> None:
     size = graph.metadata.size
-    with tracing():
-        traced = torch.jit.trace(
-            _Probabilities(graph), torch.zeros(2, graph.metadata.channels, size, size + 1), check_trace=False
-        )
-    with replacing(file) as part:
-        traced.save(str(part))
+    with tracing(), replacing(file) as part:
+        example = torch.zeros(2, graph.metadata.channels, size, size + 1)
+        torch.jit.trace(_Probabilities(graph), example, check_trace=False).save(str(part))
         _without_paths(part)
         loaded = torch.jit.load(str(part))
         graph.verify(lambda images: (_probabilities(loaded, images),), file)
 
 
 def _probabilities(script: torch.jit.ScriptModule, images: np.ndarray) -> np.ndarray:
-    with torch.no_grad():
-        found: np.ndarray = script(torch.from_numpy(images).permute(0, 3, 1, 2).float()).numpy()
+    found: np.ndarray = script(torch.from_numpy(images).permute(0, 3, 1, 2).float()).numpy()
     return found
 
 
@@ -107,12 +103,12 @@ def inference(facts: Facts) -> dict[str, Any]:
     predicted = "@inferer(item['image'].as_tensor()[None].to(@device), @network_def)[0].cpu()"
     item = f"{{'pred': MetaTensor({predicted}, meta=item['image'].meta)}}"
     return {
-        "imports": ["$import glob", "$import os", "$import torch", "$from monai.data import MetaTensor"],
+        "imports": ["$import pathlib", "$import torch", "$from monai.data import MetaTensor"],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/images'",
         "output_dir": "$@bundle_root + '/eval'",
         "device": "$torch.device('cpu')",
-        "data": "$[{'image': file} for file in sorted(glob.glob(os.path.join(@dataset_dir, '*.png')))]",
+        "data": "$[{'image': str(f)} for f in sorted(pathlib.Path(@dataset_dir).glob('*')) if f.suffix.lower() == '.png']",
         "network_def": "$torch.jit.load(@bundle_root + '/models/model.ts', map_location=@device).eval()",
         "preprocessing": {
             "_target_": "Compose",
@@ -141,9 +137,9 @@ def inference(facts: Facts) -> dict[str, Any]:
                 },
             ],
         },
-        "evaluator": f"$lambda: [@postprocessing({item}) for item in @dataset]",
+        "evaluator": f"$lambda: sum(1 for item in @dataset if @postprocessing({item}))",  # keeps no mask in memory
         "initialize": ["$torch.set_grad_enabled(False)"],
-        "run": ["$@evaluator()"],
+        "run": ["$print(@evaluator(), 'masks in', @output_dir)"],
     }
 
 

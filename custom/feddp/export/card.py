@@ -150,6 +150,7 @@ def _measured(facts: Facts) -> Tree:
     rows = [{"Label": f"{row['site']}: {row['metric']}", "ValueJson": json.dumps(_numbers_of(row))} for row in facts.measured()]
     optimistic = facts.results.get("selection") == "test"
     said = [f"Intervals are Student's at {LEVEL:.0%} over a site's images, or cases, as if these were independent."]
+    said += [f"Distances are in pixels of images of {facts.metadata.size} x {facts.metadata.size} pixels."]
     said += ["Optimistic: round and epoch were selected on the test images."] if optimistic else []
     return {
         "Results": [{_METRIC: row} for row in rows or [{"Label": "none", "ValueJson": "null"}]],
@@ -203,6 +204,7 @@ def as_markdown(card: Tree, facts: Facts) -> Iterator[str]:
     cells = [[_cell(r["site"]), _cell(r["metric"]), *(_shown(r[name]) for name in _NUMBERS), str(r["n"])] for r in rows]
     yield from markdown_lines(("site", "metric", *_NUMBERS, "n"), cells)
     yield f"\nlow and high: Student's interval of the mean at {LEVEL:.0%}. {BLANK}: not known."
+    yield "Distances are in pixels of the resized images."
     for title, lines in (("Withheld", facts.withheld()), ("Missing", facts.missing)):
         yield from ("", f"## {title}", "", *(f"- {_cell(line)}" for line in lines or ("nothing",)))
 

@@ -17,7 +17,7 @@ from feddp.plan.schema import Plan
 from feddp.protocol import STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import is_name, read, read_own, shown, without_paths
 from feddp.stages.evaluate import is_whole
-from feddp.training.metrics import METRICS, columns
+from feddp.training.metrics import DISTANCES, METRICS, columns
 from feddp.training.store import PLAN
 
 LEVEL = 0.95
@@ -108,7 +108,7 @@ class Facts:
                     )
                 for metric, cell in summary.items():
                     entry = {"site": site, "metric": metric + per, "mean": cell["mean"], "std": cell.get("std"), "n": cell["n"]}
-                    found.append(entry | interval(cell))
+                    found.append(entry | interval(cell, math.inf if metric.startswith(DISTANCES) else 1.0))
         return found
 
     def withheld(self) -> list[str]:
@@ -172,8 +172,9 @@ def _tables(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [("", result.get(WHEN[-1], {})), (PER_CASE, result.get(VOLUMES, {}).get(WHEN[-1], {}))]
 
 
-def interval(cell: Mapping[str, Any]) -> dict[str, float | None]:
-    """Returns Student's interval of a mean from {"mean", "std" (of the population), "n"}: mean ± t · std / √(n − 1).
+def interval(cell: Mapping[str, Any], most: float = math.inf) -> dict[str, float | None]:
+    """Returns Student's interval of a mean from {"mean", "std" (of the population), "n"}: mean ± t · std / √(n − 1), cut to the
+    metric's range, 0 to `most`.
 
     It takes images, or cases, for independent; images of one patient are not, so their true interval is wider.
     """
@@ -182,4 +183,4 @@ def interval(cell: Mapping[str, Any]) -> dict[str, float | None]:
     if cell.get("std") is None or cell["n"] < 2:
         return {"low": None, "high": None}
     half = float(t.ppf((1 + LEVEL) / 2, cell["n"] - 1)) * cell["std"] / math.sqrt(cell["n"] - 1)
-    return {"low": cell["mean"] - half, "high": cell["mean"] + half}
+    return {"low": max(0.0, cell["mean"] - half), "high": min(most, cell["mean"] + half)}

@@ -77,8 +77,9 @@ def run(toy, tmp_path, plan_for):
 
 def test_an_interval_by_hand():
     """Student's t at 97.5 %: 12.7062 with one degree of freedom, 4.30265 with two (any table). The unbiased deviation over √n
-    is std/√(n−1): 12.7062 · 0.1 / 1 = 1.27062 and 4.30265 · 0.1 / √2 = 0.304243."""
-    assert interval({"mean": 0.5, "std": 0.1, "n": 2}) == pytest.approx({"low": 0.5 - 1.27062, "high": 0.5 + 1.27062}, abs=1e-5)
+    is std/√(n−1): 12.7062 · 0.1 / 1 = 1.27062 and 4.30265 · 0.1 / √2 = 0.304243. No Dice is below 0 or above 1."""
+    assert interval({"mean": 2.5, "std": 0.1, "n": 2}) == pytest.approx({"low": 2.5 - 1.27062, "high": 2.5 + 1.27062}, abs=1e-5)
+    assert interval({"mean": 0.5, "std": 0.1, "n": 2}, 1.0) == {"low": 0.0, "high": 1.0}
     assert interval({"mean": 0.5, "std": 0.1, "n": 3}) == pytest.approx({"low": 0.195757, "high": 0.804243}, abs=1e-5)
     assert interval({"mean": 0.5, "std": 0.0, "n": 1}) == interval({"mean": 0.5, "n": 9}) == {"low": None, "high": None}
 
@@ -205,7 +206,7 @@ def test_a_card_of_slices_counts_patients_too_and_names_who_refused(run, tmp_pat
     write(run / "sites/A" / NETWORK, tmp_path / "card")
     card = json.loads((tmp_path / "card/card.json").read_text())
     row = {"site": "A", "metric": "dice per case", "mean": 0.6, "std": 0.1, "n": 2}
-    assert row | interval(row) in card["facts"]["metrics"]
+    assert row | interval(row, 1.0) in card["facts"]["metrics"]
     described = card["AppliedModelCard"]["KeyMetrics"]["UsefulnessUsabilityEfficacy"]["TestingDataDescription"]
     assert described == "A: 3 test images; A: 2 test cases; B: 3 test images"
     assert card["facts"]["withheld"][2:] == [
