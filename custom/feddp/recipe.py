@@ -130,6 +130,7 @@ class PersonalizedRecipe(Recipe):
 
     def process_env(self, env: ExecEnv) -> None:
         """Gives a PocEnv a project with our allow-lists and policies, which approve this plan alone."""
+        self._job.joined = None  # that of another environment
         if isinstance(env, PocEnv):
             self._job.prepare(env)
 
@@ -161,12 +162,12 @@ class PlannedJob(FedJob):
         self.plan, self._initial, self._resume, self._data, self._device = plan, initial, resume, data, device
         self.job.meta_props = JobMetadata(scope=scope)
         self.submits = False  # whether the folder that is exported next is submitted
-        self._joined: Callable[[], None] | None = None  # waits for the sites of a PocEnv
+        self.joined: Callable[[], None] | None = None  # waits for the sites of a PocEnv
 
     def export_job(self, job_root: str) -> None:
         """Writes the job's folder `job_root`/<name>."""
-        if self.submits and self._joined:
-            self._joined()
+        if self.submits and self.joined:
+            self.joined()
         meta = self.job.meta_props
         folder = export(self.plan, Path(job_root) / self.name, meta["scope"], self._initial, self._resume)
         if asked := meta.get("resource_spec"):
@@ -207,7 +208,7 @@ class PlannedJob(FedJob):
             content = project(self._request("PocEnv", workspace), free_ports(), env.username, org="consortium")
             write_text(path, yaml.safe_dump(content, sort_keys=False))
             env.project_conf_path = str(path)
-            self._joined = partial(_await_sites, env, workspace / PROJECT, list(self.plan.sites))
+            self.joined = partial(_await_sites, env, workspace / PROJECT, list(self.plan.sites))
 
     def to(self, obj: Any, target: str, id: str | None = None, **options: Any) -> None:
         """Raises InputError: nothing can be added to the job."""

@@ -275,6 +275,9 @@ def test_a_job_is_not_submitted_while_a_site_is_missing(toy, tiny_root, prepared
     assert (sent, prepared["stopped"]) == ([], True)
     recipe.export(str(tmp_path / "exported"), env=PocEnv())
     assert (tmp_path / "exported/run" / META).exists()
+    elsewhere = SimpleNamespace(deploy=lambda job: job.export_job(str(tmp_path / "elsewhere")) or "id")
+    recipe.execute(elsewhere)
+    assert (tmp_path / "elsewhere/run" / META).exists()
 
 
 @pytest.mark.parametrize("option", [{"use_he": True}, {"docker_image": "x"}, {"gpu_ids": [0]}])

@@ -16,6 +16,7 @@ from typing import Any
 
 import monai
 import numpy as np
+import PIL
 import torch
 from torch import Tensor, nn
 
@@ -160,7 +161,7 @@ def metadata(facts: Facts, card: dict[str, Any]) -> dict[str, Any]:
         "monai_version": monai.__version__,
         "pytorch_version": torch.__version__.split("+")[0],
         "numpy_version": np.__version__,
-        "required_packages_version": {"pillow": "10"},
+        "required_packages_version": {"pillow": PIL.__version__},
         "name": card["BasicInfo"]["ModelName"],
         "task": f"Segmentation of {', '.join(facts.metadata.classes)}",
         "description": card["ModelSummary"]["Summary"],
