@@ -97,6 +97,9 @@ class PersonalizedRecipe(Recipe):
         scope: str = SCOPE,
         resume: str = "",
     ):
+        for argument, value in (("sites", sites), ("classes", classes)):
+            if isinstance(value, str):  # also a sequence, of letters
+                raise InputError(f"{argument}={value!r} is a text, not a list; write {argument}=[{value!r}]")
         root = None if data is None else Path(data)
         metadata: dict[str, Any] = {"channels": channels, "classes": tuple(classes), "labels": labels}
         names = list(sites or ())
