@@ -170,7 +170,10 @@ def metadata(facts: Facts, card: dict[str, Any]) -> dict[str, Any]:
         "data_source": card["TrustIngredients"]["AISystemFacts"]["InputDataSource"],
         "data_type": "png",
         "pred_classes": json.dumps(classes),
-        "eval_metrics": {f"{row['site']}: {row['metric']}": row["mean"] for row in facts.measured()},
+        # of this network: the other rows are of other sites' own networks
+        "eval_metrics": {
+            f"{row['site']}: {row['metric']}": row["mean"] for row in facts.measured() if row["site"] == facts.site
+        },
         "intended_use": card["UsesAndDirections"]["IntendedUseAndWorkflow"],
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
     }

@@ -24,6 +24,8 @@ NAMESPACE = "https://mc.chai.org/v0.2/schema.xsd"
 FORMAT = "feddp-card/1"
 ROOT = "AppliedModelCard"
 UNKNOWN = "Not stated: no file of the run says it. To be filled in by whoever deploys the network."
+# a method that personalizes leaves a network of its own at every site
+_OWN = "The rows of {site} measure this network; a row of another site measures that site's own network on that site's images."
 _METRIC = "MetricResult"
 _NUMBERS = ("mean", "low", "high", "std")
 
@@ -151,6 +153,7 @@ def _measured(facts: Facts) -> Tree:
     optimistic = facts.results.get("selection") == "test"
     said = [f"Intervals are Student's at {LEVEL:.0%} over a site's images, or cases, as if these were independent."]
     said += [f"Distances are in pixels of images of {facts.metadata.size} x {facts.metadata.size} pixels."]
+    said += [_OWN.format(site=facts.site)] if facts.site else []
     said += ["Optimistic: round and epoch were selected on the test images."] if optimistic else []
     return {
         "Results": [{_METRIC: row} for row in rows or [{"Label": "none", "ValueJson": "null"}]],
@@ -204,7 +207,7 @@ def as_markdown(card: Tree, facts: Facts) -> Iterator[str]:
     cells = [[_cell(r["site"]), _cell(r["metric"]), *(_shown(r[name]) for name in _NUMBERS), str(r["n"])] for r in rows]
     yield from markdown_lines(("site", "metric", *_NUMBERS, "n"), cells)
     yield f"\nlow and high: Student's interval of the mean at {LEVEL:.0%}. {BLANK}: not known."
-    yield "Distances are in pixels of the resized images."
+    yield "Distances are in pixels of the resized images." + (f" {_OWN.format(site=facts.site)}" if facts.site else "")
     for title, lines in (("Withheld", facts.withheld()), ("Missing", facts.missing)):
         yield from ("", f"## {title}", "", *(f"- {_cell(line)}" for line in lines or ("nothing",)))
 

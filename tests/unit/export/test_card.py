@@ -8,8 +8,9 @@ import pytest
 from feddp.cli.export import Format
 from feddp.errors import InputError
 from feddp.export import FORMATS
-from feddp.export.card import NAMESPACE, write
-from feddp.export.facts import interval
+from feddp.export.bundle import metadata
+from feddp.export.card import NAMESPACE, applied, write
+from feddp.export.facts import Facts, interval
 from feddp.files import NETWORK, RECORD, RESULTS, TIME, append_event, write_json
 from feddp.networks import build
 from feddp.networks.weights import save_network
@@ -120,8 +121,15 @@ def test_a_card_says_what_is_known_withheld_and_missing(run, tmp_path, feddp, pl
     assert (facts["sites"], facts["missing"], facts["round"], facts["job"]) == (["A", "B", "C", "D"], [], 2, "the-job")
     assert facts["plan"]["digest"] == plan_for(network=toy, method="fedavg", sites=("A", "B", "C", "D")).digest()
     assert facts["seconds"] == {"wall": [1.0, 2.0]}
+    metrics = metadata(Facts.of(run / "sites/A" / NETWORK), applied(Facts.of(run / "sites/A" / NETWORK)))["eval_metrics"]
+    assert metrics == {f"A: {metric}": 0.5 for metric in METRICS}, "those of B are of its own network"
     text = (tmp_path / "card/card.md").read_text()
-    for said in ("| A | dice | 0.5000 | 0.1958 | 0.8042 | 0.1000 | 3 |", "| B | dice | 0.7000 | — | — | — | 3 |", "left"):
+    for said in (
+        "| A | dice | 0.5000 | 0.1958 | 0.8042 | 0.1000 | 3 |",
+        "| B | dice | 0.7000 | — | — | — | 3 |",
+        "left",
+        "The rows of A",
+    ):
         assert said in text
 
 
