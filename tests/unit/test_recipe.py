@@ -93,6 +93,10 @@ def test_a_recipe_is_named_after_method_and_data(toy, tiny_root):
         ({"method": "centralized", "sites": SITES}, "needs all images in one place"),
         ({"method": "nothing", "sites": SITES}, "unknown method 'nothing'"),
         ({}, "the recipe has no sites"),
+        (
+            {"sites": ["server", "B"]},
+            "'server' is no name of a site (1 to 64 of A-Z a-z 0-9 - _, and not server); call",
+        ),
         ({"sites": "CS"}, "sites='CS' is a text, not a list; write sites=['CS']"),
         ({"sites": SITES, "classes": "tumor"}, "classes='tumor' is a text, not a list"),
         ({"sites": SITES, "then": "tune"}, "the only stage that can follow is igc"),
