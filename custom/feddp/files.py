@@ -101,6 +101,22 @@ def lock(handle: int, how: int, path: Path) -> None:
 
 
 @contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Locks the file `path`, which it makes, for a block; waits for other processes and threads that have the lock.
+
+    Raises:
+        StorageError: as `lock` and `writing`.
+    """
+    with writing(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        lock(handle, fcntl.LOCK_EX, path)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a new file in the folder of `path`; the new file replaces `path` after the block.
 

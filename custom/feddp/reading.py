@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from feddp.errors import BadFile, FedDPError, Problem
 from feddp.limits import JSON_BYTES, JSON_DEPTH, MIB, NAME, RESULTS_BYTES
 
+_PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}
 
 
@@ -110,6 +112,11 @@ def parse(content: bytes | str, file: Path, what: str = "") -> Any:
 def short(text: str, most: int = 100) -> str:
     """Returns `text`, cut after `most` characters."""
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def without_paths(text: str) -> str:
+    """Returns a message without the folders of the machine that wrote it, for a page or a card that is shown elsewhere."""
+    return _PATH.sub("…/", text)
 
 
 def shown(value: Any) -> str:

@@ -6,7 +6,8 @@ them, because sites accept only the folder that follows from the plan.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from nvflare.app_common.logging.job_log_streamer import JobLogStreamer
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from nvflare.job_config.api import FedJob
 from nvflare.recipe import PocEnv
+from nvflare.recipe.run import Run
 from nvflare.recipe.spec import ExecEnv, Recipe
 from torch import Tensor
 
-from feddp.errors import InputError
+from feddp.errors import FedDPError, InputError
 from feddp.files import write_json, write_text
 from feddp.flare.job_folder import META, require_meta
 from feddp.jobs.folder import SCOPE, export, federation_of
@@ -30,7 +32,7 @@ from feddp.reading import read_json
 from feddp.run import session
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
 from feddp.run.options import Options, policies_of
-from feddp.run.poc import WORKSPACE, free_ports, project
+from feddp.run.poc import PROJECT, WORKSPACE, connect, free_ports, project
 from feddp.run.session import Request
 from feddp.run.simulator import simulator
 
@@ -95,6 +97,9 @@ class PersonalizedRecipe(Recipe):
         scope: str = SCOPE,
         resume: str = "",
     ):
+        for argument, value in (("sites", sites), ("classes", classes)):
+            if isinstance(value, str):  # also a sequence, of letters
+                raise InputError(f"{argument}={value!r} is a text, not a list; write {argument}=[{value!r}]")
         root = None if data is None else Path(data)
         metadata: dict[str, Any] = {"channels": channels, "classes": tuple(classes), "labels": labels}
         names = list(sites or ())
@@ -109,8 +114,26 @@ class PersonalizedRecipe(Recipe):
         self.plan = plan
         super().__init__(PlannedJob(name, plan, options.initial(plan), scope, resume, root, device))
 
+    def run(
+        self,
+        env: ExecEnv,
+        server_exec_params: dict[str, Any] | None = None,
+        client_exec_params: dict[str, Any] | None = None,
+    ) -> Run:
+        """Runs the recipe; in a PocEnv, once all sites have joined.
+
+        Raises:
+            FedDPError: a site of a PocEnv has not joined in time; the federation is then stopped.
+        """
+        self._job.submits = True
+        try:
+            return super().run(env, server_exec_params, client_exec_params)
+        finally:
+            self._job.submits = False
+
     def process_env(self, env: ExecEnv) -> None:
         """Gives a PocEnv a project with our allow-lists and policies, which approve this plan alone."""
+        self._job.joined = None  # that of another environment
         if isinstance(env, PocEnv):
             self._job.prepare(env)
 
@@ -141,9 +164,13 @@ class PlannedJob(FedJob):
         super().__init__(name=name, min_clients=plan.federation.min_sites)
         self.plan, self._initial, self._resume, self._data, self._device = plan, initial, resume, data, device
         self.job.meta_props = JobMetadata(scope=scope)
+        self.submits = False  # whether the folder that is exported next is submitted
+        self.joined: Callable[[], None] | None = None  # waits for the sites of a PocEnv
 
     def export_job(self, job_root: str) -> None:
         """Writes the job's folder `job_root`/<name>."""
+        if self.submits and self.joined:
+            self.joined()
         meta = self.job.meta_props
         folder = export(self.plan, Path(job_root) / self.name, meta["scope"], self._initial, self._resume)
         if asked := meta.get("resource_spec"):
@@ -184,6 +211,7 @@ class PlannedJob(FedJob):
             content = project(self._request("PocEnv", workspace), free_ports(), env.username, org="consortium")
             write_text(path, yaml.safe_dump(content, sort_keys=False))
             env.project_conf_path = str(path)
+            self.joined = partial(_await_sites, env, workspace / PROJECT, list(self.plan.sites))
 
     def to(self, obj: Any, target: str, id: str | None = None, **options: Any) -> None:
         """Raises InputError: nothing can be added to the job."""
@@ -229,6 +257,20 @@ def _without(env: str, **options: Any) -> None:
     """Raises InputError for an option of an environment that a FedDP run does not take."""
     if given := [name for name, value in options.items() if value]:
         raise InputError(f"{env}: {', '.join(given)} has no effect on a FedDP run; leave it out. The recipe has device=")
+
+
+def _await_sites(env: PocEnv, folder: Path, sites: list[str]) -> None:
+    """Waits until all sites have joined. PocEnv itself waits three seconds, and FLARE begins a job without the late sites.
+
+    Args:
+        folder: of the project; where an earlier federation was left, its last prod_NN has the kits.
+    """
+    print(f"PocEnv: waiting for {', '.join(sites)}", file=sys.stderr)
+    try:
+        connect(max(folder.glob("prod_*")), sites, env.username).close()
+    except FedDPError:
+        env.stop()
+        raise
 
 
 def _drop_default_policy(out: Path) -> None:

@@ -93,6 +93,12 @@ def test_a_recipe_is_named_after_method_and_data(toy, tiny_root):
         ({"method": "centralized", "sites": SITES}, "needs all images in one place"),
         ({"method": "nothing", "sites": SITES}, "unknown method 'nothing'"),
         ({}, "the recipe has no sites"),
+        (
+            {"sites": ["server", "B"]},
+            "'server' is no name of a site (1 to 64 of A-Z a-z 0-9 - _, and not server); call",
+        ),
+        ({"sites": "CS"}, "sites='CS' is a text, not a list; write sites=['CS']"),
+        ({"sites": SITES, "classes": "tumor"}, "classes='tumor' is a text, not a list"),
         ({"sites": SITES, "then": "tune"}, "the only stage that can follow is igc"),
         ({"sites": SITES, "settings": {"bacth": 4}}, "bacth"),
     ],
@@ -205,11 +211,19 @@ def test_the_same_recipe_again_continues_a_run_and_leaves_a_finished_one(toy, ti
 def prepared(monkeypatch):
     """What a PocEnv gives to FLARE's provisioning, which is not run: the POC is not started."""
     given = {}
-    monkeypatch.setattr(flare_poc, "prepare_poc_provision", lambda **options: given.update(options))
+
+    def prepare(**options):
+        """Beside the federation that an earlier PocEnv left."""
+        given.update(options)
+        for name in ("prod_00", "prod_01"):
+            (Path(options["workspace"]) / "feddp" / name).mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(flare_poc, "prepare_poc_provision", prepare)
     monkeypatch.setattr(flare_poc, "_start_poc", lambda **options: None)
     monkeypatch.setattr(flare_poc, "SERVICE_START_TIMEOUT", 0)
     monkeypatch.setattr(PocEnv, "_check_poc_running", lambda self: False)
     monkeypatch.setattr(PocEnv, "_get_session_manager", lambda self: given["manager"])
+    monkeypatch.setattr(recipes, "connect", lambda *where: SimpleNamespace(close=lambda: given.update(joined=where)))
     return given
 
 
@@ -218,6 +232,7 @@ def test_a_poc_lies_in_no_default_folder_of_flares(toy, tiny_root, prepared, tmp
 
     def submit_job(job):
         job.export_job(str(tmp_path / "sent"))
+        assert prepared["joined"] == (tmp_path / "feddp_poc/feddp/prod_01", ["site-1", "site-2"], "lead@b.org")
         return "id"
 
     prepared["manager"] = SimpleNamespace(submit_job=submit_job)
@@ -246,6 +261,29 @@ def test_a_poc_environment_takes_one_recipe_after_the_other(toy, tiny_root, prep
         recipe.execute(env)
         assert prepared["workspace"] == str(tmp_path / "poc")
         assert recipe.plan.digest() in Path(prepared["project_conf_path"]).read_text()
+
+
+def test_a_job_is_not_submitted_while_a_site_is_missing(toy, tiny_root, prepared, monkeypatch, tmp_path):
+    """PocEnv waits three seconds, whoever has joined; the run would then lack a site, and no table would say so. An export
+    waits for nobody."""
+    sent = []
+    prepared["manager"] = SimpleNamespace(submit_job=lambda job: [job.export_job(str(tmp_path / "sent")), sent.append(job)])
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
+    monkeypatch.setattr(PocEnv, "stop", lambda self, clean_up=False: prepared.update(stopped=True))
+
+    def connect(*_):
+        raise FedDPError("the federation did not start within 90 s")
+
+    monkeypatch.setattr(recipes, "connect", connect)
+    recipe = FedDPRecipe(data=tiny_root, network=toy, name="run")
+    with pytest.raises(FedDPError, match="did not start"):
+        recipe.execute(PocEnv())
+    assert (sent, prepared["stopped"]) == ([], True)
+    recipe.export(str(tmp_path / "exported"), env=PocEnv())
+    assert (tmp_path / "exported/run" / META).exists()
+    elsewhere = SimpleNamespace(deploy=lambda job: job.export_job(str(tmp_path / "elsewhere")) or "id")
+    recipe.execute(elsewhere)
+    assert (tmp_path / "elsewhere/run" / META).exists()
 
 
 @pytest.mark.parametrize("option", [{"use_he": True}, {"docker_image": "x"}, {"gpu_ids": [0]}])

@@ -25,6 +25,10 @@ def from_file(context: typer.Context, path: Path | None) -> Path | None:
 
         context.meta[__name__] = content = read_config(path)
         known = {_option(parameter): parameter for parameter in context.command.params if parameter.name not in APART}
+        if apart := [name for name in content if name in APART]:
+            raise InputError(
+                f"{path}: {apart[0]} cannot stand in the file; remove its line, and type --{apart[0]} where you need it"
+            )
         if unknown := [name for name in content if name not in known]:
             near = get_close_matches(unknown[0], known, n=1, cutoff=0)[0]
             raise InputError(f"{path}: unknown option {unknown[0]!r}; the nearest one is {near!r}")

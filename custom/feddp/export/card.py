@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feddp.export.facts import LEVEL, Facts
+from feddp.export.facts import LEVEL, PER_CASE, Facts
 from feddp.files import write_json, write_text
 from feddp.methods import METHODS
 from feddp.reading import counted
@@ -24,6 +24,8 @@ NAMESPACE = "https://mc.chai.org/v0.2/schema.xsd"
 FORMAT = "feddp-card/1"
 ROOT = "AppliedModelCard"
 UNKNOWN = "Not stated: no file of the run says it. To be filled in by whoever deploys the network."
+# a method that personalizes leaves a network of its own at every site
+_OWN = "The rows of {site} measure this network; a row of another site measures that site's own network on that site's images."
 _METRIC = "MetricResult"
 _NUMBERS = ("mean", "low", "high", "std")
 
@@ -43,7 +45,7 @@ def write(network: Path, out: Path) -> Path:
 
 def numbers(facts: Facts) -> Tree:
     """Returns what the card was made of: plain values, null or absent where nothing is known."""
-    results, plan = facts.results, facts.plan
+    plan = facts.plan
     return {
         "network": facts.metadata.network,
         "classes": list(facts.metadata.classes),
@@ -55,8 +57,8 @@ def numbers(facts: Facts) -> Tree:
         "site": facts.site or None,
         "sha256": {"file": facts.bytes_sha256, "tensors": facts.tensors_sha256},
         "method": facts.method or None,
-        "job": results.get("job"),
-        "round": results.get("start_round"),
+        "job": facts.job,
+        "round": facts.round,
         "sites": facts.sites(),
         "plan": {"digest": plan.digest(), **plan.to_json()} if plan else None,
         "seconds": facts.time.get("rounds"),
@@ -74,14 +76,17 @@ def applied(facts: Facts) -> Tree:
     about = _first_line(method) if method else ""
     classes, sites = ", ".join(metadata.classes), facts.sites()
     of = f" of the site {facts.site}" if facts.site else ""
-    rounds = f", {counted(plan.rounds, 'round')}, round {facts.results.get('start_round')} selected" if plan else ""
+    by = f", trained by {method}" if method else ""
+    rounds = f", {counted(plan.rounds, 'round')}" if plan else ""
+    rounds += f", round {facts.round} selected" if facts.round is not None else ""
+    together = not method or METHODS[method].federated
     missing = " ".join(f"Missing: {what}." for what in facts.missing)
     images = f"8-bit images with {counted(metadata.channels, 'channel')}, resized to {metadata.size} x {metadata.size} pixels"
     means = {"MetricGoal": "Overlap and boundary distance of predicted and reference masks on each site's own test images."}
     return {
         "BasicInfo": {
             "ModelName": f"{method or 'network'} on {metadata.network}: {classes}",
-            "ModelDeveloper": f"The federation of the sites {', '.join(sites)}" if sites else UNKNOWN,
+            "ModelDeveloper": f"The {'federation of the ' if together else ''}sites {', '.join(sites)}" if sites else UNKNOWN,
             "DeveloperContact": UNKNOWN,
         },
         "ReleaseInfo": {
@@ -91,7 +96,7 @@ def applied(facts: Facts) -> Tree:
             "GlobalAvailability": UNKNOWN,
         },
         "ModelSummary": {
-            "Summary": f"Segments {classes}: the network{of}, trained by {method or UNKNOWN}{rounds}. {missing}".strip(),
+            "Summary": f"Segments {classes}: the network{of}{by}{rounds}. {missing}".strip(),
             "Keywords": [{"Keyword": word} for word in ("segmentation", "federated learning", *metadata.classes)],
         },
         "UsesAndDirections": {
@@ -133,7 +138,7 @@ def applied(facts: Facts) -> Tree:
 def _source(facts: Facts, sites: list[str]) -> str:
     if not sites:
         return UNKNOWN
-    how = "each site's images stayed there" if facts.results["federated"] else "pooled in one place, no federation"
+    how = "each site's images stayed there" if METHODS[facts.method].federated else "pooled in one place, no federation"
     return f"The images of {', '.join(sites)}; {how}."
 
 
@@ -146,7 +151,9 @@ def _first_line(method: str) -> str:
 def _measured(facts: Facts) -> Tree:
     rows = [{"Label": f"{row['site']}: {row['metric']}", "ValueJson": json.dumps(_numbers_of(row))} for row in facts.measured()]
     optimistic = facts.results.get("selection") == "test"
-    said = [f"Intervals are Student's at {LEVEL:.0%} over a site's images, as if images were independent."]
+    said = [f"Intervals are Student's at {LEVEL:.0%} over a site's images, or cases, as if these were independent."]
+    said += [f"Distances are in pixels of images of {facts.metadata.size} x {facts.metadata.size} pixels."]
+    said += [_OWN.format(site=facts.site)] if facts.site else []
     said += ["Optimistic: round and epoch were selected on the test images."] if optimistic else []
     return {
         "Results": [{_METRIC: row} for row in rows or [{"Label": "none", "ValueJson": "null"}]],
@@ -169,8 +176,8 @@ def _numbers_of(row: Mapping[str, Any]) -> Tree:
 
 
 def _counts(facts: Facts) -> Iterator[str]:
-    counts = {row["site"]: row["n"] for row in facts.measured()}
-    yield from (f"{site}: {counted(n, 'test image')}" for site, n in counts.items())
+    counts = {(row["site"], row["metric"].endswith(PER_CASE)): row["n"] for row in facts.measured()}
+    yield from (f"{site}: {counted(n, 'test case' if cases else 'test image')}" for (site, cases), n in counts.items())
 
 
 def as_xml(card: Tree) -> str:
@@ -200,6 +207,7 @@ def as_markdown(card: Tree, facts: Facts) -> Iterator[str]:
     cells = [[_cell(r["site"]), _cell(r["metric"]), *(_shown(r[name]) for name in _NUMBERS), str(r["n"])] for r in rows]
     yield from markdown_lines(("site", "metric", *_NUMBERS, "n"), cells)
     yield f"\nlow and high: Student's interval of the mean at {LEVEL:.0%}. {BLANK}: not known."
+    yield "Distances are in pixels of the resized images." + (f" {_OWN.format(site=facts.site)}" if facts.site else "")
     for title, lines in (("Withheld", facts.withheld()), ("Missing", facts.missing)):
         yield from ("", f"## {title}", "", *(f"- {_cell(line)}" for line in lines or ("nothing",)))
 

@@ -90,9 +90,10 @@ class Graph(nn.Module):
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """For a block that traces: no gradients, and no warning for each number that the trace takes for a constant.
+    """For a block that traces: no gradients, and none of PyTorch's warnings.
 
-    They are constants: the network's input has one size, and the tensors that steer FedLC's layers are the file's.
+    They say that it will drop torch.jit, and name each number that the trace takes for a constant. Those are constants: the
+    network's input has one size, and the tensors that steer FedLC's layers are the file's.
     """
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,5 @@
 """The files that a site keeps across jobs, in `feddp/` of its workspace beside the jobs' folders. Only the owner reads them."""
 
-import fcntl
-import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -9,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feddp.errors import InputError
-from feddp.files import lock, write_text
+from feddp.files import locked, write_text
 
 SECRET = "site.secret"  # job ids contain no dot, so no job's folder has this name
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # the form of FLARE's job ids
@@ -25,13 +23,8 @@ def alone(folder: Path) -> Iterator[None]:
         StorageError: the folder's file system has no locks.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / _LOCK
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        lock(handle, fcntl.LOCK_EX, path)
+    with locked(folder / _LOCK):
         yield
-    finally:
-        os.close(handle)
 
 
 def secret_of(folder: Path) -> str:

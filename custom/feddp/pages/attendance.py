@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from feddp.pages.collected import FinishedRun, without_paths
+from feddp.pages.collected import FinishedRun
 from feddp.protocol import STD_WITHHELD, WITHHELD
-from feddp.reading import counted
+from feddp.reading import counted, without_paths
 
 _REASONS = 3  # of a site's refused answers that are shown
 

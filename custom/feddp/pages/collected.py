@@ -5,7 +5,6 @@ read of a site that withholds something by its policy.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,11 +20,10 @@ from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_event
 from feddp.limits import RESULTS_BYTES
 from feddp.methods import METHODS
 from feddp.protocol import STD_WITHHELD, WHEN, WITHHELD
-from feddp.reading import read_json
+from feddp.reading import read_json, without_paths
 from feddp.reporting.tables import ResultTable
 
 PROSE = {"feddp": "FedDP", "fedavg": "FedAvg", "local": "Local Train"}  # names of papers, where a page speaks of methods
-_PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
 
 
 @dataclass(frozen=True)
@@ -142,11 +140,6 @@ def collect(folders: Sequence[Path]) -> Collected:
 
 # the entries of results.json that are the plan's, without the seed
 _PLAN = {"method", "network", "channels", "classes", "labels", "size", "rounds", "stages", "settings", "weights", "private"}
-
-
-def without_paths(text: str) -> str:
-    """A message without the folders of the machine that wrote it: a page is shown elsewhere."""
-    return _PATH.sub("…/", text)
 
 
 def label_of(method: str) -> str:

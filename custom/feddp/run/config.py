@@ -71,7 +71,10 @@ def text_of(value: Any) -> str | None:
     if isinstance(value, list):
         words = [text_of(word) for word in value]
         return None if None in words or any(isinstance(word, list) for word in value) else ",".join(map(str, words))
-    return str(value) if isinstance(value, str | int | float) else None
+    try:
+        return str(value) if isinstance(value, str | int | float) else None
+    except ValueError:  # Python prints no integer of more than 4300 digits, which a file may write as 0x...
+        return None
 
 
 def _plain(value: Any) -> Any:

@@ -2,8 +2,9 @@
 
     <registry>/deployments.jsonl       one event per line: deploy, with the network's origin, or rollback
     <registry>/<SHA-256>.safetensors   each deployed network, a copy, which the removal of a run leaves alone
+    <registry>/.lock                   locked while an event is added
 
-Nothing is ever removed or overwritten; the events, replayed, say what is deployed.
+No event and no other network is ever removed or overwritten; the events, replayed, say what is deployed.
 """
 
 import re
@@ -16,13 +17,15 @@ from typing import Any
 
 from feddp.errors import BadFile, InputError, Problem
 from feddp.export.facts import Facts
-from feddp.files import Event, append_event, read_events, replacing, writing
+from feddp.files import Event, append_event, locked, read_events, replacing, writing
 from feddp.limits import NETWORK_BYTES
-from feddp.reading import is_name, read
+from feddp.reading import is_name, read, short
 
 EVENTS = "deployments.jsonl"
 DEPLOY, ROLLBACK = "deploy", "rollback"
+_LOCK = ".lock"
 _TEXTS = ("site", "method", "job", "source")
+_LONGEST = 4096  # characters of a text; a path has no more
 
 
 @dataclass(frozen=True)
@@ -34,28 +37,30 @@ class Registry:
     def deploy(self, network: Path) -> Path:
         """Copies a network's file into the registry and makes it the deployed one; returns the copy.
 
+        If it is deployed already, no event is added; its copy is written anew.
+
         Raises:
-            InputError: the file holds no network of FedDP.
+            InputError: the file holds no network of FedDP, or is called by a text that no line can hold.
         """
         self.replayed()  # a damaged registry takes no more
         facts, content = Facts.of(network), read(network, NETWORK_BYTES)
-        if sha256(content).hexdigest() != facts.bytes_sha256:
+        digest = sha256(content).hexdigest()
+        if digest != facts.bytes_sha256:
             raise InputError(f"{network} changes while it is read; deploy it when it is written")
+        texts = zip(_TEXTS, (facts.site or None, facts.method or None, facts.job, str(network.resolve())), strict=True)
+        origin = {"sha256": digest, **dict(texts), "round": facts.round}
+        if odd := [name for name in _TEXTS if not _is_text(origin[name])]:
+            shown = short(repr(origin[odd[0]]))
+            raise InputError(f"the network's {odd[0]} cannot be recorded: {shown}; copy the file to a folder with a plain name")
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        copy = self._file(facts.bytes_sha256)
-        with replacing(copy) as part:
-            part.write_bytes(content)
-        append_event(
-            self.folder / EVENTS,
-            DEPLOY,
-            sha256=facts.bytes_sha256,
-            site=facts.site or None,
-            method=facts.method or None,
-            job=facts.results.get("job"),
-            round=facts.results.get("start_round"),
-            source=str(network.resolve()),
-        )
+        copy = self._file(digest)
+        with locked(self.folder / _LOCK):
+            stack = self.replayed()[1]
+            with replacing(copy) as part:
+                part.write_bytes(content)
+            if not stack or stack[-1]["sha256"] != digest:
+                append_event(self.folder / EVENTS, DEPLOY, **origin)
         return copy
 
     def rollback(self) -> Path:
@@ -64,12 +69,18 @@ class Registry:
         Raises:
             InputError: there is none, or its file has changed; then nothing changes.
         """
-        stack = self.replayed()[1]
-        if len(stack) < 2:
-            raise InputError(f"{self.folder} has no earlier network to go back to; deploy one with `feddp models deploy`")
-        file = self._checked(stack[-2])
-        append_event(self.folder / EVENTS, ROLLBACK)
+        if not self.replayed()[0]:  # not even a folder for the lock
+            raise self._nothing_before()
+        with locked(self.folder / _LOCK):
+            stack = self.replayed()[1]
+            if len(stack) < 2:
+                raise self._nothing_before()
+            file = self._checked(stack[-2])
+            append_event(self.folder / EVENTS, ROLLBACK)
         return file
+
+    def _nothing_before(self) -> InputError:
+        return InputError(f"{self.folder} has no earlier network to go back to; deploy one with `feddp models deploy`")
 
     def deployed(self) -> Path:
         """Returns the file of the deployed network after a comparison with its checksum.
@@ -80,7 +91,7 @@ class Registry:
         stack = self.replayed()[1]
         if not stack:
             raise InputError(f"{self.folder} has no deployed network; deploy one with `feddp models deploy`")
-        return self._checked(stack[-1])
+        return self._checked(stack[-1], ", or go back: `feddp models rollback`" if len(stack) > 1 else "")
 
     def lines(self) -> Iterator[str]:
         """Yields one line per event, the oldest first; the deployed network's is marked with a star."""
@@ -110,7 +121,7 @@ class Registry:
     def _file(self, digest: str) -> Path:
         return self.folder / f"{digest}.safetensors"
 
-    def _checked(self, event: Event) -> Path:
+    def _checked(self, event: Event, otherwise: str = "") -> Path:
         file = self._file(event["sha256"])
         try:
             found = sha256(read(file, NETWORK_BYTES)).hexdigest()
@@ -118,7 +129,7 @@ class Registry:
             found = ""
         if found != event["sha256"]:
             what = "has changed since it was deployed" if found else "is missing"
-            raise BadFile(Problem(file, what, f"Deploy it again from {event['source']}, or go back: `feddp models rollback`"))
+            raise BadFile(Problem(file, what, f"Deploy it again from {event['source']}{otherwise}"))
         return file
 
 
@@ -139,5 +150,9 @@ def _is_whole(event: dict[str, Any]) -> bool:
         return False
     if event["event"] == ROLLBACK:
         return True
-    texts = all(event.get(name) is None or is_name(event[name], 4096) for name in _TEXTS)
+    texts = all(_is_text(event.get(name)) for name in _TEXTS) and event.get("source") is not None
     return texts and re.fullmatch(r"[0-9a-f]{64}", str(event.get("sha256"))) is not None
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or is_name(value, _LONGEST)

@@ -18,7 +18,7 @@ from feddp.networks.weights import save_network
 from feddp.run.predict import predict
 from support.docs_pages import commands_for
 
-OUT = "exports/bundle"
+OUT, OUT_OF_BUNDLE = "exports/bundle", "../../masks"
 
 # what MONAI's published schema (meta_schema_20240725.json of MONAI-extra-test-data 0.8.1) demands
 TEXTS = {
@@ -59,8 +59,9 @@ def bundle(request, tmp_path_factory):
         network.calibrator.out.bias.sub_(logits[0].flatten(1).median(dim=1).values)
     save_network(folder / "network.safetensors", network.state_dict(), texts)
     (folder / "images").mkdir()
-    for name, pixels in zip("ab", np.random.default_rng(0).integers(0, 256, (2, 45, 38, channels), np.uint8), strict=True):
-        Image.fromarray(pixels.squeeze()).save(folder / f"images/{name}.png")
+    images = np.random.default_rng(0).integers(0, 256, (2, 45, 38, channels), np.uint8)
+    for name, pixels in zip(("a.png", "b.2.PNG"), images, strict=True):
+        Image.fromarray(pixels.squeeze()).save(folder / "images" / name)
     assert write(folder / "network.safetensors", folder / OUT) == folder / OUT / INFERENCE
     return folder
 
@@ -76,7 +77,8 @@ def test_monai_runs_it_without_this_package(bundle):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     predict(bundle / "network.safetensors", bundle / "images", bundle / "ours")
-    for name in ("a.png", "b.png"):
+    assert f"2 masks in {OUT_OF_BUNDLE}" in done.stdout
+    for name in ("a.png", "b.2.png"):
         theirs, ours = (np.asarray(Image.open(bundle / folder / name)) for folder in ("masks", "ours"))
         assert theirs.dtype == np.uint8
         assert (theirs.shape, theirs.tolist()) == ((45, 38), ours.tolist())

@@ -8,12 +8,13 @@ import pytest
 from feddp.cli.export import Format
 from feddp.errors import InputError
 from feddp.export import FORMATS
-from feddp.export.card import NAMESPACE, write
-from feddp.export.facts import interval
-from feddp.files import NETWORK, RESULTS, TIME, write_json
+from feddp.export.bundle import metadata
+from feddp.export.card import NAMESPACE, applied, write
+from feddp.export.facts import Facts, interval
+from feddp.files import NETWORK, RECORD, RESULTS, TIME, append_event, write_json
 from feddp.networks import build
 from feddp.networks.weights import save_network
-from feddp.protocol import STD_WITHHELD, WHEN, WITHHELD
+from feddp.protocol import STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.stages.results import gathered
 from feddp.training.metrics import METRICS
 
@@ -77,8 +78,9 @@ def run(toy, tmp_path, plan_for):
 
 def test_an_interval_by_hand():
     """Student's t at 97.5 %: 12.7062 with one degree of freedom, 4.30265 with two (any table). The unbiased deviation over √n
-    is std/√(n−1): 12.7062 · 0.1 / 1 = 1.27062 and 4.30265 · 0.1 / √2 = 0.304243."""
-    assert interval({"mean": 0.5, "std": 0.1, "n": 2}) == pytest.approx({"low": 0.5 - 1.27062, "high": 0.5 + 1.27062}, abs=1e-5)
+    is std/√(n−1): 12.7062 · 0.1 / 1 = 1.27062 and 4.30265 · 0.1 / √2 = 0.304243. No Dice is below 0 or above 1."""
+    assert interval({"mean": 2.5, "std": 0.1, "n": 2}) == pytest.approx({"low": 2.5 - 1.27062, "high": 2.5 + 1.27062}, abs=1e-5)
+    assert interval({"mean": 0.5, "std": 0.1, "n": 2}, 1.0) == {"low": 0.0, "high": 1.0}
     assert interval({"mean": 0.5, "std": 0.1, "n": 3}) == pytest.approx({"low": 0.195757, "high": 0.804243}, abs=1e-5)
     assert interval({"mean": 0.5, "std": 0.0, "n": 1}) == interval({"mean": 0.5, "n": 9}) == {"low": None, "high": None}
 
@@ -119,8 +121,15 @@ def test_a_card_says_what_is_known_withheld_and_missing(run, tmp_path, feddp, pl
     assert (facts["sites"], facts["missing"], facts["round"], facts["job"]) == (["A", "B", "C", "D"], [], 2, "the-job")
     assert facts["plan"]["digest"] == plan_for(network=toy, method="fedavg", sites=("A", "B", "C", "D")).digest()
     assert facts["seconds"] == {"wall": [1.0, 2.0]}
+    metrics = metadata(Facts.of(run / "sites/A" / NETWORK), applied(Facts.of(run / "sites/A" / NETWORK)))["eval_metrics"]
+    assert metrics == {f"A: {metric}": 0.5 for metric in METRICS}, "those of B are of its own network"
     text = (tmp_path / "card/card.md").read_text()
-    for said in ("| A | dice | 0.5000 | 0.1958 | 0.8042 | 0.1000 | 3 |", "| B | dice | 0.7000 | — | — | — | 3 |", "left"):
+    for said in (
+        "| A | dice | 0.5000 | 0.1958 | 0.8042 | 0.1000 | 3 |",
+        "| B | dice | 0.7000 | — | — | — | 3 |",
+        "left",
+        "The rows of A",
+    ):
         assert said in text
 
 
@@ -158,3 +167,79 @@ def test_a_damaged_number_is_refused(run, tmp_path):
     with pytest.raises(InputError, match="wrong number of A"):
         write(run / "sites/A" / NETWORK, tmp_path / "card")
     assert not (tmp_path / "card").exists()
+
+
+def test_a_metric_that_is_not_there_is_named(run, tmp_path):
+    """Of a run of an earlier version, or of a file that lost something; the other numbers are shown."""
+    results = json.loads((run / RESULTS).read_text())
+    del results["sites"]["A"][WHEN[-1]]["hd"]
+    del results["sites"]["B"][WHEN[-1]]
+    write_json(run / RESULTS, results)
+    write(run / "sites/A" / NETWORK, tmp_path / "card")
+    facts = json.loads((tmp_path / "card/card.json").read_text())["facts"]
+    assert facts["missing"] == [
+        f"hd of A: {RESULTS} does not have it",
+        f"{', '.join(METRICS)} of B: {RESULTS} does not have it",
+    ]
+    assert {(row["site"], row["metric"]) for row in facts["metrics"]} == {("A", name) for name in METRICS if name != "hd"}
+    assert "- hd of A: results.json does not have it" in (tmp_path / "card/card.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sites": {"A": []}},
+        {"sites": {"A": {WHEN[-1]: 3}}},
+        {"sites": {"A": {VOLUMES: [1]}}},
+        {"sites": {"A": {VOLUMES: {WHEN[-1]: 1}}}},
+        {"without": ["A"]},
+        {"without": {"peers": "A"}},
+        {"job": {"a": 1}},
+        {"job": "a\nb"},
+    ],
+)
+def test_a_damaged_entry_is_one_line(damage, run, tmp_path, feddp):
+    write_json(run / RESULTS, json.loads((run / RESULTS).read_text()) | damage)
+    for command in (["export", "--to", "card", "--out", tmp_path / "card", "--network"], ["models", "deploy"]):
+        code, _, said = feddp(*command, run / "sites/A" / NETWORK)
+        assert (code, said.count("\n"), RESULTS in said) == (2, 1, True), said
+
+
+def test_a_card_of_slices_counts_patients_too_and_names_who_refused(run, tmp_path):
+    """3 images of 2 patients. A reason loses the folders of the machine that gave it."""
+    results = json.loads((run / RESULTS).read_text())
+    results["sites"]["A"][VOLUMES] = {when: {"dice": {"mean": 0.6, "std": 0.1, "n": 2}} for when in WHEN}
+    results |= {"without": {"peers": {"B": "does not consent"}}, "missing": {"D": "no room in /home/lead/runs/x; free it"}}
+    write_json(run / RESULTS, results)
+    write(run / "sites/A" / NETWORK, tmp_path / "card")
+    card = json.loads((tmp_path / "card/card.json").read_text())
+    row = {"site": "A", "metric": "dice per case", "mean": 0.6, "std": 0.1, "n": 2}
+    assert row | interval(row, 1.0) in card["facts"]["metrics"]
+    described = card["AppliedModelCard"]["KeyMetrics"]["UsefulnessUsabilityEfficacy"]["TestingDataDescription"]
+    assert described == "A: 3 test images; A: 2 test cases; B: 3 test images"
+    assert card["facts"]["withheld"][2:] == [
+        "B took no part in the exchange peers: does not consent",
+        "D has no result: no room in …/x; free it",
+    ]
+
+
+def test_where_each_site_selects_its_round_the_card_has_this_sites(run, tmp_path):
+    """The results then name no round; the site's log ends with the round that it adopted."""
+    write_json(run / RESULTS, json.loads((run / RESULTS).read_text()) | {"start_round": None})
+    write(run / "sites/A" / NETWORK, tmp_path / "none")
+    card = json.loads((tmp_path / "none/card.json").read_text())
+    assert (card["facts"]["round"], card["facts"]["missing"]) == (None, ["the selected round"])
+    assert "None" not in json.dumps(card["AppliedModelCard"]["ModelSummary"])
+    append_event(run / "sites/A" / RECORD, "score", round=1, dice=0.5)
+    write(run / "sites/A" / NETWORK, tmp_path / "one")
+    card = json.loads((tmp_path / "one/card.json").read_text())
+    assert (card["facts"]["round"], card["facts"]["missing"]) == (1, [])
+    assert "round 1 selected" in card["AppliedModelCard"]["ModelSummary"]["Summary"]
+
+
+def test_a_name_that_is_no_text_for_a_card_is_refused(toy, tmp_path, plan_for):
+    """XML cannot hold it, and a line cannot."""
+    texts = plan_for(network=toy).metadata | {"site": "A\x01"}
+    save_network(tmp_path / NETWORK, build(toy, 3, 1, seed=0).state_dict(), texts)
+    with pytest.raises(InputError, match="its metadata's site .* is no name"):
+        write(tmp_path / NETWORK, tmp_path / "card")

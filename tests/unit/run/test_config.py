@@ -61,7 +61,9 @@ def test_what_is_typed_wins_and_is_said(run, tmp_path, feddp):
     [
         ("round: 3", ": unknown option 'round'; the nearest one is 'rounds'"),
         ("calibration_epochs: 3", ": unknown option 'calibration_epochs'; the nearest one is 'calibration-epochs'"),
+        ("out: runs/x", ": out cannot stand in the file; remove its line"),
         ("rounds: many", ": rounds: 'many': "),
+        ("rounds: 0x" + "f" * 5000, ": rounds: a int that is too large to print is no plain value"),
         ("rounds: 2.5", ": rounds: 2.5: "),
         ("rounds: true", ": rounds: True: "),
         ("rounds: {a: 1}", ": rounds: {'a': 1} is no plain value; correct it"),

@@ -1,6 +1,9 @@
 """`feddp models`: what is deployed, verified whenever it is used; a damaged registry or network is one line and exit code 2."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from feddp.errors import InputError
 from feddp.networks import build
 from feddp.networks.weights import save_network
 from feddp.run.registry import EVENTS, Registry
+from feddp.training.store import Store, release
 
 
 @pytest.fixture
@@ -103,6 +107,7 @@ def test_a_changed_or_missing_network_is_not_used(network, masks, feddp, tmp_pat
         '{"event": "deploy", "time": "x", "sha256": "' + "0" * 64 + '"}',
         '{"event": "deploy", "time": 1e300, "sha256": "' + "0" * 64 + '"}',
         '{"event": "deploy", "time": 1, "site": ["x"], "sha256": "' + "0" * 64 + '"}',
+        '{"event": "deploy", "time": 1, "sha256": "' + "0" * 64 + '"}',
         '{"event": "retrain", "time": 1}',
     ],
 )
@@ -136,3 +141,68 @@ def test_what_is_no_network_is_not_deployed(tmp_path):
     with pytest.raises(InputError):
         Registry(tmp_path / "models").deploy(tmp_path / "x.safetensors")
     assert not (tmp_path / "models").exists()
+
+
+def test_the_same_network_again_is_no_deployment(network, tmp_path):
+    """A rollback then leads to the network before, not to the same one; a copy that was lost is there again."""
+    registry = Registry(tmp_path / "models")
+    first = registry.deploy(network("first", True))
+    second = registry.deploy(file := network("second", False))
+    second.unlink()
+    with pytest.raises(InputError, match="or go back: `feddp models rollback`"):
+        registry.deployed()
+    assert registry.deploy(file) == second == registry.deployed()
+    assert registry.rollback() == first
+    first.unlink()
+    with pytest.raises(InputError, match=r"is missing.*Deploy it again from .*first\.safetensors\.$"):
+        registry.deployed()
+
+
+def test_two_at_once_wait_for_each_other(network, tmp_path, monkeypatch):
+    """Two rollbacks of one deployment would leave a registry that nobody can read."""
+    registry, check = Registry(tmp_path / "models"), Registry._checked
+
+    def slow(self, *arguments):
+        time.sleep(0.2)
+        return check(self, *arguments)
+
+    registry.deploy(network("first", True))
+    registry.deploy(network("second", False))
+    with monkeypatch.context() as patch, ThreadPoolExecutor() as pool:
+        patch.setattr(Registry, "_checked", slow)
+        failed = [future.exception() for future in [pool.submit(registry.rollback) for _ in range(2)]]
+    assert sorted(str(error is None) for error in failed) == ["False", "True"]
+    assert "no earlier network" in str(failed[0] or failed[1])
+    files = [network(f"n{i}", bool(i)) for i in range(4)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(partial(Registry.deploy, registry), files))
+    events, stack = registry.replayed()
+    assert ([event["event"] for event in events].count("deploy"), len(stack)) == (6, 5)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x7f"])
+def test_a_path_that_no_line_can_hold_is_refused_and_not_written(name, network, tmp_path, feddp):
+    """Written, it would make the whole registry unreadable."""
+    odd = tmp_path / name
+    odd.mkdir()
+    file = network("first", True).rename(odd / "network.safetensors")
+    code, _, said = feddp("models", "deploy", file, "--registry", tmp_path / "models")
+    assert (code, said.count("\n"), "source cannot be recorded" in said) == (2, 1, True)
+    assert Registry(tmp_path / "models").replayed() == ([], [])
+
+
+def test_at_a_real_site_the_registry_knows_run_and_round(toy, tmp_path, plan_for, feddp):
+    """A site's own folder of a run is called after the job; the last round that it scored is the one that it adopted."""
+    plan, job = plan_for(network=toy, method="feddp", sites=("A", "B")), "7ddf6a5c-6f9c-4b39-9d8e-3f2f0b8f2a10"
+    store = Store(tmp_path / "feddp" / job)
+    store.claim(plan.to_json())
+    for round in (1, 3, 2):
+        store.record("score", round=round, dice=0.5)
+    store.write("calibrated", build(toy, 3, 1, seed=0).state_dict(), **plan.metadata, site="A")
+    release(tmp_path)
+    feddp("models", "deploy", store.folder / "calibrated.safetensors", "--registry", tmp_path / "models")
+    assert f"site A, method feddp, job {job}, round 2  from" in feddp("models", "list", "--registry", tmp_path / "models")[1]
+    other = plan_for(network=toy, method="feddp", sites=("A", "B"), size=64)
+    (store.folder / "plan.json").write_text(json.dumps(other.to_json()))
+    code, _, said = feddp("models", "deploy", store.folder / "calibrated.safetensors", "--registry", tmp_path / "models")
+    assert (code, said.count("\n"), "its metadata differ from the plan's" in said) == (2, 1, True)
