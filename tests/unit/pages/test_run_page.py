@@ -20,8 +20,8 @@ from support.compare_runs import SITES, federation, write_run
 HOSTILE = "<script>alert('x')</script>"
 DICE = {
     site: {
-        "start": {f"{site}-scan{i}": 0.5 + 0.01 * i for i in range(4)},
-        "calibrated": {f"{site}-scan{i}": 0.8 for i in range(4)},
+        "start": {f"{site}-scan{i}": 0.5 + 0.01 * i for i in range(6)},
+        "calibrated": {f"{site}-scan{i}": 0.8 for i in range(6)},
     }
     for site in SITES
 }
@@ -91,14 +91,14 @@ def test_it_is_one_file_of_means_without_scripts_pictures_or_an_images_value(tmp
 
 
 def test_the_heat_map_and_the_tables_hold_the_means(tmp_path):
-    """Final Dice is 80 at every image; before it is 50, 51, 52, 53: 51.5. IoU of 0.8: 0.8 / 1.2 = 66.67;
-    ASSD 10 (1 - 0.8) = 2, before 10 (1 - 0.515) = 4.85."""
+    """Final Dice is 80 at every image; before it is 50, 51, ... 55: 52.5. IoU of 0.8: 0.8 / 1.2 = 66.67;
+    ASSD 10 (1 - 0.8) = 2, before 10 (1 - 0.525) = 4.75."""
     html = page(tmp_path, run(tmp_path / "feddp"))
     assert re.search(r'<th scope="row">FedDP</th><td class="filled" style="--depth:0.500">80.0</td>', html)
-    row = re.search(r'<th scope="row">site-1</th><td>51.50</td><td>80.00</td><td>4.85</td><td>2.00</td>', html)
+    row = re.search(r'<th scope="row">site-1</th><td>52.50</td><td>80.00</td><td>4.75</td><td>2.00</td>', html)
     assert row
     assert "66.67" in html
-    assert "FedDP after the calibration is better than before it: +28.5 points" in html
+    assert "FedDP after the calibration is better than before it: +27.5 points" in html
 
 
 def test_a_class_has_tables_of_its_own(tmp_path):
@@ -204,8 +204,9 @@ def test_a_damaged_or_missing_file_is_one_line(tmp_path, feddp, name, content, s
 
 def test_summaries_that_are_no_numbers_are_refused(tmp_path):
     folder = run(tmp_path / "run")
-    text = (folder / "results.json").read_text().replace('"mean": 0.8', '"mean": "0.8"')
-    (folder / "results.json").write_text(text)
+    results = json.loads((folder / "results.json").read_text())
+    results["sites"]["site-1"]["final"]["dice"]["mean"] = "0.8"
+    (folder / "results.json").write_text(json.dumps(results))
     with pytest.raises(InputError, match="site-1's final holds no means"):
         report([folder], tmp_path / "page.html")
 
@@ -216,7 +217,7 @@ def test_a_comparison_of_folds_has_its_tables(tmp_path):
     content = {"methods": [], "studies": [], "results": {}, "failed": {"one": "no /home/eve/x"}, "tables": [table.to_json()]}
     (tmp_path / "comparison.json").write_text(json.dumps(content))
     html = page(tmp_path, tmp_path)
-    assert "no runs of --methods that could be compared image by image" in html
+    assert "No run of --methods finished here" in html
     assert '<td class="best">12.50 ± 0.50</td>' in html
     assert "no …/x" in html
 
