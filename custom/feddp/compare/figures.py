@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from feddp import protocol
 from feddp.compare.leave_one_out import UnseenResult
 from feddp.compare.scores import AVERAGE, Result, Scores, scores
 from feddp.compare.studies import STUDIES, AdaptedModels, Entry, Study, TrainedNetworks
 from feddp.compare.variants import Variant
-from feddp.files import PROGRESS, Event, read_events
-from feddp.methods.base import TRAIN
+from feddp.files import PROGRESS, read_events
 from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_points, draw_spread, save
 from feddp.reporting.tables import SHOWN, Value, shown_value
+from feddp.stages.scored import curves
 
 _DICE = SHOWN["dice"].head
 _BLOCK = 10  # rounds; FedDP's Fig. 7 shows the maximum of each
@@ -92,17 +91,6 @@ def draw_outside(
     elif name == "time":
         points = {labels[0]: (result.seconds(), *_bar(mean)) for labels, result, _, mean in means}
         save(draw_points(points, "seconds a sample", _DICE), path)
-
-
-def curves(events: list[Event]) -> dict[str, dict[int, float]]:
-    """{site: {round: IoU}} on the split that selects; a run without a federation has one site, the pool."""
-    found: dict[str, dict[int, float]] = {}
-    for event in events:
-        if event["event"] == "answer" and "iou" in event.get("scalars", {}) and protocol.spec_of(event["task"]).stage == TRAIN:
-            # a round's network is scored when it comes back as the mean, at the start of the next
-            scored = event["round"] - (event["task"] == protocol.TRAIN)
-            found.setdefault(event["site"], {})[scored] = event["scalars"]["iou"]
-    return found
 
 
 def maxima(curve: Curve) -> dict[int, float]:

@@ -56,7 +56,7 @@ def numbers(facts: Facts) -> Tree:
         "sha256": {"file": facts.bytes_sha256, "tensors": facts.tensors_sha256},
         "method": facts.method or None,
         "job": results.get("job"),
-        "round": results.get("start_round"),
+        "round": facts.round,
         "sites": facts.sites(),
         "plan": {"digest": plan.digest(), **plan.to_json()} if plan else None,
         "seconds": facts.time.get("rounds"),
@@ -74,7 +74,8 @@ def applied(facts: Facts) -> Tree:
     about = _first_line(method) if method else ""
     classes, sites = ", ".join(metadata.classes), facts.sites()
     of = f" of the site {facts.site}" if facts.site else ""
-    rounds = f", {counted(plan.rounds, 'round')}, round {facts.results.get('start_round')} selected" if plan else ""
+    selected = "its own best round selected" if facts.round is None else f"round {facts.round} selected"
+    rounds = f", {counted(plan.rounds, 'round')}, {selected}" if plan else ""
     missing = " ".join(f"Missing: {what}." for what in facts.missing)
     images = f"8-bit images with {counted(metadata.channels, 'channel')}, resized to {metadata.size} x {metadata.size} pixels"
     means = {"MetricGoal": "Overlap and boundary distance of predicted and reference masks on each site's own test images."}

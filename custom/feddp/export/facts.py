@@ -14,7 +14,7 @@ from feddp.limits import NETWORK_BYTES
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import fingerprint, load_personal, read_network
 from feddp.plan.schema import Plan
-from feddp.protocol import STD_WITHHELD, WHEN, WITHHELD
+from feddp.protocol import BEST_PER_SITE, STD_WITHHELD, WHEN, WITHHELD
 from feddp.reading import read, read_own
 from feddp.stages.evaluate import is_whole
 
@@ -76,6 +76,15 @@ class Facts:
     def method(self) -> str:
         """The method's name; "" if neither the plan nor the file says it."""
         return self.plan.method if self.plan else self.texts.get("method", "")
+
+    @property
+    def round(self) -> int | None:
+        """The round whose network it is; None if it is not known, as of a site that withholds the scores behind its choice."""
+        if self.results.get(BEST_PER_SITE):
+            own: int | None = self.results["sites"].get(self.site, {}).get("round")
+            return own
+        selected: int | None = self.results.get("start_round")
+        return selected
 
     def sites(self) -> list[str]:
         """Returns the names of the run's sites, those without a result too; none if the results are missing."""

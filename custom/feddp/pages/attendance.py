@@ -29,6 +29,8 @@ def attendance(run: FinishedRun) -> list[Attendance]:
     for site in sorted({*run.sites, *missing, *refused}):
         entry = run.results["sites"].get(site, {})
         remarks = [without_paths(missing[site])] if site in missing else []
+        if "round" in entry:
+            remarks.append(f"network of its own best round, {entry['round']}")
         if missed := run.results.get("missed", {}).get(site):
             remarks.append(f"no contribution in {counted(missed, 'round')} of {run.results['rounds']}")
         reasons = list(dict.fromkeys(refused.get(site, ())))

@@ -53,7 +53,7 @@ class Registry:
             site=facts.site or None,
             method=facts.method or None,
             job=facts.results.get("job"),
-            round=facts.results.get("start_round"),
+            round=facts.round,
             source=str(network.resolve()),
         )
         return copy
