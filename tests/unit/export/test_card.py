@@ -104,7 +104,7 @@ def test_a_card_holds_the_entries_of_the_public_schema(run, tmp_path):
 
 @pytest.mark.parametrize(("own", "said"), [(1, "round 1 selected"), (None, "its own best round selected")])
 def test_a_card_names_the_round_of_the_sites_own_network(run, tmp_path, own, said):
-    """Of Local Train, not the round that is best by the mean over the sites, 2; not known of a site that withholds its scores."""
+    """Of Local Train, not the round that is best by the mean over the sites, 2; unknown of a site that withholds its scores."""
     results = json.loads((run / RESULTS).read_text())
     results["sites"]["A"] |= {} if own is None else {"round": own}
     write_json(run / RESULTS, results | {"best_per_site": True})
