@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from feddp.files import append_event, write_json
-from feddp.reporting.standing import headline, view
+from feddp.reporting.standing import fitted, headline, view
 from feddp.run import watch as watching
 from feddp.run.options import Options, run_here
 from feddp.run.session import Request, record
@@ -104,3 +104,40 @@ def test_what_is_written_in_a_name_is_no_markup(plan_for):
     console.print(view(standing.summary(time.time()), "running"))
     assert "a[red]" in console.export_text()
     assert headline({}, "job 1: submitted") == "job 1: submitted"
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (80, 12)])
+def test_of_many_sites_those_that_need_attention_have_room(plan_for, width, height):
+    """64 sites: 33 is refused, 40 lost, 50 late, with reasons that would take many lines. None is below the terminal."""
+    names = [f"hospital-{number:02}" for number in range(64)]
+    standing = Standing(plan_for())
+    standing.add({"event": "ask", "time": 0, "task": "train", "sites": names, "round": 1, "bytes": dict.fromkeys(names, 10**8)})
+    for name in names[:30]:
+        standing.add({"event": "answer", "time": 5, "site": name, "task": "train", "bytes": 10**8, "scalars": {"loss": 0.5}})
+    for name, late in (("hospital-33", False), ("hospital-50", True)):
+        reason = f"site {name}: " + "a reason of several lines " * 5
+        standing.add({"event": "refused", "time": 6, "site": name, "task": "train", "reason": reason, "late": late})
+    standing.sites["hospital-40"].state = "lost"
+    console = Console(width=width, height=height, record=True, force_terminal=True)
+    console.print(fitted(standing.summary(7), "running", console))
+    lines = console.export_text().splitlines()
+    assert len(lines) < height
+    assert all(len(line) <= width for line in lines)
+    shown = [line.split()[:2] for line in lines if line.startswith(" hospital-")]
+    troubled = [["hospital-33", "refused"], ["hospital-40", "lost"], ["hospital-50", "late"]]
+    assert shown[:3] == troubled[: len(shown)]
+    (rest,) = [line for line in lines if line.startswith("and ")]
+    assert int(rest.split()[1]) == 64 - len(shown)
+    assert sum(int(part.split()[-2]) for part in rest.split(":")[1].split(",")) == 64 - len(shown)
+
+
+def test_few_sites_are_shown_in_whole(plan_for):
+    """Also where the reason for one takes two lines, and in the order of their names."""
+    standing = Standing(plan_for())
+    standing.add({"event": "ask", "time": 0, "task": "train", "sites": ["a", "b"], "round": 1, "bytes": {"a": 1, "b": 1}})
+    standing.add({"event": "refused", "time": 6, "site": "b", "task": "train", "reason": "word " * 30})
+    console = Console(width=80, height=24, record=True)
+    console.print(fitted(standing.summary(7), "running", console))
+    text = console.export_text()
+    assert text.count("word") == 60, "in the table and below it"
+    assert [line.split()[0] for line in text.splitlines() if line.startswith((" a ", " b "))] == ["a", "b"]
