@@ -62,7 +62,10 @@ def curves_chart(collected: Collected, verdict: Verdict) -> Chart | None:
     with page_style():
         panels = learning_panels(methods, (AVERAGE, *chosen))
         figure = draw_curves(dict(zip(_labels(panels), panels.values(), strict=True)), split, _COLUMNS)
-        return Chart(inline(figure, "curves", f"Learning curves: {split} over the rounds"), f"{split} after each round.{left}")
+        return Chart(
+            inline(figure, "curves", f"Learning curves: {split} over the rounds"),
+            f"{split[0].upper()}{split[1:]} after each round.{left}",
+        )
 
 
 def spread_chart(collected: Collected) -> Chart | None:

@@ -16,7 +16,7 @@ from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, Value
 from feddp.training.metrics import class_names, of_class
 
 _SITE_HEAD = "Site"
-_MATRIX = 50  # sites: more are thousands of cells, most of the page's bytes
+_MATRIX = 64  # sites: more are thousands of cells, most of the page's bytes
 _BY_SITE = "Means over a site's test images, then over the seeds; Average: mean ± standard deviation over the sites."
 _SPREAD = (
     "Mean, variance (points²) and worst of the sites' Dice; the gap is from the best to the worst site. A smaller variance and"

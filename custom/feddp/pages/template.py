@@ -18,6 +18,7 @@ def rendered(template: str, **values: Any) -> str:
         loader=PackageLoader("feddp.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["drawn"] = Markup  # of an <svg> that this package drew
+    environment.filters["glued"] = lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%")
     return environment.get_template(template).render(**values)
 
 

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from feddp.compare.statistics import LEVEL, METRIC, RESAMPLES
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
 from feddp.pages.collected import PROSE, Collected, Measurements
-from feddp.pages.differences import IMAGES, SITES, Contrast, Side, contrast, points, why_none
+from feddp.pages.differences import IMAGES, SITES, Contrast, Difference, Side, contrast, points, why_none
 from feddp.partition import NONE
 from feddp.protocol import WHEN
 
@@ -51,6 +51,7 @@ def judge(collected: Collected) -> Verdict:
     if subject is None:
         none = "No run of --methods finished here, and only such runs can be compared image by image. All tables are below."
         return Verdict(None, (), None, "", (), (none,), "")
+    calibration, stage = _calibration(subject), _stage(subject)
     findings, references, absent, missing = [], [], [], []
     for name in REFERENCES:
         reference = _method(collected, name)
@@ -60,11 +61,11 @@ def judge(collected: Collected) -> Verdict:
             absent.append(name)
             continue
         if found := contrast(Side(subject), Side(reference), (subject.label, reference.label)):
-            findings.append(against(found))
+            finding = against(found)
+            findings.append(replace(finding, more=(*finding.more, *_before(subject, reference, stage))))
             references.append(reference)
         else:
             missing.append(f"No site has a result of both {subject.label} and {reference.label}.")
-    calibration, stage = _calibration(subject), _stage(subject)
     if calibration:
         findings.append(against(calibration, f"after the {stage}", "before it"))
     if worst := _worst(subject, collected):
@@ -86,14 +87,27 @@ def against(found: Contrast, one: str = "", other: str = "") -> Finding:
         tone, words = OPEN, {1: "scores higher than", -1: "scores lower than", 0: "scores the same as"}[average.sign]
         text = f"{mine} {words} {theirs}: {amount} ({why_none()}). This may be chance."
     else:
-        low, high = average.interval
         words, tone = {
             1: ("is better than", BETTER),
             -1: ("is worse than", WORSE),
             0: ("is not shown to differ from", OPEN),
         }[average.side]
-        text = f"{mine} {words} {theirs}: {amount} ({LEVEL} % interval {points(low)} to {points(high)})."
+        text = f"{mine} {words} {theirs}: {amount}{_interval(average)}."
     return Finding(tone, text, tuple(_more(found)), found)
+
+
+def _interval(difference: Difference) -> str:
+    return " ({} % interval {} to {})".format(LEVEL, *map(points, difference.interval)) if difference.interval else ""
+
+
+def _before(subject: Measurements, reference: Measurements, stage: str) -> Iterator[str]:
+    """What the subject's networks have ahead of the reference's without its last stage, in which they train longer."""
+    own, other = (set(each.runs[0].results["stages"]) for each in (subject, reference))
+    if TRAIN in own and _LOCAL & own and not _LOCAL & other:
+        found = contrast(Side(subject, WHEN[0]), Side(reference), (subject.label, reference.label))
+        if found:
+            amount = f"{points(found.average.mean)} points{_interval(found.average)}"
+            yield f"Before the {stage}, in which its networks train further, the difference is {amount}."
 
 
 def _more(found: Contrast) -> Iterator[str]:

@@ -189,6 +189,7 @@ def test_many_methods_rounds_and_sites_stay_below_the_limit(tmp_path):
         ("sites/site-1/images.csv", "network,image\nstart,a\n", "images.csv is no table of images"),
         ("progress.jsonl", "3\n", "no JSON object"),
         ("run.json", "[]", "run.json is damaged"),
+        ("run.json", '{"plan": {}, "versions": []}', "run.json is damaged"),
     ],
 )
 def test_a_damaged_or_missing_file_is_one_line(tmp_path, feddp, name, content, says):

@@ -156,6 +156,18 @@ def test_one_run_says_what_it_can_and_what_it_cannot(judged):
     assert verdict.command == "feddp compare --methods local,fedavg,feddp --data ROOT --out FOLDER"
 
 
+def test_what_the_longer_training_of_the_last_stage_adds_is_told(judged):
+    """FedDP 50 after the rounds and 70 after the calibration, FedAvg 60: +10, of which the rounds are -10."""
+    calibrated = {"A": {"start": dict.fromkeys(IMAGES, 0.5), "calibrated": dict.fromkeys(IMAGES, 0.7)}}
+    finding = judged(fedavg=flat(A=0.6), feddp=calibrated).findings[0]
+    assert finding.text.startswith("FedDP is better than FedAvg: +10.0 points")
+    assert finding.more[-1] == (
+        "Before the calibration, in which its networks train further, the difference is −10.0 points"
+        " (95 % interval −10.0 to −10.0)."
+    )
+    assert judged(local=flat(A=0.6), fedbn=flat(A=0.7)).findings[0].more == (), "no later stage"
+
+
 def test_another_local_stage_is_not_called_a_calibration(judged):
     tuned = {"A": {"start": dict.fromkeys(IMAGES, 0.5), "tuned": dict.fromkeys(IMAGES, 0.6)}}
     assert texts(judged(finetune=tuned))[0].startswith("finetune after the local stage is better than before it: +10.0 points")
