@@ -51,7 +51,8 @@ def draw_methods(out: Path, methods: Mapping[str, Result], sites: list[str]) -> 
 
 def learning_panels(methods: Mapping[str, Result], titles: Iterable[str]) -> dict[str, dict[str, list[Curve]]]:
     """{site or AVERAGE: {label: one curve per seed}}, without methods whose runs kept none."""
-    return {title: {label: seeds for label, r in methods.items() if (seeds := _seeds(r, title))} for title in titles}
+    found = {label: _scored(result) for label, result in methods.items()}
+    return {title: {label: seeds for label, each in found.items() if (seeds := _seeds(each, title))} for title in titles}
 
 
 def draw_study(name: str, out: Path, results: Results, sites: list[str]) -> None:
@@ -113,7 +114,7 @@ def _curves(drawing: _Drawing) -> Figure | None:
     panels: dict[str, dict[str, list[Curve]]] = {}
     for entry in drawing.entries:
         title, line = entry.labels
-        if seeds := _seeds(drawing.results[entry.source.variant], AVERAGE):
+        if seeds := _seeds(_scored(drawing.results[entry.source.variant]), AVERAGE):
             panels.setdefault(title, {})[line] = seeds
     if not panels:
         return None
@@ -174,9 +175,13 @@ def _bar(value: Value) -> tuple[float, float]:
     return value.mean, value.std or 0.0
 
 
-def _seeds(result: Result, title: str) -> list[Curve]:
+def _scored(result: Result) -> list[dict[str, dict[int, float]]]:
+    """{site: its curve} of every seed."""
+    return [curves(read_events(folder / PROGRESS)) for folder in result.folders.values()]
+
+
+def _seeds(found: Iterable[dict[str, dict[int, float]]], title: str) -> list[Curve]:
     """One curve per seed, of a site or on average; none where the runs kept none."""
-    found = [curves(read_events(folder / PROGRESS)) for folder in result.folders.values()]
     seeds = [mean_curve(sites) if title == AVERAGE else sites.get(title, {}) for sites in found]
     return [*seeds] if all(seeds) else []
 

@@ -51,7 +51,7 @@ def curves_chart(collected: Collected, verdict: Verdict) -> Chart | None:
     methods = {label: found.result for label, found in collected.methods.items()}
     means = verdict.subject.means(METRIC) if verdict.subject else {}
     sites = sorted(means, key=lambda site: (means[site], site))
-    whole = learning_panels(methods, (AVERAGE,))
+    whole = learning_panels(methods, (AVERAGE, *sites))
     points = sum(len(curve) for seeds in whole[AVERAGE].values() for curve in seeds)
     if not points:
         return None
@@ -60,7 +60,7 @@ def curves_chart(collected: Collected, verdict: Verdict) -> Chart | None:
     left = f" The {most} worst sites of {len(sites)} are shown." if len(sites) > most else ""
     split = selected(methods.values())
     with page_style():
-        panels = learning_panels(methods, (AVERAGE, *chosen))
+        panels = {title: whole[title] for title in (AVERAGE, *chosen)}
         figure = draw_curves(dict(zip(_labels(panels), panels.values(), strict=True)), split, _COLUMNS)
         return Chart(
             inline(figure, "curves", f"Learning curves: {split} over the rounds"),
