@@ -22,6 +22,14 @@ def rendered(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
+def require_place(path: Path) -> None:
+    """Raises InputError unless a page can be written to `path`: before it is made, and so that no other file is replaced."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file for the page, such as {path / 'report.html'}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"{path}: a page's name ends with .html, so that a browser opens it")
+
+
 def write_page(path: Path, html: str, private: bool = False) -> None:
     """Writes a page of at most PAGE_BYTES; a private one is readable for its owner alone.
 

@@ -15,6 +15,7 @@ from feddp.reporting.tables import BLANK
 
 RUNNING = "running"
 _STYLES = {"works": "cyan", "sends": "cyan", "late": "yellow", "lost": "red", "refused": "red"}
+_ENDED = {"works": "no answer", "sends": "no answer", "waits": "answered"}  # what these states become when the run has ended
 _FIRST = ("refused", "lost", "late", "works", "sends", "waits")  # the order of sites where not all have room
 _NOTES = 2  # messages that are shown there
 
@@ -40,7 +41,9 @@ def view(summary: Mapping[str, Any], state: str, brief: bool = False) -> Group:
             table.add_column(head, justify="right", no_wrap=True)
         for name, site in sites.items():
             sizes = (decimal(site["received"]), decimal(site["sent"]))
-            table.add_row(line(name), _state(site, line("")), _number(site["loss"]), _number(site["dice"]), *sizes)
+            table.add_row(
+                line(name), _state(site, line(""), state == RUNNING), _number(site["loss"]), _number(site["dice"]), *sizes
+            )
         parts.append(table)
     return Group(*parts, *map(line, summary.get("notes", [])))
 
@@ -78,9 +81,12 @@ def time_left(seconds: float | None, rough: bool) -> str:
     return f"about {lasting(seconds)} left" + (" by the first round" if rough else "")
 
 
-def _state(site: Mapping[str, Any], text: Text) -> Text:
+def _state(site: Mapping[str, Any], text: Text, running: bool) -> Text:
     word, why = site["state"], site["why"]
-    text.append(word if word == "waits" else f"{word} {lasting(site['since'])}", _STYLES.get(word))
+    if running:
+        text.append(word if word == "waits" else f"{word} {lasting(site['since'])}", _STYLES.get(word))
+    else:
+        text.append(_ENDED.get(word, word))
     return text.append(f": {why}", "default") if why else text
 
 

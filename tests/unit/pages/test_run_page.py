@@ -152,6 +152,26 @@ def test_networks_have_their_hash(tmp_path):
     assert "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad" in page(tmp_path, folder)
 
 
+@pytest.mark.parametrize(("name", "says"), [("", "is a folder; name a file"), ("results.json", "ends with .html")])
+def test_no_other_file_is_replaced_by_a_page(tmp_path, feddp, name, says):
+    folder = run(tmp_path / "run")
+    before = (folder / "results.json").read_bytes()
+    code, _, error = feddp("report", folder, "--out", folder / name)
+    assert (code, says in error) == (2, True)
+    assert (folder / "results.json").read_bytes() == before
+
+
+def test_of_a_run_that_was_broken_off_the_message_says_how_it_goes_on(tmp_path, feddp):
+    folder = run(tmp_path / "run")
+    (folder / "results.json").rename(folder / "run.json")
+    code, _, error = feddp("report", folder, "--out", tmp_path / "page.html")
+    assert code == 2
+    assert error == (
+        f"feddp: {folder} is not a finished run (it has no results.json); wait for its end, or continue it: feddp run --resume"
+        f" {folder}\n"
+    )
+
+
 def test_a_page_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(template, "PAGE_BYTES", 10_000)
     with pytest.raises(InputError, match="at most 10,000; name fewer runs"):

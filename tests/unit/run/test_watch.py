@@ -68,10 +68,15 @@ def test_in_a_terminal_while_the_progress_grows(folder):
 def test_a_broken_off_run_says_what_continues_it(folder, feddp):
     out, path = folder
     ask(path, 1)
+    answer(path, "site-1", loss=0.5)
     release(out)
     code, said, wrong = feddp("watch", out)
     assert code == 2
     assert "broken off; 0 of 3 rounds done" in said
+    assert [line.split()[1:3] for line in said.splitlines() if line.startswith(" site-")] == [
+        ["answered", "0.500"],
+        ["no", "answer"],
+    ]
     assert wrong == f"feddp: {out} was broken off; to go on: feddp run --resume {out}\n"
 
 
@@ -82,7 +87,7 @@ def test_a_finished_run_shows_its_end(toy, tiny_root, tmp_path, feddp, capsys):
     code, said, wrong = feddp("watch", tmp_path / "run")
     assert (code, wrong) == (0, "")
     assert said.splitlines()[0] == "fedavg on toy: finished; 2 of 2 rounds done"
-    assert sum(line.strip().startswith(("site-1", "site-2")) for line in said.splitlines()) == 2
+    assert [line.split()[1] for line in said.splitlines() if line.startswith(" site-")] == ["answered", "answered"]
 
 
 def test_the_one_running_run_of_a_comparison(folder, feddp, tmp_path, monkeypatch):
