@@ -52,10 +52,10 @@ def curves_chart(collected: Collected, verdict: Verdict) -> Chart | None:
     means = verdict.subject.means(METRIC) if verdict.subject else {}
     sites = sorted(means, key=lambda site: (means[site], site))
     whole = learning_panels(methods, (AVERAGE, *sites))
-    points = sum(len(curve) for seeds in whole[AVERAGE].values() for curve in seeds)
-    if not points:
+    lengths = [len(curve) for seeds in whole[AVERAGE].values() for curve in seeds]
+    if max(lengths, default=0) < 2:
         return None
-    most = max(1, min(_PANELS, _POINTS // points) - 1)
+    most = max(1, min(_PANELS, _POINTS // sum(lengths)) - 1)
     chosen = sorted(sites[:most])
     left = f" The {most} worst sites of {len(sites)} are shown." if len(sites) > most else ""
     split = selected(methods.values())
