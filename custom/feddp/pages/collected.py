@@ -25,6 +25,12 @@ from feddp.reading import read_json
 from feddp.reporting.tables import ResultTable
 
 PROSE = {"feddp": "FedDP", "fedavg": "FedAvg", "local": "Local Train"}  # names of papers, where a page speaks of methods
+# what a page reads of each kind of event
+_EVENTS = {
+    "ask": ("time", "task", "bytes"),
+    "answer": ("time", "task", "site", "scalars"),
+    "round": ("time", "round", "seconds"),
+}
 _PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
 
 
@@ -38,7 +44,15 @@ class FinishedRun:
 
     @cached_property
     def events(self) -> list[Event]:
-        return read_events(self.folder / PROGRESS)
+        """The server's events; InputError where one lacks what a page needs, as one of another version does."""
+        path = self.folder / PROGRESS
+        found = read_events(path)
+        for event in found:
+            if lacking := [name for name in _EVENTS.get(str(event.get("event")), ("event",)) if name not in event]:
+                raise InputError(
+                    f"{path}: an event lacks {', '.join(lacking)}; remove the file to have a page without curves and times"
+                )
+        return found
 
     @property
     def sites(self) -> list[str]:

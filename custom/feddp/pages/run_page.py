@@ -33,6 +33,7 @@ def report_in(folder: Path) -> Path:
 
 
 def _page(collected: Collected) -> str:
+    _ = [run.events for run in collected.runs]  # a damaged file is found before anything is drawn
     verdict = judge(collected)
     subject = verdict.subject
     first = subject.runs[0] if subject else None

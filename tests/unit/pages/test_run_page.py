@@ -208,6 +208,8 @@ def test_many_methods_rounds_and_sites_stay_below_the_limit(tmp_path):
         ("results.json", '{"sites": {"A": {}}}', "lacks method, network, rounds, seed"),
         ("sites/site-1/images.csv", "network,image\nstart,a\n", "images.csv is no table of images"),
         ("progress.jsonl", "3\n", "no JSON object"),
+        ("progress.jsonl", "{}\n", "an event lacks event; remove the file"),
+        ("progress.jsonl", '{"event": "answer", "time": 1, "site": "A", "task": "train"}\n', "an event lacks scalars; remove"),
         ("run.json", "[]", "run.json is damaged"),
         ("run.json", '{"plan": {}, "versions": []}', "run.json is damaged"),
     ],
