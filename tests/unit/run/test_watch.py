@@ -3,16 +3,21 @@
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pexpect
 import pytest
+from nvflare.fuel.flare_api.api_spec import JobNotRunning
 from rich.console import Console
 
+from feddp.errors import FedDPError
 from feddp.files import append_event, write_json
+from feddp.flare.persistor import STANDING, STATS
 from feddp.reporting.standing import fitted, headline, view
 from feddp.run import watch as watching
 from feddp.run.options import Options, run_here
 from feddp.run.session import Request, record
+from feddp.run.watch_job import WatchedJob
 from feddp.stages.standing import Standing
 from feddp.training.store import hold, release
 
@@ -146,3 +151,56 @@ def test_few_sites_are_shown_in_whole(plan_for):
     text = console.export_text()
     assert text.count("word") == 60, "in the table and below it"
     assert [line.split()[0] for line in text.splitlines() if line.startswith((" a ", " b "))] == ["a", "b"]
+
+
+class Told:
+    """A session of FLARE's, as far as a watched job asks it: one (status, standing, or what is raised) after the other."""
+
+    def __init__(self, *looks):
+        self.looks = list(looks)
+
+    def get_job_meta(self, id):
+        self.status, self.standing = self.looks.pop(0)
+        if isinstance(self.status, Exception):
+            raise self.status
+        return {"status": self.status, "job_deploy_detail": ["site-1: OK", "site-2: not authorized"]}
+
+    def show_stats(self, id, target):
+        if isinstance(self.standing, Exception):
+            raise self.standing
+        return {"server": {STATS: {STANDING: self.standing}}}
+
+    def get_system_info(self):
+        return SimpleNamespace(client_info=[SimpleNamespace(name="site-1")])
+
+
+@pytest.fixture
+def standing(plan_for):
+    """After two of three rounds; site-1 has answered the third, site-2 has not."""
+    found, sites = Standing(plan_for(method="fedavg", rounds=3)), ["site-1", "site-2"]
+    found.add({"event": "round", "time": 1, "round": 2, "of": 3, "seconds": 1.0})
+    found.add({"event": "ask", "time": 2, "task": "train", "sites": sites, "round": 3, "bytes": dict.fromkeys(sites, 10)})
+    found.add({"event": "answer", "time": 3, "site": "site-1", "task": "train", "bytes": 1, "scalars": {"loss": 0.25}})
+    return found.summary(4)
+
+
+def test_a_job_that_is_aborted_while_it_is_watched(standing, capsys):
+    """Its last standing stays, and the reasons of sites that did not take it; a job without a process yet is waited for."""
+    session = Told(("SUBMITTED", {}), ("RUNNING", JobNotRunning("x")), ("RUNNING", standing), ("FINISHED:ABORTED", {}))
+    with pytest.raises(FedDPError, match=r"^job j ended FINISHED:ABORTED; site-2: not authorized$"):
+        watching.watch(WatchedJob(session, "j"), poll=0)
+    said = capsys.readouterr().out
+    assert "fedavg on pvt_v2_b0-fpn: FINISHED:ABORTED; 2 of 3 rounds done" in said
+    assert [line.split()[1:3] for line in said.splitlines() if line.startswith(" site-")] == [
+        ["answered", "0.250"],
+        ["no", "answer"],
+    ]
+    assert not session.looks
+
+
+def test_a_server_that_goes_away_is_one_line(standing):
+    session = Told(("RUNNING", standing), (ConnectionError("gone"), {}))
+    with pytest.raises(
+        FedDPError, match="the server did not tell job j .*gone.*is it running, and may this person see this job"
+    ):
+        watching.watch(WatchedJob(session, "j"), poll=0)
