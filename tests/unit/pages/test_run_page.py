@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.errors import InputError
-from feddp.pages import run_page, template
+from feddp.pages import measures, run_page, template
 from feddp.pages.attendance import attendance
 from feddp.pages.collected import collect
 from feddp.pages.run_page import report
@@ -99,6 +99,26 @@ def test_the_heat_map_and_the_tables_hold_the_means(tmp_path):
     assert row
     assert "66.67" in html
     assert "FedDP after the calibration is better than before it: +27.5 points" in html
+
+
+def test_a_site_that_is_missing_costs_no_average(tmp_path):
+    """FedAvg has 80 at A and 60 at B, FedDP 80 and 40 there and 90 at C; nobody has D: the averages over A and B are 70 and 60,
+    and in FedDP's spread the best of these is A: a gap of 40 points, a variance of 400."""
+    folders = [
+        write_run(
+            tmp_path / method, {s: {"start": {"a": d, "b": d}} for s, d in dice.items()}, method=method, missing={"D": "lost"}
+        )
+        for method, dice in (("fedavg", {"A": 0.8, "B": 0.6}), ("feddp", {"A": 0.8, "B": 0.4, "C": 0.9}))
+    ]
+    found = collect(folders)
+    rows = dict(measures.dice_map(found).rows)
+    assert [cell.text for cell in rows["FedAvg"]] == ["80.0", "60.0", BLANK, BLANK, "70.0"]
+    assert [cell.text for cell in rows["FedDP"]] == ["80.0", "40.0", "90.0", BLANK, "60.0"]
+    table = measures.metric_tables(found)[0]
+    assert [str(row[-1]) for row in table.rows] == ["70.00 ± 10.00", "60.00 ± 20.00"]
+    alone = write_run(tmp_path / "alone", {"A": {"start": {"a": 0.8, "b": 0.8}}}, method="fedavg")
+    assert str(measures.metric_tables(collect([alone]))[0].rows[0][-1]) == "80.00", "no deviation of one site"
+    assert list(map(str, measures.spread_over_sites(found).rows[1])) == ["FedDP", "60.00", "400.00", "40.00", "B", "40.00"]
 
 
 def test_a_class_has_tables_of_its_own(tmp_path):
