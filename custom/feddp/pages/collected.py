@@ -111,9 +111,13 @@ class Collected:
     def runs(self) -> list[FinishedRun]:
         return [run for method in self.methods.values() for run in method.runs]
 
-    @property
+    @cached_property
     def sites(self) -> list[str]:
-        return sorted({site for run in self.runs for site in (*run.sites, *run.results["missing"])})
+        """Of all runs, those of the studies too."""
+        variants = {variant: result for results in self.studies.values() for variant, result in results.items()}
+        studied = [read_results(folder) for result in variants.values() for folder in result.folders.values()]
+        each = [*(run.results for run in self.runs), *studied]
+        return sorted({site for results in each for site in (*results["sites"], *results.get("missing", ()))})
 
 
 def collect(folders: Sequence[Path]) -> Collected:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddp.compare.scores import Rows
-from feddp.compare.statistics import FEW, LEAST, METRIC, interval, interval_of_few
+from feddp.compare.statistics import METRIC, interval, interval_of_few
 from feddp.errors import InputError
 from feddp.pages.collected import Measurements
 from feddp.protocol import WHEN
@@ -96,13 +96,6 @@ def points(value: float) -> str:
     if not _sign(value):
         return "0.0"
     return f"{value:+.{1 if round(value, 1) else 2}f}".replace("-", "−")
-
-
-def why_none() -> str:
-    """Why an average has no interval."""
-    return (
-        f"no interval: it needs {FEW} sites, or {LEAST} images at each site whose values are on this machine and not withheld"
-    )
 
 
 def _sign(value: float) -> int:

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from feddp.compare.statistics import LEVEL, METRIC, RESAMPLES
+from feddp.compare.statistics import FEW, LEAST, LEVEL, METRIC, RESAMPLES
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
 from feddp.pages.collected import PROSE, Collected, Measurements
-from feddp.pages.differences import IMAGES, SITES, Contrast, Difference, Side, contrast, points, why_none
+from feddp.pages.differences import IMAGES, SITES, Contrast, Difference, Side, contrast, points
 from feddp.partition import NONE
 from feddp.protocol import WHEN
 
@@ -85,7 +85,7 @@ def against(found: Contrast, one: str = "", other: str = "") -> Finding:
     amount = f"{points(average.mean)} points of Dice {where}"
     if average.interval is None:
         tone, words = OPEN, {1: "scores higher than", -1: "scores lower than", 0: "scores the same as"}[average.sign]
-        text = f"{mine} {words} {theirs}: {amount} ({why_none()}). This may be chance."
+        text = f"{mine} {words} {theirs}: {amount}. There is no interval, so this may be chance."
     else:
         words, tone = {
             1: ("is better than", BETTER),
@@ -197,6 +197,10 @@ def _scope(subject: Measurements, findings: Iterable[Finding]) -> Iterator[str]:
         yield (
             "Intervals over sites are Student's, mean ± t · s / √n of the sites' differences: for a sample of few sites they"
             " are wide. They do not cover another training."
+        )
+    if "" in bases:
+        yield (
+            f"An interval needs {FEW} sites, or {LEAST} images at each site whose values are on this machine and not withheld."
         )
     if len(subject.runs) == 1:
         yield "One seed was run: how much another training would change the numbers is not known."

@@ -81,11 +81,15 @@ def test_without_the_sites_tables_there_is_no_interval(judged, tmp_path):
     write_run(tmp_path / "one", flat(A=0.6, B=0.6, C=0.5), method="fedavg")
     write_run(tmp_path / "two", flat(A=0.7, B=0.65), method="feddp")
     (tmp_path / "two/sites/A/images.csv").unlink()
-    finding = judge(collect([tmp_path / "one", tmp_path / "two"])).findings[0]
+    verdict = judge(collect([tmp_path / "one", tmp_path / "two"]))
+    finding = verdict.findings[0]
+    assert verdict.scope[0] == (
+        "An interval needs 3 sites, or 6 images at each site whose values are on this machine and not withheld."
+    )
     assert finding.tone == OPEN
     assert finding.text == (
-        "FedDP scores higher than FedAvg: +7.5 points of Dice on average over 2 sites (no interval: it needs 3 sites, or 6"
-        " images at each site whose values are on this machine and not withheld). This may be chance."
+        "FedDP scores higher than FedAvg: +7.5 points of Dice on average over 2 sites. There is no interval, so this may be"
+        " chance."
     )
     assert finding.more[-1] == "Left out, because only one of the two has a result there: C."
     assert finding.contrast.sites["B"].interval == pytest.approx((5, 5)), "B's table is here"
