@@ -131,6 +131,7 @@ def test_a_class_has_tables_of_its_own(tmp_path):
     html = page(tmp_path, folder)
     assert "<summary>Dice (%), cup</summary>" in html
     assert "12.30" in html
+    assert 'class="best"' not in html, "of one method"
 
 
 def test_who_took_part(tmp_path):
@@ -256,7 +257,9 @@ def test_summaries_that_are_no_numbers_are_refused(tmp_path):
 
 def test_a_comparison_of_folds_has_its_tables(tmp_path):
     """And the reasons of what failed, without the folders of the machine that ran it."""
-    table = ResultTable("methods", "The methods, 5 folds", ("Method", "x"), (None, max), (("FedAvg", Value(12.5, 0.5)),))
+    table = ResultTable(
+        "methods", "The methods, 5 folds", ("Method", "x"), (None, max), (("FedAvg", Value(12.5, 0.5)), ("local", Value(9.0)))
+    )
     content = {"methods": [], "studies": [], "results": {}, "failed": {"one": "no /home/eve/x"}, "tables": [table.to_json()]}
     (tmp_path / "comparison.json").write_text(json.dumps(content))
     html = page(tmp_path, tmp_path)
