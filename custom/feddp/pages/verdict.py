@@ -1,22 +1,20 @@
 """The verdict in words: whether the personal networks are better than Local Train's and FedAvg's, where, and by how much."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from feddp.compare.statistics import FEW, LEAST, LEVEL, METRIC, RESAMPLES
+from feddp.compare.statistics import LEVEL, METRIC
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
+from feddp.pages.caveats import caveats, covered, listed
 from feddp.pages.collected import PROSE, Collected, Measurements
-from feddp.pages.differences import IMAGES, SITES, Contrast, Difference, Side, contrast, points
+from feddp.pages.differences import IMAGES, Contrast, Difference, Side, contrast, points
 from feddp.partition import NONE
 from feddp.protocol import WHEN
 
 REFERENCES = ("local", "fedavg")  # what a personal network has to beat: training alone, and one network for all
 BETTER, WORSE, OPEN = "better", "worse", "open"
 _LOCAL = {TUNE, HEADS, CALIBRATE}
-_CONDITIONS = ("network", "size", "rounds", "weights", "selection")  # in results.json, which two compared runs should share
-_NAMED = 4  # methods and sites that a sentence lists
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,8 @@ def judge(collected: Collected) -> Verdict:
         findings.append(against(calibration, f"after the {stage}", "before it"))
     if worst := _worst(subject, collected):
         findings.append(worst)
-    scope = (*_scope(subject, findings), *_caveats(subject, references, collected))
+    bases = {finding.contrast.basis for finding in findings if finding.contrast}
+    scope = (*covered(subject, bases), *caveats(subject, references, collected))
     said, command = _absent(subject, absent)
     return Verdict(subject, tuple(findings), calibration, stage, scope, (*missing, *said), command)
 
@@ -123,7 +122,7 @@ def _more(found: Contrast) -> Iterator[str]:
     if mine != theirs:
         yield f"The seeds differ: {found.one} has {mine}; {found.other} has {theirs}."
     if found.left_out:
-        yield f"Left out, because only one of the two has a result there: {_listed(found.left_out)}."
+        yield f"Left out, because only one of the two has a result there: {listed(found.left_out)}."
 
 
 def _subject(methods: Iterable[Measurements]) -> Measurements | None:
@@ -176,48 +175,12 @@ def _worst(subject: Measurements, collected: Collected) -> Finding | None:
         return Finding("worst", f"{where} {subject.label} has {lowest:.1f} % Dice.")
     more = [f"That is {best - lowest:.1f} points below its best site."]
     if len(sites) > 1:
-        text = f"The worst sites of {subject.label} are {_listed(sites)}, with {lowest:.1f} % Dice each."
+        text = f"The worst sites of {subject.label} are {listed(sites)}, with {lowest:.1f} % Dice each."
         return Finding("worst", text, tuple(more))
     others = {label: m.means(METRIC).get(sites[0]) for label, m in collected.methods.items() if m is not subject}
     if shown := [f"{label} {100 * dice:.1f} %" for label, dice in others.items() if dice is not None]:
-        more.append(f"There, others have: {_listed(shown)}.")
+        more.append(f"There, others have: {listed(shown)}.")
     return Finding("worst", f"The worst site of {subject.label} is {sites[0]}, with {lowest:.1f} % Dice.", tuple(more))
-
-
-def _scope(subject: Measurements, findings: Iterable[Finding]) -> Iterator[str]:
-    """What the intervals cover."""
-    bases = {finding.contrast.basis for finding in findings if finding.contrast}
-    if IMAGES in bases:
-        yield (
-            f"Intervals are percentile bootstraps of {RESAMPLES} resamples, paired by test image and drawn within each site;"
-            " sites count equally. They cover the choice of test images, not another training, and are too narrow where"
-            " several images show one patient. Of the sites' own, about 1 in 20 excludes the true difference by chance."
-        )
-    if SITES in bases:
-        yield (
-            "Intervals over sites are Student's, mean ± t · s / √n of the sites' differences: for a sample of few sites they"
-            " are wide. They do not cover another training."
-        )
-    if "" in bases:
-        yield (
-            f"An interval needs {FEW} sites, or {LEAST} images at each site whose values are on this machine and not withheld."
-        )
-    if len(subject.runs) == 1:
-        yield "One seed was run: how much another training would change the numbers is not known."
-
-
-def _caveats(subject: Measurements, references: Sequence[Measurements], collected: Collected) -> Iterator[str]:
-    """What makes a comparison uneven, or its numbers optimistic."""
-    compared = [subject, *references]
-    for name in _CONDITIONS:
-        values = {m.label: m.runs[0].results.get(name) for m in compared}
-        if len({json.dumps(value) for value in values.values()}) > 1:
-            shown = ", ".join(f"{label}: {'none' if value in (None, '') else value}" for label, value in values.items())
-            yield f"These runs differ in {name} ({shown}), so a difference may come from that."
-    if any(run.results["selection"] == "test" for m in compared for run in m.runs):
-        yield "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
-    if without := [site for site in collected.sites if site not in subject.means(METRIC)]:
-        yield f"Without a result of {subject.label} in every run: {_listed(without)}. Who took part, below, says why."
 
 
 def _absent(subject: Measurements, names: Sequence[str]) -> tuple[tuple[str, ...], str]:
@@ -230,9 +193,3 @@ def _absent(subject: Measurements, names: Sequence[str]) -> tuple[tuple[str, ...
     asked = ",".join(dict.fromkeys((*REFERENCES, known)))
     what = f"Whether {subject.label} is better than {' or '.join(said[n] for n in names)} cannot be said from these runs."
     return (what,), f"feddp compare --methods {asked} --data ROOT --out FOLDER"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first of them, and how many more."""
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
