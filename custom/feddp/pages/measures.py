@@ -16,6 +16,7 @@ from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, Value
 from feddp.training.metrics import class_names, of_class
 
 _SITE_HEAD = "Site"
+_ACROSS = 12  # sites that have room side by side; more stand one below the other
 _MATRIX = 64  # sites: more are thousands of cells, most of the page's bytes
 _BY_SITE = (
     "Means over a site's test images, then over the seeds; Average: mean ± standard deviation over the sites that all methods"
@@ -45,6 +46,7 @@ class HeatMap:
     rows: tuple[tuple[str, tuple[HeatCell, ...]], ...]
     low: float
     high: float
+    corner: str = "Method"  # the head of the rows
 
 
 def heat_map(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str], average: bool) -> HeatMap | None:
@@ -78,8 +80,22 @@ def common(rows: Iterable[Mapping[str, float]]) -> list[str]:
 
 
 def dice_map(collected: Collected) -> HeatMap | None:
-    """Methods by sites."""
-    return heat_map({label: found.means(METRIC) for label, found in collected.methods.items()}, collected.sites, average=True)
+    """Methods by sites; many sites one below the other."""
+    means = {label: found.means(METRIC) for label, found in collected.methods.items()}
+    found = heat_map(means, collected.sites, average=True)
+    if found is None or len(collected.sites) <= _ACROSS:
+        return found
+    rows = tuple((head, tuple(cells[i] for _, cells in found.rows)) for i, head in enumerate(found.heads))
+    return HeatMap(tuple(means), rows, found.low, found.high, _SITE_HEAD)
+
+
+def _turned(table: ResultTable) -> ResultTable:
+    """A table of methods by sites; many sites one below the other, without best values."""
+    if len(table.heads) <= _ACROSS + 2:
+        return table
+    heads = (_SITE_HEAD, *(str(row[0]) for row in table.rows))
+    rows = tuple((head, *(row[i] for row in table.rows)) for i, head in enumerate(table.heads) if i)
+    return ResultTable(table.name, table.title, heads, (None,) * len(heads), rows, table.notes)
 
 
 def exchange_map(run: FinishedRun) -> HeatMap | None:
@@ -170,7 +186,9 @@ def volume_table(collected: Collected) -> ResultTable | None:
             rows.append((label, *cells))
     heads = ("Method", *collected.sites)
     note = "All test slices of a patient as one volume; of the first seed."
-    return ResultTable("volumes", "Dice (%) by case", heads, (None,) * len(heads), tuple(rows), (note,)) if rows else None
+    return (
+        _turned(ResultTable("volumes", "Dice (%) by case", heads, (None,) * len(heads), tuple(rows), (note,))) if rows else None
+    )
 
 
 def _metric_table(collected: Collected, column: str, metric: str, title: str) -> ResultTable:
@@ -184,7 +202,7 @@ def _metric_table(collected: Collected, column: str, metric: str, title: str) ->
         whole = [means[site] for site in both if means]
         rows.append((label, *cells, _average(whole)))
     heads = ("Method", *collected.sites, AVERAGE)
-    return ResultTable(column, title, heads, (None, *[better] * (len(heads) - 1)), tuple(rows), (_BY_SITE,))
+    return _turned(ResultTable(column, title, heads, (None, *[better] * (len(heads) - 1)), tuple(rows), (_BY_SITE,)))
 
 
 def _average(values: Sequence[float]) -> Cell:

@@ -121,6 +121,20 @@ def test_a_site_that_is_missing_costs_no_average(tmp_path):
     assert list(map(str, measures.spread_over_sites(found).rows[1])) == ["FedDP", "60.00", "400.00", "40.00", "B", "40.00"]
 
 
+def test_many_sites_stand_one_below_the_other(tmp_path):
+    """Thirteen sites with Dice 10, 11, ... 22: each has a row, and the last is their average, 16."""
+    dice = {f"site-{i:02}": {"start": {"a": 0.1 + 0.01 * i}} for i in range(13)}
+    found = collect([write_run(tmp_path / "run", dice, method="fedavg")])
+    heat = measures.dice_map(found)
+    assert (heat.corner, heat.heads) == ("Site", ("FedAvg",))
+    rows = [(name, cells[0].text) for name, cells in heat.rows]
+    assert (rows[0], rows[12], rows[13]) == (("site-00", "10.0"), ("site-12", "22.0"), ("Average", "16.0"))
+    table = measures.metric_tables(found)[0]
+    assert table.heads == ("Site", "FedAvg")
+    assert [(row[0], str(row[1])) for row in table.rows[:1]] == [("site-00", "10.00")]
+    assert str(table.rows[-1][1]).startswith("16.00 ± ")
+
+
 def test_a_class_has_tables_of_its_own(tmp_path):
     folder = run(tmp_path / "feddp")
     results = json.loads((folder / "results.json").read_text())
