@@ -235,7 +235,11 @@ def read_results(run: Path) -> dict[str, Any]:
     except (FileNotFoundError, BadFile) as error:
         missing = f"it has no {RESULTS}" if run.exists() else "it does not exist"
         why = missing if isinstance(error, FileNotFoundError) else short(str(error), 300)
-        raise InputError(f"{run} is not a finished run ({why}); name the --out folder of a `feddp run`") from None
+        begun = isinstance(error, FileNotFoundError) and (run / RUN).exists()
+        remedy = (
+            f"wait for its end, or continue it: feddp run --resume {run}" if begun else "name the --out folder of a `feddp run`"
+        )
+        raise InputError(f"{run} is not a finished run ({why}); {remedy}") from None
     sites = results.get("sites") if isinstance(results, dict) else None
     if (
         not isinstance(results, dict)

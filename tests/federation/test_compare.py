@@ -99,8 +99,8 @@ def test_methods_leave_tables_and_curves(compare, fake, tmp_path, strange, monke
         assert picture.size[0] > picture.size[1] > 300
     page = (out / "report.html").read_text(encoding="utf-8")
     assert f"Report: {out / 'report.html'}" in done.output
-    assert "FedDP scores higher than FedAvg: +9.0 points of Dice on average over 2 sites (no interval" in page
-    assert "By seed, the average difference is" not in page, "that is said of what has an interval"
+    assert "FedDP scores higher than FedAvg: +9.0 points of Dice on average over 2 sites. There is no interval" in page
+    assert "By seed, the average difference is +9.0 to +9.0." in page
     assert "Table IV: the unseen site clinic" in page
 
 
@@ -137,8 +137,10 @@ def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path
     assert options["feddp@calibration_epochs=0@private=query,head/seed-0"].calibration_epochs == 0
     assert "delta=std" in options["feddp@delta=std/seed-0"].settings
     before = len(fake.calls)
+    (out / "report.html").unlink()
     assert compare("--studies", studies, network="pvt_v2_b0-fpn").exit_code == 0
     assert len(fake.calls) == before
+    assert f"<h3>{STUDIES['lambda'].title}</h3>" in (out / "report.html").read_text(encoding="utf-8"), "without --methods too"
 
 
 def test_a_failed_run_is_told_everywhere_and_the_exit_code_is_two(compare, fake, tmp_path):

@@ -19,7 +19,7 @@ from feddp.networks import build
 from feddp.networks.attention import SplitAttention, attention_of
 from feddp.networks.weights import load_personal
 from feddp.pages.pictures import VIEW, contours, picture
-from feddp.pages.site_page import networks_of, site_report
+from feddp.pages.site_page import chosen, networks_of, site_report
 from feddp.training.losses import inconsistency
 from feddp.training.metrics import measure
 from support.report_runs import save_toy, toy_run
@@ -63,7 +63,7 @@ def test_a_run_leaves_its_page_and_the_command_gives_the_same(finished, feddp, t
         assert f"sites/{site}/network.safetensors" in text
     code, _, error = feddp("report", folder / "workspace/server", "--out", tmp_path / "server.html")
     assert (code, error) == (0, ""), "what a lead downloads is enough"
-    assert "(no interval: the sites&#39; images.csv are not all here" in (tmp_path / "server.html").read_text()
+    assert "There is no interval, so this may be chance." in (tmp_path / "server.html").read_text()
 
 
 def test_the_server_holds_no_picture_and_no_value_of_an_image(finished, root, tmp_path):
@@ -104,11 +104,20 @@ def test_its_numbers_are_the_networks_own(toy, tiny_root, tmp_path):
         with torch.no_grad():
             maps[site] = torch.stack([torch.sigmoid(network(s["image"][None]))[0] for s in samples])
     rows = measure(maps["site-1"], torch.stack([s["mask"] for s in samples]))
-    worst = min(range(len(rows)), key=lambda i: rows[i]["dice"])
+    worst = min((i for i, s in enumerate(samples) if s["mask"].any()), key=lambda i: rows[i]["dice"])
     assert f"<h2>Worst case: {samples[worst]['stem']}</h2>" in html
     assert f"FedDP: Dice {100 * rows[worst]['dice']:.1f} %, ASSD {rows[worst]['assd']:.2f} pixels" in html
     delta = inconsistency(maps["site-1"], maps["site-2"][None])
     assert f"brightest colour: {delta.max():.3f}" in html
+
+
+def test_cases_by_hand():
+    """Images 0 and 3 are empty: no case for their 100 %, one for a 0. Of two images the worse is worst and median."""
+    dice, filled = [1.0, 0.7, 0.9, 1.0, 0.8], [False, True, True, False, True]
+    assert chosen(dice, filled) == {"Worst case": 1, "Median case": 4, "Best case": 2}
+    assert chosen([1.0, 0.7, 0.9, 0.0, 0.8], filled)["Worst case without foreground"] == 3
+    assert chosen([0.5, 0.6], [True, True]) == {"Worst case": 0, "Best case": 1}
+    assert chosen([1.0], [False]) == {"Worst case without foreground": 0}, "there is nothing else to show"
 
 
 def test_a_sites_own_folder_of_a_job_gives_every_stage(toy, tiny_root, tmp_path):

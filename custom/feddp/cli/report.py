@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,16 @@ def report(
         raise InputError("--pixel is for the page of a site; name the site's data with --site")
     from feddp.pages.run_page import report as write
 
-    print(write(folders, out))
+    with _making():
+        page = write(folders, out)
+    print(page)
+
+
+def _making() -> AbstractContextManager[object]:
+    """Shows on a terminal that the page is being made: half a minute for long runs of many sites."""
+    from rich.console import Console
+
+    return Console(stderr=True).status("Making the report")
 
 
 def _pixel(text: str) -> tuple[int, int] | None:
@@ -50,6 +60,8 @@ def after(folder: Path) -> None:
     from feddp.pages.run_page import report_in
 
     try:
-        print(f"Report: {report_in(folder)}")
+        with _making():
+            page = report_in(folder)
+        print(f"Report: {page}")
     except Exception as error:  # of whatever kind: the results are on disk
         print(f"no report was written ({type(error).__name__}: {error}); to try again: feddp report {folder}", file=sys.stderr)

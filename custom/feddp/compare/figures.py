@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from feddp import protocol
 from feddp.compare.leave_one_out import UnseenResult
 from feddp.compare.scores import AVERAGE, Result, Scores, scores
 from feddp.compare.studies import STUDIES, AdaptedModels, Entry, Study, TrainedNetworks
 from feddp.compare.variants import Variant
-from feddp.files import PROGRESS, Event, read_events
-from feddp.methods.base import TRAIN
+from feddp.files import PROGRESS, read_events
 from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_points, draw_spread, save
 from feddp.reporting.tables import SHOWN, Value, shown_value
+from feddp.stages.scored import curves
 
 _DICE = SHOWN["dice"].head
 _BLOCK = 10  # rounds; FedDP's Fig. 7 shows the maximum of each
@@ -52,7 +51,8 @@ def draw_methods(out: Path, methods: Mapping[str, Result], sites: list[str]) -> 
 
 def learning_panels(methods: Mapping[str, Result], titles: Iterable[str]) -> dict[str, dict[str, list[Curve]]]:
     """{site or AVERAGE: {label: one curve per seed}}, without methods whose runs kept none."""
-    return {title: {label: seeds for label, r in methods.items() if (seeds := _seeds(r, title))} for title in titles}
+    found = {label: _scored(result) for label, result in methods.items()}
+    return {title: {label: seeds for label, each in found.items() if (seeds := _seeds(each, title))} for title in titles}
 
 
 def draw_study(name: str, out: Path, results: Results, sites: list[str]) -> None:
@@ -94,17 +94,6 @@ def draw_outside(
         save(draw_points(points, "seconds a sample", _DICE), path)
 
 
-def curves(events: list[Event]) -> dict[str, dict[int, float]]:
-    """{site: {round: IoU}} on the split that selects; a run without a federation has one site, the pool."""
-    found: dict[str, dict[int, float]] = {}
-    for event in events:
-        if event["event"] == "answer" and "iou" in event.get("scalars", {}) and protocol.spec_of(event["task"]).stage == TRAIN:
-            # a round's network is scored when it comes back as the mean, at the start of the next
-            scored = event["round"] - (event["task"] == protocol.TRAIN)
-            found.setdefault(event["site"], {})[scored] = event["scalars"]["iou"]
-    return found
-
-
 def maxima(curve: Curve) -> dict[int, float]:
     """{last round of every ten: the highest value of those ten}; the last rounds may be fewer."""
     blocks: dict[int, list[float]] = {}
@@ -125,7 +114,7 @@ def _curves(drawing: _Drawing) -> Figure | None:
     panels: dict[str, dict[str, list[Curve]]] = {}
     for entry in drawing.entries:
         title, line = entry.labels
-        if seeds := _seeds(drawing.results[entry.source.variant], AVERAGE):
+        if seeds := _seeds(_scored(drawing.results[entry.source.variant]), AVERAGE):
             panels.setdefault(title, {})[line] = seeds
     if not panels:
         return None
@@ -186,9 +175,13 @@ def _bar(value: Value) -> tuple[float, float]:
     return value.mean, value.std or 0.0
 
 
-def _seeds(result: Result, title: str) -> list[Curve]:
+def _scored(result: Result) -> list[dict[str, dict[int, float]]]:
+    """{site: its curve} of every seed."""
+    return [curves(read_events(folder / PROGRESS)) for folder in result.folders.values()]
+
+
+def _seeds(found: Iterable[dict[str, dict[int, float]]], title: str) -> list[Curve]:
     """One curve per seed, of a site or on average; none where the runs kept none."""
-    found = [curves(read_events(folder / PROGRESS)) for folder in result.folders.values()]
     seeds = [mean_curve(sites) if title == AVERAGE else sites.get(title, {}) for sites in found]
     return [*seeds] if all(seeds) else []
 

@@ -4,6 +4,7 @@ The same for cases, where images are the slices of volumes: there, one case take
 """
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -180,10 +181,16 @@ def read_table(path: Path, unit: Unit, when: str, last: str) -> Rows:
             classes = class_names(table.fieldnames or ())
             names = [of_class(metric, name) for name in ("", *classes) for metric in unit.metrics]
             for row in table:
-                slots.setdefault(row["network"], {})[row[unit.name]] = {name: float(row[name]) for name in names}
+                slots.setdefault(row["network"], {})[row[unit.name]] = {name: _finite(row[name]) for name in names}
     except (OSError, KeyError, ValueError, csv.Error) as error:
         raise InputError(f"{path} is no table of {unit.name}s ({error!r}); remove its run, it will be run again") from None
     if not slots:
         raise InputError(f"{path} has no {unit.name}; remove its run, it will be run again")
     earlier = [slot for slot in slots if slot != last]
     return slots[earlier[-1] if when == BEFORE and earlier else list(slots)[-1]]
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no measured number")
+    return value

@@ -7,14 +7,14 @@ from pathlib import Path
 from feddp.errors import BadFile, Problem
 
 LONGEST = 64  # characters: the limit of a certificate's common name
-RULE = f"1 to {LONGEST} of A-Z a-z 0-9 - _, and not server"
+_TAKEN = ("server", "mean", "Average")  # FLARE's name of the server; those of the sites' mean in curves and in tables
+RULE = f"1 to {LONGEST} of A-Z a-z 0-9 - _, and not {', '.join(_TAKEN[:-1])} or {_TAKEN[-1]}"
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST}}}")
-_SERVER = "server"  # FLARE's name of the server
 
 
 def site_problem(where: Path, name: str) -> Problem | None:
     """Returns what is wrong with a site's name, with a name that would be right; None if nothing is."""
-    if _NAME.fullmatch(name) and name != _SERVER:
+    if _NAME.fullmatch(name) and name not in _TAKEN:
         return None
     return Problem(where, f"{name!r} is no name of a site ({RULE})", f"Rename the folder, for example to {suggested(name)}")
 
@@ -29,4 +29,4 @@ def suggested(name: str) -> str:
     """Returns a similar name of a site: letters without accents, - instead of anything else."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", plain.replace("'", "")).strip("-")[:LONGEST]
-    return f"{plain or 'site'}-1" if plain in ("", _SERVER) else plain
+    return f"{plain or 'site'}-1" if plain in ("", *_TAKEN) else plain

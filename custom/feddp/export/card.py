@@ -16,6 +16,7 @@ from typing import Any
 from feddp.export.facts import LEVEL, PER_CASE, Facts
 from feddp.files import write_json, write_text
 from feddp.methods import METHODS
+from feddp.protocol import BEST_PER_SITE
 from feddp.reading import counted
 from feddp.reporting.tables import BLANK, markdown_lines
 
@@ -78,7 +79,8 @@ def applied(facts: Facts) -> Tree:
     of = f" of the site {facts.site}" if facts.site else ""
     by = f", trained by {method}" if method else ""
     rounds = f", {counted(plan.rounds, 'round')}" if plan else ""
-    rounds += f", round {facts.round} selected" if facts.round is not None else ""
+    each = ", its own best round selected" if facts.results.get(BEST_PER_SITE) else ""
+    rounds += f", round {facts.round} selected" if facts.round is not None else each
     together = not method or METHODS[method].federated
     missing = " ".join(f"Missing: {what}." for what in facts.missing)
     images = f"8-bit images with {counted(metadata.channels, 'channel')}, resized to {metadata.size} x {metadata.size} pixels"

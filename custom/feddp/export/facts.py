@@ -14,7 +14,7 @@ from feddp.limits import NETWORK_BYTES
 from feddp.networks.metadata import Metadata
 from feddp.networks.weights import fingerprint, load_personal, read_network
 from feddp.plan.schema import Plan
-from feddp.protocol import STD_WITHHELD, VOLUMES, WHEN, WITHHELD
+from feddp.protocol import BEST_PER_SITE, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import is_name, read, read_own, shown, without_paths
 from feddp.stages.evaluate import is_whole
 from feddp.training.metrics import DISTANCES, METRICS, columns
@@ -133,8 +133,8 @@ def _of_run(folder: Path, own: Path, classes: tuple[str, ...]) -> dict[str, Any]
         time = read_own(folder / TIME, InputError, "take it from the run's server again")
     else:
         missing.append(f"the run's time: it has no {TIME}")
-    round = results.get("start_round")
-    if round is None:  # each site selected its own
+    round = results["sites"].get(own.name, {}).get("round") if results.get(BEST_PER_SITE) else results.get("start_round")
+    if round is None:  # the results do not say it
         round = _selected(own)
     missing += [] if round is not None else ["the selected round"]
     for site, result in sorted(results["sites"].items()):

@@ -1,6 +1,7 @@
 """Who took part in a run: which site consented, withheld, was refused or lost, and why, from results.json and the events."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from feddp.pages.collected import FinishedRun
@@ -24,20 +25,24 @@ class Attendance:
 def attendance(run: FinishedRun) -> list[Attendance]:
     """All sites of a run, by name."""
     missing: Mapping[str, str] = run.results["missing"]
-    refused = _refused(run)
-    rows = []
+    refused, rows = _refused(run), []
+    again = Counter(event.get("site") for event in run.events if event["event"] == "again")
+    consented = {e["site"] for e in run.events if e["event"] == "answer" and e.get("scalars", {}).get("consent")}
     for site in sorted({*run.sites, *missing, *refused}):
         entry = run.results["sites"].get(site, {})
         remarks = [without_paths(missing[site])] if site in missing else []
+        if "round" in entry:
+            remarks.append(f"network of its own best round, {entry['round']}")
         if missed := run.results.get("missed", {}).get(site):
             remarks.append(f"no contribution in {counted(missed, 'round')} of {run.results['rounds']}")
         reasons = list(dict.fromkeys(refused.get(site, ())))
         remarks += [f"refused: {without_paths(reason)}" for reason in reasons[:_REASONS]]
         if len(reasons) > _REASONS:
             remarks.append(f"and {len(reasons) - _REASONS} more refusals")
-        remarks += [f"started again {n} times" for n in [_count(run, "again", site)] if n]
+        if site in again:
+            remarks.append(f"started again, or lost the connection, {counted(again[site], 'time')}")
         state = "missing" if site in missing else "took part" if site in run.results["sites"] else "refused"
-        rows.append(Attendance(site, state, _exchange(run, site), _withheld(entry), tuple(remarks)))
+        rows.append(Attendance(site, state, _exchange(run, site, consented), _withheld(entry), tuple(remarks)))
     return rows
 
 
@@ -49,17 +54,16 @@ def _refused(run: FinishedRun) -> dict[str, list[str]]:
     return found
 
 
-def _exchange(run: FinishedRun, site: str) -> str:
+def _exchange(run: FinishedRun, site: str, consented: Collection[str]) -> str:
     """What the site did in exchanges between sites."""
     without = [f"{word}: {sites[site]}" for word, sites in run.results.get("without", {}).items() if site in sites]
     if without:
         return "; ".join(without)
     entry = run.results["sites"].get(site, {})
     peers = [f"{stage}: {counted(entry[stage]['peers'], 'peer')}" for stage in ("spectra", "calibration") if stage in entry]
-    consented = any(e["event"] == "answer" and e["site"] == site and e.get("scalars", {}).get("consent") for e in run.events)
     if not peers:
         return "none in this method"
-    return ("consented; " if consented else "") + "; ".join(peers)
+    return ("consented; " if site in consented else "") + "; ".join(peers)
 
 
 def _withheld(entry: Mapping[str, object]) -> str:
@@ -68,7 +72,3 @@ def _withheld(entry: Mapping[str, object]) -> str:
     if STD_WITHHELD in entry:
         return f"standard deviations over fewer than {entry[STD_WITHHELD]} images or cases"
     return "nothing"
-
-
-def _count(run: FinishedRun, kind: str, site: str) -> int:
-    return sum(event["event"] == kind and event.get("site") == site for event in run.events)

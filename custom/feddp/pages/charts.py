@@ -51,18 +51,21 @@ def curves_chart(collected: Collected, verdict: Verdict) -> Chart | None:
     methods = {label: found.result for label, found in collected.methods.items()}
     means = verdict.subject.means(METRIC) if verdict.subject else {}
     sites = sorted(means, key=lambda site: (means[site], site))
-    whole = learning_panels(methods, (AVERAGE,))
-    points = sum(len(curve) for seeds in whole[AVERAGE].values() for curve in seeds)
-    if not points:
+    whole = learning_panels(methods, (AVERAGE, *sites))
+    lengths = [len(curve) for seeds in whole[AVERAGE].values() for curve in seeds]
+    if max(lengths, default=0) < 2:
         return None
-    most = max(1, min(_PANELS, _POINTS // points) - 1)
+    most = max(1, min(_PANELS, _POINTS // sum(lengths)) - 1)
     chosen = sorted(sites[:most])
     left = f" The {most} worst sites of {len(sites)} are shown." if len(sites) > most else ""
     split = selected(methods.values())
     with page_style():
-        panels = learning_panels(methods, (AVERAGE, *chosen))
+        panels = {title: whole[title] for title in (AVERAGE, *chosen)}
         figure = draw_curves(dict(zip(_labels(panels), panels.values(), strict=True)), split, _COLUMNS)
-        return Chart(inline(figure, "curves", f"Learning curves: {split} over the rounds"), f"{split} after each round.{left}")
+        return Chart(
+            inline(figure, "curves", f"Learning curves: {split} over the rounds"),
+            f"{split[0].upper()}{split[1:]} after each round.{left}",
+        )
 
 
 def spread_chart(collected: Collected) -> Chart | None:

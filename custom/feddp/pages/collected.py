@@ -24,6 +24,12 @@ from feddp.reading import read_json, without_paths
 from feddp.reporting.tables import ResultTable
 
 PROSE = {"feddp": "FedDP", "fedavg": "FedAvg", "local": "Local Train"}  # names of papers, where a page speaks of methods
+# what a page reads of each kind of event
+_EVENTS = {
+    "ask": ("time", "task", "bytes"),
+    "answer": ("time", "task", "site", "scalars"),
+    "round": ("time", "round", "seconds"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,15 @@ class FinishedRun:
 
     @cached_property
     def events(self) -> list[Event]:
-        return read_events(self.folder / PROGRESS)
+        """The server's events; InputError where one lacks what a page needs, as one of another version does."""
+        path = self.folder / PROGRESS
+        found = read_events(path)
+        for event in found:
+            if lacking := [name for name in _EVENTS.get(str(event.get("event")), ("event",)) if name not in event]:
+                raise InputError(
+                    f"{path}: an event lacks {', '.join(lacking)}; remove the file to have a page without curves and times"
+                )
+        return found
 
     @property
     def sites(self) -> list[str]:
@@ -95,9 +109,13 @@ class Collected:
     def runs(self) -> list[FinishedRun]:
         return [run for method in self.methods.values() for run in method.runs]
 
-    @property
+    @cached_property
     def sites(self) -> list[str]:
-        return sorted({site for run in self.runs for site in (*run.sites, *run.results["missing"])})
+        """Of all runs, those of the studies too."""
+        variants = {variant: result for results in self.studies.values() for variant, result in results.items()}
+        studied = [read_results(folder) for result in variants.values() for folder in result.folders.values()]
+        each = [*(run.results for run in self.runs), *studied]
+        return sorted({site for results in each for site in (*results["sites"], *results.get("missing", ()))})
 
 
 def collect(folders: Sequence[Path]) -> Collected:

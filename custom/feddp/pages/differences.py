@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddp.compare.scores import Rows
-from feddp.compare.statistics import LEAST, METRIC, interval
+from feddp.compare.statistics import METRIC, interval, interval_of_few
 from feddp.errors import InputError
 from feddp.pages.collected import Measurements
 from feddp.protocol import WHEN
@@ -16,17 +16,22 @@ IMAGES, SITES = "images", "sites"
 
 @dataclass(frozen=True)
 class Difference:
-    """In points of Dice: the mean, and its bootstrap interval, if there is one."""
+    """In points of Dice: the mean, and its interval, if there is one."""
 
     mean: float
     interval: tuple[float, float] | None = None
 
     @property
+    def sign(self) -> int:
+        """1, 0 or -1, of the mean as it is shown."""
+        return _sign(self.mean)
+
+    @property
     def side(self) -> int:
-        """1 where the interval lies above 0, -1 where it lies below, 0 where it includes 0 or there is none."""
+        """1 where the interval, as shown, lies above 0, -1 where it lies below, 0 where it includes 0 or there is none."""
         if self.interval is None:
             return 0
-        return int(self.interval[0] > 0) - int(self.interval[1] < 0)
+        return int(_sign(self.interval[0]) > 0) - int(_sign(self.interval[1]) < 0)
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,14 @@ class Contrast:
     other: str
     sites: dict[str, Difference]
     average: Difference
-    basis: str  # what the average's interval draws again: IMAGES, SITES, or "" if there is none
+    basis: str  # what the average's interval is of: IMAGES, SITES, or "" if there is none
     left_out: tuple[str, ...]  # sites that only one of the two has
     seeds: tuple[float, ...]  # the average's mean by seed, of the seeds that both have
+    ran: tuple[tuple[int, ...], tuple[int, ...]]  # the seeds of the two
 
-    @property
-    def better(self) -> list[str]:
-        return [site for site, found in self.sites.items() if found.mean > 0]
+    def count(self, sign: int) -> int:
+        """The number of sites whose difference has this sign: 1, 0 or -1."""
+        return sum(found.sign == sign for found in self.sites.values())
 
 
 def contrast(one: Side, other: Side, names: tuple[str, str]) -> Contrast | None:
@@ -72,28 +78,34 @@ def contrast(one: Side, other: Side, names: tuple[str, str]) -> Contrast | None:
         return None
     paired = {site: _paired(site, one.rows(site), other.rows(site)) for site in common}
     sites = {
-        site: Difference(100 * (mine[site] - theirs[site]), interval([paired[site]]) if paired[site] else None)
-        for site in common
+        # of the images where they are here: the means in results.json may be rounded, the interval around them is not
+        site: Difference(float(np.mean(found)), interval([found])) if found else Difference(100 * (mine[site] - theirs[site]))
+        for site, found in paired.items()
     }
     means = [found.mean for found in sites.values()]
-    over_images, over_sites = interval([paired[site] for site in common]), interval([means])
+    over_images, over_sites = interval(list(paired.values())), interval_of_few(means)
     average = Difference(float(np.mean(means)), over_images or over_sites)
     basis = IMAGES if over_images else SITES if over_sites else ""
     left_out = tuple(sorted(mine.keys() ^ theirs.keys()))
-    return Contrast(*names, sites, average, basis, left_out, _by_seed(one, other, common))
+    ran = (_seeds(one), _seeds(other))
+    return Contrast(*names, sites, average, basis, left_out, _by_seed(one, other, common), ran)
 
 
 def points(value: float) -> str:
-    """A difference as text, with its sign."""
-    return f"{value:+.1f}".replace("-", "−") if round(value, 1) else "0.0"
+    """A difference as text, with its sign; of less than 0.05 points, with a second decimal."""
+    if not _sign(value):
+        return "0.0"
+    return f"{value:+.{1 if round(value, 1) else 2}f}".replace("-", "−")
 
 
-def why_none(found: Contrast) -> str:
-    """Why there is no interval of the average."""
-    return (
-        f"no interval: the sites' images.csv are not all here or hold fewer than {LEAST} images, or a policy withholds their"
-        f" spread, and {len(found.sites)} sites are fewer than {LEAST}"
-    )
+def _sign(value: float) -> int:
+    """Of a difference as `points` shows it."""
+    shown = round(value, 2)
+    return int(shown > 0) - int(shown < 0)
+
+
+def _seeds(side: Side) -> tuple[int, ...]:
+    return tuple(sorted(run.results["seed"] for run in side.measured.runs))
 
 
 def _paired(site: str, one: Rows | None, other: Rows | None) -> list[float]:

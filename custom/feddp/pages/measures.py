@@ -1,6 +1,6 @@
 """The tables of a report's page, from results.json alone: means by site, the heat map, the spread, time and bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,15 @@ from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, Value
 from feddp.training.metrics import class_names, of_class
 
 _SITE_HEAD = "Site"
-_MATRIX = 50  # sites: more are thousands of cells, most of the page's bytes
-_BY_SITE = "Means over a site's test images, then over the seeds; Average: mean ± standard deviation over the sites."
+_ACROSS = 12  # sites that have room side by side; more stand one below the other
+_MATRIX = 64  # sites: more are thousands of cells, most of the page's bytes
+_BY_SITE = (
+    "Means over a site's test images, then over the seeds; Average: mean ± standard deviation over the sites that all methods"
+    " have."
+)
 _SPREAD = (
-    "Mean, variance (points²) and worst of the sites' Dice; the gap is from the best to the worst site. A smaller variance and"
-    " a better worst site are what fairness over sites asks for."
+    "Mean, variance (points²) and worst of the Dice of the sites that all methods have; the gap is from the best to the worst"
+    " of them. A smaller variance and a better worst site are what fairness over sites asks for."
 )
 _COSTS = (
     "Means over the seeds. Wall-clock seconds of the rounds, and of the local stages after them; bytes of tensors that the"
@@ -42,10 +46,11 @@ class HeatMap:
     rows: tuple[tuple[str, tuple[HeatCell, ...]], ...]
     low: float
     high: float
+    corner: str = "Method"  # the head of the rows
 
 
 def heat_map(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str], average: bool) -> HeatMap | None:
-    """Dice in per cent of {row: {column: a share}}; with `average`, a last column of each row's mean where it is whole."""
+    """Dice in per cent of {row: {column: a share}}; with `average`, a last column of each row's mean where all have values."""
     values = [100 * value for row in rows.values() for value in row.values()]
     if not values:
         return None
@@ -56,8 +61,10 @@ def heat_map(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str], av
             return HeatCell(BLANK)
         return HeatCell(f"{100 * value:.1f}", (100 * value - low) / (high - low) if high > low else 0.5)
 
+    both = common(rows.values())
+
     def mean(row: Mapping[str, float]) -> float | None:
-        return float(np.mean([row[name] for name in columns])) if all(name in row for name in columns) else None
+        return float(np.mean([row[name] for name in both])) if both and row else None
 
     found = tuple(
         (name, (*(cell(row.get(column)) for column in columns), *([cell(mean(row))] if average else [])))
@@ -66,9 +73,29 @@ def heat_map(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str], av
     return HeatMap((*columns, *([AVERAGE] if average else [])), found, low, high)
 
 
+def common(rows: Iterable[Mapping[str, float]]) -> list[str]:
+    """The names that all rows have which have any, in their order."""
+    found = [row for row in rows if row]
+    return [name for name in found[0] if all(name in row for row in found)] if found else []
+
+
 def dice_map(collected: Collected) -> HeatMap | None:
-    """Methods by sites."""
-    return heat_map({label: found.means(METRIC) for label, found in collected.methods.items()}, collected.sites, average=True)
+    """Methods by sites; many sites one below the other."""
+    means = {label: found.means(METRIC) for label, found in collected.methods.items()}
+    found = heat_map(means, collected.sites, average=True)
+    if found is None or len(collected.sites) <= _ACROSS:
+        return found
+    rows = tuple((head, tuple(cells[i] for _, cells in found.rows)) for i, head in enumerate(found.heads))
+    return HeatMap(tuple(means), rows, found.low, found.high, _SITE_HEAD)
+
+
+def _turned(table: ResultTable) -> ResultTable:
+    """A table of methods by sites; many sites one below the other, without best values."""
+    if len(table.heads) <= _ACROSS + 2:
+        return table
+    heads = (_SITE_HEAD, *(str(row[0]) for row in table.rows))
+    rows = tuple((head, *(row[i] for row in table.rows)) for i, head in enumerate(table.heads) if i)
+    return ResultTable(table.name, table.title, heads, (None,) * len(heads), rows, table.notes)
 
 
 def exchange_map(run: FinishedRun) -> HeatMap | None:
@@ -91,10 +118,12 @@ def metric_tables(collected: Collected) -> list[ResultTable]:
 
 
 def spread_over_sites(collected: Collected) -> ResultTable:
-    """Of the methods that have a result at every site of their own."""
+    """Of the sites that all methods have."""
     rows: list[tuple[Cell, ...]] = []
-    for label, found in collected.methods.items():
-        dice = {site: 100 * value for site, value in found.means(METRIC).items()}
+    each = {label: found.means(METRIC) for label, found in collected.methods.items()}
+    both = common(each.values())
+    for label, means in each.items():
+        dice = {site: 100 * means[site] for site in both if means}
         if not dice:
             rows.append((label, *[BLANK] * 5))
             continue
@@ -157,19 +186,28 @@ def volume_table(collected: Collected) -> ResultTable | None:
             rows.append((label, *cells))
     heads = ("Method", *collected.sites)
     note = "All test slices of a patient as one volume; of the first seed."
-    return ResultTable("volumes", "Dice (%) by case", heads, (None,) * len(heads), tuple(rows), (note,)) if rows else None
+    return (
+        _turned(ResultTable("volumes", "Dice (%) by case", heads, (None,) * len(heads), tuple(rows), (note,))) if rows else None
+    )
 
 
 def _metric_table(collected: Collected, column: str, metric: str, title: str) -> ResultTable:
     factor, better = SHOWN[metric].factor, SHOWN[metric].better
     rows: list[tuple[Cell, ...]] = []
-    for label, found in collected.methods.items():
-        means = {site: factor * value for site, value in found.means(column).items()}
+    each = {label: found.means(column) for label, found in collected.methods.items()}
+    both = common(each.values())
+    for label, found in each.items():
+        means = {site: factor * value for site, value in found.items()}
         cells: list[Cell] = [Value(means[site]) if site in means else BLANK for site in collected.sites]
-        whole = list(means.values()) if means.keys() == set(collected.sites) else []
-        rows.append((label, *cells, Value(float(np.mean(whole)), float(np.std(whole))) if whole else BLANK))
+        whole = [means[site] for site in both if means]
+        rows.append((label, *cells, _average(whole)))
     heads = ("Method", *collected.sites, AVERAGE)
-    return ResultTable(column, title, heads, (None, *[better] * (len(heads) - 1)), tuple(rows), (_BY_SITE,))
+    return _turned(ResultTable(column, title, heads, (None, *[better] * (len(heads) - 1)), tuple(rows), (_BY_SITE,)))
+
+
+def _average(values: Sequence[float]) -> Cell:
+    """Of one site there is no deviation."""
+    return Value(float(np.mean(values)), float(np.std(values)) if len(values) > 1 else None) if values else BLANK
 
 
 def _difference(found: Difference | None) -> str:

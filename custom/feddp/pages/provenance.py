@@ -37,6 +37,8 @@ def provenance(run: FinishedRun) -> Provenance:
         stored = read_json(path, RESULTS_BYTES)
         if not isinstance(stored, dict) or not isinstance(stored.get("plan"), dict):
             raise InputError(f"{path} is damaged: it holds no plan; remove the file to have a report without it")
+        if not isinstance(stored.get("versions", {}), dict):
+            raise InputError(f"{path} is damaged: its versions are no names and versions; remove the file, or that entry")
     versions = {str(name): str(version) for name, version in stored.get("versions", {}).items()}
     return Provenance(plan, _digest(stored.get("plan")), str(stored.get("env", "")), versions, _hashes(run))
 

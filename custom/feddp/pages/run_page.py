@@ -8,7 +8,7 @@ from feddp.pages import charts, measures
 from feddp.pages.attendance import attendance
 from feddp.pages.collected import Collected, collect
 from feddp.pages.provenance import provenance
-from feddp.pages.template import rendered, write_page
+from feddp.pages.template import rendered, require_place, write_page
 from feddp.pages.verdict import judge
 from feddp.reading import counted
 
@@ -19,8 +19,10 @@ def report(folders: Sequence[Path], out: Path) -> Path:
     """Writes the page to `out` and returns it. The same files give the same bytes.
 
     Raises:
-        InputError: a folder is no finished run and no comparison, one of its files is damaged, or the page is too large.
+        InputError: a folder is no finished run and no comparison, one of its files is damaged, `out` is no place for a page, or
+            the page is too large.
     """
+    require_place(out)
     write_page(out, _page(collect(folders)))
     return out
 
@@ -31,6 +33,7 @@ def report_in(folder: Path) -> Path:
 
 
 def _page(collected: Collected) -> str:
+    _ = [run.events for run in collected.runs]  # a damaged file is found before anything is drawn
     verdict = judge(collected)
     subject = verdict.subject
     first = subject.runs[0] if subject else None

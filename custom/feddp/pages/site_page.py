@@ -1,8 +1,8 @@
 """`feddp report --site`: the page of one site's images, which must not leave the site.
 
-Of the worst, the median and the best test image by Dice of the first network: the image, the mask, and every network's outline
-with Dice and ASSD, as the papers' figures of cases; and where a pixel's query looks (Wang et al., TMI 2024, Fig. 1). If other
-sites' networks are on this machine, also the inconsistency of all (Eq. 7).
+Of the worst, the median and the best test image with foreground by Dice of the first network, and of the worst without: the
+image, the mask, and every network's outline with Dice and ASSD, as the papers' figures of cases; and where a pixel's query
+looks (Wang et al., TMI 2024, Fig. 1). If other sites' networks are on this machine, also the inconsistency of all (Eq. 7).
 
 Deviations: Eq. 7 is of networks before the calibration; here, the other sites' networks are those that the run left.
 """
@@ -29,7 +29,7 @@ from feddp.networks.attention import attention_of
 from feddp.networks.weights import load_personal, read_network
 from feddp.pages.collected import label_of
 from feddp.pages.pictures import VIEW, coloured, contours, picture
-from feddp.pages.template import rendered, write_page
+from feddp.pages.template import rendered, require_place, write_page
 from feddp.training.calibration import with_inconsistency
 from feddp.training.loop import predict
 from feddp.training.metrics import THRESHOLD, Row, measure
@@ -74,8 +74,10 @@ def site_report(folders: Sequence[Path], site: Path, out: Path, pixel: tuple[int
         pixel: (x, y) of the network's input, whose attention is shown; default: the middle of the mask.
 
     Raises:
-        InputError: a folder holds no network of this site, the images do not fit the network, or there is no test image.
+        InputError: a folder holds no network of this site, the images do not fit the network, there is no test image, or `out`
+            is no place for a page.
     """
+    require_place(out)
     folder = SiteFolder.open(site)
     networks = networks_of(folders, folder.site)
     first = next(iter(networks.own.values()))
@@ -83,17 +85,26 @@ def site_report(folders: Sequence[Path], site: Path, out: Path, pixel: tuple[int
     if pixel and not all(0 <= place < size for place in pixel):
         raise InputError(f"--pixel {pixel[0]},{pixel[1]}: the network's input has {size} x {size} pixels; count from 0")
     measured = {label: _measured(folder, file) for label, file in networks.own.items()}
-    cases = _chosen([row["dice"] for row in measured[next(iter(measured))].rows])
-    samples = next(iter(measured.values())).samples
+    samples, rows = measured[next(iter(measured))].samples, measured[next(iter(measured))].rows
+    filled = [bool(sample["mask"].any()) for sample in samples]
+    cases = chosen([row["dice"] for row in rows], filled)
     maps = _maps(networks, [samples[i] for i in cases.values()], pixel)
     made = []
     for (name, i), own_maps in zip(cases.items(), maps, strict=True):
         sample = samples[i]
         image = read_image(folder.image_path(sample["stem"]), folder.channels, folder.path)
-        truth = CasePanel("Ground truth", _lines("truth", sample["mask"]))
+        truth = CasePanel("Ground truth" + ("" if filled[i] else ": no foreground"), _lines("truth", sample["mask"]))
         outlines = [_outline(label, found, i, sample["mask"]) for label, found in measured.items()]
         made.append(Case(name, sample["stem"], picture(image), (CasePanel("Image"), truth, *outlines), tuple(own_maps)))
-    html = rendered("site.html", site=folder.site, cases=made, view=VIEW, count=len(samples), first=next(iter(measured)))
+    html = rendered(
+        "site.html",
+        site=folder.site,
+        cases=made,
+        view=VIEW,
+        count=sum(filled),
+        empty=len(samples) - sum(filled),
+        first=next(iter(measured)),
+    )
     write_page(out, html, private=True)
     return out
 
@@ -151,17 +162,27 @@ def _measured(folder: SiteFolder, file: Path) -> _Predicted:
     return _Predicted(samples, torch.cat([maps for maps, _ in found]), [row for _, rows in found for row in rows])
 
 
-def _chosen(dice: Sequence[float]) -> dict[str, int]:
-    """{name of the case: index of the image}, each image once."""
+def chosen(dice: Sequence[float], filled: Sequence[bool]) -> dict[str, int]:
+    """Returns {name of the case: index of the image}, each image once.
+
+    Of the images with foreground (`filled`) the worst, the median and the best. Of those without, only the worst, if the
+    network finds some there: otherwise Dice is 1, and there is nothing to see.
+    """
     order = np.argsort(dice, kind="stable").tolist()
-    wanted = {"Worst case": order[0], "Median case": order[(len(order) - 1) // 2], "Best case": order[-1]}
+    inside, empty = [i for i in order if filled[i]], [i for i in order if not filled[i]]
+    wanted = {}
+    if inside:
+        wanted = {"Worst case": inside[0], "Median case": inside[(len(inside) - 1) // 2], "Best case": inside[-1]}
+    if empty and (dice[empty[0]] < 1 or not inside):
+        wanted["Worst case without foreground"] = empty[0]
     return {name: i for name, i in wanted.items() if list(wanted.values()).index(i) == list(wanted).index(name)}
 
 
 def _outline(label: str, found: _Predicted, i: int, mask: Tensor) -> CasePanel:
     row = found.rows[i]
     lines = (*_lines("truth", mask), *_lines("network", found.maps[i] > THRESHOLD))
-    return CasePanel(f"{label}: Dice {100 * row['dice']:.1f} %, ASSD {row['assd']:.2f} pixels", lines)
+    nothing = "" if any(line for kind, line in lines if kind == "network") else ", no foreground"
+    return CasePanel(f"{label}: Dice {100 * row['dice']:.1f} %, ASSD {row['assd']:.2f} pixels{nothing}", lines)
 
 
 def _lines(kind: str, maps: Tensor) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,16 @@ def rendered(template: str, **values: Any) -> str:
         loader=PackageLoader("feddp.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["drawn"] = Markup  # of an <svg> that this package drew
+    environment.filters["glued"] = lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%")
     return environment.get_template(template).render(**values)
+
+
+def require_place(path: Path) -> None:
+    """Raises InputError unless a page can be written to `path`: before it is made, and so that no other file is replaced."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file for the page, such as {path / 'report.html'}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"{path}: a page's name ends with .html, so that a browser opens it")
 
 
 def write_page(path: Path, html: str, private: bool = False) -> None:

@@ -1,15 +1,16 @@
 """The verdict in words: whether the personal networks are better than Local Train's and FedAvg's, where, and by how much."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from feddp.compare.statistics import LEVEL, METRIC, RESAMPLES
+from feddp.compare.statistics import LEVEL, METRIC
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
+from feddp.pages.caveats import caveats, covered, listed
 from feddp.pages.collected import PROSE, Collected, Measurements
-from feddp.pages.differences import IMAGES, SITES, Contrast, Side, contrast, points, why_none
+from feddp.pages.differences import IMAGES, Contrast, Difference, Side, contrast, points
+from feddp.partition import NONE
 from feddp.protocol import WHEN
-from feddp.reading import counted
 
 REFERENCES = ("local", "fedavg")  # what a personal network has to beat: training alone, and one network for all
 BETTER, WORSE, OPEN = "better", "worse", "open"
@@ -33,7 +34,8 @@ class Verdict:
     calibration: Contrast | None  # of the subject, after against before its last stage
     stage: str  # what that stage is called
     scope: tuple[str, ...]  # what the numbers do and do not cover
-    missing: tuple[str, ...]  # what cannot be said, and the command that would let it be said
+    missing: tuple[str, ...]  # what cannot be said
+    command: str  # that would let it be said; "" if nothing is missing
 
     @property
     def contrasts(self) -> list[Contrast]:
@@ -45,61 +47,103 @@ def judge(collected: Collected) -> Verdict:
     """InputError where two runs were tested on different images of a site."""
     subject = _subject(collected.methods.values())
     if subject is None:
-        none = "This comparison has no runs of --methods that could be compared image by image: see its tables."
-        return Verdict(None, (), None, "", (), (none,))
-    findings, missing = [], []
+        none = "No run of --methods finished here, and only such runs can be compared image by image. All tables are below."
+        return Verdict(None, (), None, "", (), (none,), "")
+    calibration, stage = _calibration(subject), _stage(subject)
+    findings, references, absent, missing = [], [], [], []
     for name in REFERENCES:
         reference = _method(collected, name)
         if reference is subject:
             continue
         if reference is None:
-            missing.append(name)
-        elif found := contrast(Side(subject), Side(reference), (subject.label, reference.label)):
-            findings.append(against(found))
-    calibration, stage = _calibration(subject), _stage(subject)
+            absent.append(name)
+            continue
+        if found := contrast(Side(subject), Side(reference), (subject.label, reference.label)):
+            finding = against(found)
+            findings.append(replace(finding, more=(*finding.more, *_before(subject, reference, stage))))
+            references.append(reference)
+        else:
+            missing.append(f"No site has a result of both {subject.label} and {reference.label}.")
     if calibration:
         findings.append(against(calibration, f"after the {stage}", "before it"))
     if worst := _worst(subject, collected):
         findings.append(worst)
-    return Verdict(subject, tuple(findings), calibration, stage, _scope(subject, findings), _missing(subject, missing))
+    bases = {finding.contrast.basis for finding in findings if finding.contrast}
+    scope = (*covered(subject, bases), *caveats(subject, references, collected))
+    said, command = _absent(subject, absent)
+    return Verdict(subject, tuple(findings), calibration, stage, scope, (*missing, *said), command)
 
 
 def against(found: Contrast, one: str = "", other: str = "") -> Finding:
     """The sentences about a contrast; `one` and `other` name it where the methods' names would not."""
     average, count = found.average, len(found.sites)
-    mine = f"{found.one} {one}".strip()
-    amount = f"{points(average.mean)} points of Dice on average over {counted(count, 'site')}"
-    where = f"The mean is higher at {len(found.better)} of {counted(count, 'site')}."
+    mine, theirs = f"{found.one} {one}".strip(), other or found.other
+    where = (
+        f"on average over {count} sites" if count > 1 else f"at {next(iter(found.sites))}, the only site with a result of both"
+    )
+    amount = f"{points(average.mean)} points of Dice {where}"
     if average.interval is None:
-        better = "higher" if average.mean > 0 else "lower" if average.mean < 0 else "the same"
-        text = f"{mine} scores {better} than {other or found.other}: {amount} ({why_none(found)}); this may be chance."
-        return Finding(OPEN, text.replace("the same than", "the same as"), (where,), found)
-    low, high = average.interval
-    amount += f" ({LEVEL} % interval {points(low)} to {points(high)})"
-    verb, tone = {
-        1: ("is better than", BETTER),
-        -1: ("is worse than", WORSE),
-        0: ("is not shown to differ from", OPEN),
-    }[average.side]
-    sides = [each.side for each in found.sites.values()]
-    more = [where]
-    if found.basis == IMAGES:
-        more.append(
-            f"Sites' own intervals: above 0 at {sides.count(1)}, below 0 at {sides.count(-1)}, across 0 at {sides.count(0)}."
-        )
+        tone, words = OPEN, {1: "scores higher than", -1: "scores lower than", 0: "scores the same as"}[average.sign]
+        text = f"{mine} {words} {theirs}: {amount}. There is no interval, so this may be chance."
+    else:
+        words, tone = {
+            1: ("is better than", BETTER),
+            -1: ("is worse than", WORSE),
+            0: ("is not shown to differ from", OPEN),
+        }[average.side]
+        text = f"{mine} {words} {theirs}: {amount}{_interval(average)}."
+    return Finding(tone, text, tuple(_more(found)), found)
+
+
+def _interval(difference: Difference) -> str:
+    return " ({} % interval {} to {})".format(LEVEL, *map(points, difference.interval)) if difference.interval else ""
+
+
+def _before(subject: Measurements, reference: Measurements, stage: str) -> Iterator[str]:
+    """What the subject's networks have ahead of the reference's without its last stage, in which they train longer."""
+    own, other = (set(each.runs[0].results["stages"]) for each in (subject, reference))
+    if TRAIN in own and _LOCAL & own and not _LOCAL & other:
+        found = contrast(Side(subject, WHEN[0]), Side(reference), (subject.label, reference.label))
+        if found:
+            amount = f"{points(found.average.mean)} points{_interval(found.average)}"
+            yield f"Before the {stage}, in which its networks train further, the difference is {amount}."
+
+
+def _more(found: Contrast) -> Iterator[str]:
+    if len(found.sites) > 1:
+        equal = f" and equal at {n}" if (n := found.count(0)) else ""
+        yield f"The mean is higher at {found.count(1)} of {len(found.sites)} sites{equal}."
+        if found.basis == IMAGES:
+            above, below, around = (sum(each.side == side for each in found.sites.values()) for side in (1, -1, 0))
+            yield f"Sites' own intervals: above 0 at {above}, below 0 at {below}, with 0 at {around}."
     if len(found.seeds) > 1:
-        more.append(f"By seed, the average difference is {points(min(found.seeds))} to {points(max(found.seeds))}.")
+        yield f"By seed, the average difference is {points(min(found.seeds))} to {points(max(found.seeds))}."
+    mine, theirs = (", ".join(map(str, seeds)) for seeds in found.ran)
+    if mine != theirs:
+        yield f"The seeds differ: {found.one} has {mine}; {found.other} has {theirs}."
     if found.left_out:
-        more.append(f"Left out, because only one of the two has a result there: {', '.join(found.left_out)}.")
-    return Finding(tone, f"{mine} {verb} {other or found.other}: {amount}.", tuple(more), found)
+        yield f"Left out, because only one of the two has a result there: {listed(found.left_out)}."
 
 
 def _subject(methods: Iterable[Measurements]) -> Measurements | None:
     """FedDP, or the first method with networks of the sites' own; else the first of all."""
     found = list(methods)
-    personal = [m for m in found if m.runs[0].results["method"] not in (*REFERENCES, "centralized")]
-    feddp = [m for m in personal if m.label == PROSE["feddp"]]
-    return next(iter((*feddp, *personal, *found)), None)
+    personal = [m for m in found if _is_personal(m)]
+    plain = [m for m in personal if m.label == PROSE["feddp"]]
+    feddp = [m for m in personal if m.runs[0].results["method"] == "feddp"]
+    return next(iter((*plain, *feddp, *personal, *found)), None)
+
+
+def _is_personal(measured: Measurements) -> bool:
+    """Whether the sites train together and end with networks of their own."""
+    results = measured.runs[0].results
+    name = results["method"]
+    if name in REFERENCES or not results.get("federated", True):
+        return False
+    if name not in METHODS or _LOCAL & set(results["stages"]):
+        return True
+    private = results.get("settings", {}).get("private") or METHODS[name].private
+    return METHODS[name].personal or tuple(private) != (NONE,)
 
 
 def _method(collected: Collected, name: str) -> Measurements | None:
@@ -120,54 +164,32 @@ def _stage(subject: Measurements) -> str:
 
 
 def _worst(subject: Measurements, collected: Collected) -> Finding | None:
-    means = subject.means(METRIC)
+    """The site with the lowest Dice; several where they are equal as shown."""
+    means = {site: round(100 * mean, 1) for site, mean in subject.means(METRIC).items()}
     if not means:
         return None
-    site = min(means, key=lambda name: (means[name], name))
-    others = {label: found for label in collected.methods if (found := _at(collected.methods[label], site)) is not None}
-    others.pop(subject.label, None)
-    shown = ", ".join(f"{label} {100 * others[label]:.1f} %" for label in list(others)[:4])
-    best = max(means.values())
-    more = [f"That is {100 * (best - means[site]):.1f} points below its best site."] if len(means) > 1 else []
-    if shown:
-        more.append(f"There, others have: {shown}.")
-    return Finding("worst", f"The worst site of {subject.label} is {site}, with {100 * means[site]:.1f} % Dice.", tuple(more))
+    lowest, best = min(means.values()), max(means.values())
+    sites = sorted(site for site, mean in means.items() if mean == lowest)
+    if lowest == best:
+        where = f"At {sites[0]}, its only site with a result," if len(sites) == 1 else f"At all {len(sites)} sites"
+        return Finding("worst", f"{where} {subject.label} has {lowest:.1f} % Dice.")
+    more = [f"That is {best - lowest:.1f} points below its best site."]
+    if len(sites) > 1:
+        text = f"The worst sites of {subject.label} are {listed(sites)}, with {lowest:.1f} % Dice each."
+        return Finding("worst", text, tuple(more))
+    others = {label: m.means(METRIC).get(sites[0]) for label, m in collected.methods.items() if m is not subject}
+    if shown := [f"{label} {100 * dice:.1f} %" for label, dice in others.items() if dice is not None]:
+        more.append(f"There, others have: {listed(shown)}.")
+    return Finding("worst", f"The worst site of {subject.label} is {sites[0]}, with {lowest:.1f} % Dice.", tuple(more))
 
 
-def _at(method: Measurements, site: str) -> float | None:
-    return method.means(METRIC).get(site)
-
-
-def _scope(subject: Measurements, findings: Iterable[Finding]) -> tuple[str, ...]:
-    bases = {finding.contrast.basis for finding in findings if finding.contrast}
-    lines = []
-    if IMAGES in bases:
-        lines.append(
-            f"Intervals are percentile bootstraps of {RESAMPLES} resamples, paired by test image and drawn within each site;"
-            " sites count equally. They cover the choice of test images, not another training, and are too narrow where"
-            " several images show one patient."
-        )
-    if SITES in bases:
-        lines.append(
-            f"Intervals over sites draw the sites' differences again ({RESAMPLES} resamples); few sites make them coarse."
-        )
-    if len(subject.runs) == 1:
-        lines.append("One seed was run: how much another training would change the numbers is not known.")
-    if any(run.results["selection"] == "test" for run in subject.runs):
-        lines.append("Optimistic: rounds and epochs were chosen on the test images (selection=test).")
-    return tuple(lines)
-
-
-def _missing(subject: Measurements, names: list[str]) -> tuple[str, ...]:
+def _absent(subject: Measurements, names: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """What cannot be said without these references, and the command that runs them."""
     if not names:
-        return ()
+        return (), ""
     method = subject.runs[0].results["method"]
     known = method if method in METHODS else "feddp"
-    others = " or ".join(
-        {"local": "training alone (Local Train)", "fedavg": "one network for all sites (FedAvg)"}[n] for n in names
-    )
+    said = {"local": "training alone (Local Train)", "fedavg": "one network for all sites (FedAvg)"}
     asked = ",".join(dict.fromkeys((*REFERENCES, known)))
-    return (
-        f"Whether {subject.label} is better than {others} cannot be said from these runs.",
-        f"To find out: feddp compare --methods {asked} --data ROOT --out FOLDER",
-    )
+    what = f"Whether {subject.label} is better than {' or '.join(said[n] for n in names)} cannot be said from these runs."
+    return (what,), f"feddp compare --methods {asked} --data ROOT --out FOLDER"

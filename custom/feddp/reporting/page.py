@@ -84,7 +84,9 @@ def _title(results: Mapping[str, Any]) -> str:
 def _selected(results: Mapping[str, Any]) -> str:
     joint = f"best by mean validation IoU: {results['best_round']}"
     if results.get(BEST_PER_SITE):
-        return f"Stage 1 selected each site's own best round by validation IoU ({joint})."
+        own = {site: entry["round"] for site, entry in sorted(results["sites"].items()) if "round" in entry}
+        told = "; ".join([*(f"{site}: {round}" for site, round in own.items()), joint])
+        return f"Stage 1 selected each site's own best round by validation IoU ({told})."
     return f"Stage 1 selected round {results['start_round']} ({joint})."
 
 

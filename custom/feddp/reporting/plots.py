@@ -48,13 +48,13 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], ylabel: str
             rounds = sorted(set.intersection(*(set(curve) for curve in seeds)))
             values = np.array([[curve[round] for round in rounds] for curve in seeds])
             colour = f"C{labels.index(label) % 10}"
-            dashes = ("-", "--", ":")[labels.index(label) // 10 % 3]
+            dashes = ("-", "--", "-.")[labels.index(label) % 3]  # a curve below another one of the same values is seen too
             dots = {"marker": ".", "markersize": 3} if len(rounds) <= _DOTTED else {}
             (handles[label],) = axis.plot(rounds, values.mean(axis=0), dashes, color=colour, **dots)
             if len(seeds) > 1:
                 axis.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
         axis.set(title=title, xlabel="round")
-        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
         axis.grid(alpha=0.3)
     for axis in axes[::columns]:
         axis.set_ylabel(ylabel)

@@ -29,7 +29,7 @@ _STYLE: Any = {  # rcParams, whose names matplotlib's types list one by one
     "text.parse_math": False,  # a site may be called `$x`
     "svg.fonttype": "none",  # text stays text: small, and readable for a screen reader
 }
-_READABLE = 560  # pixels of width below which a figure is scrolled, not made smaller
+_READABLE = 0.8  # of its width, below which a figure is scrolled, not made smaller
 _UNUSED = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->|<style type=\"text/css\">.*?</style>", re.DOTALL)
 _NAMED = re.compile(r' id="([^"]*)"')
 _USED = re.compile(r'(?:url\(#|href="#)([^")]*)')
@@ -58,6 +58,6 @@ def inline(figure: Figure, name: str, title: str) -> str:
     head, rest = text.split(">", 1)
     width, height = (float(each) for each in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)[0])
     pixels = round(width * 4 / 3)
-    size = f"width:{pixels}px;min-width:{min(pixels, _READABLE)}px"
+    size = f"width:{pixels}px;min-width:{round(_READABLE * pixels)}px"
     opened = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" style="{size}" aria-label="{escape(title)}">'
     return f"{opened}<title>{escape(title)}</title>" + re.sub(r"\s*\n\s*", "\n", rest).strip()

@@ -13,7 +13,7 @@ from rich.live import Live
 from feddp.errors import FedDPError, InputError
 from feddp.files import RUN, events_after
 from feddp.plan.schema import Plan
-from feddp.reporting.standing import RUNNING, view
+from feddp.reporting.standing import RUNNING, fitted, view
 from feddp.run.folders import FINISHED, RunFolder, runs_below
 from feddp.run.session import to_go_on
 from feddp.stages.standing import Standing
@@ -79,7 +79,8 @@ def watch(run: Watched, poll: float = POLL) -> None:
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
             look = run.look()
-            live.update(view(look.summary, look.state), refresh=True)
+            shown = view(look.summary, look.state) if look.ended else fitted(look.summary, look.state, live.console)
+            live.update(shown, refresh=True)
             if look.ended:
                 break
             time.sleep(poll)

@@ -18,6 +18,7 @@ from feddp.stages.calibrate import peer_networks
 from feddp.stages.host import Host
 from feddp.stages.message import Message
 from feddp.stages.results import gathered
+from feddp.stages.scored import best_rounds
 from feddp.stages.server import Server
 from feddp.stages.site import PEERS, Site
 from feddp.training.loop import predict
@@ -35,6 +36,10 @@ def serve(server: Server) -> None:
     answers = server.ask(protocol.EVALUATE, Message(), (), partial(_check, server.plan.classes))
     plan, memory = server.plan, server.memory
     sites = {site: _result(server, site, answer) for site, answer in answers.items()}
+    if plan.best_per_site:
+        for site, round in best_rounds(memory.events()).items():
+            if site in sites:
+                sites[site]["round"] = round
     absent = sorted(set(server.joined()) - sites.keys())
     missing = {site: memory.lost.get(site, f"site {site} did not evaluate") for site in absent}
     matrix = {site: _row(site, answer) for site, answer in answers.items() if answer.scalars.get("peers")}

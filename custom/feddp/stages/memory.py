@@ -203,15 +203,19 @@ class ServerMemory:
         for watcher in self._watchers:
             watcher(appended)
 
+    def events(self) -> list[Event]:
+        """Returns the events of the run so far."""
+        return read_events(self.folder / PROGRESS)
+
     def watch(self, watcher: Callable[[Event], None], earlier: bool = True) -> None:
         """Calls `watcher` with every event from now on; if `earlier`, first with those of the run so far."""
-        for event in read_events(self.folder / PROGRESS) if earlier else ():
+        for event in self.events() if earlier else ():
             watcher(event)
         self._watchers.append(watcher)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Writes time.json, then results.json with the run's id, by which a later job finds this run's files at the sites."""
-        write_json(self.folder / TIME, accounted(read_events(self.folder / PROGRESS)))
+        write_json(self.folder / TIME, accounted(self.events()))
         write_json(self.folder / RESULTS, {"job": self.run, **results})
 
 

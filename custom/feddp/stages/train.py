@@ -208,9 +208,10 @@ def own_best(before: State, round: int, scores: Scores) -> Tensors:
         before: the state that holds the best round before `round`, if there was one.
         scores: those of `round`.
     """
-    if BEST_IOU in before.memory and scores["iou"] <= before.memory[BEST_IOU].item():
+    iou = protocol.rounded("iou", scores["iou"])  # as the server sees it: its results name the round (`scored.best_rounds`)
+    if BEST_IOU in before.memory and iou <= before.memory[BEST_IOU].item():
         return {name: before.memory[name] for name in (BEST_ROUND, BEST_IOU)}
-    return {BEST_ROUND: torch.tensor(round), BEST_IOU: torch.tensor(scores["iou"], dtype=torch.float64)}
+    return {BEST_ROUND: torch.tensor(round), BEST_IOU: torch.tensor(iou, dtype=torch.float64)}
 
 
 def score(site: Site, shared: Mapping[str, Tensor], round: int) -> Scores:

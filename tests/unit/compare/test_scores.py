@@ -5,13 +5,14 @@ import csv
 import pytest
 
 from feddp.compare.efficiency import inference_ms, local_seconds, times_table, traffic, train_seconds
-from feddp.compare.figures import curves, draw_methods, maxima, mean_curve
+from feddp.compare.figures import draw_methods, maxima, mean_curve
 from feddp.compare.scores import BEFORE, CASE, FINAL, Result, scores
 from feddp.compare.statistics import best_two, compare_images, sentence
 from feddp.compare.tables import methods_tables, scores_table, spread_table
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
 from feddp.reporting.tables import ResultTable, Value
+from feddp.stages.scored import curves
 from feddp.training.metrics import METRICS
 from support.compare_runs import SITES, federation, write_cases, write_run
 

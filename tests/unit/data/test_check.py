@@ -106,6 +106,7 @@ def test_a_misspelt_image_is_two_problems_and_not_four(site):
         ("Zürich", "Zurich"),
         ("St Mary's hospital", "St-Marys-hospital"),
         ("server", "server-1"),
+        ("Average", "Average-1"),
         ("ISBI_1.5", "ISBI_1-5"),
         ("医院", "site-1"),
         ("x" * 65, "x" * 64),

@@ -104,6 +104,17 @@ def test_a_card_holds_the_entries_of_the_public_schema(run, tmp_path):
     )
 
 
+@pytest.mark.parametrize(("own", "said"), [(1, "round 1 selected"), (None, "its own best round selected")])
+def test_a_card_names_the_round_of_the_sites_own_network(run, tmp_path, own, said):
+    """Of Local Train, not the round that is best by the mean over the sites, 2; unknown of a site that withholds its scores."""
+    results = json.loads((run / RESULTS).read_text())
+    results["sites"]["A"] |= {} if own is None else {"round": own}
+    write_json(run / RESULTS, results | {"best_per_site": True})
+    write(run / "sites/A" / NETWORK, tmp_path / "card")
+    assert json.loads((tmp_path / "card/card.json").read_text())["facts"]["round"] == own
+    assert said in (tmp_path / "card/card.md").read_text()
+
+
 def test_a_card_says_what_is_known_withheld_and_missing(run, tmp_path, feddp, plan_for, toy):
     code, out, _ = feddp("export", "--network", run / "sites/A" / NETWORK, "--to", "card", "--out", tmp_path / "card")
     assert (code, out.strip()) == (0, str(tmp_path / "card/card.md"))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.errors import InputError
-from feddp.pages import run_page, template
+from feddp.pages import measures, run_page, template
 from feddp.pages.attendance import attendance
 from feddp.pages.collected import collect
 from feddp.pages.run_page import report
@@ -20,8 +20,8 @@ from support.compare_runs import SITES, federation, write_run
 HOSTILE = "<script>alert('x')</script>"
 DICE = {
     site: {
-        "start": {f"{site}-scan{i}": 0.5 + 0.01 * i for i in range(4)},
-        "calibrated": {f"{site}-scan{i}": 0.8 for i in range(4)},
+        "start": {f"{site}-scan{i}": 0.5 + 0.01 * i for i in range(6)},
+        "calibrated": {f"{site}-scan{i}": 0.8 for i in range(6)},
     }
     for site in SITES
 }
@@ -91,14 +91,48 @@ def test_it_is_one_file_of_means_without_scripts_pictures_or_an_images_value(tmp
 
 
 def test_the_heat_map_and_the_tables_hold_the_means(tmp_path):
-    """Final Dice is 80 at every image; before it is 50, 51, 52, 53: 51.5. IoU of 0.8: 0.8 / 1.2 = 66.67;
-    ASSD 10 (1 - 0.8) = 2, before 10 (1 - 0.515) = 4.85."""
+    """Final Dice is 80 at every image; before it is 50, 51, ... 55: 52.5. IoU of 0.8: 0.8 / 1.2 = 66.67;
+    ASSD 10 (1 - 0.8) = 2, before 10 (1 - 0.525) = 4.75."""
     html = page(tmp_path, run(tmp_path / "feddp"))
     assert re.search(r'<th scope="row">FedDP</th><td class="filled" style="--depth:0.500">80.0</td>', html)
-    row = re.search(r'<th scope="row">site-1</th><td>51.50</td><td>80.00</td><td>4.85</td><td>2.00</td>', html)
+    row = re.search(r'<th scope="row">site-1</th><td>52.50</td><td>80.00</td><td>4.75</td><td>2.00</td>', html)
     assert row
     assert "66.67" in html
-    assert "FedDP after the calibration is better than before it: +28.5 points" in html
+    assert "FedDP after the calibration is better than before it: +27.5 points" in html
+
+
+def test_a_site_that_is_missing_costs_no_average(tmp_path):
+    """FedAvg has 80 at A and 60 at B, FedDP 80 and 40 there and 90 at C; nobody has D: the averages over A and B are 70 and 60,
+    and in FedDP's spread the best of these is A: a gap of 40 points, a variance of 400."""
+    folders = [
+        write_run(
+            tmp_path / method, {s: {"start": {"a": d, "b": d}} for s, d in dice.items()}, method=method, missing={"D": "lost"}
+        )
+        for method, dice in (("fedavg", {"A": 0.8, "B": 0.6}), ("feddp", {"A": 0.8, "B": 0.4, "C": 0.9}))
+    ]
+    found = collect(folders)
+    rows = dict(measures.dice_map(found).rows)
+    assert [cell.text for cell in rows["FedAvg"]] == ["80.0", "60.0", BLANK, BLANK, "70.0"]
+    assert [cell.text for cell in rows["FedDP"]] == ["80.0", "40.0", "90.0", BLANK, "60.0"]
+    table = measures.metric_tables(found)[0]
+    assert [str(row[-1]) for row in table.rows] == ["70.00 ± 10.00", "60.00 ± 20.00"]
+    alone = write_run(tmp_path / "alone", {"A": {"start": {"a": 0.8, "b": 0.8}}}, method="fedavg")
+    assert str(measures.metric_tables(collect([alone]))[0].rows[0][-1]) == "80.00", "no deviation of one site"
+    assert list(map(str, measures.spread_over_sites(found).rows[1])) == ["FedDP", "60.00", "400.00", "40.00", "B", "40.00"]
+
+
+def test_many_sites_stand_one_below_the_other(tmp_path):
+    """Thirteen sites with Dice 10, 11, ... 22: each has a row, and the last is their average, 16."""
+    dice = {f"site-{i:02}": {"start": {"a": 0.1 + 0.01 * i}} for i in range(13)}
+    found = collect([write_run(tmp_path / "run", dice, method="fedavg")])
+    heat = measures.dice_map(found)
+    assert (heat.corner, heat.heads) == ("Site", ("FedAvg",))
+    rows = [(name, cells[0].text) for name, cells in heat.rows]
+    assert (rows[0], rows[12], rows[13]) == (("site-00", "10.0"), ("site-12", "22.0"), ("Average", "16.0"))
+    table = measures.metric_tables(found)[0]
+    assert table.heads == ("Site", "FedAvg")
+    assert [(row[0], str(row[1])) for row in table.rows[:1]] == [("site-00", "10.00")]
+    assert str(table.rows[-1][1]).startswith("16.00 ± ")
 
 
 def test_a_class_has_tables_of_its_own(tmp_path):
@@ -111,6 +145,7 @@ def test_a_class_has_tables_of_its_own(tmp_path):
     html = page(tmp_path, folder)
     assert "<summary>Dice (%), cup</summary>" in html
     assert "12.30" in html
+    assert 'class="best"' not in html, "of one method"
 
 
 def test_who_took_part(tmp_path):
@@ -152,6 +187,26 @@ def test_networks_have_their_hash(tmp_path):
     assert "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad" in page(tmp_path, folder)
 
 
+@pytest.mark.parametrize(("name", "says"), [("", "is a folder; name a file"), ("results.json", "ends with .html")])
+def test_no_other_file_is_replaced_by_a_page(tmp_path, feddp, name, says):
+    folder = run(tmp_path / "run")
+    before = (folder / "results.json").read_bytes()
+    code, _, error = feddp("report", folder, "--out", folder / name)
+    assert (code, says in error) == (2, True)
+    assert (folder / "results.json").read_bytes() == before
+
+
+def test_of_a_run_that_was_broken_off_the_message_says_how_it_goes_on(tmp_path, feddp):
+    folder = run(tmp_path / "run")
+    (folder / "results.json").rename(folder / "run.json")
+    code, _, error = feddp("report", folder, "--out", tmp_path / "page.html")
+    assert code == 2
+    assert error == (
+        f"feddp: {folder} is not a finished run (it has no results.json); wait for its end, or continue it: feddp run --resume"
+        f" {folder}\n"
+    )
+
+
 def test_a_page_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(template, "PAGE_BYTES", 10_000)
     with pytest.raises(InputError, match="at most 10,000; name fewer runs"):
@@ -188,7 +243,10 @@ def test_many_methods_rounds_and_sites_stay_below_the_limit(tmp_path):
         ("results.json", '{"sites": {"A": {}}}', "lacks method, network, rounds, seed"),
         ("sites/site-1/images.csv", "network,image\nstart,a\n", "images.csv is no table of images"),
         ("progress.jsonl", "3\n", "no JSON object"),
+        ("progress.jsonl", "{}\n", "an event lacks event; remove the file"),
+        ("progress.jsonl", '{"event": "answer", "time": 1, "site": "A", "task": "train"}\n', "an event lacks scalars; remove"),
         ("run.json", "[]", "run.json is damaged"),
+        ("run.json", '{"plan": {}, "versions": []}', "run.json is damaged"),
     ],
 )
 def test_a_damaged_or_missing_file_is_one_line(tmp_path, feddp, name, content, says):
@@ -204,19 +262,22 @@ def test_a_damaged_or_missing_file_is_one_line(tmp_path, feddp, name, content, s
 
 def test_summaries_that_are_no_numbers_are_refused(tmp_path):
     folder = run(tmp_path / "run")
-    text = (folder / "results.json").read_text().replace('"mean": 0.8', '"mean": "0.8"')
-    (folder / "results.json").write_text(text)
+    results = json.loads((folder / "results.json").read_text())
+    results["sites"]["site-1"]["final"]["dice"]["mean"] = "0.8"
+    (folder / "results.json").write_text(json.dumps(results))
     with pytest.raises(InputError, match="site-1's final holds no means"):
         report([folder], tmp_path / "page.html")
 
 
 def test_a_comparison_of_folds_has_its_tables(tmp_path):
     """And the reasons of what failed, without the folders of the machine that ran it."""
-    table = ResultTable("methods", "The methods, 5 folds", ("Method", "x"), (None, max), (("FedAvg", Value(12.5, 0.5)),))
+    table = ResultTable(
+        "methods", "The methods, 5 folds", ("Method", "x"), (None, max), (("FedAvg", Value(12.5, 0.5)), ("local", Value(9.0)))
+    )
     content = {"methods": [], "studies": [], "results": {}, "failed": {"one": "no /home/eve/x"}, "tables": [table.to_json()]}
     (tmp_path / "comparison.json").write_text(json.dumps(content))
     html = page(tmp_path, tmp_path)
-    assert "no runs of --methods that could be compared image by image" in html
+    assert "No run of --methods finished here" in html
     assert '<td class="best">12.50 ± 0.50</td>' in html
     assert "no …/x" in html
 

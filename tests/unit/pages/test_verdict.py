@@ -1,4 +1,4 @@
-"""The verdict's words and numbers, derived by hand from tiny runs: four images a site, so that there are intervals."""
+"""The verdict's words and numbers, derived by hand from tiny runs: eight images a site, so that there are intervals."""
 
 import json
 
@@ -42,9 +42,9 @@ def test_better_everywhere(judged):
     )
     assert first.tone == BETTER
     assert first.more[0] == "The mean is higher at 2 of 2 sites."
-    assert first.more[1] == "Sites' own intervals: above 0 at 2, below 0 at 0, across 0 at 0."
+    assert first.more[1] == "Sites' own intervals: above 0 at 2, below 0 at 0, with 0 at 0."
     assert second.text.startswith("FedDP is better than FedAvg: +5.0 points")
-    assert second.more[0] == "The mean is higher at 1 of 2 sites."
+    assert second.more[0] == "The mean is higher at 1 of 2 sites and equal at 1."
     assert worst.text == "The worst site of FedDP is B, with 60.0 % Dice."
     assert worst.more == ("That is 10.0 points below its best site.", "There, others have: Local Train 40.0 %, FedAvg 60.0 %.")
     assert verdict.missing == ()
@@ -56,45 +56,74 @@ def test_an_interval_around_zero_shows_nothing(judged):
     verdict = judged(fedavg=flat(A=0.5), feddp=mixed)
     assert verdict.findings[0].tone == OPEN
     assert verdict.findings[0].text == (
-        "FedDP is not shown to differ from FedAvg: 0.0 points of Dice on average over 1 site (95 % interval −7.5 to +7.5)."
+        "FedDP is not shown to differ from FedAvg: 0.0 points of Dice at A, the only site with a result of both (95 % interval"
+        " −7.5 to +7.5)."
     )
 
 
 def test_worse(judged):
     finding = judged(local=flat(A=0.8), feddp=flat(A=0.7)).findings[0]
     assert finding.tone == WORSE
-    assert finding.text.startswith("FedDP is worse than Local Train: −10.0 points of Dice on average over 1 site")
+    assert finding.text.startswith("FedDP is worse than Local Train: −10.0 points of Dice at A, the only site")
+    assert finding.more == (), "of one site, its interval is the average's"
 
 
 def test_sites_count_equally_however_many_images_they_have(judged):
-    """A: 8 images of +10, B: 4 images of -20: (10 - 20)/2 = -5, not (80 - 80)/12 = 0."""
-    few = {"start": dict.fromkeys("abcd", 0.5)}
-    verdict = judged(fedavg=flat(A=0.6) | {"B": few}, feddp=flat(A=0.7) | {"B": {"start": dict.fromkeys("abcd", 0.3)}})
+    """A: 8 images of +10, B: 6 images of -20: (10 - 20)/2 = -5, not (80 - 120)/14 = -2.9."""
+    few = {"start": dict.fromkeys("abcdef", 0.5)}
+    verdict = judged(fedavg=flat(A=0.6) | {"B": few}, feddp=flat(A=0.7) | {"B": {"start": dict.fromkeys("abcdef", 0.3)}})
     assert verdict.findings[0].text.startswith("FedDP is worse than FedAvg: −5.0 points")
 
 
 def test_without_the_sites_tables_there_is_no_interval(judged, tmp_path):
-    """Two sites are too few to draw sites again; the sentence says why, and that it may be chance."""
-    write_run(tmp_path / "one", flat(A=0.6, B=0.6), method="fedavg")
+    """Two sites are too few for an interval over sites; the sentence says why, and that it may be chance. C is not left out in
+    silence."""
+    write_run(tmp_path / "one", flat(A=0.6, B=0.6, C=0.5), method="fedavg")
     write_run(tmp_path / "two", flat(A=0.7, B=0.65), method="feddp")
     (tmp_path / "two/sites/A/images.csv").unlink()
-    finding = judge(collect([tmp_path / "one", tmp_path / "two"])).findings[0]
+    verdict = judge(collect([tmp_path / "one", tmp_path / "two"]))
+    finding = verdict.findings[0]
+    assert verdict.scope[0] == (
+        "An interval needs 3 sites, or 6 images at each site whose values are on this machine and not withheld."
+    )
     assert finding.tone == OPEN
-    assert finding.text.startswith("FedDP scores higher than FedAvg: +7.5 points of Dice on average over 2 sites (no interval:")
-    assert finding.text.endswith("this may be chance.")
+    assert finding.text == (
+        "FedDP scores higher than FedAvg: +7.5 points of Dice on average over 2 sites. There is no interval, so this may be"
+        " chance."
+    )
+    assert finding.more[-1] == "Left out, because only one of the two has a result there: C."
     assert finding.contrast.sites["B"].interval == pytest.approx((5, 5)), "B's table is here"
     assert finding.contrast.sites["A"].interval is None
 
 
-def test_four_sites_without_tables_are_drawn_again(judged, tmp_path):
-    """Differences 0, 0, 10, 10: resamples' means are 10/4 Binomial(4, 1/2); P(0) = 1/16 > 2.5 %, so from 0 to 10."""
+@pytest.mark.parametrize(
+    ("differences", "text"),
+    [
+        (
+            (0, 0, 10, 10),
+            "is not shown to differ from FedAvg: +5.0 points of Dice on average over 4 sites (95 % interval −4.2 to +14.2)",
+        ),
+        ((6, 6, 14, 14), "is better than FedAvg: +10.0 points of Dice on average over 4 sites (95 % interval +2.7 to +17.3)"),
+        (
+            (1, 1, 1, 29),
+            "is not shown to differ from FedAvg: +8.0 points of Dice on average over 4 sites (95 % interval −14.3 to +30.3)",
+        ),
+    ],
+)
+def test_four_sites_without_tables_have_students_interval(tmp_path, differences, text):
+    """t(0.975; 3) = 3.1824. The sums of squares around the means 5, 10 and 8 are 100, 64 and 588, so s/√4 is √(100/3)/2 =
+    2.887, 2.309 and 7; 3.1824 times these: 9.19, 7.35 and 22.28. In the last case all are positive, which chance gives
+    in 1 of 8 (all of one sign): no proof."""
     write_run(tmp_path / "one", flat(A=0.5, B=0.5, C=0.5, D=0.5), method="fedavg")
-    write_run(tmp_path / "two", flat(A=0.5, B=0.5, C=0.6, D=0.6), method="feddp")
+    higher = {site: 0.5 + d / 100 for site, d in zip("ABCD", differences, strict=True)}
+    write_run(tmp_path / "two", flat(**higher), method="feddp")
     for site in "ABCD":
         (tmp_path / f"two/sites/{site}/images.csv").unlink()
-    finding = judge(collect([tmp_path / "one", tmp_path / "two"])).findings[0]
-    assert "(95 % interval 0.0 to +10.0)" in finding.text
+    verdict = judge(collect([tmp_path / "one", tmp_path / "two"]))
+    finding = verdict.findings[0]
+    assert text in finding.text
     assert finding.contrast.basis == "sites"
+    assert any("are Student's" in line for line in verdict.scope)
 
 
 @pytest.mark.parametrize("word", ["withheld", "std_withheld"])
@@ -127,8 +156,20 @@ def test_one_run_says_what_it_can_and_what_it_cannot(judged):
     assert verdict.missing == (
         "Whether FedDP is better than training alone (Local Train) or one network for all sites (FedAvg) cannot be said from"
         " these runs.",
-        "To find out: feddp compare --methods local,fedavg,feddp --data ROOT --out FOLDER",
     )
+    assert verdict.command == "feddp compare --methods local,fedavg,feddp --data ROOT --out FOLDER"
+
+
+def test_what_the_longer_training_of_the_last_stage_adds_is_told(judged):
+    """FedDP 50 after the rounds and 70 after the calibration, FedAvg 60: +10, of which the rounds are -10."""
+    calibrated = {"A": {"start": dict.fromkeys(IMAGES, 0.5), "calibrated": dict.fromkeys(IMAGES, 0.7)}}
+    finding = judged(fedavg=flat(A=0.6), feddp=calibrated).findings[0]
+    assert finding.text.startswith("FedDP is better than FedAvg: +10.0 points")
+    assert finding.more[-1] == (
+        "Before the calibration, in which its networks train further, the difference is −10.0 points"
+        " (95 % interval −10.0 to −10.0)."
+    )
+    assert judged(local=flat(A=0.6), fedbn=flat(A=0.7)).findings[0].more == (), "no later stage"
 
 
 def test_another_local_stage_is_not_called_a_calibration(judged):
@@ -169,3 +210,79 @@ def test_the_plain_method_is_the_reference_not_its_variant(tmp_path):
 def test_a_message_loses_the_machines_folders():
     text = "site A: /home/eve/data/A/images/x.png is missing; log: /tmp/run 1/local.log (see https://x.org/a/b), 3/4 of it"
     assert without_paths(text) == "site A: …/x.png is missing; log: …/run 1/local.log (see https://x.org/a/b), 3/4 of it"
+
+
+def test_the_mean_is_the_images_not_the_rounded_one(tmp_path):
+    """Sites with guards round means to three decimals: here 60.04 and 60.0 became 60.0. The images say +0.04, at both."""
+    write_run(tmp_path / "one", flat(A=0.6, B=0.6), method="fedavg")
+    folder = write_run(tmp_path / "two", flat(A=0.6004, B=0.6004), method="feddp")
+    path = folder / "results.json"
+    path.write_text(path.read_text().replace("0.6004", "0.6"))
+    finding = judge(collect([tmp_path / "one", folder])).findings[0]
+    assert finding.text.startswith("FedDP is better than FedAvg: +0.04 points")
+    assert "(95 % interval +0.04 to +0.04)" in finding.text
+
+
+def test_what_is_shown_as_equal_is_not_called_higher(judged):
+    """At A +0.001 points, which no text shows, at B +10, at C the same."""
+    verdict = judged(fedavg=flat(A=0.6, B=0.5, C=0.5), feddp=flat(A=0.60001, B=0.6, C=0.5))
+    assert verdict.findings[0].more[:2] == (
+        "The mean is higher at 1 of 3 sites and equal at 2.",
+        "Sites' own intervals: above 0 at 1, below 0 at 0, with 0 at 2.",
+    )
+    same = judged(local=flat(A=0.5, B=0.5), fedbn=flat(A=0.5, B=0.5)).findings[0]
+    assert same.text.startswith("fedbn is not shown to differ from Local Train: 0.0 points of Dice on average over 2 sites")
+
+
+def test_the_personal_method_is_judged_not_one_global_network(judged):
+    """FedProx shares all; FedBN keeps its normalisation; FedDP comes first wherever it stands, twice too."""
+    half, more = flat(A=0.5, B=0.5), flat(A=0.6, B=0.6)
+    assert judged(fedavg=half, fedprox=half, fedbn=more, ditto=more).subject.label == "fedbn"
+    assert judged(local_2=half, fedbn_2=half, feddp_1=half).subject.label == "FedDP"
+
+
+def test_two_plans_of_feddp_come_before_another_method(tmp_path):
+    folders = [write_run(tmp_path / "bn", flat(A=0.5), method="fedbn")]
+    folders += [write_run(tmp_path / f"dp{n}", flat(A=0.5), rounds=n) for n in (4, 5)]
+    assert judge(collect(folders)).subject.label == "FedDP (dp4)"
+
+
+def test_uneven_comparisons_say_so(tmp_path):
+    """Other seeds, rounds and sizes; and a reference whose rounds were chosen on the test images."""
+    folders = [write_run(tmp_path / f"dp{s}", flat(A=0.6, B=0.6), seed=s) for s in (0, 1, 2)]
+    folders.append(write_run(tmp_path / "avg", flat(A=0.5, B=0.5), "test", method="fedavg", rounds=9, size=64))
+    verdict = judge(collect(folders))
+    assert "The seeds differ: FedDP has 0, 1, 2; FedAvg has 0." in verdict.findings[0].more
+    assert "These runs differ in rounds (FedDP: 3, FedAvg: 9), so a difference may come from that." in verdict.scope
+    assert "These runs differ in size (FedDP: 32, FedAvg: 64), so a difference may come from that." in verdict.scope
+    assert "Optimistic: rounds and epochs were chosen on the test images (selection=test)." in verdict.scope
+    assert not any("One seed" in line for line in verdict.scope)
+
+
+def test_the_worst_site(judged):
+    """One site has no rank; of equal ones all are named; a site whose result one seed lacks is named as such."""
+    assert texts(judged(fedavg=flat(A=0.5))) == ["At A, its only site with a result, FedAvg has 50.0 % Dice."]
+    assert texts(judged(fedavg_1=flat(A=0.5, B=0.5004)))[-1] == "At all 2 sites FedAvg has 50.0 % Dice."
+    tied = judged(fedavg_2=flat(A=0.5, B=0.5, C=0.7)).findings[-1]
+    assert tied.text == "The worst sites of FedAvg are A, B, with 50.0 % Dice each."
+    assert tied.more == ("That is 20.0 points below its best site.",)
+
+
+def test_a_site_without_a_result_is_named(tmp_path):
+    folder = write_run(tmp_path / "run", flat(A=0.5, B=0.6), missing={"C": "site C was lost at train"})
+    assert judge(collect([folder])).scope[-1] == ("Without a result of FedDP in every run: C. Who took part, below, says why.")
+
+
+def test_methods_without_a_common_site_are_not_compared(judged):
+    verdict = judged(fedavg=flat(A=0.5), feddp=flat(B=0.5))
+    assert verdict.missing[0] == "No site has a result of both FedDP and FedAvg."
+    assert verdict.missing[1].startswith("Whether FedDP is better than training alone (Local Train) cannot be said")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_table_with_a_number_that_is_none_is_refused(tmp_path, value):
+    folder = write_run(tmp_path / "run", flat(A=0.5))
+    path = folder / "sites/A/images.csv"
+    path.write_text(path.read_text().replace("start,a,0.5", f"start,a,{value}"))
+    with pytest.raises(InputError, match="images.csv is no table of images"):
+        judge(collect([write_run(tmp_path / "other", flat(A=0.5), method="fedavg"), folder]))

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from feddp.files import read_events, read_results
+from feddp.run.options import Options, run_here
 from feddp.stages.message import Message
 from feddp.stages.train import Best, adopt, score, train
 
@@ -54,6 +56,7 @@ def ious(monkeypatch):
     [
         ("local", {}, (0.3, 0.7, 0.5, 0.6), 2),
         ("local", {}, (0.3, 0.2, 0.3, 0.1), 1),
+        ("local", {}, (0.3, 0.7001, 0.7004, 0.6), 2),
         ("local", {}, (0.3, 0.4, 0.5, 0.6), 4),
         ("local", {"start": "last"}, (0.3, 0.7, 0.5, 0.6), 3),
         ("local", {"private": "head"}, (0.3, 0.7, 0.5, 0.6), 3),
@@ -63,8 +66,9 @@ def ious(monkeypatch):
 def test_local_train_adopts_the_best_round_of_each_site(open_site, toy, ious, fresh, method, changes, values, adopted):
     """Four rounds; the server, by the mean over the sites, takes each for the best but the last, so it asks for round 3.
 
-    Local: 0.7 in round 2; of equal rounds the first, 1; 0.6 in the last round, 4. Elsewhere the server's round 3: with
-    start=last, with a shared tensor, whose γ is the server's choice, and by a method that does not say so.
+    Local: 0.7 in round 2; of equal rounds the first, 1; 0.7001 and 0.7004 leave the site as one number, so 2; 0.6 in the last
+    round, 4. Elsewhere the server's round 3: with start=last, with a shared tensor, whose γ is the server's choice, and by a
+    method that does not say so.
     """
     plan = {"method": method, "network": toy, "rounds": 4, **changes}
     ious(values)
@@ -91,3 +95,30 @@ def test_a_state_that_is_not_the_best_is_removed(open_site, toy, ious):
         train(site, {}, round, best=round or None)
     left = sorted(path.name for path in site.store.folder.glob("state_*"))
     assert left == [f"state_0000{number}.safetensors" for number in (1, 4, 5, 6)]
+
+
+@pytest.mark.parametrize(("method", "named"), [("local", True), ("fedavg", False)])
+def test_the_results_name_the_round_of_each_site(tiny_root, tmp_path, toy, monkeypatch, method, named):
+    """site-1's IoU falls, site-2's rises, and site-2's more: the mean is best in round 3, site-1's own in round 1. What each
+    site adopted is in its own record: the round that it scored last."""
+    scored = {}
+
+    def validate(site):
+        site_scores = scored.setdefault(site.name, {})
+        key = sum(value.double().sum().item() for value in site.network.state_dict().values())
+        slope = {"site-1": -0.1, "site-2": 0.2}[site.name]
+        return {"dice": 0.5, "iou": site_scores.setdefault(key, 0.4 + slope * len(site_scores))}
+
+    monkeypatch.setattr("feddp.stages.site.Site.validate", validate)
+    out = tmp_path / "out"
+    run_here(tiny_root, out, Options(method, 3, None, toy, 32, 0, ("batch=4",)), "local")
+    results = read_results(out)
+    records = {site: read_events(out / "sites" / site / "record.jsonl") for site in ("site-1", "site-2")}
+    adopted = {site: [e["round"] for e in events if e["event"] == "score"][-1] for site, events in records.items()}
+    assert results["best_round"] == 3
+    assert adopted == ({"site-1": 1, "site-2": 3} if named else {"site-1": 3, "site-2": 3})
+    assert {site: entry.get("round") for site, entry in results["sites"].items()} == (
+        adopted if named else {"site-1": None, "site-2": None}
+    )
+    said = "(site-1: 1; site-2: 3; best by mean validation IoU: 3)"
+    assert (said in (out / "results.md").read_text()) is named

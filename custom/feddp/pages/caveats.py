@@ -1,0 +1,52 @@
+"""What a verdict's numbers cover and what they do not, and what makes a comparison uneven."""
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+
+from feddp.compare.statistics import FEW, LEAST, METRIC, RESAMPLES
+from feddp.pages.collected import Collected, Measurements
+from feddp.pages.differences import IMAGES, SITES
+
+_CONDITIONS = ("network", "size", "rounds", "weights", "selection")  # in results.json, which two compared runs should share
+_NAMED = 4  # methods and sites that a sentence lists
+
+
+def covered(subject: Measurements, bases: Collection[str]) -> Iterator[str]:
+    """What the intervals cover; `bases`: those of the contrasts (`differences.Contrast.basis`)."""
+    if IMAGES in bases:
+        yield (
+            f"Intervals are percentile bootstraps of {RESAMPLES} resamples, paired by test image and drawn within each site;"
+            " sites count equally. They cover the choice of test images, not another training, and are too narrow where"
+            " several images show one patient. Of the sites' own, about 1 in 20 excludes the true difference by chance."
+        )
+    if SITES in bases:
+        yield (
+            "Intervals over sites are Student's, mean ± t · s / √n of the sites' differences: for a sample of few sites they"
+            " are wide. They do not cover another training."
+        )
+    if "" in bases:
+        yield (
+            f"An interval needs {FEW} sites, or {LEAST} images at each site whose values are on this machine and not withheld."
+        )
+    if len(subject.runs) == 1:
+        yield "One seed was run: how much another training would change the numbers is not known."
+
+
+def caveats(subject: Measurements, references: Sequence[Measurements], collected: Collected) -> Iterator[str]:
+    """What makes a comparison uneven, or its numbers optimistic."""
+    compared = [subject, *references]
+    for name in _CONDITIONS:
+        values = {m.label: m.runs[0].results.get(name) for m in compared}
+        if len({json.dumps(value) for value in values.values()}) > 1:
+            shown = ", ".join(f"{label}: {'none' if value in (None, '') else value}" for label, value in values.items())
+            yield f"These runs differ in {name} ({shown}), so a difference may come from that."
+    if any(run.results["selection"] == "test" for m in compared for run in m.runs):
+        yield "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
+    if without := [site for site in collected.sites if site not in subject.means(METRIC)]:
+        yield f"Without a result of {subject.label} in every run: {listed(without)}. Who took part, below, says why."
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of them, and how many more."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
