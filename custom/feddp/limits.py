@@ -18,7 +18,10 @@ VOLUME_TAIL = MIB  # bytes of a NIfTI file after the last voxel; they are not re
 
 # DICOM: a CT slice has 0.5 MiB, a mammograph 30; a segmentation of 256 slices and 5 classes 42 MiB, contours 1 to 20 MiB
 DICOM_BYTES = 160 * MIB  # bytes of a DICOM file; it is also read as a whole
-CONTOUR_BYTES = 32 * MIB  # bytes of an RTSTRUCT file: each of its numbers, a text, takes ten times its bytes in memory
+HEAD_BYTES = 32 * MIB  # bytes of a DICOM file before its pixels, all those of an RTSTRUCT: each takes up to 40 in memory
+CONTOUR_STEPS = 2 * 10**11  # corners of contours times pixels around them: a body on 300 slices takes 10**11, five minutes
+STRUCTURES = 255  # structures of a segmentation that are classes; each is read over the whole volume
+SERIES_BYTES = 512 * MIB  # bytes of the files of a DICOM series
 SERIES_FILES = 4096  # files of a DICOM series
 
 # archives: the public sets have 10 to 40 thousand files

@@ -30,10 +30,9 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
         if image.width * image.height > IMAGE_PIXELS:
             what = f"has {image.width} x {image.height} pixels; the limit is {IMAGE_PIXELS}"
             raise BadFile(Problem(file, what, "Scale it down"))
-        # a camera's JPEG may hold previews behind its picture (MPO)
-        pictures: int = getattr(image, "n_frames", 1)
-        if image.format != "MPO" and pictures > 1:
-            raise BadFile(Problem(file, f"holds {pictures} pictures", "Save one picture per file"))
+        # a camera's JPEG may hold previews behind its picture (MPO). The number is not counted: in a TIFF this takes hours
+        if image.format != "MPO" and getattr(image, "is_animated", False):
+            raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
         image.load()
         return image.convert(mode) if mode else image
     except BadFile:
