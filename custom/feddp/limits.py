@@ -35,10 +35,12 @@ JSON_BYTES = MIB  # bytes of dataset.json, metadata of a network's file; parsed,
 CONFIG_BYTES = MIB // 16  # bytes of run.yaml, which holds some forty short lines
 JSON_DEPTH = 32  # levels of a JSON file: our files have six levels
 RESULTS_BYTES = 32 * MIB  # bytes of results.json: the means of 100 sites with 100 networks each are 4 MiB
+EVENT_BYTES = 256 * MIB  # bytes of progress.jsonl: 1000 rounds of 100 sites are 60 MiB
 TABLE_BYTES = 32 * MIB  # bytes of split.csv, or a table that comes with a data set
 TABLE_ROWS = 250_000  # rows of a table: as pictures of 96 x 96 pixels in memory: 36 GB
 TABLE_LINE = 4096  # characters of a line of a table
 FILE_NAME = 255  # bytes of a file's name: the limit of file systems
+TEXT = 10_000  # characters of a message or reason
 NAME = 255  # characters of the name of a patient, a class or a site
 CLASSES = 255  # classes of a data set: a mask has 8 bits, and 0 is the background
 

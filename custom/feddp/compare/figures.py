@@ -12,10 +12,11 @@ from feddp.compare.leave_one_out import UnseenResult
 from feddp.compare.scores import AVERAGE, Result, Scores, scores
 from feddp.compare.studies import STUDIES, AdaptedModels, Entry, Study, TrainedNetworks
 from feddp.compare.variants import Variant
-from feddp.files import PROGRESS, Event, read_events
+from feddp.files import PROGRESS, Event
 from feddp.methods.base import TRAIN
 from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_points, draw_spread, save
 from feddp.reporting.tables import SHOWN, Value, shown_value
+from feddp.stages.events import read_progress
 
 _DICE = SHOWN["dice"].head
 _BLOCK = 10  # rounds; FedDP's Fig. 7 shows the maximum of each
@@ -188,7 +189,7 @@ def _bar(value: Value) -> tuple[float, float]:
 
 def _seeds(result: Result, title: str) -> list[Curve]:
     """One curve per seed, of a site or on average; none where the runs kept none."""
-    found = [curves(read_events(folder / PROGRESS)) for folder in result.folders.values()]
+    found = [curves(read_progress(folder / PROGRESS)) for folder in result.folders.values()]
     seeds = [mean_curve(sites) if title == AVERAGE else sites.get(title, {}) for sites in found]
     return [*seeds] if all(seeds) else []
 

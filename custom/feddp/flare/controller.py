@@ -178,5 +178,8 @@ def _released(task: Task, fl_ctx: FLContext) -> None:
 def _reply(site: str, task: str, result: Shareable) -> Message:
     code = result.get_return_code(ReturnCode.OK)
     if code != ReturnCode.OK:
-        raise ContributionError(f"site {site}: {task} ended with {code}; the site's audit.log has the reason")
+        known = (
+            code if isinstance(code, str) and code in messages.CODES else "a code that FLARE does not have"
+        )  # a site writes what it likes there
+        raise ContributionError(f"site {site}: {task} ended with {known}; the site's audit.log has the reason")
     return Message(*messages.unpack(result))

@@ -6,7 +6,7 @@ read of a site that withholds something by its policy.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,14 @@ import numpy as np
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Result, Rows, over_seeds, read_site
 from feddp.compare.variants import Variant
 from feddp.errors import BadFile, InputError
-from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_events, read_results, site_folder
+from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_results, site_folder
 from feddp.limits import RESULTS_BYTES
 from feddp.methods import METHODS
+from feddp.methods.base import STAGES
 from feddp.protocol import STD_WITHHELD, WHEN, WITHHELD
-from feddp.reading import read_json
+from feddp.reading import is_count, is_name, is_text, read_json, shown
 from feddp.reporting.tables import ResultTable
+from feddp.stages.events import read_progress
 
 PROSE = {"feddp": "FedDP", "fedavg": "FedAvg", "local": "Local Train"}  # names of papers, where a page speaks of methods
 _PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
@@ -38,7 +40,7 @@ class FinishedRun:
 
     @cached_property
     def events(self) -> list[Event]:
-        return read_events(self.folder / PROGRESS)
+        return read_progress(self.folder / PROGRESS)
 
     @property
     def sites(self) -> list[str]:
@@ -188,6 +190,8 @@ def _read(folder: Path) -> dict[str, Any]:
     wanted = ("method", "network", "rounds", "seed", "stages", "selection", "average")
     if lacking := [name for name in wanted if name not in results]:
         raise InputError(f"{folder / RESULTS} lacks {', '.join(lacking)}; {remedy}")
+    if wrong := [name for name, fits in _TYPES.items() if name in results and not fits(results[name])]:
+        raise InputError(f"{folder / RESULTS}: {wrong[0]} is {shown(results[wrong[0]])}; {remedy}")
     for site, entry in results["sites"].items():
         for when in WHEN:
             cells = entry.get(when, {}) if isinstance(entry, dict) else None
@@ -195,6 +199,22 @@ def _read(folder: Path) -> dict[str, Any]:
                 raise InputError(f"{folder / RESULTS}: {site}'s {when} holds no means; {remedy}")
     results.setdefault("missing", {})
     return results
+
+
+def _reasons(value: object) -> bool:
+    """Whether it is {site: why}; each a text, of several lines perhaps."""
+    return isinstance(value, dict) and all(map(is_text, value.values()))
+
+
+_TYPES: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("method", "network", "selection"), is_name),
+    **dict.fromkeys(("rounds", "size", "seed"), is_count),
+    "stages": lambda value: isinstance(value, list) and set(map(str, value)) <= STAGES.keys(),
+    "settings": lambda value: isinstance(value, dict),
+    "missing": _reasons,
+    "missed": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
+    "without": lambda value: isinstance(value, dict) and all(map(_reasons, value.values())),
+}
 
 
 def _finite(value: object) -> bool:

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from feddp.reading import lasting
+from feddp.reading import lasting, plain
 from feddp.reporting.tables import BLANK
 
 RUNNING = "running"
@@ -23,16 +23,16 @@ def view(summary: Mapping[str, Any], state: str) -> Group:
         summary: as `Standing.summary`, or without entries, while the server has told nothing.
         state: of the run or job, in a word or two.
     """
-    parts: list[Table | Text] = [Text(headline(summary, state), "bold")]
+    parts: list[Table | Text] = [Text(plain(headline(summary, state)), "bold")]
     if sites := summary.get("sites"):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for head in ("site", "state", "loss", "Dice", "to the site", "from the site"):
             table.add_column(head, justify="left" if head in ("site", "state") else "right")
         for name, site in sites.items():
             sizes = (decimal(site["received"]), decimal(site["sent"]))
-            table.add_row(Text(name), _state(site), _number(site["loss"]), _number(site["dice"]), *sizes)
+            table.add_row(Text(plain(name)), _state(site), _number(site["loss"]), _number(site["dice"]), *sizes)
         parts.append(table)
-    return Group(*parts, *(Text(note) for note in summary.get("notes", [])))
+    return Group(*parts, *(Text(plain(note)) for note in summary.get("notes", [])))
 
 
 def headline(summary: Mapping[str, Any], state: str) -> str:
@@ -55,8 +55,8 @@ def time_left(seconds: float | None, rough: bool) -> str:
 
 def _state(site: Mapping[str, Any]) -> Text:
     word, why = site["state"], site["why"]
-    text = Text(word if word == "waits" else f"{word} {lasting(site['since'])}", _STYLES.get(word, ""))
-    return text.append(f": {why}", "default") if why else text
+    text = Text(plain(word if word == "waits" else f"{word} {lasting(site['since'])}"), _STYLES.get(word, ""))
+    return text.append(plain(f": {why}"), "default") if why else text
 
 
 def _number(value: float | None) -> str:

@@ -5,7 +5,7 @@ FLARE says how the job as a whole stands, and which sites are connected. The res
 download the job's results (`feddp.provision.AUTHORIZATION`), and asks no site.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from feddp.errors import InputError
 from feddp.flare.persistor import STANDING, STATS
 from feddp.flare.session_errors import session_errors
+from feddp.reading import is_count, is_name, is_number, is_text
 from feddp.reporting.standing import RUNNING
 from feddp.run.watch import Look, Watched
 from feddp.sealing.kit import ADMIN, Kit
@@ -51,10 +52,16 @@ class WatchedJob(Watched):
     def _standing(self) -> dict[str, Any]:
         """Returns what the job's server tells; nothing while its process starts or ends."""
         try:
-            told = self.session.show_stats(self.id, "server").get("server", {})
+            told: Any = self.session.show_stats(self.id, "server")
         except (JobNotRunning, JobNotFound):
             return {}
-        return dict(told.get(STATS, {}).get(STANDING, {}))
+        for name in ("server", STATS, STANDING):
+            if isinstance(told, dict) and name not in told:
+                return {}
+            told = told[name] if isinstance(told, dict) else None
+        if not _is_summary(told):
+            raise InputError(f"the server told of job {self.id} what no server of FedDP tells")
+        return dict(told)
 
     def _absent(self) -> list[str]:
         joined = [client.name for client in self.session.get_system_info().client_info]
@@ -74,6 +81,37 @@ def job_of(session: Session, id: str = "") -> WatchedJob:
         what = f"{id}: there is not one job whose id begins so" if id else "not one job is under way"
         raise InputError(f"{what} (there: {', '.join(ids) or 'none'}); name a job's id")
     return WatchedJob(session, ids[0])
+
+
+_ROW: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("state", "why"), is_text),
+    "since": is_number,
+    **dict.fromkeys(("loss", "dice"), lambda value: value is None or is_number(value)),
+    **dict.fromkeys(("received", "sent"), is_count),
+}
+
+
+def _is_sites(value: Any) -> bool:
+    return isinstance(value, dict) and all(is_name(site) and _is_whole(row, _ROW) for site, row in value.items())
+
+
+_SUMMARY: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("method", "network", "task", "of"), is_text),
+    **dict.fromkeys(("round", "rounds"), is_count),
+    "seconds_left": lambda value: value is None or is_number(value),
+    "rough": lambda value: isinstance(value, bool),
+    "sites": _is_sites,
+    "notes": lambda value: isinstance(value, list) and all(map(is_text, value)),
+}
+
+
+def _is_summary(value: Any) -> bool:
+    """Whether it is what `Standing.summary` returns: a server's operator may have changed what his server tells."""
+    return _is_whole(value, _SUMMARY)
+
+
+def _is_whole(value: Any, parts: Mapping[str, Callable[[Any], bool]]) -> bool:
+    return isinstance(value, dict) and all(name in value and fits(value[name]) for name, fits in parts.items())
 
 
 @contextmanager
