@@ -5,6 +5,7 @@ The same for cases, where images are the slices of volumes: there, one case take
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -183,7 +184,10 @@ def read_table(path: Path, unit: Unit, when: str, last: str) -> Rows:
             classes = class_names(table.fieldnames or ())
             names = [of_class(metric, name) for name in ("", *classes) for metric in unit.metrics]
             for row in table:
-                slots.setdefault(row["network"], {})[row[unit.name]] = {name: float(row[name]) for name in names}
+                values = {name: float(row[name]) for name in names}
+                if not all(map(math.isfinite, values.values())):
+                    raise ValueError(f"{row[unit.name]} has a value that is not finite")
+                slots.setdefault(row["network"], {})[row[unit.name]] = values
     except (OSError, KeyError, ValueError, csv.Error) as error:
         raise InputError(f"{path} is no table of {unit.name}s ({error!r}); remove its run, it will be run again") from None
     if not slots:

@@ -15,7 +15,7 @@ from feddp.networks.metadata import Metadata
 from feddp.networks.weights import fingerprint, load_personal, read_network
 from feddp.plan.schema import Plan
 from feddp.protocol import STD_WITHHELD, WHEN, WITHHELD
-from feddp.reading import read, read_own
+from feddp.reading import is_count, is_text, read, read_own
 from feddp.stages.evaluate import is_whole
 
 LEVEL = 0.95
@@ -58,6 +58,8 @@ class Facts:
             why = f"the run's results: no {RESULTS} lies beside the network"
             return cls(*own, count, missing=(why, "the run's plan", "the run's time"))
         results, missing = read_results(folder), []
+        if not all(map(is_text, results.get("missing", {}).values())):
+            raise InputError(f"{folder / RESULTS}: a reason in missing is no text; take it from the run again")
         if (folder / TIME).exists():
             time = read_own(folder / TIME, InputError, "take it from the run's server again")
         else:
@@ -89,8 +91,9 @@ class Facts:
         """
         found = []
         for site, result in sorted(self.results.get("sites", {}).items()):
-            summary = result.get(WHEN[-1], {})
-            if not is_whole(summary, tuple(summary), result):
+            summary: Any = result.get(WHEN[-1], {}) if isinstance(result, dict) else None
+            whole = isinstance(summary, dict) and is_whole(summary, tuple(summary), result)
+            if not whole or not all(is_count(cell["n"]) for cell in summary.values()):
                 raise InputError(f"{self.file}: the run's {RESULTS} has a wrong number of {site}; take it from the run again")
             for metric, cell in summary.items():
                 entry = {"site": site, "metric": metric, "mean": cell["mean"], "std": cell.get("std"), "n": cell["n"]}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Result, Rows, over_seeds, read_site
+from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Variant
 from feddp.errors import BadFile, InputError
 from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_results, site_folder
@@ -168,6 +169,8 @@ def _comparison(folder: Path) -> Collected:
             runs = tuple(FinishedRun(run, label, _read(run)) for run in results[variant].folders.values())
             methods[label] = Measurements(label, runs, tuple(results[variant].failed.values()))
         studies = {name: results for name in content["studies"]}
+        if lacking := {entry.source.variant for name in studies for entry in STUDIES[name].entries} - results.keys():
+            raise KeyError(str(lacking.pop()))
     except (KeyError, TypeError, ValueError, AttributeError, BadFile) as error:
         raise InputError(
             f"{path} is damaged ({error!r}); give the same `feddp compare` again, it writes the file anew"
