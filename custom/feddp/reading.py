@@ -15,6 +15,7 @@ from feddp.limits import JSON_BYTES, JSON_DEPTH, MIB, NAME, RESULTS_BYTES, TEXT
 # what a terminal obeys (also in Unicode's second block of such letters, and what turns the direction of writing), and single
 # surrogates, which JSON may hold and no file can
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LARGEST = 2**53  # of a number that leaves a site (`feddp.protocol`)
 _BLANKS = re.compile("[\t\n\r]+")
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}
 
@@ -139,12 +140,12 @@ def is_text(value: Any, most: int = TEXT) -> bool:
 
 def is_number(value: Any) -> bool:
     """Returns whether `value` is a number of a usual size."""
-    return isinstance(value, int | float) and abs(value) < 1e15  # NaN is not
+    return isinstance(value, int | float) and abs(value) <= _LARGEST  # NaN is not
 
 
 def is_count(value: Any) -> bool:
     """Returns whether `value` is a whole number of a usual size, 0 or more."""
-    return isinstance(value, int) and 0 <= value < 10**15
+    return isinstance(value, int) and 0 <= value <= _LARGEST
 
 
 def plain(text: object) -> str:
