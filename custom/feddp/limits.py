@@ -10,6 +10,7 @@ MIB = 1024**2
 # network's input, 36 million pixels take 412 MiB, and their reading less than 1 GiB
 IMAGE_PIXELS = 6000 * 6000  # pixels of a picture
 IMAGE_BYTES = 160 * MIB  # bytes of a picture's file: that many pixels of four bytes, uncompressed, and a header
+JPEG_SCANS = 100  # passes of a JPEG over its pixels: each takes 0.06 s and may have 60 bytes; progressive ones have some ten
 
 # volumes: MRI of 512 x 512 x 256; the largest prostate volume has a quarter of that
 VOXELS = 512 * 512 * 256  # voxels of a volume

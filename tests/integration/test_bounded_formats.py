@@ -214,6 +214,27 @@ def test_pixels_that_unpack_to_more_than_the_header_says_are_refused(folder):
         assert grown < 60
 
 
+def test_a_jpeg_of_thousands_of_passes_is_refused_wherever_it_is(folder):
+    """Each pass of 60 bytes is a pass over all pixels: 100 KiB of them took minutes. A progressive picture is read."""
+    written = io.BytesIO()
+    Image.new("L", (32, 64), 128).save(written, "JPEG", progressive=True)
+    content, tree = written.getvalue(), Source(folder)
+    (folder / "a.jpg").write_bytes(content)
+    assert read_picture(tree, "set/a.jpg").pixels.shape == (1, 64, 32)
+    content = content[:-2] + content[content.rfind(b"\xff\xda") : -2] * 1000 + content[-2:]
+    (folder / "a.jpg").write_bytes(content)
+    with pytest.raises(FedDPError, match=r"a.jpg: has 10\d\d scans; the limit is 100"):
+        read_picture(tree, "set/a.jpg")
+    dataset = series(folder, slices=1)[0]
+    dataset.BitsAllocated = dataset.BitsStored = 8
+    dataset.HighBit, dataset.PixelRepresentation = 7, 0
+    dataset.file_meta.TransferSyntaxUID, dataset.PixelData = JPEGBaseline8Bit, encapsulate([content])
+    dataset["PixelData"].is_undefined_length = True
+    dataset.save_as(folder / "1.dcm", enforce_file_format=True)
+    with pytest.raises(FedDPError, match=r"1.dcm: has 10\d\d scans; the limit is 100"):
+        read_series(Source(folder), ["set/1.dcm"])
+
+
 def test_elements_that_are_no_pixels_have_a_limit_and_those_behind_are_not_read(folder, monkeypatch):
     """An element of eight bytes takes 320 in memory: a million of them behind the pixels cost nothing."""
     series(folder, slices=1)

@@ -17,6 +17,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, RLELossless
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import Scan, finite, known
 from feddp.data.formats.unpacked import require_rle
+from feddp.data.pixels import require_scans
 from feddp.data.prepare.source import Source, read_up_to
 from feddp.errors import BadFile, Problem
 from feddp.limits import DICOM_BYTES, HEAD_BYTES, IMAGE_PIXELS, SERIES_BYTES, VOXELS
@@ -197,7 +198,10 @@ def _whole(dataset: Dataset, key: str) -> int:
 def _pixels(tree: Source, name: str, dataset: Dataset) -> np.ndarray:
     """Returns uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry."""
     with guarded(tree.shown(name), "has no readable pixels"):
-        if dataset.file_meta.TransferSyntaxUID == RLELossless:
+        syntax = dataset.file_meta.TransferSyntaxUID
+        if syntax.is_compressed and syntax != RLELossless:
+            require_scans(tree.shown(name), dataset.PixelData)
+        if syntax == RLELossless:
             size = int(dataset.Rows * dataset.Columns * dataset.SamplesPerPixel * dataset.BitsAllocated) // 8
             require_rle(tree.shown(name), get_frame(dataset.PixelData, 0, number_of_frames=1), size)
         values: np.ndarray = pixel_array(dataset)
