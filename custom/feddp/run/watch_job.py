@@ -34,14 +34,15 @@ class WatchedJob(Watched):
 
     def look(self) -> Look:
         with _asked(f"job {self.id}"):
-            meta = self.session.get_job_meta(self.id)
+            meta = _told(self.session.get_job_meta(self.id), JobMetaKey.STATUS.value)
             status = str(meta[JobMetaKey.STATUS.value])
             if status == RunStatus.RUNNING.value:
                 self._latest = self._standing() or self._latest
                 return Look(RUNNING, self._latest or {"notes": self._absent()})
             if not status.startswith(FINISHED):
                 return Look(f"job {self.id}: {status.lower()}", {"notes": self._absent()})
-        replies = (str(line).partition(": ") for line in meta.get(JobMetaKey.JOB_DEPLOY_DETAIL.value, []))
+        detail = meta.get(JobMetaKey.JOB_DEPLOY_DETAIL.value)
+        replies = (str(line).partition(": ") for line in (detail if isinstance(detail, list) else ()))
         refused = [f"{site}: {said}" for site, _, said in replies if said != "OK"]
         summary = self._latest | {"notes": [*self._latest.get("notes", []), *refused]}
         completed = status == RunStatus.FINISHED_COMPLETED.value
@@ -75,7 +76,7 @@ def job_of(session: Session, id: str = "") -> WatchedJob:
         InputError: there is no such job, or no id was given and not one job is under way.
     """
     with _asked("the list of jobs"):
-        jobs = session.list_jobs(id_prefix=id or None)
+        jobs = [_told(job, "job_id", JobMetaKey.STATUS.value) for job in session.list_jobs(id_prefix=id or None)]
     ids = [str(job["job_id"]) for job in jobs if id or not str(job[JobMetaKey.STATUS.value]).startswith(FINISHED)]
     if len(ids) != 1:
         what = f"{id}: there is not one job whose id begins so" if id else "not one job is under way"
@@ -89,6 +90,13 @@ _ROW: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("loss", "dice"), lambda value: value is None or is_number(value)),
     **dict.fromkeys(("received", "sent"), is_count),
 }
+
+
+def _told(meta: Any, *names: str) -> dict[str, Any]:
+    """Returns what the server tells of a job; raises InputError if one of these texts is missing."""
+    if not isinstance(meta, dict) or not all(is_text(meta.get(name)) for name in names):
+        raise InputError("the server told of a job what no server of FLARE tells")
+    return meta
 
 
 def _is_sites(value: Any) -> bool:

@@ -17,10 +17,10 @@ from feddp.flare.persistor import STANDING, STATS
 from feddp.reading import is_name, is_text, plain
 from feddp.reporting.standing import view
 from feddp.run.follow import Follower
-from feddp.run.watch_job import WatchedJob
+from feddp.run.watch_job import WatchedJob, job_of
 from feddp.stages.events import read_progress
 from feddp.stages.standing import Standing
-from support.fuzz import cases, changed
+from support.fuzz import cases, changed, tried
 
 TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal's window
 ROW = {"event": "ask", "time": 1.0, "task": "train", "sites": ["a"], "round": 1, "bytes": {"a": 5}}
@@ -82,6 +82,21 @@ def test_whatever_a_server_tells_is_shown_or_refused(plan_for):
             seen[True] += 1
         except InputError:
             seen[False] += 1
+
+    told()
+    assert min(seen.values()) > 2, seen
+
+
+def test_whatever_a_server_says_of_a_job_is_shown_or_refused():
+    meta, seen = {"status": "FINISHED:COMPLETED", "job_deploy_detail": ["a: OK", "b: no"], "job_id": "j"}, {True: 0, False: 0}
+
+    @cases(60)
+    @given(changed(meta))
+    def told(value):
+        session = SimpleNamespace(get_job_meta=lambda id: value, list_jobs=lambda id_prefix: [value])
+        session.get_system_info = lambda: SimpleNamespace(client_info=[])
+        for look in (WatchedJob(session, "j").look, lambda: job_of(session, "j")):
+            seen[not tried(InputError, look)[1]] += 1
 
     told()
     assert min(seen.values()) > 2, seen
