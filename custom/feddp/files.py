@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from feddp.errors import BadFile, InputError, Problem, StorageError
-from feddp.limits import RESULTS_BYTES, SITES
-from feddp.reading import is_name, parse, read_json, short
+from feddp.limits import EVENT_BYTES, RESULTS_BYTES, SITES
+from feddp.reading import is_name, opened, parse, read_json, short
 
 RUN = "run.json"
 CONFIG = "run.yaml"
@@ -206,13 +206,13 @@ def events_after(path: Path, start: int) -> tuple[list[Event], int]:
     An incomplete last line is not read: it is being written, or its writer was killed.
 
     Raises:
-        BadFile: a line is no JSON object.
+        BadFile: a line is no JSON object, it is no regular file, or more than EVENT_BYTES follow.
     """
     if not path.exists():
         return [], start
-    with open(path, "rb") as handle:
+    with opened(path, start + EVENT_BYTES) as handle:
         handle.seek(start)
-        content = handle.read()
+        content = handle.read(EVENT_BYTES)
     end = content.rfind(b"\n") + 1
     return [_event(path, line) for line in content[:end].splitlines()], start + end
 

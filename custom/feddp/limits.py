@@ -10,6 +10,7 @@ MIB = 1024**2
 # network's input, 36 million pixels take 412 MiB, and their reading less than 1 GiB
 IMAGE_PIXELS = 6000 * 6000  # pixels of a picture
 IMAGE_BYTES = 160 * MIB  # bytes of a picture's file: that many pixels of four bytes, uncompressed, and a header
+JPEG_SCANS = 100  # passes of a JPEG over its pixels: each takes 0.06 s and may have 60 bytes; progressive ones have some ten
 
 # volumes: MRI of 512 x 512 x 256; the largest prostate volume has a quarter of that
 VOXELS = 512 * 512 * 256  # voxels of a volume
@@ -18,7 +19,10 @@ VOLUME_TAIL = MIB  # bytes of a NIfTI file after the last voxel; they are not re
 
 # DICOM: a CT slice has 0.5 MiB, a mammograph 30; a segmentation of 256 slices and 5 classes 42 MiB, contours 1 to 20 MiB
 DICOM_BYTES = 160 * MIB  # bytes of a DICOM file; it is also read as a whole
-CONTOUR_BYTES = 32 * MIB  # bytes of an RTSTRUCT file: each of its numbers, a text, takes ten times its bytes in memory
+HEAD_BYTES = 32 * MIB  # bytes of a DICOM file before its pixels, all those of an RTSTRUCT: each takes up to 40 in memory
+CONTOUR_STEPS = 2 * 10**11  # corners of contours times pixels around them: a body on 300 slices takes 10**11, five minutes
+STRUCTURES = 255  # structures of a segmentation that are classes; each is read over the whole volume
+SERIES_BYTES = 512 * MIB  # bytes of the files of a DICOM series
 SERIES_FILES = 4096  # files of a DICOM series
 
 # archives: the public sets have 10 to 40 thousand files
@@ -32,10 +36,12 @@ JSON_BYTES = MIB  # bytes of dataset.json, metadata of a network's file; parsed,
 CONFIG_BYTES = MIB // 16  # bytes of run.yaml, which holds some forty short lines
 JSON_DEPTH = 32  # levels of a JSON file: our files have six levels
 RESULTS_BYTES = 32 * MIB  # bytes of results.json: the means of 100 sites with 100 networks each are 4 MiB
+EVENT_BYTES = 256 * MIB  # bytes of progress.jsonl: 1000 rounds of 100 sites are 60 MiB
 TABLE_BYTES = 32 * MIB  # bytes of split.csv, or a table that comes with a data set
 TABLE_ROWS = 250_000  # rows of a table: as pictures of 96 x 96 pixels in memory: 36 GB
 TABLE_LINE = 4096  # characters of a line of a table
 FILE_NAME = 255  # bytes of a file's name: the limit of file systems
+TEXT = 10_000  # characters of a message or reason
 NAME = 255  # characters of the name of a patient, a class or a site
 CLASSES = 255  # classes of a data set: a mask has 8 bits, and 0 is the background
 

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from feddp.errors import BadFile, FedDPError, Problem
-from feddp.limits import JSON_BYTES, JSON_DEPTH, MIB, NAME, RESULTS_BYTES
+from feddp.limits import JSON_BYTES, JSON_DEPTH, MIB, NAME, RESULTS_BYTES, TEXT
 
 _PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
+# what a terminal obeys (also in Unicode's second block of such letters, and what turns the direction of writing), and single
+# surrogates, which JSON may hold and no file can
+_UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LARGEST = 2**53  # of a number that leaves a site (`feddp.protocol`)
+_BLANKS = re.compile("[\t\n\r]+")
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}
 
 
@@ -131,8 +136,28 @@ def is_name(value: Any, most: int = NAME) -> bool:
     """Returns whether `value` is a text of 1 to `most` characters that can be printed and written to a file on one line."""
     if not isinstance(value, str) or not 0 < len(value) <= most:
         return False
-    # JSON may hold a single surrogate, which cannot be encoded
-    return not any(letter < " " or letter == "\x7f" or "\ud800" <= letter <= "\udfff" for letter in value)
+    return not _UNPRINTED.search(value)
+
+
+def is_text(value: Any, most: int = TEXT) -> bool:
+    """Returns whether `value` is a text of at most `most` characters, of several lines perhaps, that a file can hold."""
+    return isinstance(value, str) and len(value) <= most and not _UNPRINTED.search(_BLANKS.sub("", value))
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether `value` is a number of a usual size."""
+    return isinstance(value, int | float) and abs(value) <= _LARGEST  # NaN is not
+
+
+def is_count(value: Any) -> bool:
+    """Returns whether `value` is a whole number of a usual size, 0 or more."""
+    return isinstance(value, int) and 0 <= value <= _LARGEST
+
+
+def plain(text: object) -> str:
+    """Returns a text for a terminal that holds nothing which a terminal obeys: names and reasons come from elsewhere."""
+    kept = {"\n": "\n", "\t": "\t", "\r": " "}
+    return _UNPRINTED.sub(lambda found: kept.get(found[0], "\N{REPLACEMENT CHARACTER}"), str(text))
 
 
 def amount(count: int) -> str:

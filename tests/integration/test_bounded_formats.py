@@ -1,13 +1,17 @@
 """Pictures, series and masks from somebody who means harm: `feddp.data.formats` refuses them by their headers, in one line."""
 
+import io
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 from pydicom import Dataset, dcmread
-from pydicom.uid import generate_uid
+from pydicom.encaps import encapsulate
+from pydicom.uid import JPEGBaseline8Bit, RLELossless, generate_uid
 
 from feddp.data.formats.dicom import load, read_series
 from feddp.data.formats.dicom_masks import class_maps
@@ -15,7 +19,7 @@ from feddp.data.formats.find import find
 from feddp.data.formats.pictures import read_labels, read_picture
 from feddp.data.prepare.source import Source
 from feddp.errors import FedDPError
-from feddp.limits import CONTOUR_BYTES
+from feddp.limits import HEAD_BYTES
 from support.hostile_files import cost
 from support.scans import contours, series
 
@@ -68,8 +72,8 @@ def test_sequences_nested_without_end_are_one_line(folder):
     series(folder, slices=1)
     item = struct.pack("<HHL", 0xFFFE, 0xE000, 0xFFFFFFFF) + struct.pack("<HH2sHL", 0x0008, 0x1140, b"SQ", 0, 0xFFFFFFFF)
     content = (folder / "1.dcm").read_bytes()
-    start = struct.pack("<HH2sHL", 0x7FE1, 0x1010, b"SQ", 0, 0xFFFFFFFF)
-    (folder / "1.dcm").write_bytes(content + start + item * 20_000)
+    start, pixels = struct.pack("<HH2sHL", 0x7001, 0x1010, b"SQ", 0, 0xFFFFFFFF), content.index(b"\xe0\x7f\x10\x00OW")
+    (folder / "1.dcm").write_bytes(content[:pixels] + start + item * 20_000)
     with pytest.raises(FedDPError, match="1.dcm: is not a readable DICOM file"):
         load(Source(folder), "set/1.dcm")
 
@@ -79,10 +83,10 @@ def test_contours_of_too_many_bytes_are_not_parsed(folder, monkeypatch):
     contours(folder / "masks/a.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])])
     tree = Source(folder)
     assert load(tree, "set/masks/a.dcm").Modality == "RTSTRUCT"
-    monkeypatch.setattr("feddp.data.formats.dicom.CONTOUR_BYTES", 100)
-    with pytest.raises(FedDPError, match=r"a.dcm: has \d+ bytes of contours; the limit is 100"):
+    monkeypatch.setattr("feddp.data.formats.dicom.HEAD_BYTES", 600)
+    with pytest.raises(FedDPError, match=r"a.dcm: has more than 600 bytes besides pixels, which is the limit"):
         load(tree, "set/masks/a.dcm")
-    assert CONTOUR_BYTES > 2**20
+    assert HEAD_BYTES > 2**20
 
 
 def test_a_contour_far_outside_its_series_fills_nothing_and_costs_nothing(folder):
@@ -108,6 +112,177 @@ def test_a_seg_of_another_series_is_named(folder):
     with pytest.raises(FedDPError, match="x.dcm: does not fit its series, or is not readable"):
         class_maps(Path("x.dcm"), empty, scan.origin, ["lesion"])
     assert images
+
+
+def tiff(tags: dict[int, tuple[int, ...]], pixels: bytes, pages: int = 1) -> bytes:
+    """A TIFF of one strip of 16-bit RGB of 8 x 8 pixels, whose pages all show it; `tags` replace its own."""
+    place = 8 + len(pixels)
+    own = {256: (8,), 257: (8,), 258: (16,) * 3, 259: (1,), 262: (2,), 273: (8,), 277: (3,), 278: (8,), 279: (len(pixels),)}
+    content = b"II*\0" + struct.pack("<L", place + 6) + pixels + struct.pack("<3H", 16, 16, 16)
+    for page in range(pages):
+        found = sorted((own | tags).items())
+        content += struct.pack("<H", len(found))
+        for tag, values in found:  # the three bits a sample do not fit into a tag
+            content += struct.pack("<HHLL", tag, 3 if tag == 258 else 4, len(values), place if len(values) > 1 else values[0])
+        content += struct.pack("<L", len(content) + 4 if page + 1 < pages else 0)
+    return content
+
+
+def test_a_strip_that_unpacks_to_more_than_the_picture_is_refused(folder):
+    """tifffile has a strip unpacked whole: 200 KiB would become 200 MiB. As many bytes as the picture has are read."""
+    (folder / "a.tif").write_bytes(tiff({259: (8,)}, zlib.compress(bytes(384))))
+    assert read_picture(Source(folder), "set/a.tif").pixels.shape == (1, 8, 8, 3)
+    (folder / "a.tif").write_bytes(tiff({259: (8,)}, zlib.compress(bytes(200 * 2**20))))
+    error, grown = reading(folder)
+    assert "a.tif: unpacks to more than the 384 bytes of a part" in error
+    assert grown < 60
+    (folder / "a.tif").write_bytes(tiff({259: (32773,)}, b"\x81\0" * 99))
+    assert "is compressed by PACKBITS. Save it uncompressed" in reading(folder)[0]
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_the_pages_of_a_tiff_are_not_counted(folder, samples):
+    """Counting a chain of 20,000 takes Pillow 15 seconds, and of a million two days; tifffile never ends on a ring."""
+    one = {258: (8,), 262: (1,), 277: (1,)} if samples == 1 else {}
+    (folder / "a.tif").write_bytes(tiff(one, bytes(384), pages=20_000))
+    with pytest.raises(FedDPError, match=r"a.tif: holds several pictures"):
+        read_picture(Source(folder), "set/a.tif")
+
+
+def test_values_that_are_no_numbers_are_refused_in_every_format(folder):
+    """They would become a picture of any values, without a word."""
+    tree = Source(folder)
+    for values in (np.nan, np.inf, 1e38):
+        Image.fromarray(np.full((8, 8), values, np.float32)).save(folder / "a.tif")
+        with pytest.raises(FedDPError, match=r"a.tif: has values that are not finite, or huge"):
+            read_picture(tree, "set/a.tif")
+    tifffile.imwrite(folder / "a.tif", np.full((8, 8, 3), -1e300), photometric="rgb")
+    with pytest.raises(FedDPError, match=r"a.tif: has values that are not finite, or huge"):
+        read_picture(tree, "set/a.tif")
+    series(folder, slices=1)
+    rescaled = dcmread(folder / "1.dcm")
+    rescaled.RescaleSlope = "1e300"
+    rescaled.save_as(folder / "1.dcm")
+    with pytest.raises(FedDPError, match=r"1.dcm: has values that are not finite, or huge"):
+        read_series(tree, ["set/1.dcm"])
+
+
+def test_places_that_are_no_numbers_are_refused(folder):
+    """Of a slice and of a contour's corner: comparisons with them are all false, so the checks of distances passed."""
+    series(folder, slices=2)
+    changed(folder / "1.dcm", b"\x20\x00\x32\x00DS", b"nan\\nan\\nan")
+    with pytest.raises(FedDPError, match=r"1.dcm: lies at a place that is no number"):
+        read_series(Source(folder), ["set/1.dcm", "set/2.dcm"])
+    images = series(folder / "images")
+    contours(folder / "masks/a.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])])
+    for corner in (b"nan\\0\\5", b"1\\1\\nan", b"1\\1e99\\5"):
+        tree = Source(folder)
+        scan = read_series(tree, [f"set/images/{n}.dcm" for n in range(1, 5)])
+        changed(folder / "masks/a.dcm", b"\x06\x30\x50\x00DS", b"1\\1\\5\\1\\2\\5\\" + corner)
+        with pytest.raises(FedDPError, match="with a corner that is no number"):
+            class_maps(Path("a.dcm"), load(tree, "set/masks/a.dcm"), scan.origin, ["lesion"])
+
+
+def changed(file: Path, element: bytes, value: bytes) -> None:
+    """Replaces the value of an element of a DICOM file by another text."""
+    content = file.read_bytes()
+    place = content.index(element) + len(element)
+    (length,) = struct.unpack("<H", content[place : place + 2])
+    assert len(value) <= length
+    file.write_bytes(content[: place + 2] + value.ljust(length) + content[place + 2 + length :])
+
+
+def test_pixels_that_unpack_to_more_than_the_header_says_are_refused(folder):
+    """One million runs of 128 bytes in a slice of 2 KiB, and a JPEG of 144 million pixels; such a slice of RLE is read."""
+    dataset = series(folder, slices=1)[0]
+    dataset.BitsAllocated = dataset.BitsStored = 8
+    dataset.HighBit, dataset.PixelRepresentation = 7, 0
+    written = io.BytesIO()
+    Image.new("L", (12_000, 12_000)).save(written, "JPEG")
+    packed = struct.pack("<16L", 1, 64, *[0] * 14)
+    for syntax, pixels, said in (
+        (RLELossless, packed + b"\x81\0" * 16, ""),
+        (RLELossless, packed + b"\x81\0" * 10**6, "1.dcm: unpacks to far more than its 2048 bytes"),
+        (JPEGBaseline8Bit, written.getvalue(), "could be decompression bomb"),
+    ):
+        dataset.file_meta.TransferSyntaxUID, dataset.PixelData = syntax, encapsulate([pixels])
+        dataset["PixelData"].is_undefined_length = True
+        dataset.save_as(folder / "1.dcm", enforce_file_format=True)
+        error, grown = reading(folder)
+        assert said in error
+        assert bool(said) == bool(error)
+        assert grown < 60
+
+
+def test_a_jpeg_of_thousands_of_passes_is_refused_wherever_it_is(folder):
+    """Each pass of 60 bytes is a pass over all pixels: 100 KiB of them took minutes. A progressive picture is read."""
+    written = io.BytesIO()
+    Image.new("L", (32, 64), 128).save(written, "JPEG", progressive=True)
+    content, tree = written.getvalue(), Source(folder)
+    (folder / "a.jpg").write_bytes(content)
+    assert read_picture(tree, "set/a.jpg").pixels.shape == (1, 64, 32)
+    content = content[:-2] + content[content.rfind(b"\xff\xda") : -2] * 1000 + content[-2:]
+    (folder / "a.jpg").write_bytes(content)
+    with pytest.raises(FedDPError, match=r"a.jpg: has 10\d\d scans; the limit is 100"):
+        read_picture(tree, "set/a.jpg")
+    dataset = series(folder, slices=1)[0]
+    dataset.BitsAllocated = dataset.BitsStored = 8
+    dataset.HighBit, dataset.PixelRepresentation = 7, 0
+    dataset.file_meta.TransferSyntaxUID, dataset.PixelData = JPEGBaseline8Bit, encapsulate([content])
+    dataset["PixelData"].is_undefined_length = True
+    dataset.save_as(folder / "1.dcm", enforce_file_format=True)
+    with pytest.raises(FedDPError, match=r"1.dcm: has 10\d\d scans; the limit is 100"):
+        read_series(Source(folder), ["set/1.dcm"])
+
+
+def test_elements_that_are_no_pixels_have_a_limit_and_those_behind_are_not_read(folder, monkeypatch):
+    """An element of eight bytes takes 320 in memory: a million of them behind the pixels cost nothing."""
+    series(folder, slices=1)
+    content, many = (folder / "1.dcm").read_bytes(), np.zeros(10**6, [("tag", "<u2", 2), ("vr", "S2"), ("length", "<u2")])
+    number = np.arange(10**6)
+    many["tag"] = np.stack([0x7FE1 + 2 * (number // 0xE000), 0x1000 + number % 0xE000], axis=1)
+    many["vr"] = b"LO"
+    (folder / "1.dcm").write_bytes(content + many.tobytes())
+    error, grown = reading(folder)
+    assert error == ""
+    assert grown < 60
+    monkeypatch.setattr("feddp.data.formats.dicom.HEAD_BYTES", 600)
+    with pytest.raises(FedDPError, match="has more than 600 bytes besides pixels"):
+        read_series(Source(folder), ["set/1.dcm"])
+
+
+def test_the_files_of_a_series_have_a_limit_together(folder, monkeypatch):
+    series(folder, slices=3)
+    names, sizes = [f"set/{n}.dcm" for n in (1, 2, 3)], [file.stat().st_size for file in folder.iterdir()]
+    monkeypatch.setattr("feddp.data.formats.dicom.SERIES_BYTES", sum(sizes))
+    assert read_series(Source(folder), names).pixels.shape[0] == 3
+    monkeypatch.setattr("feddp.data.formats.dicom.SERIES_BYTES", sum(sizes) - 1)
+    with pytest.raises(FedDPError, match=r"3.dcm: is of a series of more than \d+ bytes"):
+        read_series(Source(folder), names)
+
+
+def test_corners_and_structures_have_a_limit(folder, monkeypatch):
+    """Five corners around at most 5 x 5 pixels are 125 steps."""
+    images = series(folder / "images")
+    contours(folder / "masks/a.dcm", images, [(0, [(1, 1), (1, 3), (1, 5), (5, 5), (5, 1)])])
+    tree = Source(folder)
+    scan, dataset = read_series(tree, [f"set/images/{n}.dcm" for n in range(1, 5)]), load(tree, "set/masks/a.dcm")
+    limits = "feddp.data.formats.dicom_masks"
+    for name, most in (("CONTOUR_STEPS", 125), ("STRUCTURES", 1)):
+        monkeypatch.setattr(f"{limits}.{name}", most)
+        assert class_maps(Path("a.dcm"), dataset, scan.origin, ["lesion"]).any()
+        monkeypatch.setattr(f"{limits}.{name}", most - 1)
+        with pytest.raises(FedDPError, match="too many corners|has 1 structures of the classes; the limit is 0"):
+            class_maps(Path("a.dcm"), dataset, scan.origin, ["lesion"])
+        monkeypatch.setattr(f"{limits}.{name}", most)
+
+
+def test_names_of_deep_folders_have_room_for_what_follows(folder):
+    """255 bytes are a file's longest name; the mask of slice 4 of class 2 has eleven more than its image."""
+    deep = folder / ("a" * 150) / ("ü" * 100)
+    deep.mkdir(parents=True)
+    Image.new("L", (8, 8)).save(deep / "x.png")
+    assert len(f"{find(Source(folder), 'set').entries[0].name}_004-002.png".encode()) <= 255
 
 
 @pytest.mark.parametrize("kind", ["tif", "dcm"])

@@ -92,7 +92,7 @@ BROKEN = {
 def test_a_picture_that_is_none_or_several_is_named(site, spoil):
     file = first(site)
     spoil(file)
-    with pytest.raises(BadFile, match=rf"{file.name}: (is not a readable image|holds [34] pictures)"):
+    with pytest.raises(BadFile, match=rf"{file.name}: (is not a readable image|holds several pictures)"):
         read_image(file, 3, site)
     assert [problem.file for problem in check(site)] == [file]
 

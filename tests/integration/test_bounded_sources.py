@@ -187,7 +187,7 @@ def test_an_image_of_too_many_pixels_or_frames_or_of_another_kind_is_named(tmp_p
     tree = Source(folder)
     for name, message in (
         ("huge.png", "huge.png: has .* Scale it down"),
-        ("two.tif", "holds 2 pictures"),
+        ("two.tif", "holds several pictures"),
         ("page.jpg", "not a readable"),
     ):
         with pytest.raises(FedDPError, match=message):

@@ -17,7 +17,7 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError, InputError
-from feddp.flare.controller import StageController
+from feddp.flare.controller import READY, StageController
 from feddp.jobs.folder import export, write_job
 from feddp.kit import canary as module
 from feddp.kit.canary import Crossing, before_abort, canary, crossings
@@ -273,6 +273,20 @@ def test_the_server_notes_when_a_site_has_its_answer(run):
     runner._handle_task_check("", check, run.fl_ctx)
     assert [event["site"] for event in run.progress("computed")] == ["A"]
     assert len(told) == 2, "FLARE is told of both"
+
+
+def test_a_site_that_repeats_itself_does_not_fill_the_server_s_disk(run):
+    """Ten lines for each sign until the server asks again; what a site calls its task is not repeated."""
+    stage = StageController("train")
+    stage.communicator = SimpleNamespace(client_is_active=lambda name, reason, fl_ctx: None)
+    stage.start_controller(run.fl_ctx)
+    for _ in range(50):
+        stage.communicator.client_is_active("A", READY, run.fl_ctx)
+        stage.process_result_of_unknown_task(SimpleNamespace(name="A"), "patient Miller", "1", Shareable(), run.fl_ctx)
+    assert len(run.progress("computed")) == 10
+    assert [event["task"] for event in run.progress("refused")] == ["unknown"] * 10
+    stage.note_late("B", "train")
+    assert run.progress("refused")[-1]["task"] == "train"
 
 
 def test_show_stats_says_how_many_rounds_are_complete(run):

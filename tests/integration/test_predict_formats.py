@@ -1,5 +1,6 @@
 """`feddp predict` on pictures, volumes and series: masks in the images' own size, place and format."""
 
+import gzip
 import shlex
 import shutil
 
@@ -126,6 +127,30 @@ def test_a_volume_s_mask_has_its_affine_and_its_voxels(predict, tmp_path, axis, 
         assert (mask.header[name] == image.header[name]).all()
     assert mask.get_data_dtype() == np.uint8
     assert (np.asarray(mask.dataobj) == (voxels > 0)).all()
+
+
+def test_a_volume_s_mask_has_no_text_of_its_image(predict, tmp_path):
+    """dcm2niix writes a study's description there; others put the whole DICOM header into an extension (code 2)."""
+    image = nibabel.Nifti1Image(np.arange(512, dtype=np.int16).reshape(8, 8, 8), np.eye(4))
+    texts = {
+        "data_type": b"NAME-A",
+        "db_name": b"NAME-B",
+        "descrip": b"NAME-C",
+        "aux_file": b"NAME-D",
+        "intent_name": b"NAME-E",
+    }
+    for name, text in texts.items():
+        image.header[name] = text
+    image.header.extensions.append(nibabel.nifti1.Nifti1Extension("comment", b"NAME-F"))
+    (tmp_path / "images").mkdir()
+    nibabel.save(image, tmp_path / "images/scan.nii")
+    written = (tmp_path / "images/scan.nii").read_bytes()
+    assert [written.count(b"NAME-" + letter) for letter in (b"B", b"C", b"D", b"E", b"F")] == [
+        1
+    ] * 5  # nibabel clears data_type
+    code, _, err, masks = predict(tmp_path / "images", "--format", "nifti")
+    assert code == 0, err
+    assert b"NAME-" not in gzip.decompress((masks / "scan.nii.gz").read_bytes())
 
 
 @pytest.fixture

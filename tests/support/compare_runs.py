@@ -74,28 +74,32 @@ def write_cases(folder: Path, dice) -> Path:
     return folder
 
 
+def asked(nbytes: int) -> dict:
+    return {"sites": [*SITES], "bytes": dict.fromkeys(SITES, nbytes)}
+
+
 def federation(rounds: int, home: bool) -> list[dict]:
     """The events of a run: 100 bytes to and from each site a round, 2 s a round; in local stages 3 bytes each way and 5 s."""
     events, now = [], 0.0
     for t in range(1, rounds + 1):
-        events.append({"event": "ask", "time": now, "task": "train", "round": t, "bytes": dict.fromkeys(SITES, 100)})
+        events.append({"event": "ask", "time": now, "task": "train", "round": t, **asked(100)})
         now += 2
         for i, site in enumerate(SITES):
             scalars = {"loss": 1.0, "seconds": 1.5} | ({"dice": 0.5, "iou": (t - 1) / 10 + i / 100} if t > 1 else {})
             answer = {"event": "answer", "time": now, "site": site, "task": "train", "round": t, "bytes": 100}
             events.append(answer | {"scalars": scalars})
         events.append({"event": "round", "time": now, "round": t, "of": rounds, "seconds": 2.0})
-    events.append({"event": "ask", "time": now, "task": "adopt", "round": rounds, "bytes": dict.fromkeys(SITES, 100)})
+    events.append({"event": "ask", "time": now, "task": "adopt", "round": rounds, **asked(100)})
     for i, site in enumerate(SITES):
         answer = {"event": "answer", "time": now + 1, "site": site, "task": "adopt", "round": rounds, "bytes": 0}
         events.append(answer | {"scalars": {"dice": 0.5, "iou": rounds / 10 + i / 100}})
     if home:
         for task, sent, given, when in (("collect", 0, 3, 10.0), ("calibrate", 3, 0, 12.0)):
-            events.append({"event": "ask", "time": when, "task": task, "bytes": dict.fromkeys(SITES, sent)})
+            events.append({"event": "ask", "time": when, "task": task, **asked(sent)})
             for site in SITES:
                 answer = {"event": "answer", "time": when + 3, "site": site, "task": task, "bytes": given, "scalars": {}}
                 events.append(answer)
-    events.append({"event": "ask", "time": 20.0, "task": "evaluate", "bytes": dict.fromkeys(SITES, 0)})
+    events.append({"event": "ask", "time": 20.0, "task": "evaluate", **asked(0)})
     events += [{"event": "answer", "time": 30.0, "site": s, "task": "evaluate", "bytes": 0, "scalars": {}} for s in SITES]
     return events + [{"event": "done", "time": 30.0}]
 

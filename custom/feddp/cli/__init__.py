@@ -7,6 +7,7 @@ import typer
 
 from feddp.cli import adapt, bench, compare, data, export, features, kit, models, report, run, runs, threshold, watch
 from feddp.errors import FedDPError, is_of_user, written_down
+from feddp.reading import plain
 
 # help and completion load this package only: a command imports what it runs in its body (tests/integration/test_cli_opens.py)
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -39,5 +40,5 @@ def main() -> None:
     except (FedDPError, OSError) as error:
         mistake = isinstance(error, FedDPError) or is_of_user(error, sys.argv[1:])
         bug = "" if mistake else f" ({type(error).__name__}): this is a bug; please report it with {written_down(error)}"
-        print(f"feddp: {error}{bug}", file=sys.stderr)
+        print(plain(f"feddp: {error}{bug}"), file=sys.stderr)
         sys.exit(2 if mistake else 1)

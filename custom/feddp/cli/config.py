@@ -9,6 +9,7 @@ import typer
 
 from feddp.cli.options import given
 from feddp.errors import InputError
+from feddp.reading import plain
 
 SETTINGS = "set"
 APART = ("config", "out", "resume", "retries", "verbose", "help")  # parameters that a file cannot give
@@ -78,5 +79,5 @@ def merged(context: typer.Context, path: Path, settings: list[str]) -> list[str]
         replaced += [f"{SETTINGS} {key} ({value})" for key, value in content[SETTINGS].items() if key in keys]
         settings = [*below, *settings]
     if replaced:
-        print(f"{path}: the command line replaces {', '.join(replaced)}", file=sys.stderr)
+        print(plain(f"{path}: the command line replaces {', '.join(replaced)}"), file=sys.stderr)
     return settings

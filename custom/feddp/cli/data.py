@@ -10,6 +10,7 @@ from feddp.cli.options import Axis, ValueWindow, given, words
 from feddp.data.prepare import FOLDER, PREPARE
 from feddp.data.prepare.split import SPLITTINGS
 from feddp.errors import InputError
+from feddp.reading import plain
 
 app = typer.Typer(no_args_is_help=True, help="Prepare, make and check the folders of sites.")
 Out = Annotated[Path, typer.Option(help="Where the sites' folders go.")]
@@ -62,7 +63,7 @@ def prepare(
     elif others := given(context, "name", "source", "out", "size", "seed", "split"):
         raise InputError(f"{', '.join(others)}: only for feddp data prepare {FOLDER}. Leave it out.")
     for note in PREPARE[name](source, out, size, seed, split, **more):
-        typer.echo(note)
+        typer.echo(plain(note))
     typer.echo(_summary(out))
 
 
@@ -94,7 +95,7 @@ def check(path: Annotated[Path, typer.Argument(help="A site's folder, or the fol
 
     problems = find_problems(path)
     for problem in problems:
-        typer.echo(problem)
+        typer.echo(plain(problem))
     if problems:
         raise typer.Exit(2)
     typer.echo(_summary(path))

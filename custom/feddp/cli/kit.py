@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from feddp.reading import plain
+
 app = typer.Typer(no_args_is_help=True, help="Check a participant's startup kit; approve jobs in it; renew its certificate.")
 
 
@@ -29,18 +31,18 @@ def check(
 
     opened, problems = find_problems(kit, offline, fingerprint)
     for problem in problems:
-        typer.echo(problem)
+        typer.echo(plain(problem))
     if problems:
         raise typer.Exit(2)
     typer.echo(f"{kit}: {opened.kind} {opened.name} of project {opened.project} may start{unseen(opened)}")
     for line in effective(opened):
-        typer.echo(line)
+        typer.echo(plain(line))
     if canary is not None:
         from feddp.kit.canary import canary as try_links
 
         lines, problems_of_links = try_links(opened, canary, within)
         for line in (*lines, *problems_of_links):
-            typer.echo(line)
+            typer.echo(plain(line))
         if problems_of_links:
             raise typer.Exit(2)
 
@@ -56,10 +58,10 @@ def approve(
 
     approval = Approval.of(job, kit)
     for line in approval.words():
-        typer.echo(line)
+        typer.echo(plain(line))
     if approval.problems:
         for problem in approval.problems:
-            typer.echo(f"refused: {problem}")
+            typer.echo(plain(f"refused: {problem}"))
         raise typer.Exit(2)
     if approval.given:
         typer.echo(f"{approval.privacy} takes it already; nothing was written")
@@ -80,7 +82,7 @@ def budget(
     from feddp.kit.budget import budget as lines_of
 
     for line in lines_of(kit, reset):
-        typer.echo(line)
+        typer.echo(plain(line))
 
 
 @app.command()

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from feddp.reading import plain
+
 app = typer.Typer(no_args_is_help=True, help="The networks that this site has deployed.")
 
 RegistryFolder = Annotated[
@@ -21,7 +23,7 @@ def list_models(registry: RegistryFolder = HERE) -> None:
     found = Registry(registry)
     lines = list(found.lines())
     for line in lines or [f"no network is deployed in {registry}"]:
-        typer.echo(line)
+        typer.echo(plain(line))
     if lines:
         found.deployed()
 

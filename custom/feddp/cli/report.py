@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from feddp.errors import InputError
+from feddp.reading import plain
 
 
 def report(
@@ -64,4 +65,5 @@ def after(folder: Path) -> None:
             page = report_in(folder)
         print(f"Report: {page}")
     except Exception as error:  # of whatever kind: the results are on disk
-        print(f"no report was written ({type(error).__name__}: {error}); to try again: feddp report {folder}", file=sys.stderr)
+        why = plain(f"{type(error).__name__}: {error}")
+        print(f"no report was written ({why}); to try again: feddp report {folder}", file=sys.stderr)

@@ -31,6 +31,7 @@ from feddp.cli.options import (
 from feddp.cli.report import after
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT as NETWORK
+from feddp.reading import plain
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
 
 
@@ -168,7 +169,7 @@ def predict(
     if uncertainty:
         print(f"the images to look at first: {write_uncertainty(file, also, images, out, device, reading)}")
     for line in done.refused:
-        print(line, file=sys.stderr)
+        print(plain(line), file=sys.stderr)
     if done.refused:
         raise typer.Exit(1)
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from feddp.reading import plain
+
 app = typer.Typer(no_args_is_help=True, help="List and delete the runs of this machine.")
 
 
@@ -16,7 +18,7 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="The folder with the r
 
     found, damaged = runs_below(folder)
     for line in (*lines(found), *damaged):
-        typer.echo(line)
+        typer.echo(plain(line))
     if damaged:
         raise typer.Exit(2)
     if not found:
@@ -35,7 +37,7 @@ def delete(
     for run in found:
         run.require_idle()
     for line in lines(found):
-        typer.echo(line)
+        typer.echo(plain(line))
     if not yes and not typer.confirm("Delete them, with all results and networks?"):
         typer.echo("nothing was deleted")
         raise typer.Exit(1)

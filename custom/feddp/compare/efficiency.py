@@ -12,11 +12,12 @@ from feddp.compare.scores import Result
 from feddp.compare.tables import failed
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
-from feddp.files import NETWORK, PROGRESS, Event, read_events, read_results, site_folder
+from feddp.files import NETWORK, PROGRESS, Event, read_results, site_folder
 from feddp.methods.base import SPECTRA, TRAIN
 from feddp.networks.weights import load_personal
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 from feddp.stages.accounting import ROUND, SITE, accounted
+from feddp.stages.events import read_progress
 
 _HEADS = ("Train time (s)", "Local time (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
 _WARM_UP, _TIMED = 3, 20
@@ -47,7 +48,7 @@ def times_table(methods: Mapping[str, Result]) -> ResultTable:
     """One row per method: the mean seconds per round of every part of time.json over rounds, seeds and sites."""
     rows: list[tuple[Cell, ...]] = []
     for label, result in methods.items():
-        times = [accounted(read_events(folder / PROGRESS)) for folder in result.folders.values()]
+        times = [accounted(read_progress(folder / PROGRESS)) for folder in result.folders.values()]
         cells = [_mean([time["rounds"][name] for time in times]) for name in ROUND]
         cells += [_mean([site[name] for time in times for site in time["sites"].values()]) for name in SITE]
         rows.append((label, *(cells if times else failed(result, len(ROUND + SITE)))))
@@ -97,7 +98,7 @@ def _bytes(event: Event) -> int:
 
 
 def _row(result: Result, data: Path, device: str) -> tuple[Cell, ...]:
-    runs = [read_events(folder / PROGRESS) for folder in result.folders.values()]
+    runs = [read_progress(folder / PROGRESS) for folder in result.folders.values()]
     times = [Value(float(np.mean([seconds(run) for run in runs])), digits=1) for seconds in (train_seconds, local_seconds)]
     exchanged = [pair for run in runs if (pair := traffic(run))]
     sizes: list[Cell] = [BLANK, BLANK]

@@ -11,9 +11,10 @@ from feddp.compare.leave_one_out import UnseenResult
 from feddp.compare.scores import AVERAGE, Result, Scores, scores
 from feddp.compare.studies import STUDIES, AdaptedModels, Entry, Study, TrainedNetworks
 from feddp.compare.variants import Variant
-from feddp.files import PROGRESS, read_events
+from feddp.files import PROGRESS
 from feddp.reporting.plots import Curve, draw_bars, draw_curves, draw_points, draw_spread, save
 from feddp.reporting.tables import SHOWN, Value, shown_value
+from feddp.stages.events import read_progress
 from feddp.stages.scored import curves
 
 _DICE = SHOWN["dice"].head
@@ -177,7 +178,7 @@ def _bar(value: Value) -> tuple[float, float]:
 
 def _scored(result: Result) -> list[dict[str, dict[int, float]]]:
     """{site: its curve} of every seed."""
-    return [curves(read_events(folder / PROGRESS)) for folder in result.folders.values()]
+    return [curves(read_progress(folder / PROGRESS)) for folder in result.folders.values()]
 
 
 def _seeds(found: Iterable[dict[str, dict[int, float]]], title: str) -> list[Curve]:

@@ -4,6 +4,7 @@ The same for cases, where images are the slices of volumes: there, one case take
 """
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ import numpy as np
 
 from feddp.errors import InputError
 from feddp.files import read_results, site_folder
+from feddp.limits import TABLE_BYTES
 from feddp.methods.base import STAGES
 from feddp.protocol import VOLUMES
+from feddp.reading import opened
 from feddp.training.metrics import METRICS, Row, class_names, of_class, summarize
 from feddp.training.volumes import VOLUME_METRICS
 
@@ -176,7 +179,7 @@ def read_table(path: Path, unit: Unit, when: str, last: str) -> Rows:
     """
     slots: dict[str, Rows] = {}  # in the order of the stages, as a site writes them
     try:
-        with open(path, newline="", encoding="utf-8") as handle:
+        with opened(path, TABLE_BYTES) as content, io.TextIOWrapper(content, newline="", encoding="utf-8") as handle:
             table = csv.DictReader(handle)
             classes = class_names(table.fieldnames or ())
             names = [of_class(metric, name) for name in ("", *classes) for metric in unit.metrics]

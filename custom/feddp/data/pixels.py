@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from feddp.errors import BadFile, Problem
-from feddp.limits import IMAGE_BYTES, IMAGE_PIXELS
+from feddp.limits import IMAGE_BYTES, IMAGE_PIXELS, JPEG_SCANS
 from feddp.reading import opened, short
 
 MODES = {1: "L", 3: "RGB"}
@@ -30,10 +30,14 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
         if image.width * image.height > IMAGE_PIXELS:
             what = f"has {image.width} x {image.height} pixels; the limit is {IMAGE_PIXELS}"
             raise BadFile(Problem(file, what, "Scale it down"))
-        # a camera's JPEG may hold previews behind its picture (MPO)
-        pictures: int = getattr(image, "n_frames", 1)
-        if image.format != "MPO" and pictures > 1:
-            raise BadFile(Problem(file, f"holds {pictures} pictures", "Save one picture per file"))
+        # a camera's JPEG may hold previews behind its picture (MPO). The number is not counted: in a TIFF this takes hours
+        if image.format != "MPO" and getattr(image, "is_animated", False):
+            raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
+        if image.format in ("JPEG", "MPO"):
+            here = stream.tell()
+            stream.seek(0)
+            require_scans(file, stream.read())
+            stream.seek(here)
         image.load()
         return image.convert(mode) if mode else image
     except BadFile:
@@ -42,6 +46,12 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
         raise BadFile(Problem(file, f"has too many pixels ({error})", "Scale it down")) from None
     except Exception as error:  # the file may hold any bytes, and decoders then raise many kinds of errors
         raise BadFile(Problem(file, f"is not a readable image ({short(str(error), 200)})", remedy)) from None
+
+
+def require_scans(file: Path, content: bytes) -> None:
+    """Raises BadFile if a JPEG, or what holds one, begins more than JPEG_SCANS scans; its coded pixels hold no such mark."""
+    if (scans := content.count(b"\xff\xda")) > JPEG_SCANS:
+        raise BadFile(Problem(file, f"has {scans} scans; the limit is {JPEG_SCANS}", "Save it again"))
 
 
 def _open(file: Path, within: Path) -> Image.Image:

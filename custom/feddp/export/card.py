@@ -202,7 +202,7 @@ def _append(parent: ET.Element, content: Tree | list[Tree] | str) -> None:
 
 def as_markdown(card: Tree, facts: Facts) -> Iterator[str]:
     """Yields the card's lines: a heading per entry, the metrics as a table, what is withheld and missing as lists."""
-    yield f"# Model card: {card['BasicInfo']['ModelName']}"
+    yield f"# Model card: {_cell(card['BasicInfo']['ModelName'])}"
     yield from _sections(card, 2)
     yield from ("", "## Metrics by site", "")
     rows = facts.measured()
@@ -220,7 +220,7 @@ def _sections(part: Tree, level: int) -> Iterator[str]:
             yield from ("", f"{'#' * level} {_words(name)}")
             yield from _sections(value, level + 1)
         elif isinstance(value, str) and value:
-            yield from ("", f"**{_words(name)}**: {value}")
+            yield from ("", f"**{_words(name)}**: {_cell(value)}")
 
 
 def _words(name: str) -> str:
@@ -232,4 +232,5 @@ def _shown(value: float | None) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    """Returns a text, perhaps a name or a reason from elsewhere, as one line of Markdown without elements and addresses."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")

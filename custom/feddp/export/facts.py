@@ -15,7 +15,7 @@ from feddp.networks.metadata import Metadata
 from feddp.networks.weights import fingerprint, load_personal, read_network
 from feddp.plan.schema import Plan
 from feddp.protocol import BEST_PER_SITE, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
-from feddp.reading import is_name, read, read_own, shown, without_paths
+from feddp.reading import is_count, is_name, is_text, read, read_own, shown, without_paths
 from feddp.stages.evaluate import is_whole
 from feddp.training.metrics import DISTANCES, METRICS, columns
 from feddp.training.store import PLAN
@@ -102,7 +102,7 @@ class Facts:
         found = []
         for site, result in sorted(self.results.get("sites", {}).items()):
             for per, summary in _tables(result):
-                if not is_whole(summary, tuple(summary), result):
+                if not is_whole(summary, tuple(summary), result) or not all(is_count(cell["n"]) for cell in summary.values()):
                     raise InputError(
                         f"{self.file}: the run's {RESULTS} has a wrong number of {site}; take it from the run again"
                     )
@@ -163,6 +163,7 @@ def _require_whole(file: Path, results: Mapping[str, Any]) -> None:
     whole = is_name(results.get("job") or "none") and isinstance(without, dict)
     whole = whole and all(isinstance(entry, dict) for entry in (*sites, *without.values()))
     whole = whole and all(isinstance(result.get(name, {}), dict) for result in sites for name in (WHEN[-1], VOLUMES))
+    whole = whole and all(map(is_text, results.get("missing", {}).values()))
     if not whole or not all(isinstance(summary, dict) for result in sites for _, summary in _tables(result)):
         raise InputError(f"{file}: an entry of a site, or the job, is damaged; take it from the run again")
 

@@ -2,9 +2,11 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -14,6 +16,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from feddp import protocol
 from feddp.errors import ContributionError, FedDPError, Stopped, StorageError
 from feddp.flare import messages
 from feddp.flare.persistor import persistor_of
@@ -27,6 +30,7 @@ POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 # for. A site's job process gives one every 10 s, also while it computes
 SILENT, GONE = 30.0, 600.0
 CLIENTS = 5.0  # seconds between two looks, while the server waits, at which clients have registered anew
+REPEATS = 10  # how often the server notes the same sign of a site while it waits: a site may repeat one without end
 READY = "taskCheck"  # FLARE's client asks so, when it has an answer, whether the server still wants it
 
 
@@ -45,12 +49,13 @@ class StageController(Controller):
     def start_controller(self, fl_ctx: FLContext) -> None:
         self.memory = persistor_of(fl_ctx).memory(fl_ctx)
         self.heard: dict[str, float] = {}  # {site: the time of its last sign of life in this stage}
+        self.noted: Counter[tuple[str, str]] = Counter()  # {(event, site): how often since the last request}
         told = self.communicator.client_is_active
 
         def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
             self.heard[client_name] = time.monotonic()
             if reason == READY:
-                self.memory.progress("computed", site=client_name)
+                self.note("computed", client_name)
             told(client_name, reason, fl_ctx)
 
         self.communicator.client_is_active = client_is_active  # FLARE calls it for every request of a site's job process
@@ -78,7 +83,14 @@ class StageController(Controller):
         self.note_late(client.name, task_name)
 
     def note_late(self, site: str, task: str) -> None:
-        self.memory.progress("refused", site=site, task=task, reason="the answer came after the end of its task", late=True)
+        known = task if isinstance(task, str) and task in protocol.TASKS else "unknown"  # a site writes what it likes there
+        self.note("refused", site, task=known, reason="the answer came after the end of its task", late=True)
+
+    def note(self, event: str, site: str, **metadata: Any) -> None:
+        """Appends a line to the run's progress for a sign of a site that the server did not ask for."""
+        self.noted[event, site] += 1
+        if self.noted[event, site] <= REPEATS:
+            self.memory.progress(event, site=site, **metadata)
 
 
 class FlareServer(Server):
@@ -119,8 +131,9 @@ class FlareServer(Server):
 
         def sent(client_task: ClientTask, fl_ctx: FLContext) -> None:
             if fl_ctx.get_prop(FLContextKey.IS_CLIENT_TASK_RESEND):
-                self.progress("again", site=client_task.client.name, task=task)
+                self._controller.note("again", client_task.client.name, task=task)
 
+        self._controller.noted.clear()
         parcels = [(list(sites), data)] if isinstance(data, Message) else [([site], data[site]) for site in sites]
         tasks = []
         for targets, message in parcels:
@@ -178,5 +191,8 @@ def _released(task: Task, fl_ctx: FLContext) -> None:
 def _reply(site: str, task: str, result: Shareable) -> Message:
     code = result.get_return_code(ReturnCode.OK)
     if code != ReturnCode.OK:
-        raise ContributionError(f"site {site}: {task} ended with {code}; the site's audit.log has the reason")
+        known = (
+            code if isinstance(code, str) and code in messages.CODES else "a code that FLARE does not have"
+        )  # a site writes what it likes there
+        raise ContributionError(f"site {site}: {task} ended with {known}; the site's audit.log has the reason")
     return Message(*messages.unpack(result))

@@ -22,8 +22,6 @@ from feddp.partition import select
 from feddp.protocol import STD_WITHHELD, WITHHELD, Kind
 from feddp.stages import stages_of
 
-CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper()) | {messages.STORAGE_FAILED}
-
 
 class StripPrivate(Filter):
     """For a job's `task_result_filters`: removes the method's private tensors from a result.
@@ -62,7 +60,7 @@ class PrivateTensorGuard(Filter):
         try:
             site, task = fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
             code = shareable.get_return_code(ReturnCode.OK)
-            if code not in CODES:
+            if code not in messages.CODES:
                 raise PolicyError(f"site {site}: task {task} tried to send a return code that is not FLARE's; nothing was sent")
             if code != ReturnCode.OK:
                 return make_reply(code)

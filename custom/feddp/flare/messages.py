@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
@@ -15,6 +16,8 @@ from feddp.errors import ContributionError
 RECEIVED = "feddp_received"
 # a return code beside FLARE's: the server may know that a site's disk is full or read-only, and not which folder it is
 STORAGE_FAILED = "STORAGE_FAILED"
+# what an error says to the server, and no other word
+CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper()) | {STORAGE_FAILED}
 
 
 def register_tensors() -> None:

@@ -5,7 +5,7 @@ read of a site that withholds something by its policy.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,22 +14,19 @@ from typing import Any
 import numpy as np
 
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Result, Rows, over_seeds, read_site
+from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Variant
 from feddp.errors import BadFile, InputError
-from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_events, read_results, site_folder
+from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_results, site_folder
 from feddp.limits import RESULTS_BYTES
 from feddp.methods import METHODS
+from feddp.methods.base import STAGES
 from feddp.protocol import STD_WITHHELD, WHEN, WITHHELD
-from feddp.reading import read_json, without_paths
+from feddp.reading import is_count, is_name, is_text, read_json, shown, without_paths
 from feddp.reporting.tables import ResultTable
+from feddp.stages.events import read_progress
 
 PROSE = {"feddp": "FedDP", "fedavg": "FedAvg", "local": "Local Train"}  # names of papers, where a page speaks of methods
-# what a page reads of each kind of event
-_EVENTS = {
-    "ask": ("time", "task", "bytes"),
-    "answer": ("time", "task", "site", "scalars"),
-    "round": ("time", "round", "seconds"),
-}
 
 
 @dataclass(frozen=True)
@@ -42,15 +39,7 @@ class FinishedRun:
 
     @cached_property
     def events(self) -> list[Event]:
-        """The server's events; InputError where one lacks what a page needs, as one of another version does."""
-        path = self.folder / PROGRESS
-        found = read_events(path)
-        for event in found:
-            if lacking := [name for name in _EVENTS.get(str(event.get("event")), ("event",)) if name not in event]:
-                raise InputError(
-                    f"{path}: an event lacks {', '.join(lacking)}; remove the file to have a page without curves and times"
-                )
-        return found
+        return read_progress(self.folder / PROGRESS)
 
     @property
     def sites(self) -> list[str]:
@@ -177,6 +166,8 @@ def _comparison(folder: Path) -> Collected:
             runs = tuple(FinishedRun(run, label, _read(run)) for run in results[variant].folders.values())
             methods[label] = Measurements(label, runs, tuple(results[variant].failed.values()))
         studies = {name: results for name in content["studies"]}
+        if lacking := {entry.source.variant for name in studies for entry in STUDIES[name].entries} - results.keys():
+            raise KeyError(str(lacking.pop()))
     except (KeyError, TypeError, ValueError, AttributeError, BadFile) as error:
         raise InputError(
             f"{path} is damaged ({error!r}); give the same `feddp compare` again, it writes the file anew"
@@ -199,6 +190,8 @@ def _read(folder: Path) -> dict[str, Any]:
     wanted = ("method", "network", "rounds", "seed", "stages", "selection", "average")
     if lacking := [name for name in wanted if name not in results]:
         raise InputError(f"{folder / RESULTS} lacks {', '.join(lacking)}; {remedy}")
+    if wrong := [name for name, fits in _TYPES.items() if name in results and not fits(results[name])]:
+        raise InputError(f"{folder / RESULTS}: {wrong[0]} is {shown(results[wrong[0]])}; {remedy}")
     for site, entry in results["sites"].items():
         for when in WHEN:
             cells = entry.get(when, {}) if isinstance(entry, dict) else None
@@ -206,6 +199,22 @@ def _read(folder: Path) -> dict[str, Any]:
                 raise InputError(f"{folder / RESULTS}: {site}'s {when} holds no means; {remedy}")
     results.setdefault("missing", {})
     return results
+
+
+def _reasons(value: object) -> bool:
+    """Whether it is {site: why}; each a text, of several lines perhaps."""
+    return isinstance(value, dict) and all(map(is_text, value.values()))
+
+
+_TYPES: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("method", "network", "selection"), is_name),
+    **dict.fromkeys(("rounds", "size", "seed"), is_count),
+    "stages": lambda value: isinstance(value, list) and set(map(str, value)) <= STAGES.keys(),
+    "settings": lambda value: isinstance(value, dict),
+    "missing": _reasons,
+    "missed": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
+    "without": lambda value: isinstance(value, dict) and all(map(_reasons, value.values())),
+}
 
 
 def _finite(value: object) -> bool:

@@ -36,7 +36,8 @@ def write_page(path: Path, html: str, private: bool = False) -> None:
     Raises:
         InputError: the page is larger.
     """
-    if len(html.encode()) > PAGE_BYTES:
-        raise InputError(f"{path}: the page would have {len(html.encode()):,} bytes, at most {PAGE_BYTES:,}; name fewer runs")
+    content = html.encode(errors="replace")  # JSON may hold a single surrogate
+    if len(content) > PAGE_BYTES:
+        raise InputError(f"{path}: the page would have {len(content):,} bytes, at most {PAGE_BYTES:,}; name fewer runs")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, html, 0o600 if private else 0o666)
+    write_text(path, content.decode(), 0o600 if private else 0o666)

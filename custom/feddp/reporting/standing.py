@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from feddp.reading import counted, lasting
+from feddp.reading import counted, lasting, plain
 from feddp.reporting.tables import BLANK
 
 RUNNING = "running"
@@ -30,9 +30,9 @@ def view(summary: Mapping[str, Any], state: str, brief: bool = False) -> Group:
     """
 
     def line(text: str) -> Text:
-        return Text(text, no_wrap=brief, overflow="ellipsis" if brief else None)
+        return Text(plain(text), no_wrap=brief, overflow="ellipsis" if brief else None)
 
-    parts: list[Table | Text] = [Text(headline(summary, state), "bold")]
+    parts: list[Table | Text] = [Text(plain(headline(summary, state)), "bold")]
     if sites := summary.get("sites"):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for head in ("site", "state"):
@@ -84,10 +84,10 @@ def time_left(seconds: float | None, rough: bool) -> str:
 def _state(site: Mapping[str, Any], text: Text, running: bool) -> Text:
     word, why = site["state"], site["why"]
     if running:
-        text.append(word if word == "waits" else f"{word} {lasting(site['since'])}", _STYLES.get(word))
+        text.append(plain(word if word == "waits" else f"{word} {lasting(site['since'])}"), _STYLES.get(word))
     else:
-        text.append(_ENDED.get(word, word))
-    return text.append(f": {why}", "default") if why else text
+        text.append(plain(_ENDED.get(word, word)))
+    return text.append(plain(f": {why}"), "default") if why else text
 
 
 def _number(value: float | None) -> str:

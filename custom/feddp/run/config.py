@@ -71,10 +71,9 @@ def text_of(value: Any) -> str | None:
     if isinstance(value, list):
         words = [text_of(word) for word in value]
         return None if None in words or any(isinstance(word, list) for word in value) else ",".join(map(str, words))
-    try:
-        return str(value) if isinstance(value, str | int | float) else None
-    except ValueError:  # Python prints no integer of more than 4300 digits, which a file may write as 0x...
+    if isinstance(value, int) and value.bit_length() > 64:  # of base 16 it may have thousands of digits, and has no text
         return None
+    return str(value) if isinstance(value, str | int | float) else None
 
 
 def _plain(value: Any) -> Any:

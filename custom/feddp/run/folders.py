@@ -11,10 +11,11 @@ from typing import Any
 from rich.filesize import decimal
 
 from feddp.errors import InputError, PolicyError
-from feddp.files import PROGRESS, RESULTS, RUN, read_events
+from feddp.files import PROGRESS, RESULTS, RUN
 from feddp.reporting.standing import RUNNING
 from feddp.run.keeper import processes_below
 from feddp.run.session import SERVER_FILES, recorded, to_go_on
+from feddp.stages.events import read_progress
 from feddp.training.store import hold, is_held
 
 FINISHED, BROKEN_OFF, DAMAGED = "finished", "broken off", "damaged"
@@ -48,7 +49,7 @@ class RunFolder:
 
     def rounds(self) -> int:
         """The number of completed rounds."""
-        return max((event["round"] for event in read_events(self.progress()) if event["event"] == "round"), default=0)
+        return max((event["round"] for event in read_progress(self.progress()) if event["event"] == "round"), default=0)
 
     def progress(self) -> Path:
         """The file with the server's events: its own, or the copy that an ended attempt left, if that is newer."""

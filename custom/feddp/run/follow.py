@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from feddp.files import events_after
 from feddp.plan.schema import Plan
 from feddp.protocol import ADOPT, WITHHELD, Kind, spec_of
+from feddp.reading import plain
 from feddp.reporting.standing import time_left
 from feddp.stages.standing import Standing
 
@@ -67,7 +68,7 @@ class Follower:
                 end = content.rfind(b"\n") + 1
                 self._shown[path] = self._shown.get(path, 0) + end
                 for line in content[:end].decode(errors="replace").splitlines():
-                    console.print(f"{name}: {line}", style="dim", highlight=False, markup=False, soft_wrap=True)
+                    console.print(plain(f"{name}: {line}"), style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def _show(self, event: dict[str, Any], bar: Progress, task: Any) -> None:
         kind = event["event"]
@@ -82,37 +83,35 @@ class Follower:
                 which = f"round {event['round'] - (spec.kind is Kind.ROUND)}"
                 if event["task"] == ADOPT and self.plan.best_per_site:
                     which = "each site's own best round"
-                bar.console.print(f"{which} validation Dice: {self._values('dice')}")
+                _line(bar, f"{which} validation Dice: {self._values('dice')}")
             bar.update(task, description=f"{event['task']}: {', '.join(self._answers)} answered")
             if "iou_before" in spec.scalars and "epoch" not in event:  # skips the epochs of an exchange of heads
                 scalars = event["scalars"]
                 ious = [f"{scalars[name]:.3f}" if name in scalars else WITHHELD for name in ("iou_before", "iou")]
                 gain = f"validation IoU {' -> '.join(ious)}, best epoch {scalars['epoch']}"
-                bar.console.print(f"{event['task']} {event['site']}: {gain}")
+                _line(bar, f"{event['task']} {event['site']}: {gain}")
         elif kind == "round":
             bar.update(task, completed=event["round"])
             losses = self._values("loss") or WITHHELD
             left = self._left(event["time"]) if event["round"] < event["of"] else ""
             # a terminal has it beside the bar, where it runs
             left = f"  {left}" if left and not bar.console.is_terminal else ""
-            bar.console.print(f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  loss: {losses}{left}")
+            _line(bar, f"round {event['round']}/{event['of']} ({event['seconds']:.1f} s)  loss: {losses}{left}")
         elif kind == "resumed":
             bar.update(task, completed=event["round"])
-            bar.console.print(f"continuing after round {event['round']} of {event['of']}")
+            _line(bar, f"continuing after round {event['round']} of {event['of']}")
         elif kind == "again":
-            bar.console.print(
-                f"site {event['site']} was started again, or lost the connection: it was given {event['task']} again"
-            )
+            _line(bar, f"site {event['site']} was started again, or lost the connection: it was given {event['task']} again")
         elif kind == "returned":
-            bar.console.print(f"site {event['site']} is back")
+            _line(bar, f"site {event['site']} is back")
         elif kind == "damaged":
-            bar.console.print(f"damaged: {event['message']}")
+            _line(bar, f"damaged: {event['message']}")
         elif kind == "empty":
-            bar.console.print(f"warning: {event['message']}")
+            _line(bar, f"warning: {event['message']}")
         elif kind == "refused":
-            bar.console.print(f"refused: {event['reason']}")
+            _line(bar, f"refused: {event['reason']}")
         elif kind == "error":
-            bar.console.print(f"error: {event['message']}")
+            _line(bar, f"error: {event['message']}")
 
     def _values(self, name: str) -> str:
         """Returns a scalar of every site that sent it, in one text; empty if none did."""
@@ -121,3 +120,8 @@ class Follower:
 
     def _complete(self) -> bool:
         return self._answers.keys() == set(self._asked)
+
+
+def _line(bar: Progress, text: str) -> None:
+    """Shows a line, which may hold a site's or a library's words: rich would take what is in brackets for its own."""
+    bar.console.print(plain(text), markup=False)

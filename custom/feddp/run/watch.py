@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.live import Live
 
 from feddp.errors import FedDPError, InputError
-from feddp.files import RUN, events_after
+from feddp.files import RUN
 from feddp.plan.schema import Plan
 from feddp.reporting.standing import RUNNING, fitted, view
 from feddp.run.folders import FINISHED, RunFolder, runs_below
 from feddp.run.session import to_go_on
+from feddp.stages.events import progress_after
 from feddp.stages.standing import Standing
 
 POLL = 1.0  # seconds between two looks
@@ -52,7 +53,7 @@ class FolderRun(Watched):
 
     def look(self) -> Look:
         state = self.run.state  # before the events are read: a run that has ended writes no more
-        events, self._read = events_after(self.run.progress(), self._read)
+        events, self._read = progress_after(self.run.progress(), self._read)
         for event in events:
             self._standing.add(event)
         failure = "" if state in (RUNNING, FINISHED) else f"{self.run.path} was {state}; {to_go_on(self.run.path)}"

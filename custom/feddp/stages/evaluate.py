@@ -1,7 +1,6 @@
 """The last stage: every site evaluates its network on its own test images; the server collects the means."""
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from feddp.data.loading import spacing
 from feddp.errors import ContributionError
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, STAGES
 from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD, Sent
+from feddp.reading import is_number
 from feddp.stages.calibrate import peer_networks
 from feddp.stages.host import Host
 from feddp.stages.message import Message
@@ -96,7 +96,7 @@ def is_whole(summary: Any, metrics: tuple[str, ...], scalars: Mapping[str, Any])
     wanted = {"mean", "n"} if STD_WITHHELD in scalars else {"mean", "std", "n"}
     cells: list[Any] = [summary.get(metric) for metric in metrics] if isinstance(summary, dict) else [None]
     return all(isinstance(cell, dict) and wanted <= cell.keys() <= wanted | {"std"} for cell in cells) and all(
-        isinstance(value, int | float) and math.isfinite(value) for cell in cells for value in cell.values()
+        is_number(value) for cell in cells for value in cell.values()
     )
 
 

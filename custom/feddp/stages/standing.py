@@ -64,7 +64,7 @@ class Standing:
             site, scalars = self._site(event["site"], WAITS, time), event["scalars"]
             if protocol.spec_of(event["task"]).kind is Kind.ROUND:
                 site.usual = max(site.usual, time - self.asked)
-            site.sent += event.get("bytes", 0)
+            site.sent += event["bytes"]
             site.loss, site.dice = scalars.get("loss", site.loss), scalars.get("dice", site.dice)
         elif kind == "refused":
             # FLARE's or the server's own words for a site that did not answer in time

@@ -4,6 +4,7 @@ Nothing here is sent by a site: every number is in progress.jsonl already. A tra
 the run goes on.
 """
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from feddp.files import TENSORBOARD, Event
 from feddp.tracking.board import Board
 from feddp.tracking.curves import Curves, Scalar
 
+_SECRET = re.compile(r"//[^/\s]*@")  # a name and password in an address: a job's log travels with its results
 VARIABLE = "FEDDP_TRACKING"  # environment variable: the file that asks for further trackers (`feddp.flare.tracking`)
 
 
@@ -73,5 +75,5 @@ class Tracking:
                 self._given_up(name, error)
 
     def _given_up(self, name: str, error: Exception) -> None:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = " ".join(_SECRET.sub("//", f"{type(error).__name__}: {error}").split())[:300]
         self._warn(f"{name} tracks this run no longer ({reason}); the run goes on, and its curves are in progress.jsonl")

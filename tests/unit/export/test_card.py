@@ -4,6 +4,7 @@ import json
 import xml.etree.ElementTree as ET
 
 import pytest
+from hypothesis import given
 
 from feddp.cli.export import Format
 from feddp.errors import InputError
@@ -17,6 +18,7 @@ from feddp.networks.weights import save_network
 from feddp.protocol import STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.stages.results import gathered
 from feddp.training.metrics import METRICS
+from support.fuzz import cases, changed, tried
 
 # v0.2/schema.xsd of github.com/coalition-for-health-ai/mc-schema, commit 1c77360: each entry that must be there, in its order.
 # The file itself is not in this repository; the XML was validated against it by hand with lxml (docs/how-to/take-home.md)
@@ -254,3 +256,30 @@ def test_a_name_that_is_no_text_for_a_card_is_refused(toy, tmp_path, plan_for):
     save_network(tmp_path / NETWORK, build(toy, 3, 1, seed=0).state_dict(), texts)
     with pytest.raises(InputError, match="its metadata's site .* is no name"):
         write(tmp_path / NETWORK, tmp_path / "card")
+
+
+def test_names_and_reasons_are_no_markdown(run, tmp_path):
+    """A viewer would fetch the picture, and so tell its owner who reads the card; a line of its own would be a heading."""
+    results = json.loads((run / RESULTS).read_text())
+    hostile = "![x](http://a/b) <img src=http://a/b>\n# Approved"
+    write_json(run / RESULTS, results | {"missing": {"D": hostile}})
+    lines = write(run / "sites/A" / NETWORK, tmp_path / "card").read_text().splitlines()
+    (said,) = [line for line in lines if "D has no result" in line and line.startswith("- ")]
+    assert said == "- D has no result: ![x]\\(http://a/b) &lt;img src=http://a/b> # Approved"
+    assert "# Approved" not in lines
+    assert "](" not in "\n".join(lines)
+    assert "<img" not in "\n".join(lines)
+
+
+def test_any_results_are_a_card_or_one_line(run, tmp_path):
+    """Any other exception than InputError fails the test."""
+    whole, told = json.loads((run / RESULTS).read_text()), [0, 0]
+
+    @cases(40)
+    @given(changed(whole))
+    def written(value):
+        (run / RESULTS).write_text(json.dumps(value), encoding="utf-8")
+        told[bool(tried(InputError, write, run / "sites/A" / NETWORK, tmp_path / "card")[1])] += 1
+
+    written()
+    assert min(told) > 0, told

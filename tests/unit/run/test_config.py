@@ -66,6 +66,7 @@ def test_what_is_typed_wins_and_is_said(run, tmp_path, feddp):
         ("rounds: 0x" + "f" * 5000, ": rounds: a int that is too large to print is no plain value"),
         ("rounds: 2.5", ": rounds: 2.5: "),
         ("rounds: true", ": rounds: True: "),
+        ("rounds: 0x" + "f" * 5000, ": rounds: a int that is too large to print is no plain value; correct it"),
         ("rounds: {a: 1}", ": rounds: {'a': 1} is no plain value; correct it"),
         ("env: cloud", ": env: 'cloud': "),
         ("seed: -1", ": seed: -1: "),

@@ -48,7 +48,9 @@ def answer(path, site, **scalars):
 def test_in_a_terminal_while_the_progress_grows(folder):
     """The table is drawn anew with every event, and the command ends with the run."""
     out, path = folder
-    words, env = ["-m", "feddp", "watch", str(out)], {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    # a worker of xdist inherits COLUMNS, which readline sets, and rich believes it more than the terminal
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    words, env = ["-m", "feddp", "watch", str(out)], {**env, "TERM": "xterm", "NO_COLOR": "1"}
     terminal = pexpect.spawn(sys.executable, words, encoding="utf-8", dimensions=(40, 160), timeout=60, env=env)
     try:
         terminal.expect("running")

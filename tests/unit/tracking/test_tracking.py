@@ -124,6 +124,18 @@ def test_a_tracker_that_fails_changes_no_result(run, monkeypatch):
     assert not (out / TENSORBOARD).exists()
 
 
+def test_the_line_of_a_tracker_that_fails_has_no_password(tmp_path):
+    """The server's log of a job is among the files that its lead downloads."""
+
+    def unreachable():
+        raise RuntimeError("API request to https://me:p:w@host:5000/api and http://token@host failed, see https://a.b/c@d")
+
+    lines: list[str] = []
+    Tracking(tmp_path, lines.append, {"mlflow": unreachable}).close()
+    (line,) = lines
+    assert "API request to https://host:5000/api and http://host failed, see https://a.b/c@d" in line
+
+
 def test_events_that_it_does_not_know_end_the_tracking_and_not_the_run(tmp_path):
     """Of an earlier version, in a run that is continued."""
     lines: list[str] = []

@@ -6,20 +6,25 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from pydicom import Dataset, dcmread
-from pydicom.filereader import read_dataset, read_preamble
+from pydicom import Dataset
+from pydicom.encaps import get_frame
+from pydicom.filereader import read_dataset, read_partial, read_preamble
 from pydicom.pixels.processing import apply_modality_lut
 from pydicom.pixels.utils import pixel_array
-from pydicom.uid import DeflatedExplicitVRLittleEndian
+from pydicom.tag import BaseTag
+from pydicom.uid import DeflatedExplicitVRLittleEndian, RLELossless
 
 from feddp.data.formats.guarded import guarded
-from feddp.data.formats.scan import Scan, known
+from feddp.data.formats.scan import Scan, finite, known
+from feddp.data.formats.unpacked import require_rle
+from feddp.data.pixels import require_scans
 from feddp.data.prepare.source import Source, read_up_to
 from feddp.errors import BadFile, Problem
-from feddp.limits import CONTOUR_BYTES, DICOM_BYTES, IMAGE_PIXELS, VOXELS
+from feddp.limits import DICOM_BYTES, HEAD_BYTES, IMAGE_PIXELS, SERIES_BYTES, VOXELS
+from feddp.reading import amount
 
 SEG, CONTOURS = "SEG", "RTSTRUCT"  # modalities that hold masks
-_SYNTAX, _META = 0x00020010, 2
+_SYNTAX, _META, _PIXELS = 0x00020010, 2, 0x7FE0  # an element, and groups
 BROKEN = "is not a readable DICOM file"
 UNEVEN = 0.01  # relative difference between two distances of slices that count as equal
 
@@ -65,12 +70,15 @@ def read_header(tree: Source, name: str) -> Header:
 
 
 def load(tree: Source, name: str, pixels: bool = True) -> Dataset:
-    """Returns a file's data set, without its pixels if they are not asked for.
+    """Returns a file's data set up to its pixels, without these if they are not asked for, and without what is behind them.
 
     Raises:
         InputError: the file is too large or broken, or compressed as a whole, so that its size is unknown. Names the file.
     """
-    content = tree.read(name, DICOM_BYTES)
+    return _parsed(tree, name, tree.read(name, DICOM_BYTES), pixels)
+
+
+def _parsed(tree: Source, name: str, content: bytes, pixels: bool) -> Dataset:
     with guarded(tree.shown(name), BROKEN):
         stream = io.BytesIO(content)
         read_preamble(stream, force=False)
@@ -78,11 +86,19 @@ def load(tree: Source, name: str, pixels: bool = True) -> Dataset:
         syntax = meta.get(_SYNTAX)
         if syntax is not None and syntax.value == DeflatedExplicitVRLittleEndian:
             raise BadFile(Problem(tree.shown(name), "is a deflated DICOM file", "Export it without this compression"))
-        dataset = dcmread(io.BytesIO(content), stop_before_pixels=not pixels)
-        if dataset.get("Modality") == CONTOURS and len(content) > CONTOUR_BYTES:
-            what = f"has {len(content)} bytes of contours; the limit is {CONTOUR_BYTES}"
+        reached: list[int] = []
+
+        def at_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
+            if tag.group >= _PIXELS:
+                reached.append(tag)
+            return bool(reached)
+
+        # an element of eight bytes takes hundreds in memory: these are counted first
+        dataset = read_partial(io.BytesIO(content[:HEAD_BYTES]), at_pixels)
+        if len(content) > HEAD_BYTES and not reached:
+            what = f"has more than {amount(HEAD_BYTES)} besides pixels, which is the limit"
             raise BadFile(Problem(tree.shown(name), what, "Leave out the structures that are no class"))
-        return dataset
+        return read_partial(io.BytesIO(content), lambda tag, vr, length: tag.group > _PIXELS) if pixels else dataset
 
 
 def read_series(tree: Source, names: Sequence[str]) -> Scan:
@@ -94,7 +110,14 @@ def read_series(tree: Source, names: Sequence[str]) -> Scan:
         InputError: a file is broken, too large, or holds several frames; or the files differ in size, orientation or spacing,
             or two of them lie at one place. Names a file.
     """
-    files = [(load(tree, name), name) for name in names]
+    files: list[tuple[Dataset, str]] = []
+    left = SERIES_BYTES
+    for name in names:
+        content = tree.read(name, DICOM_BYTES)
+        left -= len(content)
+        if left < 0:
+            raise BadFile(Problem(tree.shown(name), f"is of a series of more than {amount(SERIES_BYTES)}", "Give fewer files"))
+        files.append((_parsed(tree, name, content, pixels=True), name))
     with guarded(tree.shown(names[0]), "is of a series that is not readable"):
         return _series(tree, files)
 
@@ -135,7 +158,11 @@ def _positions(tree: Source, files: Sequence[tuple[Dataset, str]]) -> np.ndarray
     if any(turned):
         what = f"lies in another plane than {files[0][1]}"
         raise BadFile(Problem(tree.shown(files[turned.index(True)][1]), what, "Leave localizers out of the folder"))
-    return np.array([float(np.dot(np.array(d.ImagePositionPatient, float), axes(d)[2])) for d, _ in files])
+    placed = np.array([float(np.dot(np.array(d.ImagePositionPatient, float), axes(d)[2])) for d, _ in files])
+    if not finite(placed):
+        lost = files[int(np.isfinite(placed).argmin())][1]
+        raise BadFile(Problem(tree.shown(lost), "lies at a place that is no number", "Export the series again"))
+    return placed
 
 
 def _apart(placed: np.ndarray | None) -> float | None:
@@ -171,9 +198,17 @@ def _whole(dataset: Dataset, key: str) -> int:
 def _pixels(tree: Source, name: str, dataset: Dataset) -> np.ndarray:
     """Returns uint8 as stored, or float32 in the modality's units; black is low, whatever the file's photometry."""
     with guarded(tree.shown(name), "has no readable pixels"):
+        syntax = dataset.file_meta.TransferSyntaxUID
+        if syntax.is_compressed and syntax != RLELossless:
+            require_scans(tree.shown(name), dataset.PixelData)
+        if syntax == RLELossless:
+            size = int(dataset.Rows * dataset.Columns * dataset.SamplesPerPixel * dataset.BitsAllocated) // 8
+            require_rle(tree.shown(name), get_frame(dataset.PixelData, 0, number_of_frames=1), size)
         values: np.ndarray = pixel_array(dataset)
         if dataset.get("PhotometricInterpretation") == "MONOCHROME1":
             values = (1 << int(dataset.BitsStored)) - 1 - values.astype(np.int32)
         if values.ndim == 2:
             values = np.asarray(apply_modality_lut(values, dataset))
+        if not finite(values):
+            raise BadFile(Problem(tree.shown(name), "has values that are not finite, or huge", "Export the series again"))
         return values if values.dtype == np.uint8 else values.astype(np.float32)

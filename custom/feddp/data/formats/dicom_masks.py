@@ -9,9 +9,10 @@ from pydicom import Dataset
 
 from feddp.data.formats.dicom import BROKEN, CONTOURS, Series, axes, load
 from feddp.data.formats.guarded import guarded
+from feddp.data.formats.scan import finite
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, Problem
-from feddp.limits import VOXELS
+from feddp.limits import CONTOUR_STEPS, STRUCTURES, VOXELS
 from feddp.reading import short
 
 EXPORT = "Export it again for this series"
@@ -65,7 +66,9 @@ def _segments(file: Path, dataset: Dataset, origin: Series, classes: Sequence[st
     names = {int(item.SegmentNumber): str(item.get("SegmentLabel") or "") for item in dataset.SegmentSequence}
     read = Segmentation.from_dataset(dataset, copy=False)
     maps = np.zeros((len(classes), len(origin.slices), *size), bool)
-    for number, index in _chosen(file, names, classes).items():
+    chosen = _chosen(file, names, classes)
+    _require_few(file, len(chosen))
+    for number, index in chosen.items():
         values = read.get_pixels_by_source_instance(
             [str(each.SOPInstanceUID) for each in origin.slices],
             segment_numbers=[number],
@@ -81,15 +84,25 @@ def _contours(file: Path, dataset: Dataset, origin: Series, classes: Sequence[st
     first = origin.slices[0]
     maps = np.zeros((len(classes), len(origin.slices), int(first.Rows), int(first.Columns)), bool)
     chosen = _chosen(file, names, classes)
-    for structure in dataset.ROIContourSequence:
-        if (index := chosen.get(int(structure.ReferencedROINumber))) is None:
-            continue
+    drawings = [each for each in dataset.ROIContourSequence if int(each.ReferencedROINumber) in chosen]
+    _require_few(file, len(drawings))
+    heights, left = _heights(origin), CONTOUR_STEPS
+    for structure in drawings:
         drawn = np.zeros(maps.shape[1:], bool)
         for points in _closed(structure.get("ContourSequence") or ()):
-            place, corners = _on_slice(file, points, origin)
+            place, corners = _on_slice(file, points, origin, heights)
+            left -= len(corners) * math.prod(high - low for low, high in zip(*_around(corners, drawn.shape[1:]), strict=True))
+            if left < 0:
+                raise BadFile(Problem(file, "has contours of too many corners", "Leave out the structures that are no class"))
             drawn[place] ^= filled(corners, drawn.shape[1:])
-        maps[index] |= drawn
+        maps[chosen[int(structure.ReferencedROINumber)]] |= drawn
     return maps
+
+
+def _require_few(file: Path, structures: int) -> None:
+    if structures > STRUCTURES:
+        what = f"has {structures} structures of the classes; the limit is {STRUCTURES}"
+        raise BadFile(Problem(file, what, EXPORT))
 
 
 def _closed(contours: Iterable[Dataset]) -> Iterator[np.ndarray]:
@@ -98,23 +111,31 @@ def _closed(contours: Iterable[Dataset]) -> Iterator[np.ndarray]:
             yield np.array(contour.ContourData, float).reshape(-1, 3)
 
 
-def _on_slice(file: Path, points: np.ndarray, origin: Series) -> tuple[int, np.ndarray]:
+def _heights(origin: Series) -> np.ndarray:
+    """Returns the slices' positions along their normal in millimetres."""
+    normal = axes(origin.slices[0])[2]
+    return np.array([np.dot(np.array(each.ImagePositionPatient, float), normal) for each in origin.slices])
+
+
+def _on_slice(file: Path, points: np.ndarray, origin: Series, heights: np.ndarray) -> tuple[int, np.ndarray]:
     """Returns the index of a contour's slice, and its corners (N, 2) as rows and columns of pixels.
 
     The centre of a pixel has whole coordinates (DICOM PS3.3 C.7.6.2.1.1).
     """
     first = origin.slices[0]
     row, column, normal = axes(first)
-    positions = np.array([np.dot(np.array(each.ImagePositionPatient, float), normal) for each in origin.slices])
     height = float((points @ normal).mean())
-    place = int(np.abs(positions - height).argmin())
-    apart = float(np.diff(positions).min()) if len(positions) > 1 else 1.0
-    if abs(positions[place] - height) > NEAR * apart + 1e-3:
-        what = f"has a contour {abs(positions[place] - height):.1f} mm away from the nearest slice of its series"
-        raise BadFile(Problem(file, what, EXPORT))
+    place = int(np.abs(heights - height).argmin())
+    apart = float(np.diff(heights).min()) if len(heights) > 1 else 1.0
     offset = points - np.array(origin.slices[place].ImagePositionPatient, float)
     down, across = (float(value) for value in first.PixelSpacing)
-    return place, np.stack([offset @ column / down, offset @ row / across], axis=1)
+    corners = np.stack([offset @ column / down, offset @ row / across], axis=1)
+    if not finite(corners):
+        raise BadFile(Problem(file, "has a contour with a corner that is no number", EXPORT))
+    if abs(heights[place] - height) > NEAR * apart + 1e-3:
+        what = f"has a contour {abs(heights[place] - height):.1f} mm away from the nearest slice of its series"
+        raise BadFile(Problem(file, what, EXPORT))
+    return place, corners
 
 
 def filled(corners: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -122,11 +143,16 @@ def filled(corners: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     from matplotlib.path import Path as Outline
 
     inside = np.zeros(shape, bool)
-    low = np.maximum(np.floor(corners.min(axis=0)).astype(int), 0)
-    high = np.minimum(np.ceil(corners.max(axis=0)).astype(int) + 1, shape)
+    low, high = _around(corners, shape)
     if len(corners) < 3 or (high <= low).any():
         return inside
     window = np.mgrid[low[0] : high[0], low[1] : high[1]]
     within = Outline(corners).contains_points(window.reshape(2, -1).T)
     inside[low[0] : high[0], low[1] : high[1]] = within.reshape(window.shape[1:])
     return inside
+
+
+def _around(corners: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first row and column of the image (H, W) that a polygon reaches, and those behind its last ones."""
+    low, high = np.floor(corners.min(axis=0)), np.ceil(corners.max(axis=0)) + 1
+    return np.clip(low, 0, shape).astype(int), np.clip(high, 0, shape).astype(int)

@@ -9,12 +9,13 @@ from feddp.data.formats.scan import Scan
 from feddp.data.prepare.source import IMAGES, Source
 from feddp.data.progress import track
 from feddp.errors import FedDPError, InputError
-from feddp.limits import NAME, SERIES_FILES
+from feddp.limits import FILE_NAME, SERIES_FILES
 
 PICTURE, NIFTI, DICOM = "picture", "nifti", "dicom"
 VOLUMES = (".nii", ".nii.gz")
 SERIES = (".dcm", ".dicom", ".ima")
 MASKS = ("", "_mask", "_seg", "_segmentation", "_label")  # what a mask's name has behind its image's
+_BEHIND = 20  # bytes of a file's name that follow an image's: the slice, the class, the ending
 
 
 @dataclass(frozen=True)
@@ -162,4 +163,5 @@ def _stem(name: str) -> str:
 def _joined(parts: Iterable[str]) -> str:
     """Returns a name for files, of the parts of a path."""
     text = "_".join(part.strip() for part in parts)
-    return "".join(letter if letter.isprintable() and letter not in '/\\:*?"<>|' else "-" for letter in text)[:NAME]
+    plain = "".join(letter if letter.isprintable() and letter not in '/\\:*?"<>|' else "-" for letter in text)
+    return plain.encode()[: FILE_NAME - _BEHIND].decode(errors="ignore")

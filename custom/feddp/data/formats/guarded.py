@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import Image
+
 from feddp.archive import AGAIN
 from feddp.errors import BadFile, FedDPError, Problem
 from feddp.reading import short
@@ -17,7 +19,7 @@ LIBRARIES = ("pydicom", "highdicom", "tifffile", "nibabel.global")  # that also 
 def guarded(file: Path, what: str, remedy: str = AGAIN) -> Iterator[None]:
     """Raises BadFile, "`file` `what` (why)", for every exception but ours: a file may hold any bytes, and readers raise any.
 
-    Warnings are dropped: a file breaks many a rule that does not matter here.
+    Warnings are dropped: a file breaks many a rule that does not matter here. That of too many pixels is an error.
     """
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     levels = [logger.level for logger in loggers]
@@ -26,6 +28,7 @@ def guarded(file: Path, what: str, remedy: str = AGAIN) -> Iterator[None]:
             logger.setLevel(logging.CRITICAL + 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
             yield
     except FedDPError:
         raise

@@ -10,7 +10,7 @@ import nibabel
 import numpy as np
 from nibabel.affines import apply_affine
 
-from feddp.data.formats.scan import AXES, Scan, known
+from feddp.data.formats.scan import AXES, Scan, finite, known
 from feddp.data.prepare.source import Source, read_up_to
 from feddp.errors import FedDPError, InputError
 from feddp.limits import MIB, VOLUME_START, VOLUME_TAIL, VOXELS
@@ -86,8 +86,8 @@ def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
     except Exception as error:  # many kinds of errors: bytes, compression, header or axes may be damaged
         why = short(" ".join(str(error).split()))
         raise InputError(f"{tree.path}: {name} is not a readable NIfTI volume ({why}). Download it again.") from None
-    if not np.isfinite(voxels).all():
-        raise InputError(f"{tree.path}: {name} has values that are not finite. Correct the source.")
+    if not finite(voxels):
+        raise InputError(f"{tree.path}: {name} has values that are not finite, or huge. Correct the source.")
     return image
 
 

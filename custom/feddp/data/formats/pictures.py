@@ -13,7 +13,8 @@ from PIL import Image
 
 from feddp.archive import AGAIN
 from feddp.data.formats.guarded import guarded
-from feddp.data.formats.scan import Scan
+from feddp.data.formats.scan import Scan, finite
+from feddp.data.formats.unpacked import require_tiff
 from feddp.data.pixels import decode
 from feddp.data.prepare.source import FORMATS, Source
 from feddp.errors import BadFile, Problem
@@ -46,7 +47,10 @@ def read_labels(tree: Source, name: str) -> np.ndarray:
 def _pixels(tree: Source, name: str, indexed: str) -> np.ndarray:
     content, file = tree.read(name), tree.shown(name)
     with guarded(file, UNREADABLE):
-        return _decoded(content, file, indexed)
+        values = _decoded(content, file, indexed)
+        if not finite(values):
+            raise BadFile(Problem(file, "has values that are not finite, or huge", "Correct it"))
+        return values
 
 
 def _decoded(content: bytes, file: Path, indexed: str) -> np.ndarray:
@@ -76,20 +80,19 @@ def _by_tifffile(content: bytes, file: Path) -> np.ndarray:
 
     with tifffile.TiffFile(io.BytesIO(content)) as tiff:
         pages: Any = tiff.pages
-        if len(pages) > 1:
-            raise BadFile(Problem(file, f"holds {len(pages)} pictures", "Save one picture per file"))
         page = pages[0]
+        if pages.is_multipage:  # their number is not counted: a chain of millions, or a ring, takes hours
+            raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
         if page.imagewidth * page.imagelength > IMAGE_PIXELS:
             what = f"has {page.imagewidth} x {page.imagelength} pixels; the limit is {IMAGE_PIXELS}"
             raise BadFile(Problem(file, what, "Scale it down"))
         if page.imagedepth != 1 or page.samplesperpixel not in (1, 2, 3, 4) or page.dtype is None or page.dtype.itemsize > 8:
             what = f"has {page.samplesperpixel} channels of {page.dtype}"
             raise BadFile(Problem(file, what, "Save it with one or three channels"))
+        require_tiff(file, page, content)
         values: np.ndarray = page.asarray()
         if values.ndim == 3 and page.planarconfig == 2:
             values = np.moveaxis(values, 0, -1)
         if values.dtype.kind not in "uif" or values.ndim not in (2, 3):
             raise BadFile(Problem(file, f"has values of {values.dtype}", "Save it with whole or floating point numbers"))
-        if not np.isfinite(values).all():
-            raise BadFile(Problem(file, "has values that are not finite", "Correct it"))
         return values if values.ndim == 2 else values[..., 0] if values.shape[-1] < 3 else values[..., :3]

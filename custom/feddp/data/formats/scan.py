@@ -9,6 +9,7 @@ import numpy as np
 from feddp.data.description import MM
 from feddp.errors import InputError
 
+LARGEST = 1e37  # of a value: differences and products of such values stay finite in 32 bits
 BRIGHT = 0.99  # the quantile that becomes white
 # of canonical voxels (right, front, head): the axes of slices, rows and columns, and the axes that are turned around.
 # Slices go to the head, to the front or to the right; in a slice, rows go from front to back or from head to feet, and columns
@@ -42,6 +43,11 @@ class Scan:
     @property
     def channels(self) -> int:
         return 3 if self.pixels.ndim == 4 else 1
+
+
+def finite(values: np.ndarray) -> bool:
+    """Whether all values are numbers below LARGEST."""
+    return bool(values.min(initial=0) > -LARGEST and values.max(initial=0) < LARGEST)
 
 
 def eight_bits(pixels: np.ndarray, window: Window | None) -> np.ndarray:

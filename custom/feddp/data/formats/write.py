@@ -15,6 +15,7 @@ from feddp.data.pixels import write_png
 # of classes 1, 2, ...; these repeat (Okabe and Ito, 2008: colours that colour-blind people tell apart)
 COLOURS = np.array([(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)])
 OPACITY = 0.4
+_TEXTS = ("data_type", "db_name", "descrip", "aux_file", "intent_name")  # of a NIfTI header
 MAKER, VERSION = "FedDP", "0.1.0"  # of this package
 SCHEME = "99FEDDP"  # a private coding scheme: DICOM has no code for a class of the user's
 SERIES_NUMBER = 900  # of the segmentation; scanners number from 1
@@ -32,12 +33,18 @@ def write_pngs(
 def write_nifti(
     folder: Path, entry: FoundImage, scan: Scan, mask: np.ndarray, classes: Sequence[str], labels: str
 ) -> list[Path]:
-    """Writes one volume of the image's own voxels and header, with uint8 values of 0 to C."""
+    """Writes one volume of the image's own voxels and header, with uint8 values of 0 to C.
+
+    The header's texts and extensions are left out: converters write names and whole DICOM headers there.
+    """
     source = scan.origin.image
     header = source.header.copy()
     header.set_data_dtype(np.uint8)
     header.set_slope_inter(1, 0)
     header["cal_min"] = header["cal_max"] = 0
+    for name in _TEXTS:
+        header[name] = b""
+    header.extensions.clear()
     file = folder / f"{entry.name}.nii.gz"
     nibabel.save(nibabel.Nifti1Image(scan.origin.voxels_of(mask), source.affine, header), file)
     return [file]
