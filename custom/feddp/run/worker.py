@@ -1,0 +1,57 @@
+"""A worker: a process that answers for some sites of a run without FLARE (`feddp.run.workers`).
+
+Tasks come on stdin, answers go to stdout. The process ends when stdin does, because then the command has ended, in whatever
+way. It loses nothing: every file of a site is written whole or not at all.
+"""
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from feddp.errors import FedDPError
+from feddp.partition import Tensors
+from feddp.plan.schema import Plan
+from feddp.run.answering import Answering, LocalSites
+from feddp.run.pipe import Closed, get, put
+from feddp.stages.message import Message
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's, which then ends its workers
+    answers = FileIO(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    tasks: SimpleQueue[tuple[dict[str, Any], Tensors]] = SimpleQueue()
+    threading.Thread(target=_receive, args=(tasks,), daemon=True).start()
+    run, _ = tasks.get()
+    plan = Plan.from_json(run["plan"])
+    sites = LocalSites(plan, run["policies"], Path(run["root"]))
+    answering = Answering(sites, plan.federation.half, threading.Event(), Path(run["log"]))
+    with suppress(Closed):  # the command has ended: so does this process
+        while True:
+            asked, tensors = tasks.get()
+            try:
+                answer = answering.reply(asked["task"], asked["site"], Message(tensors, asked["scalars"]))
+            except FedDPError as error:
+                put(answers, {"error": str(error)})
+            else:
+                put(answers, {"scalars": answer.scalars}, answer.tensors)
+
+
+def _receive(tasks: SimpleQueue[tuple[dict[str, Any], Tensors]]) -> None:
+    """Reads while a site computes, because only a reader notices that the command has ended."""
+    pipe = FileIO(sys.stdin.fileno(), "rb", closefd=False)
+    try:
+        while True:
+            tasks.put(get(pipe))
+    except Closed:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
