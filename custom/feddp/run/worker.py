@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -31,7 +32,7 @@ def main() -> None:
     run, _ = tasks.get()
     plan = Plan.from_json(run["plan"])
     sites = LocalSites(plan, run["policies"], Path(run["root"]))
-    answering = Answering(sites, plan.federation.half, threading.Event(), Path(run["log"]))
+    answering = Answering(sites, plan.federation.half, threading.Event(), Path(sys.argv[1]))
     with suppress(Closed):  # the command has ended: so does this process
         while True:
             asked, tensors = tasks.get()
@@ -44,13 +45,16 @@ def main() -> None:
 
 
 def _receive(tasks: SimpleQueue[tuple[dict[str, Any], Tensors]]) -> None:
-    """Reads while a site computes, because only a reader notices that the command has ended."""
+    """Reads while a site computes, because only a reader notices that the command has ended; then ends the process."""
     pipe = FileIO(sys.stdin.fileno(), "rb", closefd=False)
     try:
-        while True:
-            tasks.put(get(pipe))
-    except Closed:
-        os._exit(0)
+        with suppress(Closed):
+            while True:
+                tasks.put(get(pipe))
+    except Exception:  # of any type: without a reader, the command would wait for an answer for ever
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":

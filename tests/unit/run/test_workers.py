@@ -72,7 +72,7 @@ def test_a_stop_does_not_wait_for_an_answer(tmp_path):
         (None, "cpu", 2, 8, 2),
         (None, "cpu", 1, 8, 1),
         (None, "cpu", 8, 80, 4),  # no more than sites
-        (None, "cpu", 8, 3, 3),  # no more than the free memory is for
+        (None, "cpu", 8, 3, 2),  # no more than the free memory is for: 1.25 GiB each
         (None, "cpu", 8, 0, 1),
         (None, "cuda", 8, 80, 1),
         (3, "cuda", 1, 0, 3),  # as asked for
