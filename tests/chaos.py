@@ -27,7 +27,6 @@ ROLES = {  # by a part of the command line
     "site job": "client.worker_process",
     "simulator": "run.patient_simulator",
     "simulated site": "simulator.simulator_worker",
-    "worker": "run.worker",
 }
 STEPS = "ask", "answer", "round"  # the events between which a moment is drawn
 
@@ -174,7 +173,7 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     whole = arguments.out / f"whole-{arguments.method}"
     if not (whole / "results.json").exists():  # in one process: it has the bits of any environment
-        subprocess.run([*command(arguments, whole, "local"), "--threads", "1"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command(arguments, whole, "local"), check=True, stdout=subprocess.DEVNULL)
     bad = landed = 0
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
         outcome = survive(arguments, seed, arguments.out / f"{arguments.env}-{arguments.method}-{seed}", whole)

@@ -17,7 +17,6 @@ from feddp.data.synthesize import synthesize
 from feddp.networks import NETWORKS
 from feddp.partition import HEAD, QUERY
 from feddp.plan.schema import Plan
-from feddp.run import workers
 from feddp.stages.site import Site
 from feddp.training.store import Store
 from support import CAPTURE
@@ -41,15 +40,11 @@ SETTINGS = {"batch": 4, "calibration_epochs": 1}
 def _apart(tmp_path_factory):
     """Tests read and write nobody's home, and one thread is theirs: the sums of two threads may differ in the last bit.
 
-    Runs without FLARE see one core, and so take one process: another one would not know the toy networks of a test. A test
-    that wants more asks for them with `threads`.
-
     FLARE's decomposers first, as in each of its processes: a Shareable serialised before them is given one that drops what it
     holds, until the process ends, and no console of this process could log in.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setattr(workers, "cores", lambda: 1)
         torch.set_num_threads(1)
         flare_decomposers.register()
         yield
