@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from torch import nn
 
 import feddp as package
-from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, round, start
+from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, local, round, start
 from benchmarks.leak import invert
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
@@ -277,6 +277,26 @@ def test_the_errors_of_an_attack():
     truth = torch.tensor([[[[-1.0, 1.0], [0.0, 0.5]]]])
     found = invert.errors(truth + 1, truth)
     assert found == pytest.approx({"mse": 1, "psnr": 6.0206, "correlation": 1}, abs=1e-4)
+
+
+def test_local_divides_by_the_first(bench, monkeypatch):
+    """Whole runs are played, 2 s each, but 1 s for two processes. What an environment's name brings along is typed."""
+    typed, clock = [], [0.0]
+
+    def run(data, out, *words):
+        typed.append(words[: words.index("--method")])
+        clock[0] += 1 if "--threads" in typed[-1] else 2
+
+    monkeypatch.setattr(local, "run", run)
+    monkeypatch.setattr(common.time, "perf_counter", lambda: clock[0])
+    (found,) = bench("local", "--envs", "local --threads 2", "sim", "--sites", 2, "--images", 6, "--pairs", 2)
+    once = [("local",), ("local", "--threads", "2"), ("sim",)]
+    assert typed == [*once, *reversed(once)]
+    assert {where: ratio["median"] for where, ratio in found["ratio"].items()} == {
+        "local": 1,
+        "local --threads 2": 0.5,
+        "sim": 1,
+    }
 
 
 # --- what needs a GPU, on the CPU ----------------------------------------------------------------------------------------

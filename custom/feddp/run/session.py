@@ -71,7 +71,7 @@ class Request:
     plan: Plan
     policies: Mapping[str, dict[str, Any]]  # {site: its properties}; the approval of this plan is added to them
     out: Path
-    threads: int | None = None  # sites that run at once in the simulator; None: all
+    threads: int | None = None  # sites that run at once; None: as `run_here`
     initial: dict[str, Tensor] | None = None
     env: str = "sim"  # the environment's name, for whoever continues the run
     resume: str = ""  # the id of the run that is continued
