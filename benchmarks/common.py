@@ -41,6 +41,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def natural(text: str) -> int:
+    """Reads a whole number of at least 0, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
+    return int(text)
+
+
 def images(number: int, size: int) -> list[Sample]:
     """Returns synthetic RGB images of lesions, the same ones every time, as a site has them in memory."""
     habits, samples = habits_of(0, 0), []

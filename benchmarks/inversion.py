@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.common import count, images, line, parser, report
+from benchmarks.common import count, images, line, natural, parser, report
 from benchmarks.leak.invert import GRADIENT, STEP, Attack, Search, attack_on, errors
 from benchmarks.leak.toy import Toy
 from feddp.data.folder import SiteFolder
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser("inversion", __doc__)
     options.add_argument("--methods", nargs="+", default=["fedavg", "feddp", "fedbn", "fedper"])
     options.add_argument("--sent", nargs="+", choices=(GRADIENT, STEP), default=[GRADIENT, STEP])
-    options.add_argument("--epochs", type=int, nargs="+", default=[0, 10], help="of training at the site before the step")
+    options.add_argument("--epochs", type=natural, nargs="+", default=[0, 10], help="of training at the site before the step")
     options.add_argument("--data", type=Path, help="a site's folder; synthetic images if left out")
     options.add_argument("--images", type=count, default=2, help="that are attacked")
     options.add_argument("--trained", type=count, default=12, help="images of the site")
@@ -50,6 +50,8 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--tv", type=float, default=1e-4, help="the weight of the total variation")
     options.add_argument("--network", default=SMALL, help=f"{SMALL} is this benchmark's own")
     given = options.parse_args(arguments)
+    if not given.tv >= 0:
+        raise InputError(f"--tv {given.tv}: a weight is at least 0; the attack would look for the roughest image")
     settle("cpu", 1)
     samples = load(SiteFolder.open(given.data), "train", given.size) if given.data else images(given.trained, given.size)
     samples = samples[: given.trained]

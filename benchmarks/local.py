@@ -15,12 +15,12 @@ from feddp.data.synthesize import synthesize
 from feddp.networks import DEFAULT
 from feddp.run.session import ENVIRONMENTS
 
-AGAINST = "local"
+AGAINST, TWO = "local", "local --threads 2"  # all sites in one process, and in two
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parser("local", __doc__)
-    options.add_argument("--envs", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
+    options.add_argument("--envs", nargs="+", choices=(*ENVIRONMENTS, TWO), default=list(ENVIRONMENTS))
     options.add_argument("--sites", type=count, default=4)
     options.add_argument("--rounds", type=count, default=20)
     options.add_argument("--images", type=count, default=20, help="per site")
@@ -35,8 +35,9 @@ def main(arguments: Sequence[str]) -> None:
         data, number = Path(folder) / "data", numbers()
         synthesize(data, given.sites, given.images, given.size)
 
-        def whole(env: str) -> None:
-            run(data, Path(folder) / f"run-{next(number)}", env, *words)
+        def whole(where: str) -> None:
+            env, *more = where.split()
+            run(data, Path(folder) / f"run-{next(number)}", env, *more, *words)
 
         calls = {env: partial(whole, env) for env in dict.fromkeys((AGAINST, *given.envs))}
         seconds = interleaved("Runs", given.pairs, calls, warm=False)

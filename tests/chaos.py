@@ -27,6 +27,7 @@ ROLES = {  # by a part of the command line
     "site job": "client.worker_process",
     "simulator": "run.patient_simulator",
     "simulated site": "simulator.simulator_worker",
+    "worker": "run.worker",
 }
 STEPS = "ask", "answer", "round"  # the events between which a moment is drawn
 
@@ -50,6 +51,8 @@ def command(arguments: argparse.Namespace, out: Path, env: str) -> list[str]:
     settings = [f"--set={setting}" for setting in (f"min_sites={sites}", *arguments.set)]
     words = ["run", "--data", arguments.data, "--out", out, "--env", env, "--method", arguments.method]
     words += ["--rounds", arguments.rounds, "--calibration-epochs", arguments.epochs, "--size", 32, *settings]
+    if arguments.threads and out.name.startswith(env):
+        words += ["--threads", arguments.threads]
     return [sys.executable, "-m", "feddp", *map(str, words)]
 
 
@@ -158,6 +161,7 @@ def differing(whole: Path, other: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="local")
+    parser.add_argument("--threads", type=int, help="sites at once in the runs that are killed")
     parser.add_argument("--method", default="feddp")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=2)

@@ -34,7 +34,7 @@ from feddp.flare.context import kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.networks import NETWORKS
 from feddp.plan.schema import Plan
-from feddp.run.local import LocalSites
+from feddp.run.answering import LocalSites
 from feddp.stages import train
 from feddp.stages.memory import ServerMemory
 from support.poisoned import ATTACKS, Poisoned

@@ -8,7 +8,7 @@
 <run>/progress.jsonl                 the server's events
 <run>/tb_events/                     TensorBoard's event files (`feddp.tracking`)
 <run>/metrics/metrics_summary.json, round_metrics.jsonl
-                                     the same in the format of FLARE's metrics artifacts; not of a run in one process
+                                     the same in the format of FLARE's metrics artifacts; not of a run without FLARE
 <run>/report.html                    the results as a page for a browser (`feddp report`)
 <run>/time.json                      where the time of the rounds went (`feddp.stages.accounting`)
 <run>/sites/<site>/network.safetensors, images.csv, cases.csv, record.jsonl

@@ -205,7 +205,6 @@ def test_everything_failed(compare, fake, tmp_path):
         ("--methods local --device cuda:99", "--device cuda:99 cannot be used"),
         ("--leave-one-out --device cuda:99", "--device cuda:99 cannot be used"),
         ("--methods local --env poc", "--env poc: a comparison runs in local or sim"),
-        ("--methods local --env local --threads 1", "--threads is the simulator's, and not for --env local"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(compare, fake, tmp_path, tiny_root, strange, arguments, message):

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from torch import nn
 
 import feddp as package
-from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, round, start
+from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, local, round, start
 from benchmarks.leak import invert
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
@@ -233,6 +233,22 @@ def test_inversion_finds_what_is_sent_and_nothing_else(bench, monkeypatch):
     assert abs(private["correlation"]) < 0.2
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--epochs", 0, -3), "-3 is not a whole number of at least 0"),
+        (("--epochs", 1.5), "1.5 is not a whole number of at least 0"),
+        (("--tv", -1), "--tv -1.0: a weight is at least 0"),
+        (("--tv", "nan"), "--tv nan: a weight is at least 0"),
+        (("--trained", 2, "--images", 3), "2 training images, but --images 3 are attacked; give fewer"),
+    ],
+)
+def test_what_no_attack_can_be_made_of_is_refused(feddp, words, message):
+    code, _, err = feddp("bench", "inversion", *words)
+    assert code == 2
+    assert message in err
+
+
 def test_the_attacker_has_the_starts_private_tensors(toy, plan_for):
     """After an epoch at the site: the shared tensors are the site's, the private ones those of the start."""
     plan = plan_for(method="feddp", network=toy)
@@ -261,6 +277,26 @@ def test_the_errors_of_an_attack():
     truth = torch.tensor([[[[-1.0, 1.0], [0.0, 0.5]]]])
     found = invert.errors(truth + 1, truth)
     assert found == pytest.approx({"mse": 1, "psnr": 6.0206, "correlation": 1}, abs=1e-4)
+
+
+def test_local_divides_by_the_first(bench, monkeypatch):
+    """Whole runs are played, 2 s each, but 1 s for two processes. What an environment's name brings along is typed."""
+    typed, clock = [], [0.0]
+
+    def run(data, out, *words):
+        typed.append(words[: words.index("--method")])
+        clock[0] += 1 if "--threads" in typed[-1] else 2
+
+    monkeypatch.setattr(local, "run", run)
+    monkeypatch.setattr(common.time, "perf_counter", lambda: clock[0])
+    (found,) = bench("local", "--envs", "local --threads 2", "sim", "--sites", 2, "--images", 6, "--pairs", 2)
+    once = [("local",), ("local", "--threads", "2"), ("sim",)]
+    assert typed == [*once, *reversed(once)]
+    assert {where: ratio["median"] for where, ratio in found["ratio"].items()} == {
+        "local": 1,
+        "local --threads 2": 0.5,
+        "sim": 1,
+    }
 
 
 # --- what needs a GPU, on the CPU ----------------------------------------------------------------------------------------

@@ -31,9 +31,12 @@ Settings = Annotated[list[str], typer.Option("--set", help="A hyper-parameter, k
 Then = Annotated[str | None, typer.Option(help="`igc` appends the calibration stage to any method.")]
 Weights = Annotated[str | None, typer.Option(help="Start from a local checkpoint file, or from the weights of `timm`.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Sites that run at once in the simulator; default: all.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Sites that run at once; default: in the simulator all, with --env local 1 (in this process)."),
+]
 Environment = Annotated[
-    Env, typer.Option("--env", help="One process without FLARE, FLARE's simulator, or POC mode with real certificates.")
+    Env, typer.Option("--env", help="Without FLARE, FLARE's simulator, or POC mode with real certificates.")
 ]
 Scope = Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")]
 Axis = Annotated[str, typer.Option(help="The slices of NIfTI volumes: axial, coronal or sagittal.")]

@@ -30,7 +30,7 @@ _NOTES = (
 )
 _TIMES = (
     "Wall, combining and saving are the server's; the rest are means over the sites. Receiving: from the server's request until"
-    " the site begins; in one process also while other sites train. Sending: from the site's answer until the server has it.",
+    " the site begins; without FLARE also while other sites train. Sending: from the site's answer until the server has it.",
 )
 
 

@@ -69,6 +69,4 @@ class ComparisonRequest:
         if self.place.env not in ENVIRONMENTS:
             raise InputError(f"--env {self.place.env}: a comparison runs in {' or '.join(ENVIRONMENTS)}")
         # every run would fail on these, one after the other
-        if self.place.threads is not None and self.place.env != "sim":
-            raise InputError(f"--threads is the simulator's, and not for --env {self.place.env}")
         asked_for(self.place.device)

@@ -34,7 +34,7 @@ from feddp.run.session import SIMULATOR, WORKSPACE
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs run: `env` as in `run_here`, the sites' device, and how many sites the simulator runs at once."""
+    """Where runs run, as in `run_here`: the environment, the sites' device, and how many sites run at once."""
 
     env: str = "sim"
     device: str = "cpu"

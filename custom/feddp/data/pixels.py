@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from feddp.errors import BadFile, Problem
 from feddp.limits import IMAGE_BYTES, IMAGE_PIXELS, JPEG_SCANS
@@ -45,7 +45,7 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadFile(Problem(file, f"has too many pixels ({error})", "Scale it down")) from None
     except Exception as error:  # the file may hold any bytes, and decoders then raise many kinds of errors
-        raise BadFile(Problem(file, f"is not a readable image ({short(str(error), 200)})", remedy)) from None
+        raise BadFile(Problem(file, _unreadable(error, formats), remedy)) from None
 
 
 def require_scans(file: Path, content: bytes) -> None:
@@ -81,13 +81,20 @@ def read_image(file: Path, channels: int, within: Path, network: bool = False) -
     return np.asarray(image)
 
 
+def _unreadable(error: Exception, formats: tuple[str, ...]) -> str:
+    why = short(str(error), 200)
+    if isinstance(error, UnidentifiedImageError):  # Pillow names the stream
+        why = f"its content is not {' or '.join(formats)}"
+    return f"is not a readable image ({why})"
+
+
 def extent(file: Path, within: Path) -> tuple[int, int]:
     """Returns the height and width in a PNG's header, in pixels. Raises BadFile as `read_image`."""
     try:
         with opened(file, IMAGE_BYTES, within) as stream:
             width, height = Image.open(stream, formats=("PNG",)).size
     except (FileNotFoundError, OSError, ValueError, SyntaxError) as error:
-        raise BadFile(Problem(file, f"is not a readable image ({short(str(error), 200)})", "Write it again as PNG")) from None
+        raise BadFile(Problem(file, _unreadable(error, ("PNG",)), "Write it again as PNG")) from None
     return height, width
 
 

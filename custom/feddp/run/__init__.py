@@ -1,1 +1,1 @@
-"""Runs a job on this machine, in one process, FLARE's simulator or POC mode, and collects its results."""
+"""Runs a job on this machine, without FLARE, in FLARE's simulator or POC mode, and collects its results."""

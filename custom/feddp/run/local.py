@@ -1,38 +1,30 @@
-"""A federation in one process without FLARE (`feddp run --env local`): the same stages and the same bits."""
+"""A federation without FLARE (`feddp run --env local`), in one process or with workers: the same stages and the same bits."""
 
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
-from feddp import protocol
-from feddp.errors import ContributionError, FedDPError, Stopped, StorageError
+from feddp.errors import FedDPError, Stopped, StorageError
 from feddp.files import PROGRESS, append_event
 from feddp.flare.configuration import APPS, FILES, SERVER
 from feddp.flare.context import SiteContext, files_of, kept_below
-from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
-from feddp.partition import Tensors
-from feddp.plan.schema import Plan
-from feddp.protocol import Kind
+from feddp.run.answering import Answering, LocalSites, note
 from feddp.run.session import Request
-from feddp.stages import answered, served, stages_of
+from feddp.run.workers import WorkersServer, started, workers_of
+from feddp.stages import served, stages_of
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
-from feddp.stages.precision import narrow, widen
 from feddp.stages.server import Received, Server
-from feddp.stages.tensors import Expected
 from feddp.tracking import VARIABLE, Tracking
 from feddp.training.store import release
 
 
-class LocalServer(Server):
+class LocalServer(Server, Answering):
     """Asks the sites of this process, one after the other.
 
     Args:
@@ -41,69 +33,26 @@ class LocalServer(Server):
     """
 
     def __init__(self, memory: ServerMemory, sites: Mapping[str, SiteContext], stopped: threading.Event, log: Path):
-        super().__init__(memory, sealed=False)
-        self._sites, self._stopped, self._log = sites, stopped, log
+        Server.__init__(self, memory, sealed=False)
+        Answering.__init__(self, sites, memory.plan.federation.half, stopped, log)
         log.touch()
 
     def joined(self) -> Collection[str]:
         return self._sites.keys()
 
     def warn(self, message: str) -> None:
-        self._write(f"WARNING - {message}")
-
-    def _write(self, line: str) -> None:
-        with open(self._log, "a", encoding="utf-8") as log:
-            log.write(f"{line}\n")
+        note(self._log, f"WARNING - {message}")
 
     def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
         for site in sites:
             if self._stopped.is_set():
                 raise Stopped("the run was stopped")
-            received(site, partial(self._reply, task, site, data if isinstance(data, Message) else data[site]))
+            received(site, partial(self.reply, task, site, data if isinstance(data, Message) else data[site]))
         return set()
-
-    def _reply(self, task: str, site: str, message: Message) -> Message:
-        """Returns a site's answer. A site that fails, for whatever reason, is refused, and the others go on."""
-        context = self._sites[site]  # a policy that refuses the job raises here
-        try:
-            return self._answer(task, context, message)
-        except Stopped:  # the whole run, not this site
-            raise
-        except StorageError as error:
-            self._record(context, task, str(error))
-            raise ContributionError(f"site {site}: {error}") from error
-        except FedDPError as error:
-            self._record(context, task, str(error))
-            raise
-        except Exception as error:  # as in FLARE: of any type; the log has its traceback
-            self._record(context, task, f"{type(error).__name__}: {error}")
-            self._write(traceback.format_exc())
-            raise ContributionError(f"site {site}: {task} ended with {type(error).__name__}; {self._log} says why") from error
-
-    def _record(self, context: SiteContext, task: str, message: str) -> None:
-        try:
-            context.store.record("error", task=task, message=message)
-        except StorageError as error:  # the site's disk is full
-            self.warn(str(error))
-
-    def _answer(self, task: str, context: SiteContext, message: Message) -> Message:
-        kind, half = protocol.spec_of(task).kind, self.plan.federation.half
-        context.stopped = self._stopped.is_set
-        if kind is not Kind.START:
-            context.enter()
-        brought = _carried(message.tensors, half and task in protocol.with_shared())
-        answer = answered(task, Message(brought, message.scalars), context)
-        return Message(_carried(answer.tensors, half and kind is Kind.ROUND), answer.scalars)
-
-
-def _carried(tensors: Mapping[str, Tensor], half: bool) -> Tensors:
-    """Returns the tensors as they arrive: copies, rounded to half precision if they travel so."""
-    copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
-    return {name: widen(narrow(name, value)) for name, value in copies.items()} if half else copies
 
 
 @contextmanager
-def tracked(server: LocalServer, name: str) -> Iterator[None]:
+def tracked(server: Server, name: str) -> Iterator[None]:
     """Writes TensorBoard files; with FEDDP_TRACKING, FLARE's trackers too."""
     memory = server.memory
     if VARIABLE in os.environ:
@@ -119,33 +68,8 @@ def tracked(server: LocalServer, name: str) -> Iterator[None]:
         found.close()
 
 
-class LocalSites(Mapping[str, SiteContext]):
-    """The sites of a run, each made when it is first asked; their folders lie below `root`, as in the simulator.
-
-    Args:
-        policies: {site: the properties of its policy}.
-    """
-
-    def __init__(self, plan: Plan, policies: Mapping[str, Mapping[str, object]], root: Path):
-        self._expected, self._policies, self._root = Expected(plan), policies, root
-        self._made: dict[str, SiteContext] = {}
-
-    def __getitem__(self, site: str) -> SiteContext:
-        if site not in self._made:
-            policy = SitePolicy.of(site, self._policies[site], simulated=True)
-            kept = kept_below(self._root / site)
-            self._made[site] = SiteContext(site, LOCAL, self._expected, None, policy, kept, simulated=True)
-        return self._made[site]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._policies)
-
-    def __len__(self) -> int:
-        return len(self._policies)
-
-
 class LocalRun:
-    """A run in a thread of this process, so that its progress can be followed.
+    """A run whose server is a thread of this process, so that its progress can be followed.
 
     Args:
         out: the run's folder.
@@ -209,14 +133,20 @@ def followed(out: Path, serve: Callable[[Path, Path, threading.Event], None]) ->
 
 @contextmanager
 def local(request: Request, job: Path) -> Iterator[LocalRun]:
-    """Runs all stages of `job` in this process."""
+    """Runs all stages of `job`: the server's half in this process, the sites' in this one or in workers (`workers_of`)."""
     plan, root = request.plan, request.out / "workspace"
 
     def serve(server: Path, log: Path, stopped: threading.Event) -> None:
         config = (job / APPS[SERVER] / FILES[SERVER]).parent
         memory = ServerMemory(plan, LOCAL, server, files_of(kept_below(server), LOCAL), config)
-        asked = LocalServer(memory, LocalSites(plan, request.policies, root), stopped, log)
-        with tracked(asked, plan.method):
+        with ExitStack() as stack:
+            asked: Server
+            if (count := workers_of(request)) == 1:
+                asked = LocalServer(memory, LocalSites(plan, request.policies, root), stopped, log)
+            else:
+                workers = stack.enter_context(started(memory, request.policies, root, count, log))
+                asked = WorkersServer(memory, workers, stopped, log)
+            stack.enter_context(tracked(asked, plan.method))
             for stage in stages_of(plan, adapts=False):
                 served(stage, asked)
 

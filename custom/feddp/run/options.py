@@ -152,9 +152,10 @@ def run_here(
     """Runs over sites below `data` on this machine; leaves tables and networks in `out`, returns the results.
 
     Args:
-        env: "local", one process without FLARE, "sim", FLARE's simulator, or "poc".
+        env: "local", without FLARE, "sim", FLARE's simulator, or "poc".
         device: each site's.
-        threads: sites at once in the simulator; all of them if None.
+        threads: sites at once, in "local" each in a process. If None, all of them in the simulator, and one in "local", which
+            computes in this process.
         without_consent: sites that refuse every exchange among sites.
         sites: those that take part; all of them if None.
         verbose: shows the lines of the logs too.
@@ -164,8 +165,8 @@ def run_here(
     """
     sites, metadata = federation_of(data, sites)
     plan = options.plan(metadata, sites)
-    if threads is not None and env != "sim":
-        raise InputError(f"--threads is the simulator's, and not for --env {env}")
+    if threads is not None and env == "poc":
+        raise InputError("--threads is not for --env poc, where every site has processes of its own")
     if unknown := sorted(set(without_consent) - set(sites)):
         raise InputError(f"--without-consent {','.join(unknown)}: not below {data}; there are {', '.join(sites)}")
     policies = policies_of(plan, data, device, without_consent)

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ class Request:
     plan: Plan
     policies: Mapping[str, dict[str, Any]]  # {site: its properties}; the approval of this plan is added to them
     out: Path
-    threads: int | None = None  # sites that run at once in the simulator; None: all
+    threads: int | None = None  # sites that run at once; None: as `run_here`
     initial: dict[str, Tensor] | None = None
     env: str = "sim"  # the environment's name, for whoever continues the run
     resume: str = ""  # the id of the run that is continued
@@ -141,7 +142,12 @@ def to_go_on(out: Path) -> str:
     A comparison would not take a run that another command has finished.
     """
     compared = out.with_name(f"{out.name}.json").exists()
-    return "to go on: " + ("the same `feddp compare` again" if compared else f"feddp run --resume {out}")
+    return "to go on: " + ("the same `feddp compare` again" if compared else resuming(out))
+
+
+def resuming(out: Path) -> str:
+    """Returns the command that continues the unfinished run in `out`, as a shell reads it."""
+    return shlex.join(["feddp", "run", "--resume", str(out)])
 
 
 def _run(request: Request, environment: Environment, name: str) -> dict[str, Any]:
@@ -187,7 +193,7 @@ def begin(request: Request) -> str:
         details = ", ".join(f"{key}={before.get(key)!r}" for key in now if before.get(key) != now[key])
         what = differing[0] + (f" ({short(details)})" if details else "")
         raise InputError(
-            f"{out} holds an unfinished run with another {what}; continue that one with `feddp run --resume {out}`, or name"
+            f"{out} holds an unfinished run with another {what}; continue that one with `{resuming(out)}`, or name"
             " another folder"
         )
     print(f"{out} holds this run, unfinished: it is continued", file=sys.stderr)

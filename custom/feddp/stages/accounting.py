@@ -11,7 +11,7 @@ time.json holds seconds, one number per round in every list; null if it is not k
                   "idle"}}}       from there until the next phase, or until the round ends
 
 A site that scores nothing (in the first round), or withholds it, has no `evaluating`; the latter's is within `computing`.
-In one process nobody asks that question, so `sending` is unknown, and `receiving` includes the sites that train before. A round
+Without FLARE nobody asks that question, so `sending` is unknown, and `receiving` includes the sites that train before. A round
 that was asked for again, because the server was killed in it, counts as it ended the last time; of a round that was saved, but
 not noted, nothing is known.
 """

@@ -27,7 +27,7 @@ Received = Callable[[str, Callable[[], Message]], None]
 
 
 class Server(ABC):
-    """Asks sites and checks their answers. Subclasses carry the messages: in FLARE, or in one process.
+    """Asks sites and checks their answers. Subclasses carry the messages: in FLARE, or on one machine without it.
 
     Args:
         memory: the server's state of the run.

@@ -44,7 +44,7 @@ PROBLEMS = {
     "extra image": (lambda s: png(s / "images/x.png", (6, 8, 3)), "images/x.png", "is not in split.csv"),
     "not a png": (lambda s: png(s / "images/i0.jpg", (6, 8, 3)), "images/i0.jpg", "is not a .png file"),
     "size mismatch": (lambda s: png(s / "masks/i0.png", (6, 7)), "images/i0.png", "has 8 x 6 pixels, but its mask 7 x 6"),
-    "unreadable image": (lambda s: (s / "images/i0.png").write_bytes(b"no"), "images/i0.png", "not a readable image"),
+    "unreadable image": (lambda s: (s / "images/i0.png").write_bytes(b"no"), "images/i0.png", "(its content is not PNG)"),
     "truncated mask": (
         lambda s: (s / "masks/i0.png").write_bytes((s / "masks/i0.png").read_bytes()[:45]),
         "masks/i0.png",

@@ -1,6 +1,8 @@
 """`feddp run` goes on where it was broken off: the same command, --resume, --retries. How-to: continue.md."""
 
 import json
+import re
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -122,6 +124,16 @@ def test_retries_continue_by_themselves(run, fails, tmp_path, monkeypatch, capfd
     said = capfd.readouterr().err
     assert "attempt 2 of 3 in 5 s" in said
     assert "attempt 3 of 3 in 10 s" in said
+
+
+def test_the_command_is_one_that_a_shell_reads(run, fails, tmp_path):
+    fails(2)
+    with pytest.raises(FedDPError) as raised:
+        run("my run")
+    command = str(raised.value).split("to go on: ")[1]
+    assert shlex.split(command) == ["feddp", "run", "--resume", str(tmp_path / "my run")]
+    with pytest.raises(InputError, match=re.escape(f"`{command}`")):
+        run("my run", seed=1)
 
 
 @pytest.mark.parametrize(
