@@ -9,8 +9,9 @@ import tifffile
 from pydicom import Dataset, dcmread
 from pydicom.uid import generate_uid
 
-from feddp.data.formats.dicom import load, read_series
+from feddp.data.formats.dicom import load
 from feddp.data.formats.dicom_masks import class_maps
+from feddp.data.formats.dicom_series import read_series
 from feddp.data.formats.find import find
 from feddp.data.formats.pictures import read_labels, read_picture
 from feddp.data.prepare.source import Source
@@ -25,7 +26,7 @@ START = "from feddp.data.formats.find import find; from feddp.data.prepare.sourc
 def reading(folder: Path) -> tuple[str, float]:
     """What is said of the only image of a folder, and the memory in MiB that it took."""
     return cost(
-        f"{START}; import feddp.data.formats.dicom, feddp.data.formats.pictures, tifffile",
+        f"{START}; import feddp.data.formats.dicom_series, feddp.data.formats.pictures, tifffile",
         f"tree = Source(Path({str(folder)!r})); found = find(tree, 'set')\n"
         "    for error in found.refused: raise error\n"
         "    found.entries[0].read(tree, 'axial')",

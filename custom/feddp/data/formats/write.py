@@ -53,7 +53,8 @@ def write_seg(folder: Path, entry: FoundImage, scan: Scan, mask: np.ndarray, cla
     values = np.arange(1, len(classes) + 1)
     maps = mask[..., None] >= values if labels == "nested" else mask[..., None] == values  # (S, H, W, C)
     with guarded(Path(entry.files[0]), "cannot have a DICOM SEG", "Use --format png"):
-        made = _segmentation(scan.origin.slices, maps.astype(np.uint8), classes)
+        source, arranged = scan.origin.as_in_files(maps.astype(np.uint8))
+        made = _segmentation(source, arranged, classes)
     made.save_as(file)
     return [file]
 
