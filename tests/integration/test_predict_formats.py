@@ -238,6 +238,7 @@ def test_a_dicom_seg_holds_the_voxels_of_the_masks_and_refers_to_its_series(pred
         assert list(position) == list(scans[uids.index(uid)].ImagePositionPatient)
     assert seen == set(uids)
     assert raw.ReferencedSeriesSequence[0].SeriesInstanceUID == scans[0].SeriesInstanceUID
+    assert raw.SeriesDescription == "FedDP segmentation"
     assert (raw.PatientID, raw.StudyInstanceUID) == ("P1", scans[0].StudyInstanceUID)
     (segment,) = raw.SegmentSequence
     assert (segment.SegmentLabel, segment.SegmentAlgorithmType) == ("lesion", "AUTOMATIC")
@@ -317,6 +318,16 @@ def test_the_commands_of_the_page_work(predict, feddp, tmp_path, monkeypatch):
         assert code == 0, err
     assert [file.name for file in (tmp_path / "masks-ct").iterdir()] == ["anna.dcm"]
     assert {file.name for file in (tmp_path / "masks-mri").iterdir()} == {"scan.nii.gz", "overlays"}
+
+
+def test_a_source_with_masks_is_not_taken_for_images(predict, tmp_path):
+    for part in ("images", "masks"):
+        (tmp_path / "scans/north" / part).mkdir(parents=True)
+        Image.fromarray(GREY).save(tmp_path / "scans/north" / part / "a.png")
+    for folder in ("scans", "scans/north"):
+        code, _, err, _ = predict(tmp_path / folder)
+        assert code == 2
+        assert f"holds masks besides images; name the images: {tmp_path}/scans/north/images" in err
 
 
 def test_a_site_s_folder_is_not_taken_for_images(predict, tiny_root):

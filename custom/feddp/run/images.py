@@ -153,4 +153,7 @@ def _checked(folder: Path) -> Path:
         raise InputError(f"{folder} is a file; name its folder")
     if os.path.exists(folder / "dataset.json"):
         raise InputError(f"{folder} is a site's folder, with masks; name its images: {folder / 'images'}")
+    for below in (folder, *folder.iterdir()):
+        if os.path.isdir(below / "images") and os.path.isdir(below / "masks"):
+            raise InputError(f"{folder} holds masks besides images; name the images: {below / 'images'}")
     return folder

@@ -15,6 +15,7 @@ from feddp.limits import NAME, SERIES_FILES
 PICTURE, NIFTI, DICOM = "picture", "nifti", "dicom"
 VOLUMES = (".nii", ".nii.gz")
 SERIES = (".dcm", ".dicom", ".ima")
+CATALOGUE = "dicomdir"  # of a disk's DICOM files
 MASKS = ("", "_mask", "_seg", "_segmentation", "_label")  # what a mask's name has behind its image's
 
 
@@ -118,6 +119,9 @@ def _kind(tree: Source, name: str, found: Found) -> str:
         return NIFTI
     if lower.endswith(SERIES):
         return DICOM
+    if lower.endswith(f"/{CATALOGUE}"):
+        found.others.append(name)
+        return ""
     from feddp.data.formats.dicom import is_dicom
 
     try:

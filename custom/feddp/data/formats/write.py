@@ -85,6 +85,7 @@ def _segmentation(slices: Sequence[Any], maps: np.ndarray, classes: Sequence[str
         segment_descriptions=described,
         series_instance_uid=generate_uid(),
         series_number=SERIES_NUMBER,
+        series_description=f"{MAKER} segmentation",
         sop_instance_uid=generate_uid(),
         instance_number=1,
         manufacturer=MAKER,

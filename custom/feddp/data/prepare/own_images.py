@@ -65,7 +65,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
     given = {site.name: _given(tree, site) for site in sites}
     if split is not None and any(given.values()):
         raise InputError(f"{tree.path}: its split.csv gives the splits. Leave --split out, or remove split.csv.")
-    notes = []
+    notes: dict[str, list[str]] = {}  # the sites of each
     for site in sites:
         entries = site.images.entries
         patients = {entry.name: entry.patient for entry in entries}
@@ -86,8 +86,9 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
         }
         seen = Seen()
         write_site(out / site.name, metadata, _samples(tree, site, patients, words, metadata, size, options, seen))
-        notes += [f"{site.name}: {note}" for note in [*_notes(site, bool(given[site.name])), *seen.notes]]
-    return notes
+        for note in (*_notes(site, bool(given[site.name])), *seen.notes):
+            notes.setdefault(note, []).append(site.name)
+    return [f"{', '.join(names)}: {note}" for note, names in notes.items()]
 
 
 def _tops(tree: Source) -> dict[str, str]:
@@ -176,7 +177,7 @@ def _notes(site: SourceSite, given: bool) -> Iterator[str]:
     if site.unused:
         yield f"{len(site.unused)} file(s) in masks/ are of no image, {site.unused[0]} first"
     if not given and all(entry.kind != DICOM and entry.patient == entry.name for entry in site.images.entries):
-        yield "every image counts as a patient; if patients have several, put them into a folder each, or give split.csv"
+        yield "every image counts as a patient; where patients have several, give each a folder, or write split.csv"
 
 
 def _samples(
