@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from feddp.errors import BadFile, Problem
 from feddp.limits import IMAGE_BYTES, IMAGE_PIXELS
@@ -40,6 +40,8 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadFile(Problem(file, f"has too many pixels ({error})", "Scale it down")) from None
+    except UnidentifiedImageError:  # its text is an address in memory
+        raise BadFile(Problem(file, f"is not a readable image (it is none of {', '.join(formats)})", remedy)) from None
     except Exception as error:  # the file may hold any bytes, and decoders then raise many kinds of errors
         raise BadFile(Problem(file, f"is not a readable image ({short(str(error), 200)})", remedy)) from None
 

@@ -266,6 +266,21 @@ def test_what_was_left_out_or_taken_for_granted_is_said(source, feddp, tmp_path)
     assert "every image counts" not in out
 
 
+def test_a_class_that_no_mask_holds_is_said(source, feddp, tmp_path):
+    """The usual misspelling: nothing else tells that all its masks are empty."""
+    images = series(tmp_path / "source/clinic/images/anna")
+    contours(tmp_path / "source/clinic/masks/a.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])], name="liver")
+    options = ("--source", tmp_path / "source", "--out", tmp_path / "out", "--classes", "liver,tumuor")
+    code, out, _ = feddp("data", "prepare", "folder", *options)
+    assert code == 0
+    assert "clinic: no mask holds tumuor; masks of that class are empty, unless its name or value is another" in out
+
+
+def test_a_series_without_a_mask_is_told_which_kind_it_needs(refused, tmp_path):
+    series(tmp_path / "source/clinic/images/anna")
+    assert "1 image(s) have no mask, source/clinic/images/anna/1.dcm first. Add a SEG or" in refused(tmp_path / "source")
+
+
 # -- how images were made ----------------------------------------------------------------------------------------------
 
 
@@ -435,7 +450,10 @@ def rewritten(part, name, change):
 
 
 PICTURES = {
-    "zero bytes": (rewritten("images", "p2.png", lambda c: b""), "p2.png: is not a readable image"),
+    "zero bytes": (
+        rewritten("images", "p2.png", lambda c: b""),
+        "p2.png: is not a readable image (it is none of PNG, JPEG, TIFF, BMP). Save or copy it again, or leave",
+    ),
     "half a mask": (rewritten("masks", "p2.png", lambda c: c[: len(c) // 2]), "p2.png: is not a readable image"),
     "absurd dimensions": (
         rewritten("images", "p0.png", lambda c: c[:16] + (60000).to_bytes(4, "big") * 2 + c[24:]),

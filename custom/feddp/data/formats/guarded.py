@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feddp.archive import AGAIN
 from feddp.errors import BadFile, FedDPError, Problem
 from feddp.reading import short
 
+AGAIN = "Save or copy it again, or leave it out"
 LIBRARIES = ("pydicom", "highdicom", "tifffile", "nibabel.global")  # that also log what they warn of
 
 

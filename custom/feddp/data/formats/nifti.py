@@ -10,6 +10,7 @@ import nibabel
 import numpy as np
 from nibabel.affines import apply_affine, voxel_sizes
 
+from feddp.data.formats.guarded import AGAIN
 from feddp.data.formats.scan import AXES, Scan, known
 from feddp.data.prepare.source import Source, read_up_to
 from feddp.errors import FedDPError, InputError
@@ -17,7 +18,7 @@ from feddp.limits import MIB, VOLUME_START, VOLUME_TAIL, VOXELS
 from feddp.reading import short
 
 APART = 0.1  # mm
-UNITS = {"meter": 1000.0, "mm": 1.0, "micron": 0.001, "unknown": 1.0}  # in mm
+UNITS = {1: 1000.0, 3: 0.001}  # in mm, of the codes for metres and micrometres; any other is taken for mm
 SHEAR = 1e-3  # the largest cosine between two axes that are at right angles
 HEADER = 348  # bytes
 WIDEST = 8  # bytes per voxel
@@ -66,7 +67,7 @@ def read_truth(tree: Source, mask: str, origin: Volume) -> np.ndarray:
         raise InputError(f"{tree.path}: {mask} is {truth.shape}, but its image {volume.shape}. Correct the source.")
     corners = list(product(*((0, length - 1) for length in volume.shape)))
     apart = apply_affine(volume.affine, corners) - apply_affine(truth.affine, corners)
-    unit = UNITS[volume.header.get_xyzt_units()[0]]
+    unit = _unit(volume)
     if (distance := np.linalg.norm(apart, axis=1).max() * unit) > APART:
         raise InputError(
             f"{tree.path}: {mask} is {distance:.1f} mm away from its image in the patient. "
@@ -77,10 +78,14 @@ def read_truth(tree: Source, mask: str, origin: Volume) -> np.ndarray:
 
 def _millimetres(volume: nibabel.Nifti1Image) -> np.ndarray:
     """Returns the distances between voxels along the three axes, of the affine; nan where the axes are not at right angles."""
-    sizes: np.ndarray = voxel_sizes(volume.affine) * UNITS[volume.header.get_xyzt_units()[0]]
+    sizes: np.ndarray = voxel_sizes(volume.affine) * _unit(volume)
     directions = volume.affine[:3, :3] / voxel_sizes(volume.affine)
     leaning = np.abs(directions.T @ directions - np.eye(3)).max()
     return sizes if leaning <= SHEAR else np.full(3, np.nan)
+
+
+def _unit(volume: nibabel.Nifti1Image) -> float:
+    return UNITS.get(int(volume.header["xyzt_units"]) % 8, 1.0)  # the other bits are the unit of time
 
 
 def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
@@ -96,7 +101,7 @@ def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
         raise
     except Exception as error:  # many kinds of errors: bytes, compression, header or axes may be damaged
         why = short(" ".join(str(error).split()))
-        raise InputError(f"{tree.path}: {name} is not a readable NIfTI volume ({why}). Download it again.") from None
+        raise InputError(f"{tree.path}: {name} is not a readable NIfTI volume ({why}). {AGAIN}.") from None
     if not np.isfinite(voxels).all():
         raise InputError(f"{tree.path}: {name} has values that are not finite. Correct the source.")
     return image

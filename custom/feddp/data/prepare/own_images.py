@@ -86,7 +86,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
         }
         seen = Seen()
         write_site(out / site.name, metadata, _samples(tree, site, patients, words, metadata, size, options, seen))
-        for note in (*_notes(site, bool(given[site.name])), *seen.notes):
+        for note in (*_notes(site, bool(given[site.name])), *seen.notes(options.classes)):
             notes.setdefault(note, []).append(site.name)
     return [f"{', '.join(names)}: {note}" for note, names in notes.items()]
 
@@ -144,13 +144,16 @@ class Seen:
         axes: the planes of its volumes.
         stretched: whether an image had more than 8 bits.
         uneven: volumes of several slices whose distance is not known.
+        values: those of the masks.
     """
 
     axes: set[str] = field(default_factory=set)
     stretched: bool = False
     uneven: list[str] = field(default_factory=list)
+    values: set[int] = field(default_factory=set)
 
-    def add(self, name: str, scan: Scan) -> None:
+    def add(self, name: str, scan: Scan, masks: np.ndarray) -> None:
+        self.values.update(np.unique(masks).tolist())
         self.stretched |= scan.pixels.dtype != np.uint8
         if scan.volume:
             self.axes.add(scan.axis)
@@ -160,8 +163,9 @@ class Seen:
     def preparation(self, window: Window | None) -> Preparation:
         return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched)
 
-    @property
-    def notes(self) -> Iterator[str]:
+    def notes(self, classes: Sequence[str]) -> Iterator[str]:
+        if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
+            yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
         if len(self.axes) > 1:
             yield f"its volumes lie in several planes ({', '.join(sorted(self.axes - {''}))}); a network sees them all alike"
         if self.uneven:
@@ -194,8 +198,8 @@ def _samples(
     entries = site.images.entries
     for entry in track(entries, f"Preparing {site.name}", total=len(entries)):
         scan = entry.read(tree, options.axis)
-        seen.add(entry.name, scan)
         masks = mask_of(tree, entry, scan, site.truths[entry.name], options)
+        seen.add(entry.name, scan, masks)
         pixels = in_channels(eight_bits(scan.pixels, options.window), metadata["channels"], options.channels is not None)
         if pixels is None:
             what = f"has {scan.channels} channel(s), but the site's first image {metadata['channels']}"

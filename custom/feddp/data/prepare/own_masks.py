@@ -34,9 +34,9 @@ def truths_of(tree: Source, images: Found, masks: Found, classes: Sequence[str])
             truths[entry.name] = found.files
         else:
             truths[entry.name] = _by_class(tree, masks, entry, classes)
-    lost = [entry.files[0] for entry in images.entries if not truths[entry.name]]
-    if lost:
-        raise InputError(f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0]} first. Add masks of the same names.")
+    if lost := [entry for entry in images.entries if not truths[entry.name]]:
+        remedy = "a SEG or RTSTRUCT that refers to the series" if lost[0].kind == DICOM else "masks of the same names"
+        raise InputError(f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0].files[0]} first. Add {remedy}.")
     used = {file for files in truths.values() for file in files}
     return truths, [file for entry in masks.entries for file in entry.files if file not in used]
 
