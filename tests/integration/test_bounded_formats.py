@@ -13,8 +13,9 @@ from pydicom import Dataset, dcmread
 from pydicom.encaps import encapsulate
 from pydicom.uid import JPEGBaseline8Bit, RLELossless, generate_uid
 
-from feddp.data.formats.dicom import load, read_series
+from feddp.data.formats.dicom import load
 from feddp.data.formats.dicom_masks import class_maps
+from feddp.data.formats.dicom_series import read_series
 from feddp.data.formats.find import find
 from feddp.data.formats.pictures import read_labels, read_picture
 from feddp.data.prepare.source import Source
@@ -29,7 +30,7 @@ START = "from feddp.data.formats.find import find; from feddp.data.prepare.sourc
 def reading(folder: Path) -> tuple[str, float]:
     """What is said of the only image of a folder, and the memory in MiB that it took."""
     return cost(
-        f"{START}; import feddp.data.formats.dicom, feddp.data.formats.pictures, tifffile",
+        f"{START}; import feddp.data.formats.dicom_series, feddp.data.formats.pictures, tifffile",
         f"tree = Source(Path({str(folder)!r})); found = find(tree, 'set')\n"
         "    for error in found.refused: raise error\n"
         "    found.entries[0].read(tree, 'axial')",
@@ -254,9 +255,9 @@ def test_elements_that_are_no_pixels_have_a_limit_and_those_behind_are_not_read(
 def test_the_files_of_a_series_have_a_limit_together(folder, monkeypatch):
     series(folder, slices=3)
     names, sizes = [f"set/{n}.dcm" for n in (1, 2, 3)], [file.stat().st_size for file in folder.iterdir()]
-    monkeypatch.setattr("feddp.data.formats.dicom.SERIES_BYTES", sum(sizes))
+    monkeypatch.setattr("feddp.data.formats.dicom_series.SERIES_BYTES", sum(sizes))
     assert read_series(Source(folder), names).pixels.shape[0] == 3
-    monkeypatch.setattr("feddp.data.formats.dicom.SERIES_BYTES", sum(sizes) - 1)
+    monkeypatch.setattr("feddp.data.formats.dicom_series.SERIES_BYTES", sum(sizes) - 1)
     with pytest.raises(FedDPError, match=r"3.dcm: is of a series of more than \d+ bytes"):
         read_series(Source(folder), names)
 

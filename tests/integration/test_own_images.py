@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddp.data.preparation import KEY, Preparation
+from feddp.networks.weights import read_network
+from feddp.run.images import prepared
 from support.docs_pages import commands_for
 from support.scans import APART, SPACING, contours, nifti, series, square
 
@@ -67,6 +70,7 @@ def test_pictures_become_a_round_whose_distances_are_in_millimetres_too(feddp, t
 
 def test_without_spacing_there_are_no_millimetres(feddp, toy, tmp_path, pictures):
     run = trained(feddp, tmp_path, pictures)
+    assert prepared(run / "sites/north/network.safetensors") == Preparation()
     assert not [name for name in rows(run / "sites/north/images.csv")[0] if "mm" in name]
 
 
@@ -81,7 +85,9 @@ def test_series_become_a_round_with_distances_by_volume(feddp, toy, tmp_path):
                 low, high = (down.start - 0.5, across.start - 0.5), (down.stop - 0.5, across.stop - 0.5)
                 polygons.append((number, [low, (low[0], high[1]), high, (high[0], low[1])]))
             contours(tmp_path / "source" / site / f"masks/{patient}.dcm", images, polygons)
-    run = trained(feddp, tmp_path, tmp_path / "source")
+    run = trained(feddp, tmp_path, tmp_path / "source", "--window", "0,200")
+    assert prepared(run / "sites/north/network.safetensors") == Preparation("axial", (0.0, 200.0), True)
+    assert KEY not in read_network(run / "shared.safetensors")[1]  # the server knows nothing of it
     placed = rows(tmp_path / "data/north/split.csv")
     assert {(float(r["row_mm"]), float(r["column_mm"]), float(r["slice_mm"])) for r in placed} == {(*SPACING, APART)}
     cases = rows(run / "sites/north/cases.csv")

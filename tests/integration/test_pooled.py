@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,9 +11,11 @@ from safetensors.torch import load_file
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
+from feddp.data.preparation import KEY, Preparation
 from feddp.errors import FedDPError
 from feddp.jobs.folder import export
 from feddp.plan.resolve import build_network
+from feddp.run.images import prepared
 from feddp.run.options import Options, run_here
 from feddp.training.loop import adamw, fit_epoch
 from feddp.training.losses import segmentation_loss
@@ -19,12 +23,16 @@ from feddp.training.seeds import seed_of
 
 OPTIONS = Options("centralized", rounds=2, size=32, settings=("batch=4", "start=last"))
 SITES = ("site-1", "site-2")
+MADE = Preparation("axial", (-160.0, 240.0), True)
 
 
 @pytest.fixture(scope="module")
 def run(tiny_root, tmp_path_factory):
-    out = tmp_path_factory.mktemp("pooled") / "run"
-    return out, run_here(tiny_root, out, OPTIONS)
+    folder = tmp_path_factory.mktemp("pooled")
+    shutil.copytree(tiny_root, folder / "data")
+    described = folder / "data/site-1/dataset.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | {KEY: asdict(MADE)}))
+    return folder / "run", run_here(folder / "data", folder / "run", OPTIONS)
 
 
 def test_one_network_is_trained_on_all_images(run, tiny_root, plan_for):
@@ -43,6 +51,11 @@ def test_one_network_is_trained_on_all_images(run, tiny_root, plan_for):
         own = load_file(out / "sites" / site / "network.safetensors")
         assert own.keys() == network.state_dict().keys()
         assert all(torch.equal(own[name], value) for name, value in network.state_dict().items())
+
+
+def test_a_site_s_network_says_how_that_site_s_images_were_made(run):
+    """Of site-1; site-2 does not know, though its network was trained on the same images."""
+    assert [prepared(run[0] / "sites" / site / "network.safetensors") for site in SITES] == [MADE, None]
 
 
 def test_it_leaves_what_a_federation_leaves_and_says_what_it_is(run):

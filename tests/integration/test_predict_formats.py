@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 from feddp.data.formats.write import VERSION
+from feddp.data.preparation import KEY, Preparation
 from feddp.networks import NETWORKS
 from feddp.networks.weights import save_network
 from support import ROOT
@@ -39,11 +40,12 @@ def predict(feddp, tmp_path, monkeypatch):
     """Runs the command with a network of some channels and classes; returns its exit code, stdout, stderr and the masks."""
     monkeypatch.setitem(NETWORKS, "bright", Bright)
 
-    def run(images, *options, channels=1, classes='["lesion"]', out="masks"):
+    def run(images, *options, channels=1, classes='["lesion"]', out="masks", prepared=Preparation("axial", stretched=True)):
         network = tmp_path / "network.safetensors"
         metadata = {"network": "bright", "channels": str(channels), "classes": classes, "labels": "nested", "size": "32"}
         count = classes.count('"') // 2
-        save_network(network, Bright(channels, count).state_dict(), metadata | {"normalise": "scale"})
+        metadata |= {"normalise": "scale"} | ({KEY: prepared.text} if prepared else {})
+        save_network(network, Bright(channels, count).state_dict(), metadata)
         code, *said = feddp("predict", "--network", network, "--images", images, "--out", tmp_path / out, *options)
         return code, *said, tmp_path / out
 
@@ -97,6 +99,80 @@ def test_grey_images_are_converted_for_a_network_of_rgb_when_asked(predict, tmp_
     assert not masks.exists() or not list(masks.iterdir())
     assert predict(tmp_path / "images", "--convert", channels=3)[0] == 0
     assert (pixels(masks / "a.png") == TRUE).all()
+
+
+def test_images_are_read_as_the_training_images_were(predict, tmp_path):
+    """The network's file says coronal and 0 to 100; a volume of 8 x 12 x 16 voxels has 12 coronal slices.
+
+    Values of 20 and 30 are 0.2 and 0.3 of the window: foreground is above 0.25. Alone, 30 would be the 99th percentile.
+    """
+    voxels = np.full((8, 12, 16), 20, np.float32)
+    voxels[:, 5] = 30
+    nifti(tmp_path / "images/scan.nii", voxels, np.eye(4))
+    trained = Preparation("coronal", (0.0, 100.0), True)
+    code, out, err, masks = predict(tmp_path / "images", prepared=trained)
+    assert (code, err) == (0, "")
+    assert [int(pixels(masks / f"scan_{n:03d}.png").all()) for n in range(12)] == [int(n == 5) for n in range(12)]
+    assert predict(tmp_path / "images", "--axis", "coronal", "--window", "0,100", prepared=trained, out="typed")[2] == ""
+    for file in masks.iterdir():
+        assert file.read_bytes() == (tmp_path / "typed" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("trained", "options", "said"),
+    [
+        (Preparation("axial", (0.0, 200.0), True), (), []),
+        (Preparation("axial", None, True), (), []),
+        (
+            Preparation("coronal", (0.0, 200.0), True),
+            (),
+            ["1 of the images, anna first: axial slices, but the network was trained on coronal ones"],
+        ),
+        (
+            Preparation("axial", (0.0, 200.0), True),
+            ("--window", "0,300"),
+            ["3 of the images, anna first: read with another --window than the network's training images: 0,200"],
+        ),
+        (
+            Preparation("axial", None, True),
+            ("--window", "0,300"),
+            ["training images: from the least value to the 99th percentile"],
+        ),
+        (
+            Preparation("axial", None, False),
+            (),
+            ["2 of the images, anna first: made of the least", "had 8 bits: see --window"],
+        ),
+        (
+            Preparation("", None, True),
+            (),
+            ["1 of the images, scan first: sliced as axial, because the network's file"],
+        ),
+        (None, (), ["are not described in its file: see --window", "sliced as axial"]),
+        (None, ("--axis", "axial", "--window", "0,200"), []),
+        (Preparation("axial", (0.0, 200.0), False), (), ["1 of the images, photo first: of 8 bits, and left as they are"]),
+    ],
+)
+def test_what_is_not_as_in_training_is_a_warning(predict, tmp_path, scans, trained, options, said):
+    """A series and a volume of more than 8 bits, and a picture of 8."""
+    nifti(tmp_path / "images/scan.nii", np.arange(512, dtype=np.int16).reshape(8, 8, 8), np.eye(4))
+    Image.fromarray(GREY).save(tmp_path / "images/photo.png")
+    code, _, err, _ = predict(tmp_path / "images", *options, prepared=trained)
+    assert code == 0
+    assert all(text in err for text in said), err
+    assert all(line.startswith("warning: ") for line in err.splitlines())
+    assert bool(err) == bool(said)
+
+
+def test_a_network_that_says_nonsense_of_its_images_is_named(predict, tmp_path):
+    class Wrong:
+        text = '{"axis": "axial", "window": [1, 0], "stretched": true}'
+
+    (tmp_path / "images").mkdir()
+    Image.fromarray(GREY).save(tmp_path / "images/a.png")
+    code, _, err, _ = predict(tmp_path / "images", prepared=Wrong)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "network.safetensors: 'prepared' in its metadata is wrong (axis must be one of" in err
 
 
 OBLIQUE = nibabel.affines.from_matvec(
@@ -187,6 +263,7 @@ def test_a_dicom_seg_holds_the_voxels_of_the_masks_and_refers_to_its_series(pred
         assert list(position) == list(scans[uids.index(uid)].ImagePositionPatient)
     assert seen == set(uids)
     assert raw.ReferencedSeriesSequence[0].SeriesInstanceUID == scans[0].SeriesInstanceUID
+    assert raw.SeriesDescription == "FedDP segmentation"
     assert (raw.PatientID, raw.StudyInstanceUID) == ("P1", scans[0].StudyInstanceUID)
     (segment,) = raw.SegmentSequence
     assert (segment.SegmentLabel, segment.SegmentAlgorithmType) == ("lesion", "AUTOMATIC")
@@ -266,6 +343,16 @@ def test_the_commands_of_the_page_work(predict, feddp, tmp_path, monkeypatch):
         assert code == 0, err
     assert [file.name for file in (tmp_path / "masks-ct").iterdir()] == ["anna.dcm"]
     assert {file.name for file in (tmp_path / "masks-mri").iterdir()} == {"scan.nii.gz", "overlays"}
+
+
+def test_a_source_with_masks_is_not_taken_for_images(predict, tmp_path):
+    for part in ("images", "masks"):
+        (tmp_path / "scans/north" / part).mkdir(parents=True)
+        Image.fromarray(GREY).save(tmp_path / "scans/north" / part / "a.png")
+    for folder in ("scans", "scans/north"):
+        code, _, err, _ = predict(tmp_path / folder)
+        assert code == 2
+        assert f"holds masks besides images; name the images: {tmp_path}/scans/north/images" in err
 
 
 def test_a_site_s_folder_is_not_taken_for_images(predict, tiny_root):

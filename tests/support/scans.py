@@ -1,13 +1,14 @@
 """Small DICOM series with masks, and NIfTI volumes, as a hospital has them."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import nibabel
 import numpy as np
 from pydicom import Dataset
 from pydicom.dataset import FileMetaDataset
-from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, RTStructureSetStorage, generate_uid
+from pydicom.uid import CTImageStorage, EnhancedCTImageStorage, ExplicitVRLittleEndian, RTStructureSetStorage, generate_uid
 
 SHAPE = (64, 32)
 SPACING, APART = (0.5, 0.8), 3.0  # mm between rows and columns, and between slices
@@ -26,11 +27,19 @@ def _dataset(kind: str, patient: str, study: str, series: str) -> Dataset:
 
 
 def series(
-    folder: Path, patient: str = "P1", slices: int = 4, shape: tuple[int, int] = (32, 40), seed: int = 0
+    folder: Path,
+    patient: str = "P1",
+    slices: int = 4,
+    lying: Sequence[float] = (1, 0, 0, 0, 1, 0),
+    step: Sequence[float] = (0, 0, APART),
 ) -> list[Dataset]:
     """Writes a CT series whose files are named against the order of the slices; returns it in the order of the slices.
 
-    A slice is 0 HU, 2 HU more per slice, with a square of 100 HU more (`square`). Rows run to the back, columns to the left.
+    A slice is 0 HU, 2 HU more per slice, with a square of 100 HU more (`square`).
+
+    Args:
+        lying: directions of a slice's rows and columns in the patient; by default rows run to the left, columns to the back.
+        step: from one slice to the next, in mm.
     """
     folder.mkdir(parents=True, exist_ok=True)
     study, uid, frame = generate_uid(), generate_uid(), generate_uid()
@@ -39,14 +48,14 @@ def series(
         dataset = _dataset(CTImageStorage, patient, study, uid)
         dataset.Modality, dataset.SeriesNumber, dataset.InstanceNumber = "CT", 7, slices - number
         dataset.FrameOfReferenceUID, dataset.PositionReferenceIndicator = frame, ""
-        dataset.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
-        dataset.ImagePositionPatient = [-10, -20, 5 + APART * number]
+        dataset.ImageOrientationPatient = [round(float(part), 9) for part in lying]
+        dataset.ImagePositionPatient = [round(float(value), 9) for value in np.array([-10, -20, 5]) + number * np.array(step)]
         dataset.PixelSpacing, dataset.SliceThickness = list(SPACING), APART
         dataset.Rows, dataset.Columns = SHAPE
         dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
         dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = 16, 16, 15, 1
         dataset.RescaleIntercept, dataset.RescaleSlope = -1000, 2
-        units = np.zeros(SHAPE) + 2 * number + np.random.default_rng([seed, number]).integers(0, 4, SHAPE) * 2
+        units = np.zeros(SHAPE) + 2 * number + np.random.default_rng([0, number]).integers(0, 4, SHAPE) * 2
         units[square(number)] += 100
         dataset.PixelData = ((units + 1000) / 2).astype("<i2").tobytes()
         dataset.save_as(folder / f"{slices - number}.dcm", enforce_file_format=True)
@@ -77,8 +86,10 @@ def contours(
     for place, polygon in corners:
         contour = Dataset()
         contour.ContourGeometricType, contour.NumberOfContourPoints = "CLOSED_PLANAR", len(polygon)
-        x, y, z = (float(value) for value in images[place].ImagePositionPatient)
-        contour.ContourData = [v for row, col in polygon for v in (x + col * SPACING[1], y + row * SPACING[0], z)]
+        start = np.array(images[place].ImagePositionPatient, float)
+        across, down = np.array(images[place].ImageOrientationPatient, float).reshape(2, 3)
+        points = [start + col * SPACING[1] * across + row * SPACING[0] * down for row, col in polygon]
+        contour.ContourData = [round(float(value), 9) for point in points for value in point]
         drawn.ContourSequence.append(contour)
     dataset.ROIContourSequence = [drawn]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -88,3 +99,30 @@ def contours(
 def nifti(file: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(voxels, affine), file)
+
+
+def enhanced(file: Path, images: Sequence[Dataset], order: Sequence[int]) -> Dataset:
+    """Writes a series as one enhanced file, whose frames are its slices in another order; returns it."""
+    made = deepcopy(images[0])
+    made.file_meta.MediaStorageSOPClassUID = made.SOPClassUID = EnhancedCTImageStorage
+    made.file_meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID = generate_uid()
+    made.NumberOfFrames = len(order)
+    shared, lying, sized, scaled = Dataset(), Dataset(), Dataset(), Dataset()
+    lying.ImageOrientationPatient = made.ImageOrientationPatient
+    sized.PixelSpacing, sized.SliceThickness = made.PixelSpacing, made.SliceThickness
+    scaled.RescaleIntercept, scaled.RescaleSlope = made.RescaleIntercept, made.RescaleSlope
+    shared.PlaneOrientationSequence, shared.PixelMeasuresSequence = [lying], [sized]
+    shared.PixelValueTransformationSequence = [scaled]
+    frames = []
+    for number in order:
+        frame, placed = Dataset(), Dataset()
+        placed.ImagePositionPatient = images[number].ImagePositionPatient
+        frame.PlanePositionSequence = [placed]
+        frames.append(frame)
+    made.SharedFunctionalGroupsSequence, made.PerFrameFunctionalGroupsSequence = [shared], frames
+    for keyword in ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing", "RescaleIntercept", "RescaleSlope"):
+        del made[keyword]
+    made.PixelData = b"".join(images[number].PixelData for number in order)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    made.save_as(file, enforce_file_format=True)
+    return made

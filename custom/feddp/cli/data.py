@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from feddp.cli.options import Axis, ValueWindow, given, words
+from feddp.cli.options import BLACK_WHITE, SLICES, given, words
 from feddp.data.prepare import FOLDER, PREPARE
 from feddp.data.prepare.split import SPLITTINGS
 from feddp.errors import InputError
@@ -44,8 +44,11 @@ def prepare(
             min=1, max=254, help=f"{FOLDER}: masks of one class with other values than 0 and 1 are foreground above it."
         ),
     ] = 127,
-    axis: Axis = "axial",
-    window: ValueWindow = None,
+    axis: Annotated[str, typer.Option(help=f"{FOLDER}: {SLICES}")] = "axial",
+    window: Annotated[
+        str | None,
+        typer.Option(help=f"{FOLDER}: {BLACK_WHITE} Default: the least and the 99th percentile of each picture or volume."),
+    ] = None,
     spacing: Annotated[
         str | None, typer.Option(help=f"{FOLDER}: millimetres between a picture's pixels, or ROWS,COLUMNS.")
     ] = None,

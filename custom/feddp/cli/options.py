@@ -39,13 +39,8 @@ Environment = Annotated[
     Env, typer.Option("--env", help="Without FLARE, FLARE's simulator, or POC mode with real certificates.")
 ]
 Scope = Annotated[str, typer.Option(help="The scope of the sites' privacy.json under which the job runs.")]
-Axis = Annotated[str, typer.Option(help="The slices of NIfTI volumes: axial, coronal or sagittal.")]
-ValueWindow = Annotated[
-    str | None,
-    typer.Option(
-        help="LOW,HIGH: the values that become black and white; else the least and the 99th percentile of each image."
-    ),
-]
+SLICES = "The slices of NIfTI volumes: axial, coronal or sagittal."
+BLACK_WHITE = "LOW,HIGH: the values that become black and white."
 Strategy = Annotated[str, typer.Option(help="routing, global, average, ensemble, tent or ttt.")]
 
 

@@ -9,7 +9,8 @@ import typer
 from feddp.cli.config import from_file, merged
 from feddp.cli.models import HERE, RegistryFolder
 from feddp.cli.options import (
-    Axis,
+    BLACK_WHITE,
+    SLICES,
     Device,
     Env,
     Environment,
@@ -23,7 +24,6 @@ from feddp.cli.options import (
     Size,
     Then,
     Threads,
-    ValueWindow,
     Weights,
     given,
     words,
@@ -136,8 +136,8 @@ def predict(
     device: Device = "cpu",
     format: Annotated[str, typer.Option(help="png, nifti (of NIfTI images) or dicom-seg (of DICOM images).")] = "png",
     overlay: Annotated[bool, typer.Option("--overlay", help="Write the images too, with the masks over them.")] = False,
-    axis: Axis = "axial",
-    window: ValueWindow = None,
+    axis: Annotated[str | None, typer.Option(help=f"{SLICES} Default: as the training images.")] = None,
+    window: Annotated[str | None, typer.Option(help=f"{BLACK_WHITE} Default: as the training images.")] = None,
     convert: Annotated[bool, typer.Option("--convert", help="Convert images to the network's channels, grey or RGB.")] = False,
     deployed: Annotated[bool, typer.Option("--deployed", help="Use the network of `feddp models deploy`.")] = False,
     registry: RegistryFolder = HERE,
@@ -151,7 +151,7 @@ def predict(
     could not be read."""
     from feddp.data.formats.scan import window_of
     from feddp.reading import counted
-    from feddp.run.images import Reading
+    from feddp.run.images import Reading, prepared
     from feddp.run.predict import PredictOptions
     from feddp.run.predict import predict as write_masks
     from feddp.run.registry import chosen
@@ -161,11 +161,14 @@ def predict(
 
     if also and not uncertainty:
         raise InputError("--also names networks for --uncertainty; add --uncertainty")
-    file, reading = chosen(network, deployed, registry), Reading(axis, window_of(window), convert)
+    file = chosen(network, deployed, registry)
+    reading = Reading(axis, window_of(window), convert, prepared(file))
     require_alike(file, also)
     above = read_threshold(threshold, file) if threshold else THRESHOLD
     done = write_masks(file, images, out, device, PredictOptions(reading, format, overlay, above))
     print(f"{counted(done.masks, 'mask')} in {out}")
+    for line in done.warnings:
+        print(f"warning: {line}", file=sys.stderr)
     if uncertainty:
         print(f"the images to look at first: {write_uncertainty(file, also, images, out, device, reading)}")
     for line in done.refused:

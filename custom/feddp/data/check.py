@@ -11,6 +11,7 @@ from typing import Any
 from feddp.data.description import SPLITS, Row, read_dataset, read_rows
 from feddp.data.names import site_problem
 from feddp.data.pixels import read_image, read_mask, same_size
+from feddp.data.preparation import KEY, Preparation
 from feddp.data.progress import track
 from feddp.errors import BadFile, Problem
 from feddp.reading import real
@@ -42,7 +43,23 @@ def check(path: Path, named: bool = True) -> list[Problem]:
     if not sites:
         return [Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")]
     strays = [Problem(child, "is no site's folder", "Move it elsewhere") for child in children if child not in sites]
-    return grouped([*(problem for site in sites for problem in _check_site(site, named)), *strays])
+    return grouped([*(problem for site in sites for problem in _check_site(site, named)), *strays, *_prepared_otherwise(sites)])
+
+
+def _prepared_otherwise(sites: Iterable[Path]) -> Iterator[Problem]:
+    """Yields the sites whose images lie in another plane than those of a site before them, or were made with another window."""
+    first: dict[str, tuple[Path, str]] = {}
+    for site in sites:
+        metadata, problems = read_dataset(site / "dataset.json")
+        if problems or metadata.get(KEY) is None:
+            continue
+        prepared = Preparation.of(metadata[KEY])
+        window = "{:g},{:g}".format(*prepared.window) if prepared.window else ""
+        for what, value in (("axis", prepared.axis), ("window", window)):
+            other, theirs = first.setdefault(what, (site, value)) if value else (site, value)
+            if value != theirs:
+                told = f"was prepared with the {what} {value}, and {other.name} with {theirs}"
+                yield Problem(site / "dataset.json", told, "Prepare all sites alike")
 
 
 def grouped(problems: Iterable[Problem]) -> list[Problem]:

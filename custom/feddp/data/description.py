@@ -5,7 +5,8 @@ split.csv      header `image,patient,split`; image is the stem of the file, spli
                `volume,slice,row_mm,column_mm,slice_mm`, may say where an image lies (`Position`); a field may be empty
 
 The optional entry "volumes" names the column whose equal values are one volume, "patient" or "volume"; results are then also
-reported per case. Without it, every image is a separate picture.
+reported per case. Without it, every image is a separate picture. The optional entry "prepared" says how the images were made
+(`feddp.data.preparation`).
 
 The readers collect problems instead of raising at the first one, so opening a folder and checking it use the same rules.
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from feddp.data.preparation import KEY, Preparation
 from feddp.errors import BadFile, Problem
 from feddp.limits import CLASSES, FILE_NAME, NAME, TABLE_BYTES, TABLE_LINE, TABLE_ROWS
 from feddp.reading import is_name, read, read_json, short
@@ -92,6 +94,7 @@ def read_dataset(file: Path) -> tuple[dict[str, Any], list[Problem]]:
         ),
         "labels": (metadata.get("labels") in LABELS, '"nested" or "exclusive"'),
         "volumes": (metadata.get("volumes", VOLUMES) in (VOLUMES, LISTED), f'"{VOLUMES}" or "{LISTED}", or leave it out'),
+        KEY: (_is_preparation(metadata.get(KEY)), "as `feddp data prepare` writes it, or leave it out"),
         "unseen": (isinstance(metadata.get("unseen", False), bool), "true or false"),
     }
     return metadata, [
@@ -99,6 +102,13 @@ def read_dataset(file: Path) -> tuple[dict[str, Any], list[Problem]]:
         for key, (good, rule) in rules.items()
         if not good
     ]
+
+
+def _is_preparation(entry: Any) -> bool:
+    try:
+        return entry is None or bool(Preparation.of(entry))
+    except ValueError:
+        return False
 
 
 def read_split(file: Path) -> tuple[tuple[Row, ...], list[Problem]]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from feddp.data.description import LISTED, SPLITS, Position, Row, read_dataset, read_split, tabled
 from feddp.data.pixels import write_png
+from feddp.data.preparation import KEY, Preparation
 from feddp.errors import InputError
 from feddp.files import write_json
 
@@ -52,6 +53,7 @@ class SiteFolder:
     labels: str
     rows: tuple[Row, ...]
     volumes: str = ""  # the column of split.csv whose equal values are one volume; "": every image is a separate picture
+    prepared: Preparation | None = None  # None: unknown
 
     @classmethod
     def open(cls, path: Path) -> "SiteFolder":
@@ -74,7 +76,13 @@ class SiteFolder:
             labels=metadata["labels"],
             rows=rows,
             volumes=metadata.get("volumes", ""),
+            prepared=None if metadata.get(KEY) is None else Preparation.of(metadata[KEY]),
         )
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a network's file says of the site's images, beside the plan's metadata."""
+        return {} if self.prepared is None else {KEY: self.prepared.text}
 
     def image_path(self, stem: str) -> Path:
         return self.path / "images" / f"{stem}.png"
@@ -140,8 +148,8 @@ def refuse_occupied(paths: Iterable[Path]) -> None:
 def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]) -> None:
     """Writes a whole site's folder, or nothing.
 
-    `dataset` becomes dataset.json; samples are (stem, patient, split, image uint8 (H, W, 3) or (H, W), mask uint8 (H, W)) and,
-    where it is known, the image's `Position`.
+    `dataset` becomes dataset.json; it is written last, so that it may say what making the samples has shown. Samples are
+    (stem, patient, split, image uint8 (H, W, 3) or (H, W), mask uint8 (H, W)) and, where it is known, the image's `Position`.
     Files are written to a hidden folder beside the target, which is renamed at the end, so an interrupted run leaves no
     incomplete site.
 
@@ -155,7 +163,6 @@ def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]
     try:
         for name in ("images", "masks"):
             (partial / name).mkdir(parents=True)
-        write_json(partial / "dataset.json", dataset)
         rows = []
         for stem, patient, split, image, mask, *place in samples:
             _demand_pixels(f"{path.name}/{stem}", dataset, image, mask)
@@ -164,6 +171,7 @@ def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]
             write_png(partial / "masks" / f"{stem}.png", mask)
         with (partial / "split.csv").open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream, lineterminator="\n").writerows(tabled(rows))
+        write_json(partial / "dataset.json", dataset)
         SiteFolder.open(partial)
         if path.exists():
             path.rmdir()

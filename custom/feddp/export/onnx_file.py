@@ -19,7 +19,7 @@ PROPERTY = "feddp"  # entry of the file's metadata_props: JSON (`declaration`)
 OPSET = 18
 # what no graph says: what happens to an image before and after it
 _OUTSIDE = {
-    "before": "8-bit pixels as a PNG holds them, without any scaling; images of one batch have one size",
+    "before": "8-bit pixels as a PNG holds them, made of other formats as `prepared` says; no scaling; one size per batch",
     "after": "nothing; the network's run may have measured the largest component of each class alone (largest_component)",
 }
 

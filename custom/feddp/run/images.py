@@ -1,6 +1,8 @@
-"""The images below a folder as a network takes them: of every format, slice by slice."""
+"""The images below a folder as a network takes them: of every format, slice by slice, read as its training images were."""
 
+import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,30 +10,79 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feddp.data.formats.find import FoundImage, find
-from feddp.data.formats.scan import AXES, Scan, Window, eight_bits, in_channels
+from feddp.data.formats.find import NIFTI, FoundImage, find
+from feddp.data.formats.scan import AXES, Scan, eight_bits, in_channels
+from feddp.data.preparation import KEY, PLANES, Preparation, Window
 from feddp.data.prepare.source import Source
 from feddp.data.progress import track
 from feddp.errors import BadFile, InputError, Problem
+from feddp.networks.header import outline
+
+AXIAL = PLANES[-1]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How images are read.
+    """How images are read: as the network's training images were, unless the user says otherwise.
 
     Args:
-        axis: along which NIfTI volumes are sliced, as the training images were.
-        window: the values that become 0 and 255; by default as in `feddp.data.formats.scan.eight_bits`.
+        axis: along which NIfTI volumes are sliced, if the user says so.
+        window: the values that become 0 and 255, if the user says so.
         convert: whether grey images become RGB for a network of three channels, and colour images grey for one of one.
+        trained: how the training images were made, if the network's file says so.
     """
 
-    axis: str = "axial"
+    axis: str | None = None
     window: Window | None = None
     convert: bool = False
+    trained: Preparation | None = None
 
     def __post_init__(self) -> None:
-        if self.axis not in AXES:
+        if self.axis is not None and self.axis not in AXES:
             raise InputError(f"--axis {self.axis}: use {' or '.join(AXES)}.")
+
+    def pixels(self, scan: Scan) -> np.ndarray:
+        """Returns the slices of 8 bits. What has 8 bits already stays: it may be a picture that a window has made."""
+        trained = self.trained.window if self.trained and scan.pixels.dtype != np.uint8 else None
+        return eight_bits(scan.pixels, self.window or trained)
+
+    def read(self, tree: Source, entry: FoundImage) -> Scan:
+        """Returns an image; raises InputError if it cannot be read."""
+        return entry.read(tree, self.axis or (self.trained.axis if self.trained else "") or AXIAL)
+
+    def doubts(self, entry: FoundImage, scan: Scan) -> Iterator[str]:
+        """Yields in what an image is not like the network's training images, or may not be."""
+        trained = self.trained or Preparation()
+        if scan.axis and trained.axis and scan.axis != trained.axis:
+            yield f"{scan.axis} slices, but the network was trained on {trained.axis} ones"
+        elif entry.kind == NIFTI and not trained.axis and self.axis is None:
+            yield "sliced as axial, because the network's file does not say how its training images were; see --axis"
+        if self.window is not None:
+            if self.window != trained.window and (trained.window or trained.stretched):
+                yield f"read with another --window than the network's training images: {_shown(trained.window)}"
+        elif scan.pixels.dtype == np.uint8:
+            if trained.window and not trained.stretched:
+                yield f"of 8 bits, and left as they are; the training images were made with --window={_shown(trained.window)}"
+        elif trained.window is None and not trained.stretched:
+            theirs = "had 8 bits" if self.trained else "are not described in its file"
+            yield f"made of the least value to the 99th percentile; the network's training images {theirs}: see --window"
+
+
+def _shown(window: Window | None) -> str:
+    return "from the least value to the 99th percentile" if window is None else "{:g},{:g}".format(*window)
+
+
+def prepared(network: Path) -> Preparation | None:
+    """Returns how the training images of a network were made; None if its file does not say so.
+
+    Raises:
+        InputError: the file cannot be read, or says it in a way that is not ours.
+    """
+    text = outline(network)[1].get(KEY)
+    try:
+        return None if text is None else Preparation.of(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{network}: {KEY!r} in its metadata is wrong ({error}); name a network of `feddp run`") from None
 
 
 class Opened(NamedTuple):
@@ -56,8 +107,14 @@ class InputImages:
         self._tree, self._channels, self._reading = Source(_checked(folder)), channels, reading
         found = find(self._tree, folder.resolve().name)
         self.entries, self.refused = found.entries, [str(error) for error in found.refused]
+        self._doubts: dict[str, list[str]] = defaultdict(list)  # the images of each
         if not self.entries and not self.refused:
             raise InputError(f"{folder} holds no image; name a folder with images, such as a site's images/")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against the images that were read, one line for all of which the same is true."""
+        return tuple(f"{len(names)} of the images, {names[0]} first: {text}" for text, names in self._doubts.items())
 
     def require(self, format: str, kinds: tuple[str, ...]) -> None:
         """Raises InputError if an image is of none of `kinds`, which alone can have masks in `format`."""
@@ -69,11 +126,13 @@ class InputImages:
         """Yields the images, with a bar named `what`; those that cannot be read go to `refused`."""
         for entry in track(self.entries, f"{what} {len(self.entries)} images"):
             try:
-                scan = entry.read(self._tree, self._reading.axis)
-                opened = Opened(entry, scan, self._fitting(entry, eight_bits(scan.pixels, self._reading.window)))
+                scan = self._reading.read(self._tree, entry)
+                opened = Opened(entry, scan, self._fitting(entry, self._reading.pixels(scan)))
             except InputError as error:
                 self.refused.append(str(error))
                 continue
+            for doubt in self._reading.doubts(entry, scan):
+                self._doubts[doubt].append(entry.name)
             yield opened
 
     def _fitting(self, entry: FoundImage, pixels: np.ndarray) -> np.ndarray:
@@ -94,4 +153,7 @@ def _checked(folder: Path) -> Path:
         raise InputError(f"{folder} is a file; name its folder")
     if os.path.exists(folder / "dataset.json"):
         raise InputError(f"{folder} is a site's folder, with masks; name its images: {folder / 'images'}")
+    for below in (folder, *folder.iterdir()):
+        if os.path.isdir(below / "images") and os.path.isdir(below / "masks"):
+            raise InputError(f"{folder} holds masks besides images; name the images: {below / 'images'}")
     return folder

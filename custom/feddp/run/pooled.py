@@ -77,11 +77,11 @@ def run(request: Request) -> dict[str, Any]:
         asked = LocalServer(memory, {POOL: pool}, stopped, log)
         with tracked(asked, plan.method):
             served(TRAIN, asked)
-        network, metadata = pool.store.read(train.START)
+        network, _ = pool.store.read(train.START)
         sites = {}
         for name, folder in folders.items():
             site = Site(name, folder, plan, Store(out / "workspace" / name), pool.device)
-            site.store.write(train.START, network, **metadata | {"site": name})
+            site.store.write(train.START, network, **plan.metadata, **folder.metadata, site=name)
             sites[name] = {when: summary for when, summary in evaluate(site).items() if when != "peers"}
             copy_results(site.store.folder, site_folder(out, name))
         memory.write_results(gathered(plan, sites, memory.start_round, memory.best_round))

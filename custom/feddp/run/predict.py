@@ -45,10 +45,14 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class Written:
-    """How many masks were written, and what is wrong with the files that could not be read, one line each."""
+    """How many masks were written, what is wrong with the files that could not be read, and what speaks against the others.
+
+    One line each (`InputImages`).
+    """
 
     masks: int
     refused: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def predict(network: Path, images: Path, out: Path, device: str = "cpu", options: PredictOptions = PredictOptions()) -> Written:
@@ -85,7 +89,7 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", options
             folder.rmdir()
         others = len(found.refused) - 1
         raise InputError(found.refused[0] + (f" ({others} more files cannot be read)" if others else ""))
-    return Written(masks, tuple(found.refused))
+    return Written(masks, tuple(found.refused), found.warnings)
 
 
 def _mask(model: torch.nn.Module, metadata: Metadata, image: np.ndarray, device: str, threshold: float) -> np.ndarray:

@@ -19,7 +19,7 @@ from feddp.data.pixels import write_png
 from feddp.errors import InputError
 from feddp.export.graph import Graph
 from feddp.files import replacing
-from feddp.run.images import InputImages, Reading
+from feddp.run.images import InputImages, Reading, prepared
 from feddp.run.threshold import probabilities
 from feddp.training.device import asked_for
 from feddp.training.metrics import THRESHOLD
@@ -65,10 +65,17 @@ def write_uncertainty(
 
 
 def require_alike(network: Path, others: Sequence[Path]) -> None:
-    """Raises InputError if another network has other channels, classes or labels, so that no mean of the two means anything."""
+    """Raises InputError if no mean of a network and another means anything.
+
+    That is where they have other channels, classes or labels, or take images that are made in another way.
+    """
     for other in others:
         if metadata_of(described(other)) != metadata_of(described(network)):
             raise InputError(f"{other} has other channels, classes or labels than {network}; name networks of one run")
+        if prepared(other) != prepared(network):
+            raise InputError(
+                f"{other} was trained on images that were made in another way than those of {network}; leave it out"
+            )
 
 
 def doubt(members: Tensor) -> float:

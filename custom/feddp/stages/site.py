@@ -168,7 +168,7 @@ class Site:
     def save(self, slot: str) -> None:
         """Writes the network as the result of a stage; an evaluation of earlier results no longer holds."""
         self._evaluation.unlink(missing_ok=True)
-        self.store.write(slot, self.network.state_dict(), **self.plan.metadata, site=self.name)
+        self.store.write(slot, self.network.state_dict(), **self.plan.metadata, **self.folder.metadata, site=self.name)
 
     def restore(self, slot: str) -> None:
         """Loads a stage's result into the network."""

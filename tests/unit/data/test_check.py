@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -192,6 +193,25 @@ def test_all_problems_of_all_sites_come_at_once(site):
         assert f"{site / PROBLEMS[name][1]}: " in said
         assert PROBLEMS[name][2] in said
     assert len(check(site.parent)) == len(together) + 1
+
+
+def test_sites_that_were_prepared_in_different_ways_are_found(site):
+    """Against the first that says it: B says nothing, C another plane, D another window and plane, E has pictures of 8 bits."""
+    said = {
+        "A": {"axis": "axial", "window": [-160, 240], "stretched": True},
+        "C": {"axis": "coronal", "window": [-160, 240], "stretched": True},
+        "D": {"axis": "sagittal", "window": [0, 80], "stretched": True},
+        "E": {"axis": "", "window": None, "stretched": False},
+    }
+    for name in "BCDE":
+        shutil.copytree(site, site.parent / name)
+    for name, prepared in said.items():
+        metadata(site.parent / name, prepared=prepared)
+    assert [(problem.file.parent.name, problem.what) for problem in check(site.parent)] == [
+        ("C", "was prepared with the axis coronal, and A with axial"),
+        ("D", "was prepared with the axis sagittal, and A with axial"),
+        ("D", "was prepared with the window 0,80, and A with -160,240"),
+    ]
 
 
 def test_an_unseen_site_needs_test_images_only(site):

@@ -14,6 +14,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 from feddp.data.check import check
 from feddp.data.folder import SiteFolder
 from feddp.data.formats.dicom_masks import filled
+from feddp.data.preparation import Preparation
 from feddp.errors import InputError
 from support.scans import APART, SHAPE, SPACING, contours, nifti, series, square
 
@@ -220,6 +221,112 @@ def test_spacing_is_kept_and_follows_a_resize(source, prepare):
         assert (row["volume"], row["slice"], row["slice_mm"]) == ("", "", "")
 
 
+@pytest.mark.parametrize("folders", [True, False], ids=["masks/CLASS/", "_CLASS"])
+def test_masks_of_one_class_each_become_one(source, prepare, folders):
+    """The disc is BOX; the cup lies inside it and counts, so that nested labels keep both: 5 columns of 4 rows become 2."""
+    cup = np.zeros_like(BOX)
+    cup[2:6, 4:9] = 1
+
+    def write(f, p):
+        for name, drawn in (("disc", p), ("Cup", cup)):
+            file = f.parent / name / f"{f.name}.png" if folders else f.with_name(f"{f.name}_{name}.png")
+            file.parent.mkdir(exist_ok=True)
+            Image.fromarray(drawn * 255).save(file)
+
+    site = prepare(source(mask=write), "--classes", "disc,cup")
+    assert (png(site, "p0", "masks") == BOX + cup).all()
+
+
+def test_a_class_without_its_file_and_an_overlap_of_exclusive_ones_are_named(source, refused):
+    folder = source(mask=lambda f, p: [Image.fromarray(p * 255).save(f"{f}_{name}.png") for name in ("a", "b")])
+    options = ("--classes", "a,b", "--labels", "exclusive")
+    assert "p0_a.png: has structures that overlap" in refused(folder, *options)
+    (folder / "clinic/masks/p2_b.png").unlink()
+    said = refused(folder, *options)
+    assert "p2_a.png: is the mask of one class of source/clinic/images/p2.png, which has none of b. Add one for every" in said
+
+
+def test_what_was_left_out_or_taken_for_granted_is_said(source, feddp, tmp_path):
+    """One line for both sites; a folder per patient says who is who, so the second time only the stray mask is left."""
+    source(site="north")
+    folder = source(site="south")
+    for number in range(4):
+        shutil.copy(folder / "north/masks/p0.png", folder / f"north/masks/stray{number}.png")
+    (folder / "north/images/readme.txt").touch()
+    code, out, _ = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / "out")
+    assert code == 0
+    assert out.splitlines()[:3] == [
+        "north: left out, as neither images nor masks: source/north/images/readme.txt",
+        "north: 4 file(s) in masks/ are of no image, source/north/masks/stray0.png first",
+        "north, south: every image counts as a patient; where patients have several, give each a folder, or write split.csv",
+    ]
+    shutil.rmtree(folder / "south")
+    (folder / "north/split.csv").write_text("image,patient,split\n" + "".join(f"{name},{name},train\n" for name in NAMES))
+    _, out, _ = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / "again")
+    assert "every image counts" not in out
+
+
+def test_a_class_that_no_mask_holds_is_said(source, feddp, tmp_path):
+    """The usual misspelling: nothing else tells that all its masks are empty."""
+    images = series(tmp_path / "source/clinic/images/anna")
+    contours(tmp_path / "source/clinic/masks/a.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])], name="liver")
+    options = ("--source", tmp_path / "source", "--out", tmp_path / "out", "--classes", "liver,tumuor")
+    code, out, _ = feddp("data", "prepare", "folder", *options)
+    assert code == 0
+    assert "clinic: no mask holds tumuor; masks of that class are empty, unless its name or value is another" in out
+
+
+def test_a_series_without_a_mask_is_told_which_kind_it_needs(refused, tmp_path):
+    series(tmp_path / "source/clinic/images/anna")
+    assert "1 image(s) have no mask, source/clinic/images/anna/1.dcm first. Add a SEG or" in refused(tmp_path / "source")
+
+
+# -- how images were made ----------------------------------------------------------------------------------------------
+
+
+def made(site):
+    return json.loads((site / "dataset.json").read_text())["prepared"]
+
+
+def test_how_images_were_made_is_kept(source, prepare, tmp_path):
+    assert made(prepare(source())) == {"axis": "", "window": None, "stretched": False}
+    shutil.rmtree(tmp_path / "out")
+    site = prepare(volumes(tmp_path / "volumes"), "--axis", "coronal", "--window=-10,200")
+    assert made(site) == {"axis": "coronal", "window": [-10, 200], "stretched": True}
+    assert SiteFolder.open(site).prepared == Preparation("coronal", (-10, 200), True)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{}, [], {"axis": "up", "window": None, "stretched": True}, {"axis": "", "window": [2, 1], "stretched": True}]
+    + [{"axis": "", "window": value, "stretched": True} for value in (5, [1], ["a", "b"], [0, float("inf")], [True, 2])],
+)
+def test_another_entry_is_a_problem_of_dataset_json(source, prepare, entry):
+    site = prepare(source())
+    metadata = json.loads((site / "dataset.json").read_text())
+    (site / "dataset.json").write_text(json.dumps(metadata | {"prepared": entry}))
+    (problem,) = check(site)
+    assert problem.file == site / "dataset.json"
+    assert "prepared is" in problem.what
+
+
+def test_series_in_several_planes_and_incomplete_ones_are_said(feddp, tmp_path):
+    """A sagittal series among axial ones leaves no plane to record; one without its third slice has no volume in mm."""
+    for patient in ("anna", "bert", "cleo"):
+        lying = {"lying": (0, 1, 0, 0, 0, -1), "step": (-3, 0, 0)} if patient == "bert" else {}
+        images = series(tmp_path / "source/clinic/images" / patient, patient, **lying)
+        contours(tmp_path / f"source/clinic/masks/{patient}.dcm", images, [(0, [(1, 1), (1, 5), (5, 5)])])
+    (tmp_path / "source/clinic/images/cleo/2.dcm").unlink()
+    (tmp_path / "source/clinic/images/DICOMDIR").write_bytes(b"\0" * 128 + b"DICM")
+    code, out, err = feddp("data", "prepare", "folder", "--source", tmp_path / "source", "--out", tmp_path / "out")
+    assert code == 0, err
+    assert "left out, as neither images nor masks: source/clinic/images/DICOMDIR" in out
+    assert "its volumes lie in several planes (axial, sagittal)" in out
+    assert "slices are missing, unevenly apart or sheared in 1 volume(s), cleo first" in out
+    assert made(tmp_path / "out/clinic")["axis"] == ""
+    assert {row["slice_mm"] for row in table(tmp_path / "out/clinic") if row["patient"] == "cleo"} == {""}
+
+
 # -- volumes and series ------------------------------------------------------------------------------------------------
 
 AFFINE = np.array([[0, 0, 3.0, -7], [-0.5, 0, 0, 11], [0, 0.8, 0, 5], [0, 0, 0, 1]])  # axes: back, head, right
@@ -343,7 +450,10 @@ def rewritten(part, name, change):
 
 
 PICTURES = {
-    "zero bytes": (rewritten("images", "p2.png", lambda c: b""), "p2.png: is not a readable image"),
+    "zero bytes": (
+        rewritten("images", "p2.png", lambda c: b""),
+        "p2.png: is not a readable image (its content is not PNG, JPEG, TIFF or BMP). Save or copy it again, or leave",
+    ),
     "half a mask": (rewritten("masks", "p2.png", lambda c: c[: len(c) // 2]), "p2.png: is not a readable image"),
     "absurd dimensions": (
         rewritten("images", "p0.png", lambda c: c[:16] + (60000).to_bytes(4, "big") * 2 + c[24:]),

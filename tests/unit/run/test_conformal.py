@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from feddp.data.folder import write_site
+from feddp.data.preparation import KEY, Preparation
 from feddp.errors import InputError
 from feddp.networks import build
 from feddp.networks.weights import save_network
@@ -62,7 +63,7 @@ def test_a_new_patient_is_missed_as_rarely_as_promised():
 def brightness(toy, tmp_path):
     """Makes a toy network whose logit is `slope` times the red channel's value of 0 to 1, minus `shift`."""
 
-    def make(name="network", slope=4.0, shift=2.0):
+    def make(name="network", slope=4.0, shift=2.0, prepared=None):
         network = build(toy, 3, 1, seed=0)
         with torch.no_grad():
             for value in network.state_dict().values():
@@ -71,7 +72,8 @@ def brightness(toy, tmp_path):
             network.norm.running_var.fill_(1 - network.norm.eps)
             network.head.bias.fill_(-shift)
         texts = {"network": toy, "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32"}
-        save_network(tmp_path / f"{name}.safetensors", network.state_dict(), texts | {"normalise": "scale"})
+        texts |= {"normalise": "scale"} | ({KEY: prepared.text} if prepared else {})
+        save_network(tmp_path / f"{name}.safetensors", network.state_dict(), texts)
         return tmp_path / f"{name}.safetensors"
 
     return make
@@ -207,6 +209,7 @@ def test_networks_of_other_classes_are_not_mixed(brightness, toy, feddp, tmp_pat
     arguments = ("predict", "--network", brightness(), "--images", tmp_path / "images", "--out", tmp_path / "out")
     for more, said in (
         (("--uncertainty", "--also", tmp_path / "other.safetensors"), "other channels, classes or labels"),
+        (("--uncertainty", "--also", brightness("ct", prepared=Preparation("axial", (0, 80), True))), "made in another way"),
         (("--also", tmp_path / "other.safetensors"), "add --uncertainty"),
     ):
         code, _, error = feddp(*arguments, *more)

@@ -244,6 +244,17 @@ def test_millimetres_by_hand(spacing, distance):
     assert found == pytest.approx({"hd95-mm": distance, "assd-mm": distance})
 
 
+@pytest.mark.parametrize(("spacing", "step"), [((2.0, 1.0), 2), ((1.0, 2.0), 1), ((0.5, 8.0), 0.5)])
+def test_millimetres_of_a_bar_by_hand(spacing, step):
+    """A bar of 5 rows and the pixel at its end; `step` is the distance of its rows, whatever that of the columns.
+
+    From the pixel to the bar it is 0; from the bar to the pixel 0, 1, 2, 3 and 4 steps: ASSD 10/6 of a step. The 95th
+    percentile of the five is 0.95 · 4 = 3.8 steps.
+    """
+    found = millimetres(figure((1, 2, 5, 2)).bool(), figure((1, 2, 1, 2)).bool(), spacing)
+    assert found == pytest.approx({"assd-mm": 10 / 6 * step, "hd95-mm": 3.8 * step})
+
+
 def test_millimetres_of_a_volume_by_hand():
     """2 slices of 3 mm, 1 row of 0.5 mm: hypot(6, 0.5)."""
     found = millimetres(dot((4, 6, 6), 0, 2, 3), dot((4, 6, 6), 2, 3, 3), (3.0, 0.5, 0.5))

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from pydicom import Dataset
 
-from feddp.data.formats.dicom import BROKEN, CONTOURS, Series, axes, load
+from feddp.data.formats.dicom import BROKEN, CONTOURS, load
+from feddp.data.formats.dicom_frames import frames_of
+from feddp.data.formats.dicom_series import Series, axes, place
 from feddp.data.formats.guarded import guarded
 from feddp.data.formats.scan import finite
 from feddp.data.prepare.source import Source
@@ -17,6 +20,9 @@ from feddp.reading import short
 
 EXPORT = "Export it again for this series"
 NEAR = 0.5  # the largest distance of a contour from its slice: of the distance between slices, or in mm if there is one slice
+LEVEL = 0.01  # mm: contours of a slice that differ less in height belong together
+MOVED = 0.5  # pixels: how far a segment's frame may lie from its slice
+_CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
 
 
 def series_of(tree: Source, name: str) -> set[str]:
@@ -65,18 +71,34 @@ def _segments(file: Path, dataset: Dataset, origin: Series, classes: Sequence[st
         raise BadFile(Problem(file, f"has more than {VOXELS} voxels", "Leave out the segments that are no class"))
     names = {int(item.SegmentNumber): str(item.get("SegmentLabel") or "") for item in dataset.SegmentSequence}
     read = Segmentation.from_dataset(dataset, copy=False)
+    _require_placed(file, frames_of(dataset), origin.slices)
+    uids = [str(each.SOPInstanceUID) for each in origin.slices]
+    lookup = (
+        partial(read.get_pixels_by_source_frame, uids[0], origin.numbers)
+        if origin.numbers
+        else partial(read.get_pixels_by_source_instance, uids)
+    )
     maps = np.zeros((len(classes), len(origin.slices), *size), bool)
     chosen = _chosen(file, names, classes)
     _require_few(file, len(chosen))
     for number, index in chosen.items():
-        values = read.get_pixels_by_source_instance(
-            [str(each.SOPInstanceUID) for each in origin.slices],
-            segment_numbers=[number],
-            ignore_spatial_locations=True,
-            assert_missing_frames_are_empty=True,
-        )
+        values = lookup(segment_numbers=[number], ignore_spatial_locations=True, assert_missing_frames_are_empty=True)
         maps[index] |= values[..., 0] > 0.5
     return maps
+
+
+def _require_placed(file: Path, frames: Iterable[Dataset], slices: Sequence[Dataset]) -> None:
+    """Raises BadFile if a frame lies elsewhere than the slices, or is turned against them; references do not tell."""
+    if any("ImagePositionPatient" not in each or "ImageOrientationPatient" not in each for each in slices):
+        return
+    places, first = np.stack([place(each) for each in slices]), slices[0]
+    most = MOVED * float(min(first.get("PixelSpacing") or (1, 1)))
+    for frame in frames:
+        if "ImagePositionPatient" not in frame or "ImageOrientationPatient" not in frame:
+            continue
+        moved = np.linalg.norm(places - place(frame), axis=1).min()
+        if moved > most or np.abs(np.subtract(axes(frame), axes(first))).max() > 1e-3:
+            raise BadFile(Problem(file, f"has a frame {moved:.1f} mm from the nearest slice of its series, or turned", EXPORT))
 
 
 def _contours(file: Path, dataset: Dataset, origin: Series, classes: Sequence[str]) -> np.ndarray:
@@ -86,15 +108,19 @@ def _contours(file: Path, dataset: Dataset, origin: Series, classes: Sequence[st
     chosen = _chosen(file, names, classes)
     drawings = [each for each in dataset.ROIContourSequence if int(each.ReferencedROINumber) in chosen]
     _require_few(file, len(drawings))
-    heights, left = _heights(origin), CONTOUR_STEPS
+    places, left = np.stack([place(each) for each in origin.slices]), CONTOUR_STEPS
     for structure in drawings:
+        found = [_on_slice(file, points, origin, places) for points in _closed(structure.get("ContourSequence") or ())]
+        nearest: dict[int, float] = {}
+        for number, away, _ in found:
+            nearest[number] = min(away, nearest.get(number, away))
         drawn = np.zeros(maps.shape[1:], bool)
-        for points in _closed(structure.get("ContourSequence") or ()):
-            place, corners = _on_slice(file, points, origin, heights)
+        for number, away, corners in found:
             left -= len(corners) * math.prod(high - low for low, high in zip(*_around(corners, drawn.shape[1:]), strict=True))
             if left < 0:
                 raise BadFile(Problem(file, "has contours of too many corners", "Leave out the structures that are no class"))
-            drawn[place] ^= filled(corners, drawn.shape[1:])
+            if away <= nearest[number] + LEVEL:  # contours between two slices are of no slice
+                drawn[number] ^= filled(corners, drawn.shape[1:])  # a hole is a contour inside another
         maps[chosen[int(structure.ReferencedROINumber)]] |= drawn
     return maps
 
@@ -107,35 +133,30 @@ def _require_few(file: Path, structures: int) -> None:
 
 def _closed(contours: Iterable[Dataset]) -> Iterator[np.ndarray]:
     for contour in contours:
-        if contour.get("ContourGeometricType", "CLOSED_PLANAR") == "CLOSED_PLANAR":
+        if contour.get("ContourGeometricType", "CLOSED_PLANAR") in _CLOSED:
             yield np.array(contour.ContourData, float).reshape(-1, 3)
 
 
-def _heights(origin: Series) -> np.ndarray:
-    """Returns the slices' positions along their normal in millimetres."""
-    normal = axes(origin.slices[0])[2]
-    return np.array([np.dot(np.array(each.ImagePositionPatient, float), normal) for each in origin.slices])
-
-
-def _on_slice(file: Path, points: np.ndarray, origin: Series, heights: np.ndarray) -> tuple[int, np.ndarray]:
-    """Returns the index of a contour's slice, and its corners (N, 2) as rows and columns of pixels.
+def _on_slice(file: Path, points: np.ndarray, origin: Series, places: np.ndarray) -> tuple[int, float, np.ndarray]:
+    """Returns the index of a contour's slice, how far it is away in mm, and its corners (N, 2) as rows and columns of pixels.
 
     The centre of a pixel has whole coordinates (DICOM PS3.3 C.7.6.2.1.1).
     """
     first = origin.slices[0]
     row, column, normal = axes(first)
-    height = float((points @ normal).mean())
-    place = int(np.abs(heights - height).argmin())
-    apart = float(np.diff(heights).min()) if len(heights) > 1 else 1.0
-    offset = points - np.array(origin.slices[place].ImagePositionPatient, float)
+    positions, heights = places @ normal, points @ normal
+    number = int(np.abs(positions - heights.mean()).argmin())
+    offset = points - places[number]
     down, across = (float(value) for value in first.PixelSpacing)
     corners = np.stack([offset @ column / down, offset @ row / across], axis=1)
     if not finite(corners):
         raise BadFile(Problem(file, "has a contour with a corner that is no number", EXPORT))
-    if abs(heights[place] - height) > NEAR * apart + 1e-3:
-        what = f"has a contour {abs(heights[place] - height):.1f} mm away from the nearest slice of its series"
-        raise BadFile(Problem(file, what, EXPORT))
-    return place, corners
+    most = NEAR * (float(np.diff(positions).min()) if len(positions) > 1 else 1.0) + 1e-3
+    if (away := abs(float(positions[number] - heights.mean()))) > most:
+        raise BadFile(Problem(file, f"has a contour {away:.1f} mm away from the nearest slice of its series", EXPORT))
+    if np.ptp(heights) > most:
+        raise BadFile(Problem(file, "has a contour that is not parallel to the slices of its series", EXPORT))
+    return number, away, corners
 
 
 def filled(corners: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Finds the pictures, volumes and series below a folder of a source."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePosixPath
 
 from feddp.data.formats.scan import Scan
@@ -14,6 +15,7 @@ from feddp.limits import FILE_NAME, SERIES_FILES
 PICTURE, NIFTI, DICOM = "picture", "nifti", "dicom"
 VOLUMES = (".nii", ".nii.gz")
 SERIES = (".dcm", ".dicom", ".ima")
+CATALOGUE = "dicomdir"  # of a disk's DICOM files
 MASKS = ("", "_mask", "_seg", "_segmentation", "_label")  # what a mask's name has behind its image's
 _BEHIND = 20  # bytes of a file's name that follow an image's: the slice, the class, the ending
 
@@ -45,7 +47,7 @@ class FoundImage:
             from feddp.data.formats.nifti import read_volume
 
             return read_volume(tree, self.files[0], axis)
-        from feddp.data.formats.dicom import read_series
+        from feddp.data.formats.dicom_series import read_series
 
         return read_series(tree, self.files)
 
@@ -68,8 +70,19 @@ class Found:
 
     def mask_of(self, entry: FoundImage) -> FoundImage | None:
         """Returns the picture or volume with the name of an image, or its name and one of MASKS; looked for in masks."""
-        named = {each.name: each for each in self.entries if each.kind != DICOM}
-        return next((named[entry.name + end] for end in MASKS if entry.name + end in named), None)
+        return self._named(*(entry.name + end for end in MASKS))
+
+    def of_class(self, entry: FoundImage, name: str) -> FoundImage | None:
+        """Returns the picture or volume that is the mask of one class: <image>_<class>, or <image> in the folder <class>."""
+        return self._named(f"{entry.name}_{name}", f"{name}_{entry.name}")
+
+    def _named(self, *names: str) -> FoundImage | None:
+        found = self._files
+        return next((found[name.casefold()] for name in names if name.casefold() in found), None)
+
+    @cached_property
+    def _files(self) -> dict[str, FoundImage]:
+        return {each.name.casefold(): each for each in self.entries if each.kind != DICOM}
 
 
 def find(tree: Source, folder: str) -> Found:
@@ -107,6 +120,9 @@ def _kind(tree: Source, name: str, found: Found) -> str:
         return NIFTI
     if lower.endswith(SERIES):
         return DICOM
+    if lower.endswith(f"/{CATALOGUE}"):
+        found.others.append(name)
+        return ""
     from feddp.data.formats.dicom import is_dicom
 
     try:
@@ -123,7 +139,7 @@ def _group(tree: Source, folder: str, names: Iterable[str], found: Found) -> Non
     from feddp.data.formats.dicom import CONTOURS, SEG, Header, read_header
 
     names = list(names)
-    series: dict[tuple[str, str], list[Header]] = defaultdict(list)
+    series: dict[tuple[str, str, str], list[Header]] = defaultdict(list)
     for name in track(names, f"Reading {len(names)} DICOM headers"):
         try:
             header = read_header(tree, name)
@@ -133,10 +149,11 @@ def _group(tree: Source, folder: str, names: Iterable[str], found: Found) -> Non
         if header.modality in (SEG, CONTOURS):
             found.annotations.append(name)
         else:
-            series[str(PurePosixPath(name).parent), header.series].append(header)
+            several = name if header.frames > 1 else ""  # a file of several frames is a series by itself
+            series[str(PurePosixPath(name).parent), header.series, several].append(header)
     count: dict[str, int] = defaultdict(int)
-    several = {parent for parent, _ in series if sum(each == parent for each, _ in series) > 1}
-    for (parent, uid), headers in sorted(series.items(), key=lambda item: (item[0][0], item[1][0].number, item[0][1])):
+    shared = {parent for parent, n in Counter(parent for parent, _, _ in series).items() if n > 1}
+    for (parent, uid, _), headers in sorted(series.items(), key=lambda item: (item[0][0], item[1][0].number, item[0][1:])):
         if len(headers) > SERIES_FILES:
             found.refused.append(InputError(f"{tree.shown(parent)}: a series has more than {SERIES_FILES} files. Give fewer."))
             continue
@@ -144,7 +161,7 @@ def _group(tree: Source, folder: str, names: Iterable[str], found: Found) -> Non
         parts = PurePosixPath(parent).relative_to(folder).parts
         patient = _joined((headers[0].patient,)) or (parts[0] if parts else "series")
         count[parent] += 1
-        plain = _joined(parts or (patient,)) + (f"_{count[parent]}" if parent in several else "")
+        plain = _joined(parts or (patient,)) + (f"_{count[parent]}" if parent in shared else "")
         found.entries.append(FoundImage(plain, DICOM, tuple(header.name for header in headers), patient, uid))
 
 

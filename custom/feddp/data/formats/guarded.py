@@ -8,10 +8,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from feddp.archive import AGAIN
 from feddp.errors import BadFile, FedDPError, Problem
 from feddp.reading import short
 
+AGAIN = "Save or copy it again, or leave it out"
 LIBRARIES = ("pydicom", "highdicom", "tifffile", "nibabel.global")  # that also log what they warn of
 
 

@@ -8,8 +8,9 @@ from typing import IO
 
 import nibabel
 import numpy as np
-from nibabel.affines import apply_affine
+from nibabel.affines import apply_affine, voxel_sizes
 
+from feddp.data.formats.guarded import AGAIN
 from feddp.data.formats.scan import AXES, Scan, finite, known
 from feddp.data.prepare.source import Source, read_up_to
 from feddp.errors import FedDPError, InputError
@@ -17,6 +18,8 @@ from feddp.limits import MIB, VOLUME_START, VOLUME_TAIL, VOXELS
 from feddp.reading import short
 
 APART = 0.1  # mm
+UNITS = {1: 1000.0, 3: 0.001}  # in mm, of the codes for metres and micrometres; any other is taken for mm
+SHEAR = 1e-3  # the largest cosine between two axes that are at right angles
 HEADER = 348  # bytes
 WIDEST = 8  # bytes per voxel
 # limit of a file of VOXELS, packed or not
@@ -48,9 +51,9 @@ def read_volume(tree: Source, name: str, axis: str) -> Scan:
     """
     image = _load(tree, name)
     canonical, order = nibabel.as_closest_canonical(image), AXES[axis][0]
-    sizes = [round(float(canonical.header.get_zooms()[place]), 6) for place in order]  # the header has float32
-    mm, apart = (sizes[1], sizes[2]) if known(*sizes[1:]) else None, sizes[0] if known(sizes[0]) else None
-    return Scan(_slices(canonical, axis), mm, apart, True, Volume(image, axis))
+    sizes = [round(float(size), 6) for size in _millimetres(canonical)[list(order)]]  # the header has float32
+    mm, apart = (sizes[1], sizes[2]) if known(*sizes[1:]) else None, sizes[0] if known(*sizes) else None
+    return Scan(_slices(canonical, axis), mm, apart, True, axis, Volume(image, axis))
 
 
 def read_truth(tree: Source, mask: str, origin: Volume) -> np.ndarray:
@@ -64,12 +67,25 @@ def read_truth(tree: Source, mask: str, origin: Volume) -> np.ndarray:
         raise InputError(f"{tree.path}: {mask} is {truth.shape}, but its image {volume.shape}. Correct the source.")
     corners = list(product(*((0, length - 1) for length in volume.shape)))
     apart = apply_affine(volume.affine, corners) - apply_affine(truth.affine, corners)
-    if (distance := np.linalg.norm(apart, axis=1).max()) > APART:
+    unit = _unit(volume)
+    if (distance := np.linalg.norm(apart, axis=1).max() * unit) > APART:
         raise InputError(
             f"{tree.path}: {mask} is {distance:.1f} mm away from its image in the patient. "
             "If the voxels of both do correspond, give the mask the image's affine."
         )
     return _slices(truth, origin.axis)
+
+
+def _millimetres(volume: nibabel.Nifti1Image) -> np.ndarray:
+    """Returns the distances between voxels along the three axes, of the affine; nan where the axes are not at right angles."""
+    sizes: np.ndarray = voxel_sizes(volume.affine) * _unit(volume)
+    directions = volume.affine[:3, :3] / voxel_sizes(volume.affine)
+    leaning = np.abs(directions.T @ directions - np.eye(3)).max()
+    return sizes if leaning <= SHEAR else np.full(3, np.nan)
+
+
+def _unit(volume: nibabel.Nifti1Image) -> float:
+    return UNITS.get(int(volume.header["xyzt_units"]) % 8, 1.0)  # the other bits are the unit of time
 
 
 def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
@@ -85,7 +101,7 @@ def _load(tree: Source, name: str) -> nibabel.Nifti1Image:
         raise
     except Exception as error:  # many kinds of errors: bytes, compression, header or axes may be damaged
         why = short(" ".join(str(error).split()))
-        raise InputError(f"{tree.path}: {name} is not a readable NIfTI volume ({why}). Download it again.") from None
+        raise InputError(f"{tree.path}: {name} is not a readable NIfTI volume ({why}). {AGAIN}.") from None
     if not finite(voxels):
         raise InputError(f"{tree.path}: {name} has values that are not finite, or huge. Correct the source.")
     return image

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from feddp.archive import AGAIN
-from feddp.data.formats.guarded import guarded
+from feddp.data.formats.guarded import AGAIN, guarded
 from feddp.data.formats.scan import Scan, finite
 from feddp.data.formats.unpacked import require_tiff
 from feddp.data.pixels import decode

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 
 from feddp.data.description import MM
+from feddp.data.preparation import Window, is_window
 from feddp.errors import InputError
 
 LARGEST = 1e37  # of a value: differences and products of such values stay finite in 32 bits
 BRIGHT = 0.99  # the quantile that becomes white
-# of canonical voxels (right, front, head): the axes of slices, rows and columns, and the axes that are turned around.
-# Slices go to the head, to the front or to the right; in a slice, rows go from front to back or from head to feet, and columns
-# from the patient's right to the left or from front to back, as in radiology
+# of canonical voxels (right, front, head): the axes of slices, rows and columns, and the axes that are turned around, for each
+# of `feddp.data.preparation.PLANES`. Slices go to the head, to the front or to the right; in a slice, rows go from front to
+# back or from head to feet, and columns from the patient's right to the left or from front to back, as in radiology
 AXES = {
     "axial": ((2, 1, 0), (0, 1)),
     "coronal": ((1, 2, 0), (0, 2)),
     "sagittal": ((0, 2, 1), (1, 2)),
 }
-Window = tuple[float, float]  # the values that become 0 and 255
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Scan:
         mm: millimetres between rows and between columns, if known.
         apart: millimetres between slices, if known.
         volume: whether it is a volume, though it may have a single slice.
+        axis: the one of AXES in which its slices lie; "" if they lie in none, or nobody knows.
         origin: what a mask needs to be written in the image's own format (`feddp.data.formats.write`); None for pictures.
     """
 
@@ -38,6 +39,7 @@ class Scan:
     mm: tuple[float, float] | None = None
     apart: float | None = None
     volume: bool = False
+    axis: str = ""
     origin: Any = None
 
     @property
@@ -104,6 +106,6 @@ def window_of(text: str | None) -> Window | None:
         low, high = map(float, text.split(","))
     except ValueError:
         low = high = 0.0
-    if not low < high < math.inf or low == -math.inf:
+    if not is_window((low, high)):
         raise InputError(f"--window {text}: give the values that become black and white, such as --window=-160,240.")
     return low, high

@@ -60,7 +60,8 @@ def write_seg(folder: Path, entry: FoundImage, scan: Scan, mask: np.ndarray, cla
     values = np.arange(1, len(classes) + 1)
     maps = mask[..., None] >= values if labels == "nested" else mask[..., None] == values  # (S, H, W, C)
     with guarded(Path(entry.files[0]), "cannot have a DICOM SEG", "Use --format png"):
-        made = _segmentation(scan.origin.slices, maps.astype(np.uint8), classes)
+        source, arranged = scan.origin.as_in_files(maps.astype(np.uint8))
+        made = _segmentation(source, arranged, classes)
     made.save_as(file)
     return [file]
 
@@ -91,6 +92,7 @@ def _segmentation(slices: Sequence[Any], maps: np.ndarray, classes: Sequence[str
         segment_descriptions=described,
         series_instance_uid=generate_uid(),
         series_number=SERIES_NUMBER,
+        series_description=f"{MAKER} segmentation",
         sop_instance_uid=generate_uid(),
         instance_number=1,
         manufacturer=MAKER,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from feddp.data.description import LABELS
 from feddp.data.formats.labels import Colour, colours_of
-from feddp.data.formats.scan import AXES, Window, known, window_of
+from feddp.data.formats.scan import AXES, known, window_of
+from feddp.data.preparation import Window
 from feddp.errors import InputError
 from feddp.limits import CLASSES
 from feddp.reading import is_name, short

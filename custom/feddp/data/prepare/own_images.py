@@ -1,8 +1,9 @@
 """Your own images: a folder or zip with one site or several, in the formats that people have.
 
     SOURCE/<site>/images/...    PNG, JPEG, TIFF or BMP of 8 or 16 bits; NIfTI volumes; DICOM series, each in a folder of its own
-    SOURCE/<site>/masks/...     a file of the image's path and name, which may end in _mask, _seg, _segmentation or _label; of a
-                                DICOM series, a SEG or RTSTRUCT that refers to it (it may also lie beside the series)
+    SOURCE/<site>/masks/...     a file of the image's path and name, which may end in _mask, _seg, _segmentation or _label; or a
+                                file per class, whose name ends in _CLASS or whose folder is masks/CLASS; of a DICOM series, a
+                                SEG or RTSTRUCT that refers to it (it may also lie beside the series)
     SOURCE/<site>/split.csv     if the splits are given: image,patient,split, where image is the file's or series' name
 
 A source that has images/ itself is one site with the source's name. A patient is the PatientID of a series, else the first
@@ -12,8 +13,8 @@ Values of more than 8 bits, and those of NIfTI, become 0 to 255 per picture or v
 percentile, or in a given window. Volumes are sliced along an axis of the patient (NIfTI), or as they were acquired (DICOM).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ import numpy as np
 
 from feddp.data.description import HEADER, LISTED, SPLITS, Position, read_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
-from feddp.data.formats.find import DICOM, NIFTI, PICTURE, Found, FoundImage, find
-from feddp.data.formats.labels import by_colour, by_value, in_one
+from feddp.data.formats.find import DICOM, PICTURE, Found, find
 from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
 from feddp.data.names import require_site
+from feddp.data.preparation import KEY, Preparation, Window
 from feddp.data.prepare.folder_options import FolderOptions
+from feddp.data.prepare.own_masks import Truths, mask_of, truths_of
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_site, splitting_of
 from feddp.data.progress import track
@@ -44,7 +46,8 @@ class SourceSite:
     top: str
     images: Found
     masks: Found
-    truths: Mapping[str, str]  # {image's name: name of its mask's file}
+    truths: Truths
+    unused: Sequence[str]  # files in masks/ that are of no image
 
 
 def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | None, options: FolderOptions) -> list[str]:
@@ -57,12 +60,12 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             not empty, or a site cannot be split so. The first such file ends the preparation; a site is written whole or not.
     """
     tree = Source(source)
-    sites = [_site(tree, name, top) for name, top in _tops(tree).items()]
+    sites = [_site(tree, name, top, options.classes) for name, top in _tops(tree).items()]
     refuse_occupied(out / site.name for site in sites)
     given = {site.name: _given(tree, site) for site in sites}
     if split is not None and any(given.values()):
         raise InputError(f"{tree.path}: its split.csv gives the splits. Leave --split out, or remove split.csv.")
-    notes = []
+    notes: dict[str, list[str]] = {}  # the sites of each
     for site in sites:
         entries = site.images.entries
         patients = {entry.name: entry.patient for entry in entries}
@@ -72,27 +75,20 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
         else:
             words = split_site(site.name, patients.values(), seed, split)
         first = entries[0].read(tree, options.axis)
-        channels = options.channels or first.channels
         metadata: dict[str, Any] = {
             "name": source.stem,
-            "channels": channels,
+            "channels": options.channels or first.channels,
             "classes": list(options.classes),
             "labels": options.labels,
             "source": "feddp data prepare folder",
-            "intensities": list(options.window) if options.window else "8 bits as they are, more to the 99th percentile",
             **({} if given[site.name] else splitting_of(seed, split)),
             **({"volumes": LISTED} if first.volume else {}),
-            **({"axis": options.axis} if any(entry.kind == NIFTI for entry in entries) else {}),
         }
-        samples = (
-            sample
-            for entry in track(entries, f"Preparing {site.name}", total=len(entries))
-            for sample in _samples(tree, site, entry, patients[entry.name], words, channels, size, options)
-        )
-        write_site(out / site.name, metadata, samples)
-        if others := [*site.images.others, *site.masks.others]:
-            notes.append(f"{site.name}: left out, as neither images nor masks: {some(sorted(others), 3)}")
-    return notes
+        seen = Seen()
+        write_site(out / site.name, metadata, _samples(tree, site, patients, words, metadata, size, options, seen))
+        for note in (*_notes(site, bool(given[site.name])), *seen.notes(options.classes)):
+            notes.setdefault(note, []).append(site.name)
+    return [f"{', '.join(names)}: {note}" for note, names in notes.items()]
 
 
 def _tops(tree: Source) -> dict[str, str]:
@@ -108,7 +104,7 @@ def _tops(tree: Source) -> dict[str, str]:
     return sites
 
 
-def _site(tree: Source, name: str, top: str) -> SourceSite:
+def _site(tree: Source, name: str, top: str, classes: Sequence[str]) -> SourceSite:
     images, masks = find(tree, f"{top}/images"), find(tree, f"{top}/masks")
     if refused := [*images.refused, *masks.refused]:
         raise refused[0]
@@ -116,35 +112,7 @@ def _site(tree: Source, name: str, top: str) -> SourceSite:
         raise InputError(f"{tree.path}: {top}/images holds no image of a known format. {LAYOUT}.")
     if {entry.kind == PICTURE for entry in images.entries} == {True, False}:
         raise InputError(f"{tree.path}: {top}/images holds both pictures and volumes. Prepare them as two sources.")
-    return SourceSite(name, top, images, masks, _truths(tree, images, masks))
-
-
-def _truths(tree: Source, images: Found, masks: Found) -> dict[str, str]:
-    """Returns the mask's file of each image; raises InputError if images have none, or a series several."""
-    truths: dict[str, str] = {}
-    annotations = _annotations(tree, [*masks.annotations, *images.annotations])
-    for entry in images.entries:
-        if (found := masks.mask_of(entry)) and entry.kind != DICOM:
-            truths[entry.name] = found.files[0]
-        elif listed := annotations.get(entry.series):
-            if len(listed) > 1:
-                raise InputError(f"{tree.path}: {some(listed, 3)} are masks of one series. Keep one of them.")
-            truths[entry.name] = listed[0]
-    lost = [entry.files[0] for entry in images.entries if entry.name not in truths]
-    if lost:
-        raise InputError(f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0]} first. Add masks of the same names.")
-    return truths
-
-
-def _annotations(tree: Source, names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns {series: the files of masks that refer to it}."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        from feddp.data.formats.dicom_masks import series_of
-
-        for series in series_of(tree, name):
-            found.setdefault(series, []).append(name)
-    return found
+    return SourceSite(name, top, images, masks, *truths_of(tree, images, masks, classes))
 
 
 def _given(tree: Source, site: SourceSite) -> dict[str, tuple[str, str]]:
@@ -168,55 +136,78 @@ def _given(tree: Source, site: SourceSite) -> dict[str, tuple[str, str]]:
     return rows
 
 
+@dataclass
+class Seen:
+    """What making a site's samples has shown.
+
+    Attributes:
+        axes: the planes of its volumes.
+        stretched: whether an image had more than 8 bits.
+        uneven: volumes of several slices whose distance is not known.
+        values: those of the masks.
+    """
+
+    axes: set[str] = field(default_factory=set)
+    stretched: bool = False
+    uneven: list[str] = field(default_factory=list)
+    values: set[int] = field(default_factory=set)
+
+    def add(self, name: str, scan: Scan, masks: np.ndarray) -> None:
+        self.values.update(np.unique(masks).tolist())
+        self.stretched |= scan.pixels.dtype != np.uint8
+        if scan.volume:
+            self.axes.add(scan.axis)
+            if scan.apart is None and len(scan.pixels) > 1:
+                self.uneven.append(name)
+
+    def preparation(self, window: Window | None) -> Preparation:
+        return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched)
+
+    def notes(self, classes: Sequence[str]) -> Iterator[str]:
+        if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
+            yield f"no mask holds {some(absent, 3)}; masks of that class are empty, unless its name or value is another"
+        if len(self.axes) > 1:
+            yield f"its volumes lie in several planes ({', '.join(sorted(self.axes - {''}))}); a network sees them all alike"
+        if self.uneven:
+            yield (
+                f"slices are missing, unevenly apart or sheared in {len(self.uneven)} volume(s), {self.uneven[0]} first;"
+                " these have no distances by volume"
+            )
+
+
+def _notes(site: SourceSite, given: bool) -> Iterator[str]:
+    if others := [*site.images.others, *site.masks.others]:
+        yield f"left out, as neither images nor masks: {some(sorted(others), 3)}"
+    if site.unused:
+        yield f"{len(site.unused)} file(s) in masks/ are of no image, {site.unused[0]} first"
+    if not given and all(entry.kind != DICOM and entry.patient == entry.name for entry in site.images.entries):
+        yield "every image counts as a patient; where patients have several, give each a folder, or write split.csv"
+
+
 def _samples(
     tree: Source,
     site: SourceSite,
-    entry: FoundImage,
-    patient: str,
+    patients: Mapping[str, str],
     words: Mapping[str, str],
-    channels: int,
+    metadata: dict[str, Any],
     size: int | None,
     options: FolderOptions,
+    seen: Seen,
 ) -> Iterator[RawSample]:
-    scan = entry.read(tree, options.axis)
-    truth = site.truths[entry.name]
-    masks = _mask(tree, entry, scan, truth, options)
-    pixels = in_channels(eight_bits(scan.pixels, options.window), channels, options.channels is not None)
-    if pixels is None:
-        what = f"has {scan.channels} channel(s), but the site's first image {channels}"
-        raise BadFile(Problem(tree.shown(entry.files[0]), what, "Convert all of them with --channels 1 or --channels 3"))
-    mm = scan.mm or options.mm
-    for number, (image, mask) in enumerate(zip(pixels, masks, strict=True)):
-        stem = entry.name if entry.kind == PICTURE else f"{entry.name}_{number:03d}"
-        here = resized(mm, mask.shape, size)
-        place = Position(entry.name, number, here, scan.apart) if scan.volume else Position(mm=here)
-        yield stem, patient, words[patient], *resize(image, mask, size, entry.files[0]), place
-
-
-def _mask(tree: Source, entry: FoundImage, scan: Scan, truth: str, options: FolderOptions) -> np.ndarray:
-    """Returns the mask of an image: uint8 (S, H, W) of 0 to C."""
-    file = tree.shown(truth)
-    if entry.kind == DICOM:
-        from feddp.data.formats.dicom import load
-        from feddp.data.formats.dicom_masks import class_maps
-
-        return in_one(class_maps(file, load(tree, truth), scan.origin, options.classes), options.labels, file)
-    if entry.kind == NIFTI:
-        from feddp.data.formats.nifti import read_truth
-
-        return by_value(file, read_truth(tree, truth, scan.origin), len(options.classes), options.threshold)
-    from feddp.data.formats.pictures import read_labels, read_picture
-
-    values = read_picture(tree, truth).pixels[0] if options.colours else read_labels(tree, truth)
-    if options.colours:
-        values = values if values.ndim == 3 else np.repeat(values[..., None], 3, axis=-1)
-        mask = by_colour(file, eight_bits(values, None), options.colours)
-    elif values.ndim == 3 and (values != values[..., :1]).any():
-        what = "has colours, and none is declared"
-        raise BadFile(Problem(file, what, "Give the colours of the classes with --colour CLASS=RED,GREEN,BLUE"))
-    else:
-        mask = by_value(file, values[..., 0] if values.ndim == 3 else values, len(options.classes), options.threshold)
-    if mask.shape != scan.pixels.shape[1:3]:
-        (h, w), (mh, mw) = scan.pixels.shape[1:3], mask.shape
-        raise BadFile(Problem(file, f"has {mw} x {mh} pixels, but its image {w} x {h}", "Make both the same size"))
-    return mask[None]
+    """Yields the samples of a site; afterwards, `metadata` says how they were made."""
+    entries = site.images.entries
+    for entry in track(entries, f"Preparing {site.name}", total=len(entries)):
+        scan = entry.read(tree, options.axis)
+        masks = mask_of(tree, entry, scan, site.truths[entry.name], options)
+        seen.add(entry.name, scan, masks)
+        pixels = in_channels(eight_bits(scan.pixels, options.window), metadata["channels"], options.channels is not None)
+        if pixels is None:
+            what = f"has {scan.channels} channel(s), but the site's first image {metadata['channels']}"
+            raise BadFile(Problem(tree.shown(entry.files[0]), what, "Convert all of them with --channels 1 or --channels 3"))
+        mm, patient = scan.mm or options.mm, patients[entry.name]
+        for number, (image, mask) in enumerate(zip(pixels, masks, strict=True)):
+            stem = entry.name if entry.kind == PICTURE else f"{entry.name}_{number:03d}"
+            here = resized(mm, mask.shape, size)
+            place = Position(entry.name, number, here, scan.apart) if scan.volume else Position(mm=here)
+            yield stem, patient, words[patient], *resize(image, mask, size, entry.files[0]), place
+    metadata[KEY] = asdict(seen.preparation(options.window))

@@ -19,6 +19,7 @@ Deviation: IOP-FL uses a slice and its two neighbours as three channels; here a 
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from feddp.data.description import VOLUMES, Position
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.nifti import read_truth, read_volume
 from feddp.data.formats.scan import BRIGHT, Scan, eight_bits, resized
+from feddp.data.preparation import KEY, Preparation
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_site, splitting_of
 from feddp.data.progress import track
@@ -87,7 +89,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             "patients": "cases",
             "volumes": VOLUMES,
             "slices": "axial, with prostate only, numbered in the volume from the feet upwards",
-            "intensities": "the volume's least to its 99th percentile",
+            KEY: asdict(Preparation("axial", stretched=True)),
             **splitting_of(seed, split),
         }
         write_site(out / site, metadata, samples(site))

@@ -1,0 +1,109 @@
+"""The masks of your own images: which file or files belong to an image, and their values as classes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from feddp.data.formats.find import DICOM, NIFTI, Found, FoundImage
+from feddp.data.formats.labels import by_colour, by_value, in_one
+from feddp.data.formats.scan import Scan, eight_bits
+from feddp.data.prepare.folder_options import FolderOptions
+from feddp.data.prepare.source import Source
+from feddp.errors import BadFile, InputError, Problem
+from feddp.partition import some
+
+Truths = Mapping[str, tuple[str, ...]]  # {image's name: its mask's file, or one file of each class, in their order}
+
+
+def truths_of(tree: Source, images: Found, masks: Found, classes: Sequence[str]) -> tuple[Truths, list[str]]:
+    """Returns the masks of every image, and the files in masks/ that are of none.
+
+    Raises:
+        InputError: images have no mask or lack those of some classes, or a series has several masks.
+    """
+    truths: dict[str, tuple[str, ...]] = {}
+    annotations = _annotations(tree, [*masks.annotations, *images.annotations])
+    for entry in images.entries:
+        if entry.kind == DICOM:
+            listed = annotations.get(entry.series, [])
+            if len(listed) > 1:
+                raise InputError(f"{tree.path}: {some(listed, 3)} are masks of one series. Keep one of them.")
+            truths[entry.name] = tuple(listed)
+        elif found := masks.mask_of(entry):
+            truths[entry.name] = found.files
+        else:
+            truths[entry.name] = _by_class(tree, masks, entry, classes)
+    if lost := [entry for entry in images.entries if not truths[entry.name]]:
+        remedy = "a SEG or RTSTRUCT that refers to the series" if lost[0].kind == DICOM else "masks of the same names"
+        raise InputError(f"{tree.path}: {len(lost)} image(s) have no mask, {lost[0].files[0]} first. Add {remedy}.")
+    used = {file for files in truths.values() for file in files}
+    return truths, [file for entry in masks.entries for file in entry.files if file not in used]
+
+
+def _by_class(tree: Source, masks: Found, entry: FoundImage, classes: Sequence[str]) -> tuple[str, ...]:
+    found = [masks.of_class(entry, name) for name in classes]
+    files = tuple(each.files[0] for each in found if each)
+    if 0 < len(files) < len(classes):
+        lacking = [name for name, each in zip(classes, found, strict=True) if each is None]
+        what = f"is the mask of one class of {entry.files[0]}, which has none of {some(lacking, 3)}"
+        raise BadFile(Problem(tree.shown(files[0]), what, "Add one for every class, an empty one where there is nothing"))
+    return files
+
+
+def _annotations(tree: Source, names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns {series: the files of masks that refer to it}."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        from feddp.data.formats.dicom_masks import series_of
+
+        for series in series_of(tree, name):
+            found.setdefault(series, []).append(name)
+    return found
+
+
+def mask_of(tree: Source, entry: FoundImage, scan: Scan, truths: Sequence[str], options: FolderOptions) -> np.ndarray:
+    """Returns the mask of an image: uint8 (S, H, W) of 0 to C.
+
+    Raises:
+        BadFile: a file cannot be read, does not fit the image, or has values that are no classes.
+    """
+    if entry.kind == DICOM:
+        from feddp.data.formats.dicom import load
+        from feddp.data.formats.dicom_masks import class_maps
+
+        file = tree.shown(truths[0])
+        maps = class_maps(file, load(tree, truths[0]), scan.origin, options.classes)
+        return in_one(maps, options.labels, file)
+    if len(truths) == 1:
+        return _values(tree, entry, scan, truths[0], options, len(options.classes))
+    maps = np.stack([_values(tree, entry, scan, truth, options, 1) > 0 for truth in truths])
+    return in_one(maps, options.labels, tree.shown(truths[0]))
+
+
+def _values(tree: Source, entry: FoundImage, scan: Scan, truth: str, options: FolderOptions, classes: int) -> np.ndarray:
+    """Returns the values (S, H, W) of one file that holds so many classes."""
+    file = tree.shown(truth)
+    if entry.kind == NIFTI:
+        from feddp.data.formats.nifti import read_truth
+
+        return by_value(file, read_truth(tree, truth, scan.origin), classes, options.threshold)
+    mask = _picture(tree, truth, file, options, classes)
+    if mask.shape != scan.pixels.shape[1:3]:
+        (h, w), (mh, mw) = scan.pixels.shape[1:3], mask.shape
+        raise BadFile(Problem(file, f"has {mw} x {mh} pixels, but its image {w} x {h}", "Make both the same size"))
+    return mask[None]
+
+
+def _picture(tree: Source, truth: str, file: Path, options: FolderOptions, classes: int) -> np.ndarray:
+    from feddp.data.formats.pictures import read_labels, read_picture
+
+    if options.colours:
+        values = read_picture(tree, truth).pixels[0]
+        values = values if values.ndim == 3 else np.repeat(values[..., None], 3, axis=-1)
+        return by_colour(file, eight_bits(values, None), options.colours)
+    values = read_labels(tree, truth)
+    if values.ndim == 3 and (values != values[..., :1]).any():
+        what = "has colours, and none is declared"
+        raise BadFile(Problem(file, what, "Give the colours of the classes with --colour CLASS=RED,GREEN,BLUE"))
+    return by_value(file, values[..., 0] if values.ndim == 3 else values, classes, options.threshold)
