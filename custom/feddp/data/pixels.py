@@ -84,7 +84,7 @@ def read_image(file: Path, channels: int, within: Path, network: bool = False) -
 def _unreadable(error: Exception, formats: tuple[str, ...]) -> str:
     why = short(str(error), 200)
     if isinstance(error, UnidentifiedImageError):  # Pillow names the stream
-        why = f"its content is not {', '.join(formats[:-1])}{' or ' if formats[:-1] else ''}{formats[-1]}"
+        why = f"its content is not {' or '.join(formats)}"
     return f"is not a readable image ({why})"
 
 

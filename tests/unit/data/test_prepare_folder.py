@@ -452,7 +452,7 @@ def rewritten(part, name, change):
 PICTURES = {
     "zero bytes": (
         rewritten("images", "p2.png", lambda c: b""),
-        "p2.png: is not a readable image (its content is not PNG, JPEG, TIFF or BMP). Save or copy it again, or leave",
+        "p2.png: is not a readable image (its content is not PNG or JPEG or TIFF or BMP). Save or copy it again, or leave",
     ),
     "half a mask": (rewritten("masks", "p2.png", lambda c: c[: len(c) // 2]), "p2.png: is not a readable image"),
     "absurd dimensions": (
