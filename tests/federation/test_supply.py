@@ -20,19 +20,22 @@ pytestmark = pytest.mark.tools
 
 DEPENDENCIES, ADMINISTRATOR = "docs/how-to/dependencies.md", "docs/how-to/it-administrator.md"
 TESTS, SITE = ROOT / "requirements.lock", ROOT / "provisioning/requirements.lock"  # all; what a site needs
-SBOM = ROOT / "provisioning/sbom.lock"  # the tool that lists them
+SBOM, MLFLOW = ROOT / "provisioning/sbom.lock", ROOT / "tests/mlflow.lock"  # the tool that lists them; one test's
 PYTHONS = ("3.10", "3.11", "3.12")
 
 
 @pytest.fixture(scope="module")
 def locks():
-    return {lock: entries(lock) for lock in (TESTS, SITE, SBOM)}
+    return {lock: entries(lock) for lock in (TESTS, SITE, SBOM, MLFLOW)}
 
 
 # --- what the locks say ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lock", "least"), [(TESTS, 100), (SITE, 100), (SBOM, 20)], ids=["tests", "site", "sbom"])
+LEAST = {TESTS: 100, SITE: 100, SBOM: 20, MLFLOW: 20}
+
+
+@pytest.mark.parametrize(("lock", "least"), LEAST.items(), ids=["tests", "site", "sbom", "mlflow"])
 def test_a_lock_holds_versions_and_hashes_and_nothing_else(locks, lock, least):
     """No address, no path, no option of pip's, no comment: `entries` refuses any other line."""
     assert len(locks[lock]) > least
@@ -198,7 +201,9 @@ def test_the_docs_say_how_they_are_made():
     """The command for each, with what keeps registries' names, paths and comments out of them."""
     commands = commands_for("test_supply", DEPENDENCIES)
     assert all("uv pip compile " in command for command in commands)
-    assert [command.split()[-1] for command in commands] == [str(lock.relative_to(ROOT)) for lock in (TESTS, SITE, SBOM)]
+    assert [command.split()[-1] for command in commands] == [
+        str(lock.relative_to(ROOT)) for lock in (TESTS, SITE, SBOM, MLFLOW)
+    ]
     for command in commands:
         for option in ("universal", "generate-hashes", "no-emit-index-url", "no-emit-find-links", "no-header", "no-annotate"):
             assert f"--{option}" in command

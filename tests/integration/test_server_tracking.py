@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import time
 from importlib import import_module
@@ -72,10 +73,20 @@ def test_flares_metrics_artifacts(run, tmp_path, caplog):
     assert warned(caplog) == []
 
 
-def test_mlflow_in_a_file_of_the_servers(run, tmp_path, monkeypatch, caplog):
-    """FLARE's own receiver, one run for the federation, which ends with the job."""
-    import mlflow
+@pytest.fixture(scope="module")
+def mlflow(tmp_path_factory):
+    """The package, installed for this file alone: MONAI imports it in every process that finds it."""
+    target = str(tmp_path_factory.mktemp("mlflow"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps"]
+    subprocess.run([*pip, "--target", target, "-r", str(ROOT / "tests/mlflow.lock")], check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path, target])
+        yield import_module("mlflow")
 
+
+@pytest.mark.tools
+def test_mlflow_in_a_file_of_the_servers(run, mlflow, tmp_path, monkeypatch, caplog):
+    """FLARE's own receiver, one run for the federation, which ends with the job."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "mlflow").as_uri()
     run({"mlflow": {"tracking_uri": uri, "kw_args": {"experiment_name": "lgg", "run_name": "fedavg"}}})
@@ -158,6 +169,7 @@ def test_another_file_may_ask(run, tmp_path, monkeypatch, caplog):
     assert "none.json does not exist; correct FEDDP_TRACKING" in line
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
@@ -168,7 +180,7 @@ def test_another_file_may_ask(run, tmp_path, monkeypatch, caplog):
         ("{", "tracking.json"),
     ],
 )
-def test_what_cannot_track_is_one_line_and_the_run_goes_on(asked, why, run, tmp_path, caplog):
+def test_what_cannot_track_is_one_line_and_the_run_goes_on(asked, why, run, mlflow, tmp_path, caplog):
     run(asked)
     (line,) = warned(caplog)
     assert why in line
