@@ -22,6 +22,7 @@ from feddp.training.store import Store
 from support import CAPTURE
 from support.captured import Capture
 from support.site import FlareSite
+from support.small import narrow
 
 PLAN = {
     "method": "feddp",
@@ -125,6 +126,13 @@ def toy(monkeypatch) -> str:
     """The name of a toy network, known to plans while the test runs."""
     monkeypatch.setitem(NETWORKS, "toy", Toy)
     return "toy"
+
+
+@pytest.fixture
+def pvt(monkeypatch) -> str:
+    """The name of the default network with fewer channels, known to plans while the test runs."""
+    monkeypatch.setitem(NETWORKS, "pvt", narrow)
+    return "pvt"
 
 
 @pytest.fixture

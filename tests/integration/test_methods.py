@@ -28,6 +28,8 @@ from support.driven import drive
 from support.server import Run
 from support.site import FlareSite
 
+pytestmark = pytest.mark.usefixtures("toy", "pvt")
+
 SITES = ("site-1", "site-2")
 BLOCKS = [f"encoder.model.stages_{stage}.blocks.{block}" for stage in range(4) for block in range(2)]
 BOTH = ("weight", "bias")
@@ -66,7 +68,7 @@ def pflfe(state):
 
 def whole(method):
     """A network that has all parts, and whatever the method needs besides."""
-    return NEEDS.get(method, DEFAULT)
+    return NEEDS.get(method, "pvt")
 
 
 PRIVATE = {
@@ -108,7 +110,7 @@ def test_which_tensors_are_private_as_exact_keys(plan_for, method):
     FedDP: PVTv2-b0 has two blocks at each width d = 32, 64, 160, 256, a query is d² weights and d biases:
     2 · (1056 + 4160 + 25,760 + 65,792) = 2 · 96,768 = 193,536 parameters in 4 · 2 · 2 = 16 tensors.
     """
-    plan = plan_for(method=method, network=whole(method))
+    plan = plan_for(method=method, network=NEEDS.get(method, DEFAULT))
     network = build_network(plan)
     state = network.state_dict()
     partition = partition_of(plan, network)
@@ -139,7 +141,7 @@ def held(sent: bytes, wanted: set[bytes]) -> set[bytes]:
 
 
 FEDERATED = [name for name in METHODS if METHODS[name].federated]
-# those that need a part which the toy network does not have run on the default one
+# those that need a part which the toy network does not have run on one with the default network's layers
 WHOLE = {"fc_pflfe", "fedlc", "fedrod", "lg_fedavg", "lora", "moon", "pflfe", "ttt", "virtual_class"}
 SMALLEST = [(m, whole(m) if m in WHOLE else "toy") for m in FEDERATED]
 # batch normalisation has tensors that no optimiser steps: a whole personal model's may not leave either
@@ -147,15 +149,15 @@ ON = [(m, whole(m)) for m in FEDERATED] + [(m, "toy") for m in FEDERATED if METH
 
 
 @pytest.mark.parametrize(("method", "network"), ON)
-@pytest.mark.usefixtures("toy")
 def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for, tiny_root, tmp_path, method, network):
     """Two rounds of a site through its executor; each answer's bytes, as FLARE would send them with its tensors inline.
 
     No private tensor's name and none of its values after the round; nor a value of the whole personal model, whose names are
-    the shared ones'. Controls: every shared tensor's name and values are found, and the private values differ from them.
+    the shared ones'. Controls: every shared tensor's name and values are found, and the private values differ from them. At 32
+    pixels PVTv2's last stage has one pixel: its queries would have no gradient, and nothing of a site's own.
     """
     messages.register_tensors()
-    plan = plan_for(method=method, network=network)
+    plan = plan_for(method=method, network=network, size=64 if network == "pvt" else 32)
     site = FlareSite(plan, tmp_path, simulated=True, data=tiny_root / "site-1", consent=["calibration"])
     partition, shared = site.component.expected.partition, site.shared
     for round in range(2):  # or both phases of one
@@ -214,7 +216,6 @@ def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
 
 
 @pytest.mark.parametrize(("method", "network"), SMALLEST)
-@pytest.mark.usefixtures("toy")
 def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, tiny_root, tmp_path, method, network):
     """FLARE may start a process for each. Two rounds, so that what one leaves behind is needed in the next, and an epoch in
     each local stage."""
@@ -228,14 +229,15 @@ def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, t
         assert all(own[key].equal(ends[1][name][key]) for key in own)
 
 
-@pytest.mark.parametrize("method", ["iop_fl", "virtual_class", "pflfe", "fedbabu"])
+@pytest.mark.parametrize("method", ["fedlc", "feddg", "iop_fl", "virtual_class", "pflfe", "fedbabu"])
 def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, tiny_root, tmp_path, method):
-    """Of the shapes that test_environments.py does not run in FLARE's processes: a personal model that is accumulated from what
-    is sent, a network of the method's own, two aggregations a round, and a tuning."""
-    more = {"tune_epochs": 1} if method == "fedbabu" else {}
-    plan = plan_for(method=method, start="last", **more)
+    """Of the shapes that test_environments.py does not run in FLARE's processes: an exchange at every epoch, one before the
+    rounds, a personal model that is accumulated from what is sent, a network of the method's own, two aggregations a round,
+    and a tuning."""
+    more = {"fedbabu": {"tune_epochs": 1}, "fedlc": {"heads_epochs": 2}}.get(method, {})
+    plan = plan_for(method=method, network="pvt", start="last", **more)
     (tmp_path / "server").mkdir()
-    policy = {"consent": ["calibration"], "seed": "plan", "min_images": 1, "std_images": 1}
+    policy = {"consent": list(protocol.CONSENTS), "seed": "plan", "min_images": 1, "std_images": 1}
     sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, **policy) for name in SITES}
 
     def answer(site, task, tensors, scalars):
@@ -286,7 +288,6 @@ def test_fedbn_keeps_every_site_s_statistics(plan_for, tiny_root, tmp_path):
     assert {name for name in own[0] if name.endswith(("running_mean", "running_var"))} <= set(differing)
 
 
-@pytest.mark.usefixtures("toy")
 def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
     """FedBN on a network without normalisation; NONE and ALL are explicit, and select nothing and everything."""
     from feddp.networks import NETWORKS
@@ -307,7 +308,6 @@ ALIKE = ("fedavg", "feddg", "fedgkd", "moon", "fednova", "fedprox", "ttt")
 
 
 @pytest.mark.parametrize(("method", "network"), SMALLEST)
-@pytest.mark.usefixtures("toy")
 def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method, network):
     """What a site gives, joined with the start of its peer, is its own network to the bit; and the calibration runs with it.
 

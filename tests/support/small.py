@@ -1,8 +1,11 @@
-"""A network of encoder, decoder and segmentation head that trains in milliseconds; what a method asks of a real one, it has."""
+"""Networks that train in milliseconds: one with the parts that a method asks for, and one with the default network's layers."""
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from feddp.networks import DEFAULT, NETWORKS
 from feddp.networks.parts import PART_ROLES
 from feddp.partition import QUERY
 
@@ -42,3 +45,13 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.segmentation_head(self.decoder(self.encoder(x)))
+
+
+# the default network's layers and tensors by name, with 107 thousand parameters instead of 5.2 million
+narrow = partial(
+    NETWORKS[DEFAULT],
+    embed_dims=(8, 16, 16, 16),
+    num_heads=(1, 2, 2, 2),
+    decoder_pyramid_channels=16,
+    decoder_segmentation_channels=32,
+)
