@@ -1,6 +1,5 @@
-"""One process, FLARE's simulator and a POC with certificates: the same job, the same bits, for a method of each shape; in the
-POC also over a connection that breaks. Two of the jobs are recipes, in FLARE's own environments
-(recipes.md)."""
+"""One process, FLARE's simulator and a POC with certificates: the same recipe (recipes.md), the same bits; in the POC also over
+a connection that breaks."""
 
 import json
 import threading
@@ -23,7 +22,6 @@ from feddp.run import session
 from feddp.run.local import local
 from feddp.run.poc import LEAD, WORKSPACE, PocJob, federation, provisioned
 from feddp.run.session import Request
-from feddp.run.simulator import simulator
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.stages.tensors import Expected
@@ -33,15 +31,9 @@ from support.line import DOWN, UP, line_of
 pytestmark = [pytest.mark.simulator, pytest.mark.poc]
 
 SITES = ("site-1", "site-2")
-# two stages, nothing private, a personal model that IGC exchanges, an exchange at every epoch, an exchange before the rounds
-SHAPES = {
-    "feddp": {"rounds": 2, "calibration_epochs": 1},
-    "fedavg": {"rounds": 2},
-    "ditto": {"rounds": 2, "stages": ("train", "calibrate"), "calibration_epochs": 1},
-    "fedlc": {"rounds": 1, "heads_epochs": 2},
-    "feddg": {"rounds": 1},
-}
-RECIPES = {"fedavg": ProdEnv, "ditto": PocEnv}  # the environment in which the POC gets these jobs
+# the environment in which the POC gets a method's job: two stages and private tensors; a personal model that IGC exchanges. The
+# other shapes: test_flares_controllers_and_executors_come_to_the_bits_of_one_process (test_methods)
+METHODS = {"feddp": ProdEnv, "ditto": PocEnv}
 LONG = {"method": "fedavg", "rounds": 3, "local_epochs": 2}  # a round long enough to be caught computing
 
 
@@ -57,26 +49,9 @@ def policies_of(root: Path, plans) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def recipes(tiny_root):
-    settings = {"batch": 4, "start": "last"}
-    igc = {"then": "igc", "calibration_epochs": 1}
-    return {
-        method: PersonalizedRecipe(
-            method=method,
-            data=tiny_root,
-            rounds=2,
-            size=32,
-            settings=settings,
-            name=method,
-            **(igc if "calibrate" in SHAPES[method].get("stages", ()) else {}),
-        )
-        for method in RECIPES
-    }
-
-
-@pytest.fixture(scope="module")
-def plans(plan_for, recipes):
-    by_hand = {method: plan_for(method=method, start="last", **changes) for method, changes in SHAPES.items()}
-    return by_hand | {method: recipe.plan for method, recipe in recipes.items()}
+    common = {"data": tiny_root, "rounds": 2, "size": 32, "settings": {"batch": 4, "start": "last"}, "calibration_epochs": 1}
+    igc = {"feddp": None, "ditto": "igc"}
+    return {name: PersonalizedRecipe(method=name, name=name, then=igc[name], **common) for name in METHODS}
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +60,10 @@ def long(plan_for):
 
 
 @pytest.fixture(scope="module")
-def poc(tmp_path_factory, tiny_root, plans, long):
+def poc(tmp_path_factory, tiny_root, recipes, long):
     """The one POC of these tests: its kits, the lead's session, and the line through which site-2 reaches the server."""
-    request = Request(plans["feddp"], policies_of(tiny_root, [*plans.values(), long]), tmp_path_factory.mktemp("poc"))
+    plans = [*(recipe.plan for recipe in recipes.values()), long]
+    request = Request(long, policies_of(tiny_root, plans), tmp_path_factory.mktemp("poc"))
     with line_of(provisioned(request)[0] / "site-2") as line, federation(request) as (kits, lead):
         yield kits, lead, line
 
@@ -133,7 +109,7 @@ def submitted(poc, tmp_path_factory, recipes):
         folder = export(plan, tmp_path_factory.mktemp("jobs") / plan.method)
         with pytest.MonkeyPatch.context() as patch:
             recipe = next((recipe for recipe in recipes.values() if recipe.plan is plan), None)
-            session = lead if recipe is None else Executed(lead, recipe, env_of(RECIPES[plan.method], kits, patch))
+            session = lead if recipe is None else Executed(lead, recipe, env_of(METHODS[plan.method], kits, patch))
             job = PocJob(kits, session, folder)
         deadline = time.monotonic() + 240
         while not job.finished():
@@ -147,9 +123,8 @@ def submitted(poc, tmp_path_factory, recipes):
     return run
 
 
-def here(environment, root, plan, out):
-    request = Request(plan, policies_of(root, [plan]), out)
-    return session.run(request, environment, plan.method)
+def here(root, plan, out):
+    return session.run(Request(plan, policies_of(root, [plan]), out), local, plan.method)
 
 
 def tensors_here(folder: Path) -> dict[str, dict]:
@@ -168,16 +143,13 @@ def same(one: dict[str, dict], other: dict[str, dict]) -> None:
         assert all(torch.equal(other[what][key], wanted[key]) for key in wanted), what
 
 
-@pytest.mark.parametrize("method", SHAPES)
-def test_the_same_bits_in_every_environment(method, plans, recipes, submitted, tiny_root, tmp_path):
-    plan = plans[method]
-    results = {"local": here(local, tiny_root, plan, tmp_path / "local")}
-    if method in recipes:
-        env = SimEnv(clients=list(SITES), workspace_root=str(tmp_path / "recipe"))
-        (tmp_path / "sim").symlink_to(recipes[method].execute(env).get_result())
-        results["sim"] = json.loads((tmp_path / "sim" / RESULTS).read_text())
-    else:
-        results["sim"] = here(simulator, tiny_root, plan, tmp_path / "sim")
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_bits_in_every_environment(method, recipes, submitted, tiny_root, tmp_path):
+    plan = recipes[method].plan
+    results = {"local": here(tiny_root, plan, tmp_path / "local")}
+    env = SimEnv(clients=list(SITES), workspace_root=str(tmp_path / "recipe"))
+    (tmp_path / "sim").symlink_to(recipes[method].execute(env).get_result())
+    results["sim"] = json.loads((tmp_path / "sim" / RESULTS).read_text())
     wanted = tensors_here(tmp_path / "local")
     same(wanted, tensors_here(tmp_path / "sim"))
     server, stores = submitted(plan)
@@ -220,7 +192,7 @@ def test_a_broken_connection_costs_no_round(poc, submitted, long, tiny_root, tmp
     assert line.cuts - before == 3
     closed = [computing(log[:number]) for number, entry in enumerate(log) if "Connection" in entry and "is closed" in entry]
     assert closed[0] == 1, "the control"
-    here(local, tiny_root, long, tmp_path / "local")
+    here(tiny_root, long, tmp_path / "local")
     same(tensors_here(tmp_path / "local"), tensors_of(server, stores, long))
     for store in stores.values():
         assert [event["round"] for event in read_events(store / RECORD) if event["event"] == "train"] == [0, 1, 2]

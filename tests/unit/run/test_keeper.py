@@ -15,7 +15,8 @@ COMMAND = f"""
 import signal, subprocess, sys, time
 from pathlib import Path
 from feddp.run.keeper import watched
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with SIGINT ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with SIGINT ignored,
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup's with SIGHUP
 folder = Path(sys.argv[1])
 with watched(folder):
     child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}, "nvflare.fake", str(folder / "site-1")], start_new_session=True)
