@@ -124,4 +124,4 @@ class Follower:
 
 def _line(bar: Progress, text: str) -> None:
     """Shows a line, which may hold a site's or a library's words: rich would take what is in brackets for its own."""
-    bar.console.print(plain(text), markup=False)
+    bar.console.print(plain(text), markup=False, soft_wrap=True)  # a file's lines are not cut at 80 characters

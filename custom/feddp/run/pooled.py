@@ -65,7 +65,7 @@ def run(request: Request) -> dict[str, Any]:
     """
     plan, out = request.plan, request.out
     begin(request)
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)
     console.print(f"{plan.method}: all images of {', '.join(request.sites)} in one place, outside FLARE, without a federation")
     folders = {site: SiteFolder.open(Path(request.policies[site]["data"])) for site in request.sites}
     pool = Pool(request, list(folders.values()), out / "workspace" / POOL)
