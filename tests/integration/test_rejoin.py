@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
+from itertools import product
 from types import SimpleNamespace
 
 import psutil
@@ -20,47 +22,71 @@ from nvflare.private.fed.client.client_engine_internal_spec import ClientEngineI
 from nvflare.private.fed.server.client_manager import ClientManager
 
 from feddp.flare import controller, unfinished
+from feddp.flare.orphan import JOBS
 from feddp.flare.participants import Participants
 from feddp.flare.unfinished import TRIES, UNFINISHED, Unfinished
 from support.server import SITES, Run, good
 
 SITE, JOB = "hospital-a", "3b7f0d5e-8a0c-4c5e-9d58-1f2a90c1c3ab"
 
-# a FLARE client's process with a job's process: the latter builds the component and starts its run, then computes for ever
+# a FLARE client's process, which builds the component and starts a job's process. This one builds it when it is told to, and
+# then begins its run, or never gets so far
 PARENT = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True, stdout=subprocess.PIPE)
-print(child.pid, child.stdout.readline().decode(), flush=True)
+import json, subprocess, sys, time
+from feddp.flare.orphan import EndsWithParent
+EndsWithParent()
+child = subprocess.Popen([sys.executable, "-c", *json.loads(sys.argv[1])], start_new_session=True)
+print(child.pid, flush=True)
 time.sleep(600)
 """
 CHILD = """
-import time
+import sys, time
+from pathlib import Path
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ProcessType
 from nvflare.apis.fl_context import FLContext
 from feddp.flare.orphan import EndsWithParent
-fl_ctx = FLContext()
-fl_ctx.set_prop(FLContextKey.PROCESS_TYPE, ProcessType.{kind}, private=True, sticky=False)
-EndsWithParent().handle_event(EventType.START_RUN, fl_ctx)
-print("runs", flush=True)
+folder = Path(sys.argv[2])
+(folder / "runs").touch()
+while not (folder / "go").exists():
+    time.sleep(0.05)
+component = EndsWithParent()
+if sys.argv[3] == "begins":
+    component.handle_event(EventType.START_RUN, FLContext())
+(folder / "built").touch()
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(("kind", "ends"), [("CLIENT_JOB", True), ("SERVER_JOB", True), ("CLIENT_PARENT", False)])
-def test_a_jobs_process_ends_with_its_parent(kind, ends):
-    command = [sys.executable, "-c", PARENT, CHILD.format(kind=kind)]
+@pytest.mark.parametrize("killed", ["runs", "built"])
+@pytest.mark.parametrize(
+    ("module", "begins", "ends"), [(*each, True) for each in product(JOBS, ("begins", ""))] + [("client_train", "", False)]
+)
+def test_a_jobs_process_ends_with_its_parent(module, begins, ends, killed, tmp_path):
+    """Also where the parent ends before the job's process has got so far that FLARE builds its components."""
+    assert find_spec(module) or not ends, "FLARE has it no longer"
+    command = [sys.executable, "-c", PARENT, json.dumps([CHILD, module, str(tmp_path), begins])]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    child = psutil.Process(int(parent.stdout.readline().split()[0]))
+    child = psutil.Process(int(parent.stdout.readline()))
     try:
+        if killed == "built":
+            (tmp_path / "go").touch()
+        until((tmp_path / killed).exists)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        _, alive = psutil.wait_procs([child], timeout=5 if ends else 2)
+        (tmp_path / "go").touch()
+        _, alive = psutil.wait_procs([child], timeout=10 if ends else 2)
         assert (alive == []) is ends
     finally:
         if child.is_running():
             child.kill()
         parent.stdout.close()
+
+
+def until(holds) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 class Resources(AutoCleanResourceManager):
