@@ -69,22 +69,27 @@ def values_of(tree: Source, name: str, dataset: Dataset, frames: Sequence[Datase
     """
     with guarded(tree.shown(name), "has no readable pixels"):
         _require_packed(tree.shown(name), dataset)
-        stored = pixel_array(dataset)
-        if whole(dataset, "NumberOfFrames") < 2:
-            stored = stored[None]
-        photometry = dataset.get("PhotometricInterpretation")
-        if photometry == "PALETTE COLOR":
-            coloured = apply_color_lut(stored, dataset)
-            return coloured if coloured.dtype == np.uint8 else (coloured >> 8).astype(np.uint8)
-        if stored.ndim == 4:
-            return stored if stored.dtype == np.uint8 else stored.astype(np.float32)
-        if photometry == "MONOCHROME1":  # white is the least value that BitsStored bits can hold
-            white = -1 if stored.dtype.kind == "i" else (1 << int(dataset.BitsStored)) - 1
-            stored = (white - stored.astype(np.int64)).astype(stored.dtype)
-        units = np.stack([apply_modality_lut(each, frame) for each, frame in zip(stored, frames, strict=True)])
-        if not finite(units):
+        values = _in_units(dataset, frames)
+        if not finite(values):
             raise BadFile(Problem(tree.shown(name), "has values that are not finite, or huge", "Export the series again"))
-        return stored if stored.dtype == np.uint8 and (units == stored).all() else units.astype(np.float32)
+        return values if values.dtype == np.uint8 else values.astype(np.float32, copy=False)
+
+
+def _in_units(dataset: Dataset, frames: Sequence[Dataset]) -> np.ndarray:
+    stored = pixel_array(dataset)
+    if whole(dataset, "NumberOfFrames") < 2:
+        stored = stored[None]
+    photometry = dataset.get("PhotometricInterpretation")
+    if photometry == "PALETTE COLOR":
+        coloured = apply_color_lut(stored, dataset)
+        return coloured if coloured.dtype == np.uint8 else (coloured >> 8).astype(np.uint8)
+    if stored.ndim == 4:
+        return stored
+    if photometry == "MONOCHROME1":  # white is the least value that BitsStored bits can hold
+        white = -1 if stored.dtype.kind == "i" else (1 << int(dataset.BitsStored)) - 1
+        stored = (white - stored.astype(np.int64)).astype(stored.dtype)
+    units = np.stack([apply_modality_lut(each, frame) for each, frame in zip(stored, frames, strict=True)])
+    return stored if stored.dtype == np.uint8 and (units == stored).all() else units.astype(np.float32)
 
 
 def _require_packed(file: Path, dataset: Dataset) -> None:
@@ -93,8 +98,7 @@ def _require_packed(file: Path, dataset: Dataset) -> None:
     if not syntax.is_compressed:
         return
     size = whole(dataset, "Rows") * whole(dataset, "Columns") * (whole(dataset, "SamplesPerPixel") or 1)
-    frames = generate_frames(dataset.PixelData, number_of_frames=max(1, whole(dataset, "NumberOfFrames")))
-    for frame in frames:
+    for frame in generate_frames(dataset.PixelData, number_of_frames=max(1, whole(dataset, "NumberOfFrames"))):
         if syntax == RLELossless:
             require_rle(file, frame, size * whole(dataset, "BitsAllocated") // 8)
         else:
