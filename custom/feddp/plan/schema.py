@@ -124,6 +124,8 @@ class Plan:
             raise InputError(f"labels={shown(self.labels)} is unknown; choose one of {', '.join(LABELS)}")
         if self.rounds < 1:
             raise InputError(f"rounds={self.rounds}: a run needs at least 1 round; raise rounds")
+        if self.seed < 0:
+            raise InputError(f"seed={self.seed}: seeds are whole numbers from 0 on; correct seed")
         if self.channels < 1 or not self.classes:
             raise InputError(
                 f"channels={self.channels}, {len(self.classes)} classes: a network needs at least one of each; correct the plan"

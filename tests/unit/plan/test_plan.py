@@ -130,6 +130,7 @@ def test_every_setting_is_reached_by_its_name(plan_for, method, name):
         ({"method": "fedsgd"}, "unknown method 'fedsgd'"),
         ({"network": "vgg"}, "unknown network 'vgg'"),
         ({"rounds": 0}, "rounds=0"),
+        ({"seed": -1}, "seed=-1"),
         ({"size": 33}, "size=33"),
         ({"size": 0}, "size=0"),
         ({"momentum": 0.9}, "unknown setting 'momentum'"),
