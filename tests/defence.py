@@ -30,7 +30,7 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 
 from feddp.data.synthesize import synthesize
 from feddp.errors import ContributionError
-from feddp.flare.context import kept_below
+from feddp.flare.kept import kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.networks import NETWORKS
 from feddp.plan.schema import Plan

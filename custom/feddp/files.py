@@ -48,6 +48,7 @@ IMAGES = "images.csv"
 CASES = "cases.csv"
 RECORD = "record.jsonl"
 ADAPTED = "adapt.json"  # beside the masks of an adaptation: its description
+WEIGHTS = "weights.safetensors"  # in a job, only in the config folder of the server's app
 SCORES = "scores.json"  # beside the masks of an adaptation: the metrics per image
 
 Event = dict[str, Any]

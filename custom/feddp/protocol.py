@@ -14,8 +14,7 @@ from feddp.methods.base import HEADS as HEADS_STAGE
 from feddp.methods.base import SPECTRA as SPECTRA_STAGE
 from feddp.methods.base import TRAIN as TRAIN_STAGE
 from feddp.methods.base import TUNE as TUNE_STAGE
-from feddp.training.metrics import METRICS, columns
-from feddp.training.volumes import VOLUME_METRICS
+from feddp.training.columns import METRICS, VOLUME_METRICS, columns
 
 EVALUATE_STAGE, ADAPT_STAGE = "evaluate", "adapt"
 # the consent words of a site's policy

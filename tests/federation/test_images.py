@@ -31,8 +31,8 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
-from feddp.flare.context import files_of
-from feddp.flare.site import kept
+from feddp.flare.kept import files_of
+from feddp.flare.workspace import kept
 from support import ROOT
 from support.site import FlareSite
 

@@ -11,9 +11,10 @@ import pytest
 from safetensors.torch import load_file
 
 from feddp.data.synthesize import synthesize
+from feddp.files import WEIGHTS
 from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint
-from feddp.plan.resolve import WEIGHTS, build_network
+from feddp.plan.resolve import build_network
 from feddp.run.poc import free_ports
 from support.deployment import LEAD, SERVER, SHIPPED, Deployment, approved, decided, environment, local
 from support.deployment import LOOPBACK as HERE

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import tensor
 
 from feddp.adaptation import unseen_site
-from feddp.adaptation.models import GLOBAL, read_models
+from feddp.adaptation.choices import GLOBAL, AdaptationOptions, Settings
+from feddp.adaptation.models import read_models
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.errors import FedDPError
 from feddp.networks import build
@@ -24,7 +25,8 @@ from feddp.run.predict import predict
 from feddp.run.session import Request
 from feddp.stages.memory import start_file
 from feddp.stages.results import gathered
-from feddp.training.metrics import METRICS, summarize
+from feddp.training.columns import METRICS
+from feddp.training.metrics import summarize
 
 LN3 = math.log(3)
 REQUIRED = {"network": "toy", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32", "method": "feddp"}
@@ -399,7 +401,7 @@ def test_no_label_is_touched_before_the_masks_are_written(run, site, tmp_path, m
     """Even with --score: when the masks are first asked for, every prediction lies on disk."""
     written = []
     monkeypatch.setattr(unseen_site, "load", lambda *_: written.extend(masks(tmp_path / "out")) or [])
-    request = unseen_site.AdaptationOptions("average", unseen_site.Settings(), score=True)
+    request = AdaptationOptions("average", Settings(), score=True)
     with pytest.raises((FedDPError, RuntimeError)):
         unseen_site.adapt(read_models(run), "run", site, tmp_path / "out", request, torch.device("cpu"))
     assert len(written) == 2

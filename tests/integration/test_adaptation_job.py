@@ -13,10 +13,11 @@ from feddp.adaptation import unseen_site
 from feddp.adaptation.request import AdaptationRequest
 from feddp.cli import app
 from feddp.errors import FedDPError
+from feddp.files import WEIGHTS
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.networks.weights import fingerprint, save_network
-from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
+from feddp.plan.resolve import build_network, initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import rounded
 from feddp.training.store import by_site, together

@@ -18,7 +18,7 @@ from feddp.networks.metadata import Metadata
 from feddp.networks.weights import load_checkpoint, load_personal, read_network, save_network
 from feddp.plan.resolve import build_network
 from feddp.stages.results import gathered
-from feddp.training.metrics import METRICS
+from feddp.training.columns import METRICS
 from feddp.training.store import Store
 from support.hostile_files import MIB, cost, one_line, png, safetensors, sparse
 

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 
 from feddp import protocol
 from feddp.compare.efficiency import traffic
+from feddp.files import WEIGHTS
 from feddp.flare import messages
 from feddp.flare.persistor import SharedTensorPersistor
 from feddp.jobs import folder as jobs
 from feddp.networks.weights import fingerprint, read_network, save_network
-from feddp.plan.resolve import WEIGHTS
 from feddp.plan.schema import Plan
 from feddp.run import session
 from feddp.run.local import local

@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
+from feddp.files import WEIGHTS
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.site import SiteComponent
 from feddp.jobs.folder import export
 from feddp.networks.weights import fingerprint
-from feddp.plan.resolve import WEIGHTS, build_network, initial_tensors
+from feddp.plan.resolve import build_network, initial_tensors
 from feddp.plan.schema import Plan
 from feddp.run import session
 from feddp.run.local import local

@@ -12,14 +12,16 @@ from feddp.cli import main
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError
+from feddp.files import WEIGHTS
 from feddp.networks.weights import fingerprint, load_personal, save_network
 from feddp.partition import DECODER, ENCODER, HEAD, NORM, chosen
-from feddp.plan.resolve import WEIGHTS, build_network, partition_of
+from feddp.plan.resolve import build_network, partition_of
 from feddp.run.join import join
 from feddp.run.predict import predict
 from feddp.stages.results import gathered
 from feddp.training import loop
-from feddp.training.metrics import METRICS, measure, summarize
+from feddp.training.columns import METRICS
+from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seeded
 
 NETWORKS = {"fedavg": "resnet18-fpn", "pflfe": "unet"}  # batch normalisation in the encoder; in unet's decoder too

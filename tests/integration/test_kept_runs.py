@@ -12,7 +12,7 @@ from feddp.errors import PolicyError
 from feddp.flare import messages
 from feddp.flare.policy import SitePolicy
 from feddp.flare.unused import remove_unused, removed_of
-from feddp.training.store import hold, release
+from feddp.training.claim import hold, release
 from support.server import SITES, Run
 
 OLD, YOUNG, OWN = (f"{digit * 8}-0000-4000-8000-{digit * 12}" for digit in "abc")

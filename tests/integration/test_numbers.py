@@ -18,7 +18,7 @@ from feddp.reporting.page import table, write_markdown
 from feddp.run import pooled
 from feddp.run.options import Options, run_here
 from feddp.stages.train import adopt
-from feddp.training.metrics import METRICS, columns
+from feddp.training.columns import METRICS, columns
 from support.server import SITES, Run, good
 from support.site import NUMBERS
 

@@ -15,10 +15,9 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.flare import messages
-from feddp.flare.context import files_of
-from feddp.flare.kept import SECRET, secret_of
+from feddp.flare.kept import SECRET, files_of, secret_of
 from feddp.flare.policy import SitePolicy
-from feddp.flare.site import kept
+from feddp.flare.workspace import kept
 from feddp.plan.resolve import build_network
 from feddp.run.options import Options, run_here
 from feddp.stages import spectra

@@ -8,7 +8,8 @@ import torch
 
 from feddp.data.synthesize import synthesize
 from feddp.errors import ContributionError
-from feddp.flare.context import SiteContext, kept_below
+from feddp.flare.context import SiteContext
+from feddp.flare.kept import kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.stages import train
 from feddp.stages.memory import ServerMemory

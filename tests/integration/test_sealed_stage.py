@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError
+from feddp.files import WEIGHTS
 from feddp.flare import messages
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
-from feddp.plan.resolve import WEIGHTS, build_network
+from feddp.plan.resolve import build_network
 from feddp.protocol import Kind, spec_of
 from feddp.sealing.session import HANDSHAKE, SEALED
 from feddp.stages.train import adopt

@@ -11,7 +11,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from feddp.flare import controller, messages
 from feddp.protocol import Sent
 from feddp.reporting.page import table, write_markdown
-from feddp.training.metrics import METRICS
+from feddp.training.columns import METRICS
 from support.server import SITES, SUMMARY, Run, good
 
 

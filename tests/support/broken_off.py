@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from feddp.flare.context import SiteContext, files_of, kept_below
+from feddp.flare.context import SiteContext
+from feddp.flare.kept import files_of, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from feddp.flare.context import SiteContext, files_of, kept_below
+from feddp.files import WEIGHTS
+from feddp.flare.context import SiteContext
+from feddp.flare.kept import files_of, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.networks.weights import save_network
-from feddp.plan.resolve import WEIGHTS
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS
 from feddp.run.local import LocalServer

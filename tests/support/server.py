@@ -16,7 +16,7 @@ from feddp.flare import messages
 from feddp.flare.controller import StageController
 from feddp.flare.persistor import SharedTensorPersistor
 from feddp.protocol import PARTS
-from feddp.training.metrics import METRICS
+from feddp.training.columns import METRICS
 
 SITES = ["A", "B", "C"]
 

@@ -21,7 +21,7 @@ from feddp.flare.site import SiteComponent
 from feddp.plan.schema import Plan
 from feddp.protocol import PARTS
 from feddp.stages.site import Site
-from feddp.training.metrics import METRICS
+from feddp.training.columns import METRICS
 from feddp.training.store import Store
 
 # what a site's tasks answer beside tensors

@@ -31,10 +31,11 @@ from feddp.sealing.envelope import recipients_of
 from feddp.sealing.session import as_bytes
 from feddp.stages.order import require
 from feddp.stages.tensors import Expected
+from feddp.training.claim import require_job_id
 from feddp.training.device import asked_for
 from feddp.training.loop import fit_epoch
 from feddp.training.settings import Training, pairs, require_most, require_name
-from feddp.training.store import Store, require_job_id
+from feddp.training.store import Store
 
 ONE = {"w": torch.zeros(2)}
 PLAN = Plan("feddp", "pvt_v2_b0-fpn", 3, ("lesion",), "nested", 32, 1)

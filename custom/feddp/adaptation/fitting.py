@@ -1,68 +1,24 @@
 """Test-time training of a few parameters of a network on images without labels; the epoch with the lowest loss is kept."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from feddp.adaptation.choices import Settings
 from feddp.adaptation.losses import consistency, entropy, shape
-from feddp.adaptation.routing import MIXES
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.training.rotation import every_turn
 from feddp.training.seeds import seed_of
-from feddp.training.settings import (
-    defaults,
-    from_settings,
-    require_bounds,
-    require_choice,
-    require_not_negative,
-    require_positive,
-    setting,
-)
 
-NORMS = ("mean", "batch")
 # training ends when the loss changed by at most this share of it in each of so many epochs: models that hardly differ leave
 # routing nothing to choose, and the paper's ten epochs take as long as for any others
 STILL, PATIENCE = 1e-5, 3
 Loss = Callable[[nn.Module, Tensor, torch.Generator], Tensor]  # (network, images (B,C,H,W), rng) -> scalar
 Report = Callable[[int, float], None]  # (epoch, its loss)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a network is adapted; the defaults are the paper's if it states them (Jiang et al., TMI 2023, section IV)."""
-
-    epochs: int = setting(10, "passes over the images, at most; 0 only measures the initial loss", most=10_000)
-    lr: float = setting(1e-3, "Adam's learning rate", most=100)
-    beta: float = setting(0.01, "weight of the shape loss; 0 disables it")
-    noise: float = setting(0.5, "standard deviation of the noise in the consistency loss; 0 disables that loss")
-    neighbourhood: int = setting(10, "pixels on each side within which the shape loss makes probabilities similar", most=1024)
-    mix: str = setting("softmax", "softmax over the models, or sigmoid (as in the released code)")
-    norm: str = setting("mean", "mean of the models' normalisations, or batch: batch statistics, trained affine tensors")
-    batch: int = setting(4, "images per step; the paper does not state it", most=4096)
-    seed: int = setting(0, "seed of every random draw", most=2**63 - 1)
-
-    def __post_init__(self) -> None:
-        require_bounds(self)
-        require_not_negative(self, "epochs", "beta", "noise", "neighbourhood")
-        require_positive(self, "lr", "batch")
-        require_choice(self, "mix", tuple(MIXES))
-        require_choice(self, "norm", NORMS)
-
-
-def read_settings(values: Mapping[str, Any]) -> Settings:
-    """Returns the settings from values by name, as given by `--set` or a job's JSON.
-
-    Raises:
-        InputError: a name is unknown, or a value cannot be read or is out of range.
-    """
-    if unknown := sorted(values.keys() - defaults(Settings).keys()):
-        raise InputError(f"unknown setting {unknown[0]!r}; known: {', '.join(defaults(Settings))}")
-    return from_settings(Settings, values)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feddp.adaptation.choices import GLOBAL
 from feddp.errors import InputError
 from feddp.files import NETWORK, RESULTS, SHARED, read_results, site_folder
 from feddp.methods import METHODS
@@ -19,7 +20,6 @@ from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.reading import short
 
-GLOBAL = "global"
 REQUIRED = ("network", "channels", "classes", "labels", "size")
 
 

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from feddp.adaptation.fitting import Settings, read_settings
-from feddp.adaptation.models import GLOBAL
-from feddp.adaptation.unseen_site import AdaptationOptions
+from feddp.adaptation.choices import GLOBAL, ROUTING, AdaptationOptions, Settings, read_settings
 from feddp.errors import InputError
+from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
-from feddp.training.store import require_job_id
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class AdaptationRequest:
     newcomer: str
     donors: tuple[str, ...]
     job: str
-    how: str = "routing"
+    how: str = ROUTING
     settings: dict[str, Any] = field(default_factory=dict)  # feddp.adaptation.fitting.Settings that differ from the defaults
     score: bool = False
 

@@ -27,10 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from feddp.adaptation.choices import SIGMOID, SOFTMAX
 from feddp.errors import InputError
 
 HIDDEN = 64
-MIXES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "softmax": partial(torch.softmax, dim=-1)}
+_MIXES: dict[str, Callable[[Tensor], Tensor]] = {SIGMOID: torch.sigmoid, SOFTMAX: partial(torch.softmax, dim=-1)}
 
 
 class Router(nn.Module):
@@ -48,7 +49,7 @@ class Router(nn.Module):
         self.choose = nn.Linear(self.squeeze.out_features, models)
         nn.init.zeros_(self.choose.weight)
         nn.init.constant_(self.choose.bias, -math.log(models - 1) if mix == "sigmoid" else 0.0)
-        self.mix = MIXES[mix]
+        self.mix = _MIXES[mix]
 
     def forward(self, pooled: Tensor) -> Tensor:
         mixed: Tensor = self.mix(self.choose(self.squeeze(pooled)))

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddp.adaptation.fitting import Fit, Report, Settings, entropy_loss, fit, rotation_loss, routing_loss
-from feddp.adaptation.models import GLOBAL, Models
+from feddp.adaptation.choices import AVERAGE, ENSEMBLE, GLOBAL, ROUTING, TENT, TTT, Settings
+from feddp.adaptation.fitting import Fit, Report, entropy_loss, fit, rotation_loss, routing_loss
+from feddp.adaptation.models import Models
 from feddp.adaptation.routing import route
 from feddp.errors import InputError
 from feddp.partition import ENCODER, chosen, is_normalisation
@@ -97,14 +98,13 @@ def ensemble(models: Models, images: Sequence[Tensor], settings: Settings, devic
     return Outcome([models.network(models.state(name)).to(device) for name in models.names])
 
 
-DEFAULT = "routing"
 STRATEGIES: dict[str, Strategy] = {
-    DEFAULT: routing,
+    ROUTING: routing,
     GLOBAL: global_model,
-    "average": average,
-    "ensemble": ensemble,
-    "tent": tent,
-    "ttt": ttt,
+    AVERAGE: average,
+    ENSEMBLE: ensemble,
+    TENT: tent,
+    TTT: ttt,
 }
 
 

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from feddp.adaptation.fitting import Report, Settings
+from feddp.adaptation.choices import AdaptationOptions
+from feddp.adaptation.fitting import Report
 from feddp.adaptation.models import Models
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
 from feddp.data.folder import SiteFolder, metadata_of, misfit, refuse_occupied
@@ -21,23 +22,6 @@ from feddp.errors import InputError
 from feddp.files import ADAPTED, SCORES, write_json
 from feddp.training.metrics import THRESHOLD, measure, summarize
 from feddp.training.volumes import measure_volumes
-
-
-@dataclass(frozen=True)
-class AdaptationOptions:
-    """A strategy of STRATEGIES, its settings, and whether the predicted masks are scored with the site's own masks.
-
-    Raises:
-        InputError: the strategy does not exist.
-    """
-
-    how: str
-    settings: Settings
-    score: bool = False
-
-    def __post_init__(self) -> None:
-        if self.how not in STRATEGIES:
-            raise InputError(f"--how {self.how}: unknown strategy; choose one of {', '.join(STRATEGIES)}")
 
 
 def adapt(

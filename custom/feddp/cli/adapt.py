@@ -28,7 +28,7 @@ def adapt(
 ) -> None:
     """Adapt the models of a finished run to images without labels, and write a mask for every image."""
     from feddp.adaptation import unseen_site
-    from feddp.adaptation.fitting import Settings
+    from feddp.adaptation.choices import AdaptationOptions, Settings
     from feddp.adaptation.models import read_models
     from feddp.reading import counted
     from feddp.reporting.tables import Value
@@ -39,9 +39,7 @@ def adapt(
     def report(epoch: int, loss: float) -> None:
         console.print(f"epoch {epoch}/{epochs}  unsupervised loss: {loss:.6f}")
 
-    request = unseen_site.AdaptationOptions(
-        how, Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed), score
-    )
+    request = AdaptationOptions(how, Settings(epochs, lr, beta, noise, neighbourhood, mix, norm, batch, seed), score)
     where = asked_for(device)
     done = unseen_site.adapt(read_models(models), str(models), images, out, request, where, report)
     kept = "" if done["kept_epoch"] is None else f", epoch {done['kept_epoch']} of {epochs} kept"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.adaptation import unseen_site
-from feddp.adaptation.fitting import Settings
+from feddp.adaptation.choices import AdaptationOptions, Settings
 from feddp.adaptation.models import read_models
 from feddp.compare.scores import FINAL, IMAGE, Rows, read_table
 from feddp.data.folder import SiteFolder
@@ -22,8 +22,8 @@ from feddp.errors import InputError
 from feddp.files import ADAPTED, IMAGES, RESULTS, SCORES
 from feddp.methods.base import STAGES, TUNE
 from feddp.run import join
+from feddp.training.columns import METRICS
 from feddp.training.device import asked_for
-from feddp.training.metrics import METRICS
 from feddp.training.settings import Tuning
 
 
@@ -66,7 +66,7 @@ class Adaptation:
     def execute(self, device: str) -> None:
         """InputError where the models or the images do not allow it."""
         shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted attempt, or of another split
-        request = unseen_site.AdaptationOptions(self.strategy, self.settings, score=True)
+        request = AdaptationOptions(self.strategy, self.settings, score=True)
         unseen_site.adapt(read_models(self.run), str(self.run), self.site, self.folder, request, asked_for(device))
 
     @cached_property

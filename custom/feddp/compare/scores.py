@@ -20,8 +20,8 @@ from feddp.limits import TABLE_BYTES
 from feddp.methods.base import STAGES
 from feddp.protocol import VOLUMES
 from feddp.reading import opened
-from feddp.training.metrics import METRICS, Row, class_names, of_class, summarize
-from feddp.training.volumes import VOLUME_METRICS
+from feddp.training.columns import METRICS, VOLUME_METRICS, class_names, of_class
+from feddp.training.metrics import Row, summarize
 
 AVERAGE = "Average"
 BEFORE, FINAL = "before", "final"  # a site's network before its last stage there, and the one it ends with
@@ -33,7 +33,7 @@ Summary = dict[str, dict[str, float]]  # as `metrics.summarize`
 class Unit:
     """What is measured: one row of a site's table `<name>s.csv`, which holds its name in the column `name`.
 
-    The table may also hold each metric of each class (`metrics.columns`).
+    The table may also hold each metric of each class (`feddp.training.columns.columns`).
     """
 
     name: str

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from feddp.adaptation.fitting import Settings
+from feddp.adaptation.choices import Settings
 from feddp.compare.scores import BEFORE, FINAL
 from feddp.compare.variants import Variant
 from feddp.methods import METHODS

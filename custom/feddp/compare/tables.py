@@ -10,8 +10,7 @@ from feddp.compare.statistics import sentence
 from feddp.compare.studies import TABLE_7, TABLE_II, AdaptedModels, Study, TrainedNetworks
 from feddp.compare.variants import Variant
 from feddp.reporting.tables import BLANK, SHOWN, Better, Cell, ResultTable, Value, shown_value
-from feddp.training.metrics import of_class
-from feddp.training.volumes import VOLUME_METRICS
+from feddp.training.columns import VOLUME_METRICS, of_class
 
 OPTIMISTIC = "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
 APART = "Rows without a federation, or without some of the seeds, compete neither for the best value nor in the test."

@@ -17,8 +17,8 @@ from feddp.plan.schema import Plan
 from feddp.protocol import BEST_PER_SITE, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import is_count, is_name, is_text, read, read_own, shown, without_paths
 from feddp.stages.evaluate import is_whole
-from feddp.training.metrics import DISTANCES, METRICS, columns
-from feddp.training.store import PLAN
+from feddp.training.claim import PLAN
+from feddp.training.columns import DISTANCES, METRICS, columns
 
 LEVEL = 0.95
 PER_CASE = " per case"  # end of a metric's name

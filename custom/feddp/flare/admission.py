@@ -27,15 +27,14 @@ from feddp.errors import FedDPError, PolicyError
 from feddp.flare.archive import read_app
 from feddp.flare.audit import audit, one_line
 from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER
-from feddp.flare.context import files_of
 from feddp.flare.documents import only_json, require_equal
 from feddp.flare.job_folder import META, admitted, read_folder, require_meta, require_object
-from feddp.flare.kept import JOB_ID
+from feddp.flare.kept import JOB_ID, files_of
 from feddp.flare.policy import SitePolicy
-from feddp.flare.site import kept_by
 from feddp.flare.terms import require_no_wider
 from feddp.flare.unused import removed_of
-from feddp.training.store import require_stored_plan
+from feddp.flare.workspace import kept_by
+from feddp.training.claim import require_stored_plan
 
 
 class AdmittingDeployer(FLComponent, AppDeployerSpec):

@@ -6,7 +6,7 @@ from typing import Any
 
 from feddp.errors import PolicyError
 from feddp.plan.schema import Plan
-from feddp.training.losses import LOSSES
+from feddp.training.settings import LOSS_NAMES
 
 LEAST_SITES = 3
 # the plan's settings that are learning rates, and those that count passes over a batch or over the images
@@ -28,7 +28,7 @@ class Bounds:
     weight_decay: float = 0.1  # at most: a larger one drives weights to zero, as a high learning rate does
     local_epochs: int = 5  # at most: epochs per round, epochs of the head, steps per batch
     rounds: int = 1000  # at most: rounds, and epochs of each later stage
-    losses: tuple[str, ...] = tuple(LOSSES)
+    losses: tuple[str, ...] = LOSS_NAMES
     augment: bool = True  # whether augmentation must be on
 
     @classmethod

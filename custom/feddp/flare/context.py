@@ -8,7 +8,7 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.errors import PolicyError
 from feddp.flare.budget import Ledger
-from feddp.flare.kept import secret_of
+from feddp.flare.kept import files_of, secret_of
 from feddp.flare.policy import OWN, SitePolicy
 from feddp.flare.terms import require_terms
 from feddp.partition import select
@@ -17,7 +17,7 @@ from feddp.stages.order import behind
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
 from feddp.training.device import settle
-from feddp.training.store import Store, require_job_id
+from feddp.training.store import Store
 
 
 class SiteContext:
@@ -141,14 +141,3 @@ class SiteContext:
                 self.run,
             )
         return self._site
-
-
-def kept_below(root: Path) -> Path:
-    """Returns the folder in which a participant with the workspace `root` keeps its files of runs."""
-    return root / "feddp"
-
-
-def files_of(kept: Path, run: str) -> Path:
-    """Returns a participant's folder of a run, below `kept`; raises InputError if `run` is not a valid id."""
-    require_job_id(run)
-    return kept / run

@@ -10,13 +10,13 @@ from nvflare.apis.job_def import JobMetaKey
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError
+from feddp.files import WEIGHTS
 from feddp.flare.archive import require_files
 from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER, app_configuration, job_meta
 from feddp.flare.documents import LARGEST, at, parsed, require_equal
-from feddp.plan.resolve import WEIGHTS
 from feddp.plan.schema import Plan
+from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
-from feddp.training.store import require_job_id
 
 META = "meta.json"
 # keys that FLARE's server adds to meta.json

@@ -8,11 +8,23 @@ from pathlib import Path
 
 from feddp.errors import InputError
 from feddp.files import locked, write_text
+from feddp.training.claim import require_job_id
 
 SECRET = "site.secret"  # job ids contain no dot, so no job's folder has this name
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # the form of FLARE's job ids
 _LOCK = "kept.lock"
 _SECRET = re.compile(r"[0-9a-f]{64}")
+
+
+def kept_below(root: Path) -> Path:
+    """Returns the folder in which a participant with the workspace `root` keeps its files of runs."""
+    return root / "feddp"
+
+
+def files_of(kept: Path, run: str) -> Path:
+    """Returns a participant's folder of a run, below `kept`; raises InputError if `run` is not a valid id."""
+    require_job_id(run)
+    return kept / run
 
 
 @contextmanager

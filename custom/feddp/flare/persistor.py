@@ -18,11 +18,12 @@ from nvflare.widgets.info_collector import InfoCollector
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError, PolicyError
 from feddp.files import PROGRESS, Event, events_after, write_text
-from feddp.flare.context import files_of
+from feddp.flare.kept import files_of
 from feddp.flare.messages import register_tensors
-from feddp.flare.site import kept_by, runs_of
+from feddp.flare.site import runs_of
 from feddp.flare.tracking import round_event, tracking
 from feddp.flare.unused import remove_unused
+from feddp.flare.workspace import kept_by
 from feddp.plan.schema import Plan
 from feddp.stages.memory import ServerMemory
 from feddp.stages.standing import Standing

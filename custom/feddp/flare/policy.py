@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from feddp.adaptation.fitting import read_settings
+from feddp.adaptation.choices import read_settings
 from feddp.errors import PolicyError
 from feddp.flare.bounds import Bounds
 from feddp.methods import METHODS, base

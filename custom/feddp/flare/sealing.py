@@ -12,7 +12,7 @@ from nvflare.apis.fl_context import FLContext
 from torch import Tensor
 
 from feddp import protocol
-from feddp.adaptation.models import GLOBAL
+from feddp.adaptation.choices import GLOBAL
 from feddp.errors import SealingError
 from feddp.flare.context import SiteContext
 from feddp.partition import Tensors

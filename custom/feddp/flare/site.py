@@ -1,29 +1,27 @@
 """The site component: one `SiteContext` that a job's executor and filters share."""
 
-import os
 import threading
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey, WorkspaceConstants
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError
 from feddp.flare.audit import audit
 from feddp.flare.cell_gate import require_gate
-from feddp.flare.context import SiteContext, files_of, kept_below
+from feddp.flare.context import SiteContext
+from feddp.flare.kept import files_of
 from feddp.flare.messages import register_tensors
 from feddp.flare.policy import SitePolicy
 from feddp.flare.sealing import identity_of, simulated
 from feddp.flare.unused import remove_unused
+from feddp.flare.workspace import kept
 from feddp.plan.schema import Plan
 from feddp.sealing.session import Session
 from feddp.stages.tensors import Expected
 from feddp.training.store import Store
-
-SIMULATED_FILES = "FEDDP_SIMULATED_FILES"  # environment variable: the folder of all participants' files in the simulator
 
 
 class SiteComponent(FLComponent):
@@ -88,22 +86,6 @@ class SiteComponent(FLComponent):
 def runs_of(run: str, request: AdaptationRequest | None) -> set[str]:
     """Returns the runs whose files a job uses: its own, and that of an adaptation's models."""
     return {run} if request is None else {run, request.job}
-
-
-def kept(fl_ctx: FLContext) -> Path:
-    """Returns this site's folder of all runs' files and of the files kept across runs. No server reads it."""
-    return kept_by(fl_ctx.get_identity_name(), fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-
-
-def kept_by(participant: str, workspace: str) -> Path:
-    """Returns a participant's folder of all runs' files.
-
-    It lies in the participant's workspace. In a container, whose workspace ends with the job, it lies in FLARE's
-    NVFL_RESULT_ROOT. The simulator, which empties its workspace at every start, gives a folder in SIMULATED_FILES.
-    """
-    if SIMULATED_FILES in os.environ:
-        return kept_below(Path(os.environ[SIMULATED_FILES]) / participant)
-    return kept_below(Path(os.environ.get(WorkspaceConstants.ENV_VAR_RESULT_ROOT) or workspace))
 
 
 def site_component(fl_ctx: FLContext) -> SiteComponent:

@@ -11,7 +11,7 @@ from feddp.errors import PolicyError
 from feddp.files import write_json
 from feddp.flare.policy import SitePolicy
 from feddp.reading import read_own
-from feddp.training.store import AS_NEW, PLAN
+from feddp.training.claim import AS_NEW, PLAN
 
 TERMS = "terms.json"  # in the run's folder
 

@@ -25,7 +25,7 @@ from feddp.files import write_json
 from feddp.flare.admission import require_signers
 from feddp.flare.audit import audit
 from feddp.flare.kept import alone
-from feddp.flare.site import kept
+from feddp.flare.workspace import kept
 from feddp.reading import read_json, read_own
 
 UNFINISHED = "unfinished.json"  # in the site's folder of all runs: {job's id: [times at which it was started again]}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from feddp.flare.kept import JOB_ID, alone
-from feddp.training.store import PLAN, is_held
+from feddp.training.claim import PLAN, is_held
 
 _DAY = 86_400.0  # seconds
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from feddp.adaptation.fitting import read_settings
+from feddp.adaptation.choices import AdaptationOptions, read_settings
 from feddp.adaptation.models import Models, plan_of, refuse_layers, some
 from feddp.adaptation.request import AdaptationRequest
 from feddp.adaptation.strategies import STRATEGIES
-from feddp.adaptation.unseen_site import AdaptationOptions
 from feddp.errors import InputError
 from feddp.files import SHARED, read_results
 from feddp.jobs.folder import LOCAL, SCOPE, SIMULATED_JOB, write_job

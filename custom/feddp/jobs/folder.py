@@ -12,14 +12,14 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder, find_sites, metadata_of, misfit
 from feddp.data.names import require_site
 from feddp.errors import InputError
-from feddp.files import write_text, writing
+from feddp.files import WEIGHTS, write_text, writing
 from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
 from feddp.methods import METHODS
 from feddp.networks.weights import save_network
-from feddp.plan.resolve import WEIGHTS, build_network, partition_of, require_initial
+from feddp.plan.resolve import build_network, partition_of, require_initial
 from feddp.plan.schema import Plan
+from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
-from feddp.training.store import require_job_id
 
 SCOPE, META = "feddp", "meta.json"
 SIMULATED_JOB, LOCAL = "simulate_job", "local_job"  # the job ids in FLARE's simulator and in one process

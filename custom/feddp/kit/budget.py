@@ -5,7 +5,7 @@ from pathlib import Path
 
 from feddp.errors import InputError, PolicyError
 from feddp.flare.budget import Ledger, Used
-from feddp.flare.context import kept_below
+from feddp.flare.kept import kept_below
 from feddp.flare.policy import Budget, SitePolicy
 from feddp.kit.containers import Containers
 from feddp.sealing.kit import CLIENT, Kit, read_json

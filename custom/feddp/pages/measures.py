@@ -13,7 +13,7 @@ from feddp.pages.differences import Difference, points
 from feddp.pages.verdict import Verdict
 from feddp.protocol import VOLUMES, WHEN
 from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, Value
-from feddp.training.metrics import class_names, of_class
+from feddp.training.columns import class_names, of_class
 
 _SITE_HEAD = "Site"
 _ACROSS = 12  # sites that have room side by side; more stand one below the other

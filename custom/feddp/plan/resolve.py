@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from feddp.errors import InputError
+from feddp.files import WEIGHTS
 from feddp.methods import METHODS
 from feddp.methods.base import TUNE, Method
 from feddp.networks import build
@@ -13,8 +14,6 @@ from feddp.networks.weights import fingerprint, read_network
 from feddp.partition import ADAPTER, HEAD, KEY, QUERY, Partition, chosen, resolve
 from feddp.plan.schema import Plan
 from feddp.training.seeds import seed_of
-
-WEIGHTS = "weights.safetensors"  # in a job, only in the config folder of the server's app
 
 
 def build_network(plan: Plan, weights: str | None = None) -> nn.Module:

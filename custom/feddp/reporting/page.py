@@ -9,7 +9,7 @@ from rich.table import Table
 from feddp.protocol import BEST_PER_SITE, ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import counted
 from feddp.reporting.tables import BLANK, SHOWN, markdown_lines, shown_value
-from feddp.training.metrics import class_names, of_class
+from feddp.training.columns import class_names, of_class
 
 _ROUNDED = "Each site rounded what it measured, metrics to three decimals and losses to three digits, before it left."
 _BEFORE = {

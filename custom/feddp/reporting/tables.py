@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feddp.training.metrics import of_class
+from feddp.training.columns import of_class
 
 Better = Callable[[Iterable[float]], float]  # max or min
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from feddp import protocol
 from feddp.errors import ContributionError, FedDPError, Stopped, StorageError
-from feddp.flare.context import SiteContext, kept_below
+from feddp.flare.context import SiteContext
+from feddp.flare.kept import kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
 from feddp.partition import Tensors

@@ -16,7 +16,7 @@ from feddp.reporting.standing import RUNNING
 from feddp.run.keeper import processes_below
 from feddp.run.session import SERVER_FILES, recorded, to_go_on
 from feddp.stages.events import read_progress
-from feddp.training.store import hold, is_held
+from feddp.training.claim import hold, is_held
 
 FINISHED, BROKEN_OFF, DAMAGED = "finished", "broken off", "damaged"
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from feddp.errors import FedDPError, Stopped, StorageError
 from feddp.files import PROGRESS, append_event
 from feddp.flare.configuration import APPS, FILES, SERVER
-from feddp.flare.context import SiteContext, files_of, kept_below
+from feddp.flare.context import SiteContext
+from feddp.flare.kept import files_of, kept_below
 from feddp.jobs.folder import LOCAL
 from feddp.run.answering import Answering, LocalSites, note
 from feddp.run.session import Request
@@ -21,7 +22,7 @@ from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
 from feddp.stages.server import Received, Server
 from feddp.tracking import VARIABLE, Tracking
-from feddp.training.store import release
+from feddp.training.claim import release
 
 
 class LocalServer(Server, Answering):

@@ -10,7 +10,7 @@ from torch import Tensor
 from feddp.data.folder import SiteFolder
 from feddp.data.names import site_problem, suggested
 from feddp.errors import InputError
-from feddp.files import RUN
+from feddp.files import RUN, WEIGHTS
 from feddp.flare.bounds import LEAST_SITES
 from feddp.flare.configuration import APPS, SERVER
 from feddp.flare.policy import PLAN
@@ -19,7 +19,7 @@ from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
 from feddp.networks import DEFAULT
 from feddp.networks.weights import fingerprint, load_checkpoint, read_network
-from feddp.plan.resolve import WEIGHTS, build_network
+from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS
 from feddp.run import pooled, session

@@ -11,7 +11,8 @@ from rich.console import Console
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import Sample, load
 from feddp.files import site_folder
-from feddp.flare.context import SiteContext, files_of, kept_below
+from feddp.flare.context import SiteContext
+from feddp.flare.kept import files_of, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
 from feddp.methods.base import TRAIN

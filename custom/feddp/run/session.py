@@ -48,7 +48,7 @@ from feddp.run.follow import Follower
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.tracking import VARIABLE
-from feddp.training.store import hold
+from feddp.training.claim import hold
 
 ENVIRONMENTS = ("local", "sim", "poc")
 _VERSIONED = ("feddp", "torch", "monai", "timm", "nvflare")

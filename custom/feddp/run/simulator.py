@@ -10,9 +10,9 @@ from pathlib import Path
 
 from feddp.files import PROGRESS, write_text
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
-from feddp.flare.context import kept_below
+from feddp.flare.kept import kept_below
 from feddp.flare.policy import SIMULATED_POLICIES
-from feddp.flare.site import SIMULATED_FILES
+from feddp.flare.workspace import SIMULATED_FILES
 from feddp.jobs.folder import SIMULATED_JOB
 from feddp.provision import restrict
 from feddp.run import session

@@ -4,17 +4,22 @@ The stage `x` is the module `feddp.stages.x`. `feddp.methods.base.STAGES` gives 
 `feddp.protocol.TASKS` their tasks.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from feddp import protocol
 from feddp.errors import InputError, PolicyError
 from feddp.methods.base import STAGES
 from feddp.plan.schema import Plan
 from feddp.protocol import ADAPT_STAGE, EVALUATE_STAGE, Kind
-from feddp.stages.host import Host
 from feddp.stages.message import Message
-from feddp.stages.server import Server
+
+# admission reads the stages' names without importing torch
+if TYPE_CHECKING:
+    from feddp.stages.host import Host
+    from feddp.stages.server import Server
 
 
 class Stage(Protocol):

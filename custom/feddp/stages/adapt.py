@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from feddp import protocol
-from feddp.adaptation.models import GLOBAL, REQUIRED, Models, completed
+from feddp.adaptation.choices import GLOBAL, AdaptationOptions
+from feddp.adaptation.models import REQUIRED, Models, completed
 from feddp.adaptation.request import AdaptationRequest
-from feddp.adaptation.unseen_site import AdaptationOptions, adapt
+from feddp.adaptation.unseen_site import adapt
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
 from feddp.networks.metadata import ZSCORE
 from feddp.networks.weights import read_network
@@ -27,8 +28,8 @@ from feddp.stages.host import Host
 from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.stages.site import last_network
+from feddp.training.columns import METRICS
 from feddp.training.device import usable
-from feddp.training.metrics import METRICS
 from feddp.training.seeds import seed_of
 from feddp.training.store import by_site, together
 

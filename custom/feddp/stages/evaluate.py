@@ -21,10 +21,11 @@ from feddp.stages.results import gathered
 from feddp.stages.scored import best_rounds
 from feddp.stages.server import Server
 from feddp.stages.site import PEERS, Site
+from feddp.training.columns import METRICS, MM, VOLUME_METRICS, columns
 from feddp.training.loop import predict
-from feddp.training.metrics import METRICS, MM, Row, columns, foreground, largest_components, measure, millimetres, summarize
+from feddp.training.metrics import Row, foreground, largest_components, measure, millimetres, summarize
 from feddp.training.spectra import SLOT as RECEIVED_SPECTRA
-from feddp.training.volumes import VOLUME_METRICS, measure_in_mm, measure_volumes
+from feddp.training.volumes import measure_in_mm, measure_volumes
 
 Rows = dict[str, Row]  # {name of the image or case: metrics}
 

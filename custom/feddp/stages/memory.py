@@ -29,7 +29,8 @@ from feddp.plan.schema import Plan
 from feddp.protocol import Sent
 from feddp.stages.accounting import accounted
 from feddp.stages.tensors import Expected
-from feddp.training.store import claim, read_kept
+from feddp.training.claim import claim
+from feddp.training.store import read_kept
 
 LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
 _NUMBERS = ("start_round", "best_round", "best_iou", "epoch")

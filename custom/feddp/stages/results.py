@@ -6,8 +6,8 @@ from typing import Any
 from feddp.methods import METHODS
 from feddp.plan.schema import Plan
 from feddp.protocol import BEST_PER_SITE, VOLUMES, WHEN, WITHHELD
-from feddp.training.metrics import METRICS, columns, summarize
-from feddp.training.volumes import VOLUME_METRICS
+from feddp.training.columns import METRICS, VOLUME_METRICS, columns
+from feddp.training.metrics import summarize
 
 
 def gathered(

@@ -21,10 +21,10 @@ from feddp.plan.resolve import build_method, build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.protocol import WHEN
 from feddp.training.calibration import mean_scores
+from feddp.training.columns import METRICS, columns
 from feddp.training.device import require_bfloat16, usable
 from feddp.training.loop import adamw, copy_of, frozen
 from feddp.training.losses import segmentation_loss
-from feddp.training.metrics import METRICS, columns
 from feddp.training.store import State, Store, restore_optimizer
 
 SLOTS = tuple(slot for slot in STAGES.values() if slot)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddp.errors import InputError
+from feddp.training.settings import DICE, DICE_CE
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -35,8 +36,8 @@ def dice_ce(logits: Tensor, mask: Tensor) -> Tensor:
     return dice(logits, mask) + F.binary_cross_entropy_with_logits(logits.float(), mask.float())
 
 
-DEFAULT = "dice_ce"
-LOSSES: dict[str, Loss] = {DEFAULT: dice_ce, "dice": dice}
+DEFAULT = DICE_CE
+LOSSES: dict[str, Loss] = {DICE_CE: dice_ce, DICE: dice}
 
 
 def segmentation_loss(kind: str = DEFAULT) -> Loss:

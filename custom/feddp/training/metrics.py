@@ -12,41 +12,19 @@ of about 40 % for the polyp, at a maximal distance of 4.6 of 384 pixels; only a 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from feddp.errors import InputError
+from feddp.training.columns import DISTANCES, MM_METRICS, in_mm, of_class
 
-METRICS = ("dice", "iou", "hd", "hd95", "assd", "assd-medpy")
-DISTANCES = ("hd", "hd95", "assd", "assd-medpy")
-MM, MM_METRICS = "-mm", ("hd95", "assd")  # that are also given in millimetres
 THRESHOLD = 0.5
 DIVERGED = "predictions are not finite; the network has diverged: lower the learning rate"
 
 Row = dict[str, float]
-
-
-def of_class(metric: str, name: str) -> str:
-    """Returns the name of a metric of one class; with name "", that of the mean over the classes."""
-    return f"{metric}_{name}" if name else metric
-
-
-def in_mm(metric: str) -> str:
-    """Returns the name of a distance in millimetres. These stay at the site: no table of `feddp.protocol` has them."""
-    return metric + MM
-
-
-def columns(metrics: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of the metrics, means over the classes, and of each class if there are several."""
-    return tuple(of_class(metric, name) for name in ("", *(classes if len(classes) > 1 else ())) for metric in metrics)
-
-
-def class_names(names: Iterable[str]) -> list[str]:
-    """Returns the classes that have metrics of their own among the names of `columns`, in their order."""
-    return list(dict.fromkeys(name.split("_", 1)[1] for name in names if "_" in name))
 
 
 def averaged(rows: Sequence[Row], classes: Sequence[str]) -> Row:

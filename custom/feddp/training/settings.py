@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
+DICE_CE, DICE = LOSS_NAMES = ("dice_ce", "dice")  # `feddp.training.losses`
 MOST = 1e6  # the largest value of a setting without a limit of its own
 COUNT = 1_000  # the largest number of sites, or of names in any other list of a plan
 # no characters that a FLARE parser expands ($, braces), and no similar letters of other scripts
@@ -56,12 +57,11 @@ class Training:
 
     def __post_init__(self) -> None:
         from feddp.networks.metadata import NORMALISATIONS
-        from feddp.training.losses import LOSSES
 
         require_bounds(self)
         require_positive(self, "lr", "batch", "local_epochs", "clip")
         require_not_negative(self, "weight_decay")
-        require_choice(self, "loss", tuple(LOSSES))
+        require_choice(self, "loss", LOSS_NAMES)
         require_choice(self, "precision_compute", ("float32", "bfloat16"))
         require_choice(self, "normalise", NORMALISATIONS)
         require_choice(self, "selection", ("val", "test"))

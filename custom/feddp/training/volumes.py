@@ -11,19 +11,18 @@ from itertools import pairwise
 from torch import Tensor
 
 from feddp.errors import InputError
+from feddp.training.columns import VOLUME_METRICS
 from feddp.training.metrics import THRESHOLD, Row, averaged, foreground, millimetres
 
 Where = tuple[
     int | None, tuple[float, float] | None, float | None
 ]  # a slice's number, its spacing in the plane, and to the next
 
-VOLUME_METRICS = ("dice", "iou")
-
 
 def measure_volumes(probabilities: Tensor, masks: Tensor, cases: Sequence[str], classes: Sequence[str] = ()) -> dict[str, Row]:
     """Returns VOLUME_METRICS per case, each the mean over its classes, in the order of the cases' first slices.
 
-    With `classes`, the names of the classes, also VOLUME_METRICS of each (`feddp.training.metrics.columns`).
+    With `classes`, the names of the classes, also VOLUME_METRICS of each (`feddp.training.columns.columns`).
 
     probabilities and masks (N, C, H, W) are N slices in any order; `cases` gives the case of each slice (`patient` of its row).
     A class is measured over all voxels of a case, so slices with more foreground weigh more than in a mean over slices. If

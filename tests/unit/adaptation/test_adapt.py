@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.adaptation.fitting import Settings, fit
-from feddp.adaptation.models import GLOBAL, Models
+from feddp.adaptation.choices import GLOBAL, STRATEGY_NAMES, Settings
+from feddp.adaptation.fitting import fit
+from feddp.adaptation.models import Models
 from feddp.adaptation.routing import Routed
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
 from feddp.errors import FedDPError
@@ -18,6 +19,11 @@ LN3 = math.log(3)
 CPU = torch.device("cpu")
 ON_ANY = [how for how in STRATEGIES if how != "ttt"]  # that one needs a rotation head: test_ttt.py
 REQUIRED = {"channels": "1", "classes": '["a", "b"]', "labels": "nested", "size": "32"}
+
+
+def test_every_strategy_that_a_request_may_name_exists():
+    """The names are kept apart, because a job is admitted without torch."""
+    assert tuple(STRATEGIES) == STRATEGY_NAMES
 
 
 def silent(epoch, loss):

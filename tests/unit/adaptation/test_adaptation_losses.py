@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.adaptation.fitting import Settings, entropy_loss, routing_loss
+from feddp.adaptation.choices import Settings
+from feddp.adaptation.fitting import entropy_loss, routing_loss
 from feddp.adaptation.losses import consistency, entropy, shape, spread
 
 LN2, LN3, LN4 = math.log(2), math.log(3), math.log(4)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.adaptation.fitting import Settings
-from feddp.adaptation.models import GLOBAL, Models, read_models
+from feddp.adaptation.choices import GLOBAL, Settings
+from feddp.adaptation.models import Models, read_models
 from feddp.adaptation.strategies import STRATEGIES, predict
 from feddp.cli import main
 from feddp.errors import FedDPError

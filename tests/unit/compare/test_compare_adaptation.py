@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from feddp.adaptation import unseen_site
-from feddp.adaptation.fitting import Settings
+from feddp.adaptation.choices import Settings
 from feddp.compare import adaptations
 from feddp.compare.leave_one_out import LeaveOneOut
 from feddp.compare.studies import OUTSIDE, TABLE_II, AdaptedModels

@@ -13,7 +13,7 @@ from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
 from feddp.reporting.tables import ResultTable, Value
 from feddp.stages.scored import curves
-from feddp.training.metrics import METRICS
+from feddp.training.columns import METRICS
 from support.compare_runs import SITES, federation, write_cases, write_run
 
 ONE = [

@@ -17,7 +17,7 @@ from feddp.networks import build
 from feddp.networks.weights import save_network
 from feddp.protocol import STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.stages.results import gathered
-from feddp.training.metrics import METRICS
+from feddp.training.columns import METRICS
 from support.fuzz import cases, changed, tried
 
 # v0.2/schema.xsd of github.com/coalition-for-health-ai/mc-schema, commit 1c77360: each entry that must be there, in its order.

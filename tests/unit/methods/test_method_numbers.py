@@ -62,8 +62,10 @@ def by_hand(open_site, monkeypatch):
     exact = {"lr": 0.1, "augment": False, "clip": 1e6, "rounds": 5}
 
     def open(method, name="site-1", slope=1.0, network="one", **changes) -> Site:
-        monkeypatch.setitem(LOSSES, f"slope {slope}", lambda logits, mask: slope * logits.mean())
-        return open_site(name, method=method, network=network, loss=f"slope {slope}", **(exact | changes))
+        name_of_loss = f"slope {slope}"
+        monkeypatch.setitem(LOSSES, name_of_loss, lambda logits, mask: slope * logits.mean())
+        monkeypatch.setattr("feddp.training.settings.LOSS_NAMES", (name_of_loss,))
+        return open_site(name, method=method, network=network, loss=name_of_loss, **(exact | changes))
 
     return open
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from feddp.adaptation.fitting import Settings
+from feddp.adaptation.choices import Settings
 from feddp.adaptation.routing import Router
 from feddp.methods import METHODS
 from feddp.plan.schema import Federation

@@ -5,7 +5,7 @@ import pytest
 from feddp.reporting.page import table, write_markdown
 from feddp.reporting.screen import on_screen, show
 from feddp.reporting.tables import ResultTable, Value, shown_value
-from feddp.training.metrics import METRICS
+from feddp.training.columns import METRICS
 
 NAMES = [f"hospital-of-the-{side}" for side in ("north", "south")]
 

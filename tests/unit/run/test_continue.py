@@ -12,7 +12,7 @@ from feddp.run import local, retry
 from feddp.run.follow import Follower
 from feddp.run.options import Options, resume_here, run_here
 from feddp.run.retry import retried
-from feddp.training import store
+from feddp.training import claim
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_same_command_goes_on(run, fails, tmp_path, capfd):
 def test_an_ended_run_holds_no_folder(run, tmp_path):
     """A comparison runs hundreds in one process; a run's own folder alone stays locked."""
     run()
-    held = [path.relative_to(tmp_path) for path in store._held if path.is_relative_to(tmp_path.resolve())]
+    held = [path.relative_to(tmp_path) for path in claim._held if path.is_relative_to(tmp_path.resolve())]
     assert [path for path in held if "workspace" in path.parts] == []
 
 

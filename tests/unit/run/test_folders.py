@@ -8,7 +8,7 @@ import pytest
 from feddp.errors import ContributionError, FedDPError
 from feddp.run import local
 from feddp.run.options import Options, run_here
-from feddp.training.store import release
+from feddp.training.claim import release
 
 
 @pytest.fixture

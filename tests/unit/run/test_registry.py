@@ -14,7 +14,8 @@ from feddp.errors import InputError
 from feddp.networks import build
 from feddp.networks.weights import save_network
 from feddp.run.registry import EVENTS, Registry
-from feddp.training.store import Store, release
+from feddp.training.claim import release
+from feddp.training.store import Store
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from feddp.run.options import Options, run_here
 from feddp.run.session import Request, record
 from feddp.run.watch_job import WatchedJob
 from feddp.stages.standing import Standing
-from feddp.training.store import hold, release
+from feddp.training.claim import hold, release
 
 
 @pytest.fixture

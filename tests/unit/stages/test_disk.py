@@ -8,7 +8,7 @@ import pytest
 
 from feddp.errors import StorageError
 from feddp.files import append_event, half_written, read_events, write_text
-from feddp.flare.context import files_of, kept_below
+from feddp.flare.kept import files_of, kept_below
 from feddp.networks.weights import save_network
 from feddp.stages.memory import ServerMemory
 from support.broken_off import RUN, Mortal, outcome, same, start

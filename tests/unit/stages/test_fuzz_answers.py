@@ -18,8 +18,7 @@ from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.stages.spool import Spool
-from feddp.training.metrics import METRICS
-from feddp.training.volumes import VOLUME_METRICS
+from feddp.training.columns import METRICS, VOLUME_METRICS
 from support.fuzz import ANY, cases, changed
 from support.site import NUMBERS
 

@@ -7,11 +7,11 @@ import pytest
 
 from feddp.errors import BadFile, FedDPError, PolicyError
 from feddp.files import read_events
-from feddp.flare.context import files_of, kept_below
+from feddp.flare.kept import files_of, kept_below
 from feddp.networks import NETWORKS
 from feddp.networks.weights import read_network, save_network
 from feddp.stages.memory import BEST, LATEST, PREVIOUS, ServerMemory, start_file
-from feddp.training import store
+from feddp.training import claim
 from support.broken_off import RUN, Killed, outcome, same, start
 from support.small import Small
 
@@ -229,8 +229,8 @@ def test_a_site_without_consent_is_still_named_by_a_later_job(tmp_path, plan_for
 
 
 def test_a_server_reads_its_stored_plan_once(tmp_path, plan_for, toy, monkeypatch):
-    plan, read, found = plan_for(method="fedavg", network=toy), store.read_own, []
+    plan, read, found = plan_for(method="fedavg", network=toy), claim.read_own, []
     memory_of(tmp_path, plan)
-    monkeypatch.setattr(store, "read_own", lambda path, *others: found.append(path) or read(path, *others))
+    monkeypatch.setattr(claim, "read_own", lambda path, *others: found.append(path) or read(path, *others))
     memory_of(tmp_path, plan)
     assert found == [tmp_path / "kept/plan.json"]

@@ -5,7 +5,7 @@ import pytest
 from feddp import protocol
 from feddp.errors import ContributionError
 from feddp.stages.server import check_numbers
-from feddp.training.metrics import METRICS
+from feddp.training.columns import METRICS
 
 TRAINED = {"loss": 0.5, "dice": 0.5, "iou": 0.0, "samples": 8.0, "seconds": 0.1, "round": 1, "phase": 0}
 SUMMARY = {metric: {"mean": 0.5, "std": 0.0, "n": 3} for metric in METRICS}

@@ -21,8 +21,9 @@ from feddp.stages.site import Site
 from feddp.stages.train import adopt, train
 from feddp.stages.tune import tune
 from feddp.training.calibration import mean_scores
+from feddp.training.columns import METRICS, columns
 from feddp.training.loop import predict
-from feddp.training.metrics import METRICS, columns, measure, summarize
+from feddp.training.metrics import measure, summarize
 from feddp.training.store import Store
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}

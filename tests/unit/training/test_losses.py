@@ -17,6 +17,7 @@ from feddp.training.losses import (
     model_contrast,
     segmentation_loss,
 )
+from feddp.training.settings import LOSS_NAMES
 
 SURE = 30.0  # a logit whose sigmoid is 1 to within 1e-13
 
@@ -50,6 +51,11 @@ def test_dice_ce_treats_nested_channels_each_on_its_own():
     mask = tensor([[[[1.0, 1.0]], [[1.0, 0.0]]]])
     assert segmentation_loss()(logits, mask).item() == pytest.approx(1 / 6 + math.log(2) / 2, abs=1e-5)
     assert segmentation_loss("dice")(logits, mask).item() == pytest.approx(1 / 6, abs=1e-5)
+
+
+def test_every_loss_that_a_plan_may_name_exists():
+    """The names are kept apart, because a job is admitted without torch."""
+    assert tuple(LOSSES) == LOSS_NAMES
 
 
 @pytest.mark.parametrize("kind", LOSSES)

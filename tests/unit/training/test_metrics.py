@@ -9,17 +9,8 @@ from monai.metrics import compute_average_surface_distance, compute_hausdorff_di
 from torch import tensor
 
 from feddp.errors import FedDPError
-from feddp.training.metrics import (
-    METRICS,
-    class_names,
-    columns,
-    largest_components,
-    measure,
-    measure_classes,
-    millimetres,
-    overlap,
-    summarize,
-)
+from feddp.training.columns import METRICS, class_names, columns
+from feddp.training.metrics import largest_components, measure, measure_classes, millimetres, overlap, summarize
 
 
 def figure(*boxes, height=9, width=12):

@@ -16,8 +16,9 @@ from feddp.errors import BadFile, FedDPError, PolicyError, StorageError
 from feddp.files import RECORD, read_events
 from feddp.networks import weights
 from feddp.stages.order import state_before
+from feddp.training.claim import claim, hold, is_held
 from feddp.training.loop import adamw
-from feddp.training.store import State, Store, claim, hold, is_held, optimizer_tensors, restore_optimizer
+from feddp.training.store import State, Store, optimizer_tensors, restore_optimizer
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ def test_a_folder_is_one_processs_at_a_time(store):
     code = f"""
 from pathlib import Path
 from feddp.errors import PolicyError
-from feddp.training.store import hold
+from feddp.training.claim import hold
 try:
     hold(Path({str(store.folder)!r}), patience=0.3)
 except PolicyError as error:

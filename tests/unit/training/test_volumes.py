@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from feddp.errors import FedDPError
+from feddp.training.columns import VOLUME_METRICS
 from feddp.training.metrics import measure, summarize
-from feddp.training.volumes import VOLUME_METRICS, measure_in_mm, measure_volumes
+from feddp.training.volumes import measure_in_mm, measure_volumes
 
 
 def bar(pixels, start=0):
