@@ -104,6 +104,30 @@ def test_methods_leave_tables_and_curves(compare, fake, tmp_path, strange, monke
     assert "Table IV: the unseen site clinic" in page
 
 
+def test_networks_before_the_last_stage_are_a_row_of_their_own(compare, fake, tmp_path):
+    """The fake's averages: FedAvg 0.56 − 0.125 = 43.5 %, FedDP 42.5 before its calibration and 52.5 after it, the same for
+    both images of the one test patient of each site. Wilcoxon of 2 patients' differences of one sign: p = 2/2^2 = 0.5, by Holm
+    2 · that."""
+    done = compare("--methods", "fedavg,feddp,feddp@when=before")
+    assert done.exit_code == 0, done.output
+    assert [folder for folder, _ in fake.calls] == ["fedavg/seed-0", "feddp/seed-0"]
+    out = tmp_path / "out"
+    dice = {r["Method"]: float(r["Dice (%) Average"]) for r in read(out / "table_methods.csv")}
+    assert dice == pytest.approx({"fedavg": 43.5, "feddp": 52.5, "feddp@when=before": 42.5})
+    ranked = {r["Method"]: r for r in read(out / "table_ranking.csv")}
+    assert list(ranked) == ["feddp", "fedavg", "feddp@when=before"]
+    before = ranked["feddp@when=before"]
+    assert float(before["minus fedavg"]) == pytest.approx(-1)
+    assert (float(before["p"]), float(before["p by Holm"])) == pytest.approx((0.5, 1))
+    published = {r["Published"]: r for r in read(out / "table_published.csv")}["FedDP, Table III, polyps"]
+    assert (published["Pairs"], published["Same order"], published["Other order"]) == ("3", "2", "1")
+    for table in ("efficiency", "times"):
+        assert [r["Method"] for r in read(out / f"table_{table}.csv")] == ["fedavg", "feddp"], "each run once"
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Whether published orders hold" in page
+    assert "FedDP scores higher than FedAvg: +9.0 points" in page
+
+
 def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path, monkeypatch):
     """ablation 3 runs (FedAvg's hand on the last round), backbones 12, private 5, lambda 5 of which λ = 1 is ablation's feddp,
     igc 6 of which feddp's two are lambda's: 3 + 12 + 5 + 4 + 4 = 28; the method fedavg is among backbones'. The toy network

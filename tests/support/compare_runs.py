@@ -8,6 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from feddp.cli import app
+from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.methods.base import STAGES
 from feddp.networks import build
@@ -104,6 +105,11 @@ def federation(rounds: int, home: bool) -> list[dict]:
     return events + [{"event": "done", "time": 30.0}]
 
 
+def tested(site: Path) -> list[str]:
+    """The first two test images of a site's folder."""
+    return [row.image for row in SiteFolder.open(site).rows_of("test")][:2]
+
+
 class FakeRuns:
     """In the place of `feddp.run.options.run_here`.
 
@@ -130,10 +136,10 @@ class FakeRuns:
         calibrated = options.method == "feddp" and options.calibration_epochs != 0 or options.then == "igc"
         start = 0.5 + 0.01 * len(options.method) + 0.02 * options.seed
         slots = {"start": start} | ({"calibrated": start + 0.1} if calibrated else {})
-        dice = {
-            site: {slot: {"a": value - 0.1 * i, "b": value - 0.2} for slot, value in slots.items()}
-            for i, site in enumerate(sites)
-        }
+        dice = {}
+        for i, site in enumerate(sites):
+            first, second = tested(data / site)
+            dice[site] = {slot: {first: value - 0.1 * i, second: value - 0.2} for slot, value in slots.items()}
         named = {"method": options.method, "seed": options.seed, "rounds": options.rounds, "network": options.network}
         write_run(out, dice, events=federation(options.rounds, calibrated), **named)
         (out / "workspace").mkdir()

@@ -12,13 +12,17 @@ from feddp.compare.efficiency import efficiency_table, times_table
 from feddp.compare.figures import draw_methods, draw_outside, draw_study
 from feddp.compare.folds import fold_campaigns, fold_tables
 from feddp.compare.leave_one_out import LeaveOneOut
+from feddp.compare.published import orderings_table
+from feddp.compare.ranking import finished, ranking_table
 from feddp.compare.request import ComparisonRequest
 from feddp.compare.runs import Campaign
-from feddp.compare.scores import Result
+from feddp.compare.scores import FINAL, Result
 from feddp.compare.studies import OUTSIDE, STUDIES
 from feddp.compare.tables import methods_tables, outside_tables, study_table
 from feddp.compare.unseen import open_unseen, unseen_table
 from feddp.compare.variants import Variant
+from feddp.data.folder import SiteFolder
+from feddp.data.images import SPLIT
 from feddp.files import COMPARISON, read_results, write_json
 from feddp.reporting.tables import ResultTable
 
@@ -56,14 +60,18 @@ def compare(request: ComparisonRequest) -> Comparison:
 
     results, sites, seeds = campaign.execute(request.place), campaign.sites, len(request.seeds)
     named = {variant.label: results[variant] for variant in methods}
+    ends = {variant.label: results[variant] for variant in methods if variant.when == FINAL}  # each run once
     tables = methods_tables(named, sites, seeds) if methods else []
+    patients = {s: {row.image: row.patient for row in SiteFolder.open(request.data / s).rows_of(SPLIT)} for s in sites}
+    ranked = finished(named, sites)
+    tables += [table for made in (ranking_table, orderings_table) if (table := made(ranked, patients))]
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:
-        tables.append(unseen_table(named, unseen, sites, request.common.size, request.place.device))
+        tables.append(unseen_table(ends, unseen, sites, request.common.size, request.place.device))
     if methods:
-        tables += [efficiency_table(named, request.data, request.place.device), times_table(named)]
-    if any(result.folders for result in named.values()):
-        draw_methods(request.out, named, sites)
+        tables += [efficiency_table(ends, request.data, request.place.device), times_table(ends)]
+    if any(result.folders for result in ends.values()):
+        draw_methods(request.out, ends, sites)
     for name in studies:
         draw_study(name, request.out, results, sites)
     if not outside:

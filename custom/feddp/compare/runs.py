@@ -19,13 +19,13 @@ from urllib.parse import quote
 import torch
 from rich.console import Console
 
-from feddp.compare.scores import Result
-from feddp.compare.variants import Common, Variant
+from feddp.compare.scores import BEFORE, FINAL, Result
+from feddp.compare.variants import WHEN, Common, Variant
 from feddp.errors import FedDPError, InputError
 from feddp.files import RESULTS, RUN, write_json
 from feddp.jobs.folder import federation_of
 from feddp.methods import METHODS
-from feddp.methods.base import CALIBRATE
+from feddp.methods.base import CALIBRATE, LOCAL_STAGES
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.run import options as run_options
@@ -182,14 +182,14 @@ class Campaign:
         """InputError where two of `variants` are the same run."""
         for i, one in enumerate(variants):
             for other in variants[:i]:
-                if self.same(one, other):
+                if self.same(one, other) and one.when == other.when:
                     raise InputError(f"--methods: {other} and {one} are the same run; name one of them")
 
     def execute(self, place: Place = Place()) -> dict[Variant, Result]:
         """Runs what is not finished, as `attempt_all`."""
         reasons = attempt_all("run", self.runs, lambda run: self._execute(run, place))
         self.failed = {run.name: reasons[run.folder] for run in self.runs if run.folder in reasons}
-        return {variant: _result(self._runs[slug], reasons) for variant, slug in self._slugs.items()}
+        return {variant: _result(self._runs[slug], reasons, variant.when) for variant, slug in self._slugs.items()}
 
     @cached_property
     def _data(self) -> dict[str, str]:
@@ -202,6 +202,8 @@ class Campaign:
 
     def _add(self, variant: Variant, seeds: Sequence[int]) -> None:
         plan = self._plan(variant, seeds[0])
+        if variant.when == BEFORE and not LOCAL_STAGES & set(plan.stages):
+            raise InputError(f"it has no local stage before which its networks could be measured; leave {WHEN} out")
         layers = json.dumps(plan.layers, sort_keys=True)  # a rule may select what a setting adds to the network
         rule = (plan.network, plan.federation.private or METHODS[plan.method].rule(plan), layers)
         if rule not in self._rules:
@@ -216,6 +218,7 @@ class Campaign:
 
     def _slug(self, variant: Variant, plan: Plan) -> str:
         """The folder's name, equal for equal runs: the variant with sorted changes, without those that change nothing."""
+        variant = replace(variant, when=FINAL)  # the same run
         if CALIBRATE in METHODS[variant.method].stages:
             variant = replace(variant, then=None)
         variant = replace(variant, changes=tuple(sorted(dict(variant.changes).items())))
@@ -251,6 +254,6 @@ class Campaign:
         run.note(True, machine)
 
 
-def _result(runs: Sequence[Run], reasons: Mapping[Path, str]) -> Result:
+def _result(runs: Sequence[Run], reasons: Mapping[Path, str], when: str) -> Result:
     folders = {run.options.seed: run.folder for run in runs if run.folder not in reasons}
-    return Result(folders, {run.options.seed: reasons[run.folder] for run in runs if run.folder in reasons})
+    return Result(folders, {run.options.seed: reasons[run.folder] for run in runs if run.folder in reasons}, when)

@@ -69,10 +69,14 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """The runs of a variant by seed: the folders of those that finished, the reasons of those that failed."""
+    """The runs of a variant by seed: the folders of those that finished, the reasons of those that failed.
+
+    `when` is BEFORE where the variant's networks are those before the last stage at a site.
+    """
 
     folders: dict[int, Path]
     failed: dict[int, str]
+    when: str = FINAL
 
     @property
     def competes(self) -> bool:
@@ -84,7 +88,7 @@ class Result:
         return {read_results(folder)["selection"] for folder in self.folders.values()}
 
     def rows(self, when: str, unit: Unit) -> list[dict[str, Rows]]:
-        return [read_rows(folder, when, unit) for folder in self.folders.values()]
+        return [read_rows(folder, BEFORE if self.when == BEFORE else when, unit) for folder in self.folders.values()]
 
 
 @dataclass(frozen=True)

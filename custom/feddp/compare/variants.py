@@ -1,12 +1,17 @@
-"""The variants that are compared: a method, perhaps with the calibration appended, and its changes: `fedbabu+igc@lambda=0`."""
+"""The variants that are compared: a method, perhaps with the calibration appended, and its changes: `fedbabu+igc@lambda=0`.
+
+`feddp@when=before` is the same run as `feddp`, measured before its last local stage: FedDP's local query without calibration.
+"""
 
 from dataclasses import dataclass, replace
 
+from feddp.compare.scores import BEFORE, FINAL
 from feddp.errors import InputError
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, TUNE
 from feddp.run.options import Options
 
+WHEN = "when"  # before or after the last local stage; no change of the run
 _WITH_EPOCHS = {HEADS, CALIBRATE}  # the stages whose epochs are Options' calibration_epochs
 
 
@@ -24,25 +29,33 @@ class Common:
 
 @dataclass(frozen=True)
 class Variant:
-    """A method, "igc" if the calibration is appended, and its own `network`, `calibration_epochs` or settings."""
+    """A method, "igc" if the calibration is appended, and its own `network`, `calibration_epochs` or settings.
+
+    `when` is BEFORE or FINAL: whether the networks before or after the last local stage are measured.
+    """
 
     method: str
     then: str | None = None
     changes: tuple[tuple[str, str], ...] = ()
+    when: str = FINAL
 
     @classmethod
     def parse(cls, text: str) -> "Variant":
         """`method`, `method+igc`, each with any number of `@key=value`; a `|` in a value is read as a comma.
 
         Raises:
-            InputError: it has no method, or a change is no `key=value`.
+            InputError: it has no method, a change is no `key=value`, or `when` is neither before nor final.
         """
         head, *changes = text.strip().split("@")
         method, _, then = head.partition("+")
         pairs = [change.partition("=") for change in changes]
         if not method or any(not (key and equals and value) for key, equals, value in pairs):
             raise InputError(f"{text!r} is no variant; write method, method+igc or method@key=value, e.g. feddp@lambda=0")
-        return cls(method, then or None, tuple((key, value.replace("|", ",")) for key, _, value in pairs))
+        given = [(key, value.replace("|", ",")) for key, _, value in pairs]
+        when = dict(given).get(WHEN, FINAL)
+        if when not in (BEFORE, FINAL):
+            raise InputError(f"{text}: {WHEN}={when} is neither {BEFORE} nor {FINAL}, the last local stage; correct it")
+        return cls(method, then or None, tuple((key, value) for key, value in given if key != WHEN), when)
 
     def __str__(self) -> str:
         return self._named(self.method)
@@ -54,7 +67,8 @@ class Variant:
 
     def _named(self, method: str) -> str:
         head = f"{method}+{self.then}" if self.then else method
-        return "".join([head, *(f"@{key}={value.replace(',', '|')}" for key, value in self.changes)])
+        changes = self.changes if self.when == FINAL else (*self.changes, (WHEN, self.when))
+        return "".join([head, *(f"@{key}={value.replace(',', '|')}" for key, value in changes)])
 
     def options(self, common: Common, seed: int) -> Options:
         """The options of one run: the variant's own changes, then `common`'s settings, then its epochs where they fit.

@@ -24,6 +24,7 @@ AGGREGATIONS = UNIFORM, SAMPLES, MEDIAN, TRIMMED = "uniform", "samples", "median
 SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "calibrate"
 # in the order in which they run: {stage: file in which it leaves a site's network, "" if it leaves none}
 STAGES = {SPECTRA: "", TRAIN: "start", TUNE: "tuned", HEADS: "heads", CALIBRATE: "calibrated"}
+LOCAL_STAGES = frozenset((TUNE, HEADS, CALIBRATE))  # after the rounds
 
 
 class RunFederation(Protocol):

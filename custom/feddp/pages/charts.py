@@ -48,7 +48,7 @@ def differences_chart(verdict: Verdict) -> Chart | None:
 
 def curves_chart(collected: Collected, verdict: Verdict) -> Chart | None:
     """The IoU over rounds, on average and at the sites; of many sites, at the worst of the verdict's subject."""
-    methods = {label: found.result for label, found in collected.methods.items()}
+    methods = {label: found.result for label, found in collected.methods.items() if found.ends}
     means = verdict.subject.means(METRIC) if verdict.subject else {}
     sites = sorted(means, key=lambda site: (means[site], site))
     whole = learning_panels(methods, (AVERAGE, *sites))

@@ -31,11 +31,15 @@ PROSE = {"feddp": "FedDP", "fedavg": "FedAvg", "local": "Local Train"}  # names 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One run: its folder, the method's name on the page, and what it measured."""
+    """One run: its folder, the method's name on the page, and what it measured.
+
+    `last` is WHEN[0] where the method's networks are those before the last stage at a site (`variants.Variant.when`).
+    """
 
     folder: Path
     label: str
     results: dict[str, Any]
+    last: str = WHEN[1]
 
     @cached_property
     def events(self) -> list[Event]:
@@ -51,7 +55,8 @@ class FinishedRun:
 
     def summary(self, site: str, when: str) -> Mapping[str, Mapping[str, float]]:
         """The summaries of a site's test metrics (`metrics.summarize`); empty where its policy withholds them."""
-        found: Mapping[str, Mapping[str, float]] = self.results["sites"].get(site, {}).get(when, {})
+        shown = WHEN[0] if self.last == WHEN[0] else when
+        found: Mapping[str, Mapping[str, float]] = self.results["sites"].get(site, {}).get(shown, {})
         return found
 
     def rows(self, site: str, when: str) -> Rows | None:
@@ -59,7 +64,8 @@ class FinishedRun:
         entry = self.results["sites"][site]
         if WITHHELD in entry or STD_WITHHELD in entry or not (site_folder(self.folder, site) / IMAGES).exists():
             return None
-        return read_site(self.folder, site, self.results["stages"], BEFORE if when == WHEN[0] else FINAL, IMAGE)
+        before = WHEN[0] in (when, self.last)
+        return read_site(self.folder, site, self.results["stages"], BEFORE if before else FINAL, IMAGE)
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,11 @@ class Measurements:
     label: str
     runs: tuple[FinishedRun, ...]
     failed: tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> bool:
+        """Whether the networks are those that the runs end with, not those before the last stage."""
+        return all(run.last == WHEN[1] for run in self.runs)
 
     @property
     def result(self) -> Result:
@@ -158,12 +169,14 @@ def _comparison(folder: Path) -> Collected:
     path = folder / COMPARISON
     try:
         content = read_json(path, RESULTS_BYTES)
-        results = {Variant.parse(text): _stored(folder, stored) for text, stored in content["results"].items()}
+        variants = {Variant.parse(text): stored for text, stored in content["results"].items()}
+        results = {variant: _stored(folder, stored, variant.when) for variant, stored in variants.items()}
         tables = tuple(ResultTable.from_json(table) for table in content["tables"])
         methods, failed = {}, {name: without_paths(reason) for name, reason in content["failed"].items()}
         for variant in map(Variant.parse, content["methods"]):
             label = PROSE.get(str(variant), variant.label)
-            runs = tuple(FinishedRun(run, label, _read(run)) for run in results[variant].folders.values())
+            last = WHEN[variant.when == FINAL]
+            runs = tuple(FinishedRun(run, label, _read(run), last) for run in results[variant].folders.values())
             methods[label] = Measurements(label, runs, tuple(results[variant].failed.values()))
         studies = {name: results for name in content["studies"]}
         if lacking := {entry.source.variant for name in studies for entry in STUDIES[name].entries} - results.keys():
@@ -175,12 +188,12 @@ def _comparison(folder: Path) -> Collected:
     return Collected({label: found for label, found in methods.items() if found.runs}, studies, tables, failed)
 
 
-def _stored(folder: Path, stored: Mapping[str, Any]) -> Result:
+def _stored(folder: Path, stored: Mapping[str, Any], when: str) -> Result:
     folders = {int(seed): folder / path for seed, path in stored["folders"].items()}
     for run in folders.values():
         if not run.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{run} is not below {folder}")
-    return Result(folders, {int(seed): reason for seed, reason in stored["failed"].items()})
+    return Result(folders, {int(seed): reason for seed, reason in stored["failed"].items()}, when)
 
 
 def _read(folder: Path) -> dict[str, Any]:

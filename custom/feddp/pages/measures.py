@@ -166,6 +166,8 @@ def costs(collected: Collected) -> ResultTable:
     """Seconds and bytes of each method's runs."""
     rows: list[tuple[Cell, ...]] = []
     for label, found in collected.methods.items():
+        if not found.ends:  # the same run as the method's other row
+            continue
         events = [run.events for run in found.runs]
         times = [Value(float(np.mean([of(each) for each in events])), digits=1) for of in (train_seconds, local_seconds)]
         exchanged = [pair for each in events if (pair := traffic(each))]

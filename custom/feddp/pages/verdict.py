@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from feddp.compare.statistics import LEVEL, METRIC
 from feddp.methods import METHODS
-from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
+from feddp.methods.base import CALIBRATE, LOCAL_STAGES, TRAIN
 from feddp.pages.caveats import caveats, covered, listed
 from feddp.pages.collected import PROSE, Collected, Measurements
 from feddp.pages.differences import IMAGES, Contrast, Difference, Side, contrast, points
@@ -14,7 +14,6 @@ from feddp.protocol import WHEN
 
 REFERENCES = ("local", "fedavg")  # what a personal network has to beat: training alone, and one network for all
 BETTER, WORSE, OPEN = "better", "worse", "open"
-_LOCAL = {TUNE, HEADS, CALIBRATE}
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _interval(difference: Difference) -> str:
 def _before(subject: Measurements, reference: Measurements, stage: str) -> Iterator[str]:
     """What the subject's networks have ahead of the reference's without its last stage, in which they train longer."""
     own, other = (set(each.runs[0].results["stages"]) for each in (subject, reference))
-    if TRAIN in own and _LOCAL & own and not _LOCAL & other:
+    if subject.ends and TRAIN in own and LOCAL_STAGES & own and not LOCAL_STAGES & other:
         found = contrast(Side(subject, WHEN[0]), Side(reference), (subject.label, reference.label))
         if found:
             amount = f"{points(found.average.mean)} points{_interval(found.average)}"
@@ -140,7 +139,7 @@ def _is_personal(measured: Measurements) -> bool:
     name = results["method"]
     if name in REFERENCES or not results.get("federated", True):
         return False
-    if name not in METHODS or _LOCAL & set(results["stages"]):
+    if name not in METHODS or LOCAL_STAGES & set(results["stages"]):
         return True
     private = results.get("settings", {}).get("private") or METHODS[name].private
     return METHODS[name].personal or tuple(private) != (NONE,)
@@ -154,7 +153,7 @@ def _method(collected: Collected, name: str) -> Measurements | None:
 
 def _calibration(subject: Measurements) -> Contrast | None:
     stages = subject.runs[0].results["stages"]
-    if TRAIN not in stages or not _LOCAL & set(stages):
+    if TRAIN not in stages or not LOCAL_STAGES & set(stages) or not subject.ends:
         return None
     return contrast(Side(subject), Side(subject, WHEN[0]), (subject.label, subject.label))
 

@@ -53,6 +53,19 @@ def test_equal_runs_are_run_once_whatever_they_are_called(campaign, fake):
     assert made.same(Variant.parse(equal[0]), Variant.parse(equal[3]))
 
 
+def test_a_run_serves_for_the_networks_before_its_last_stage_too(campaign, fake):
+    made = campaign("feddp", "feddp@when=before")
+    results = made.execute()
+    assert [folder for folder, _ in fake.calls] == ["feddp/seed-0"]
+    assert {str(variant): result.when for variant, result in results.items()} == {
+        "feddp": "final",
+        "feddp@when=before": "before",
+    }
+    made.refuse_equal(list(results))  # two rows of one run
+    with pytest.raises(FedDPError, match="it has no local stage before which its networks could be measured"):
+        campaign("feddp@when=before@calibration_epochs=0")
+
+
 def test_a_change_that_undoes_a_common_setting_is_a_run_of_its_own(campaign):
     made = campaign("feddp", "feddp@lambda=1", settings=["lambda=0.5"])
     assert [run.folder.parent.name for run in made.runs] == ["feddp", "feddp@lambda=1"]

@@ -12,9 +12,21 @@ def settings(text: str, common: Common = COMMON) -> dict[str, str]:
     return dict(pair.split("=") for pair in Variant.parse(text).options(common, 0).settings)
 
 
-@pytest.mark.parametrize("text", ["feddp", "fedavg+igc", "feddp@lambda=0", "finetune+igc@network=resnet18-fpn@lr=0.1"])
+@pytest.mark.parametrize(
+    "text",
+    ["feddp", "fedavg+igc", "feddp@lambda=0", "finetune+igc@network=resnet18-fpn@lr=0.1", "feddp@when=before"],
+)
 def test_a_variant_reads_back(text):
     assert str(Variant.parse(f" {text} ")) == text
+
+
+def test_which_networks_are_measured_is_no_setting_of_the_run():
+    before = Variant.parse("feddp@when=before@lambda=0")
+    assert (before.when, before.changes) == ("before", (("lambda", "0"),))
+    assert before.options(COMMON, 0) == Variant.parse("feddp@lambda=0").options(COMMON, 0)
+    assert str(Variant.parse("feddp@when=final")) == "feddp"
+    with pytest.raises(FedDPError, match="when=after is neither before nor final"):
+        Variant.parse("feddp@when=after")
 
 
 @pytest.mark.parametrize(

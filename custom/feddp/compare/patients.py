@@ -1,0 +1,100 @@
+"""The test values of several methods by patient, and how they vary if other patients had been tested.
+
+Images of one patient are alike, so a patient is one observation. Within each site the patients are drawn again with
+replacement, one fewer than there are: of n values, the mean of n − 1 draws has the variance s²/n of the true mean, also where
+a site has few patients (Rao & Wu, JASA 1988, Section 2, with m = n − 1; drawing n would give the smaller (n − 1)/n · s²/n).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import rankdata, wilcoxon
+
+from feddp.compare.scores import Scores
+from feddp.compare.statistics import LEAST, LEVEL, RESAMPLES
+
+Names = Mapping[str, Mapping[str, str]]  # {site: {test image: patient}}
+
+
+@dataclass(frozen=True)
+class TestedPatients:
+    """Values of the same test images under all methods, in per cent.
+
+    Attributes:
+        methods: the methods' labels.
+        images: for each site, how many images each patient has (P,).
+        sums: for each site, the sums of their values (P, methods).
+    """
+
+    methods: tuple[str, ...]
+    images: tuple[np.ndarray, ...]
+    sums: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, methods: Mapping[str, Scores], metric: str, names: Names) -> "TestedPatients":
+        """From scores that have a value of each of `names`."""
+        images, sums = [], []
+        for site, patients in names.items():
+            of_patient: dict[str, list[str]] = {}
+            for image, patient in patients.items():
+                of_patient.setdefault(patient, []).append(image)
+            values = [
+                [[100 * found.rows[site][image][metric] for found in methods.values()] for image in stems]
+                for stems in of_patient.values()
+            ]
+            images.append(np.array([len(each) for each in values]))
+            sums.append(np.array([np.sum(each, axis=0) for each in values]))
+        return cls(tuple(methods), tuple(images), tuple(sums))
+
+    @property
+    def count(self) -> int:
+        return sum(len(each) for each in self.images)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are patients to draw: LEAST in all, two at each site."""
+        return self.count >= LEAST and all(len(each) > 1 for each in self.images)
+
+    def means(self) -> np.ndarray:
+        """The mean over the sites of each site's mean over its images (methods,)."""
+        sites = [sums.sum(axis=0) / images.sum() for images, sums in zip(self.images, self.sums, strict=True)]
+        return np.asarray(np.mean(sites, axis=0))
+
+    def resampled(self) -> np.ndarray:
+        """`means` of RESAMPLES draws of the patients (RESAMPLES, methods), the same patients for all methods; seeded."""
+        rng = np.random.default_rng(0)
+        total = np.zeros((RESAMPLES, len(self.methods)))
+        for images, sums in zip(self.images, self.sums, strict=True):
+            drawn = rng.integers(len(images), size=(RESAMPLES, len(images) - 1))
+            total += sums[drawn].sum(axis=1) / images[drawn].sum(axis=1)[:, None]
+        return total / len(self.images)
+
+    def p_value(self, one: int, other: int) -> float:
+        """Wilcoxon's two-sided signed-rank test over the patients' means; patients with equal values are dropped."""
+        each = [(sums[:, one] - sums[:, other]) / images for images, sums in zip(self.images, self.sums, strict=True)]
+        differences = np.concatenate(each)
+        return float(wilcoxon(differences).pvalue) if np.any(differences) else 1.0
+
+
+def edges(values: np.ndarray) -> tuple[float, float]:
+    """The percentile interval of LEVEL %."""
+    edge = (100 - LEVEL) / 2
+    low, high = np.percentile(values, [edge, 100 - edge])
+    return float(low), float(high)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values adjusted for their number (Holm, Scand. J. Statist. 1979): the i-th smallest of m times m − i + 1, and no
+    smaller than those before it, at most 1."""
+    order = np.argsort(values, kind="stable")
+    adjusted, highest = [0.0] * len(values), 0.0
+    for place, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(values) - place) * values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def ranks(means: np.ndarray) -> np.ndarray:
+    """The rank of each method in each resample (draws, methods): 1 has the largest mean; equal ones share the mean rank."""
+    return np.asarray(rankdata(-means, axis=1))

@@ -1,0 +1,81 @@
+"""Which methods differ beyond chance: each against a reference, corrected for their number, and how sure their order is."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from feddp.compare.patients import Names, TestedPatients, edges, holm, ranks
+from feddp.compare.scores import Result, Scores, scores
+from feddp.compare.statistics import LEVEL, METRIC, RESAMPLES
+from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
+
+REFERENCE = "fedavg"
+_HEADS = ("Dice (%)", "interval", "Worst site", "Worst site's Dice (%)", "Variance over sites")
+_AGAINST = ("interval of it", "p", "p by Holm", "Mean rank", "interval of the rank", "First in (%)")
+
+
+def finished(named: Mapping[str, Result], sites: list[str]) -> dict[str, Scores]:
+    """The scores of the federated methods that finished under every seed at every site."""
+    whole = {label: scores(result, sites) for label, result in named.items() if result.folders and result.competes}
+    return {label: found for label, found in whole.items() if found.average is not None}
+
+
+def ranking_table(found: Mapping[str, Scores], names: Names) -> ResultTable | None:
+    """One row per method, by falling mean; None of fewer than two methods.
+
+    Args:
+        found: `finished`; the reference is FedAvg, or else the first.
+        names: the patient of each test image.
+    """
+    if len(found) < 2:
+        return None
+    reference = REFERENCE if REFERENCE in found else next(iter(found))
+    tested = TestedPatients.of(found, METRIC, names)
+    base, means = tested.methods.index(reference), tested.means()
+    others = [i for i in range(len(means)) if i != base]
+    p = dict(zip(others, (tested.p_value(i, base) for i in others), strict=True))
+    adjusted = dict(zip(others, holm(list(p.values())), strict=True))
+    drawn = tested.resampled() if tested.enough else None
+    place = None if drawn is None else ranks(drawn)
+    rows: list[tuple[Cell, ...]] = []
+    for i in np.argsort(-means, kind="stable"):
+        dice = {site: 100 * summary[METRIC]["mean"] for site, summary in found[tested.methods[i]].sites.items()}
+        worst = min(dice, key=lambda site: (dice[site], site))
+        row: list[Cell] = [Value(float(means[i])), _interval(drawn, i), worst, Value(dice[worst])]
+        row.append(Value(float(np.var(list(dice.values())))))
+        if i == base:
+            row += [BLANK] * 4
+        else:
+            apart = None if drawn is None else drawn - drawn[:, [base]]
+            row += [Value(float(means[i] - means[base])), _interval(apart, i)]
+            row += [Value(p[i], digits=4), Value(adjusted[i], digits=4)]
+        if place is None:
+            row += [BLANK] * 3
+        else:
+            first = 100 * float(np.mean(place[:, i] == 1))
+            row += [Value(float(place[:, i].mean()), digits=1), _interval(place, i, 1), Value(first, digits=1)]
+        rows.append((tested.methods[i], *row))
+    heads = ("Method", *_HEADS, f"minus {reference}", *_AGAINST)
+    return ResultTable("ranking", "Which methods differ", heads, (None,) * len(heads), tuple(rows), _notes(tested, reference))
+
+
+def _interval(values: np.ndarray | None, column: int, digits: int = 2) -> str:
+    if values is None:
+        return BLANK
+    low, high = edges(values[:, column])
+    return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def _notes(tested: TestedPatients, reference: str) -> tuple[str, ...]:
+    number = f"{tested.count} test patients of {len(tested.images)} sites"
+    test = (
+        f"p: Wilcoxon's signed-rank test against {reference}, two-sided, over {number}, each the mean over its images and the"
+        f" seeds; by Holm: corrected for {len(tested.methods) - 1} tests."
+    )
+    if not tested.enough:
+        return (test, "No intervals: they need two patients at each site, and six in all.")
+    drawn = (
+        f"Intervals ({LEVEL} %) and ranks: {RESAMPLES} draws of the patients within each site, the same for all methods"
+        " (Rao & Wu, 1988). They cover the choice of patients, not another training."
+    )
+    return test, drawn

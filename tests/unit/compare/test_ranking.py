@@ -1,0 +1,172 @@
+"""Which methods differ: patients as observations, Holm's correction, ranks, published orders; every number by hand."""
+
+import numpy as np
+import pytest
+
+from feddp.compare.patients import TestedPatients, edges, holm, ranks
+from feddp.compare.published import PUBLISHED, orderings_table
+from feddp.compare.ranking import finished, ranking_table
+from feddp.compare.scores import BEFORE, Result, scores
+from feddp.reporting.tables import BLANK, Value
+from support.compare_runs import SITES, write_run
+
+
+def names(patients: int, images: int = 1) -> dict[str, dict[str, str]]:
+    """Of both sites: so many patients with so many images each, called 0a, 0b, ..., 1a, ..."""
+    return {site: {f"{p}{'abc'[i]}": str(p) for p in range(patients) for i in range(images)} for site in SITES}
+
+
+def dice(values, images: int = 1) -> dict:
+    """A run in which every image of patient p of both sites has the Dice values[p]."""
+    return {
+        site: {"start": {f"{p}{'abc'[i]}": value for p, value in enumerate(values) for i in range(images)}} for site in SITES
+    }
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Makes {method: scores} from each method's Dice by patient, equal at both sites."""
+
+    def make(**methods):
+        runs = {label: Result({0: write_run(tmp_path / label, dice(values))}, {}) for label, values in methods.items()}
+        return finished(runs, list(SITES))
+
+    return make
+
+
+def test_holm_by_hand():
+    """0.01 · 3 = 0.03; then 0.03 · 2 = 0.06; then 0.04 · 1 = 0.04, which is no smaller than the one before: 0.06."""
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_a_patient_weighs_as_many_images_as_it_has():
+    """Patient x has images of 50 and 70 %, y one of 90 %: the site's mean is 210/3 = 70. One of two patients is drawn: 60 or
+    90. By Wilcoxon, patients count once: x by its mean."""
+    tested = TestedPatients(("m",), (np.array([2, 1]),), (np.array([[120.0], [90.0]]),))
+    assert tested.means() == pytest.approx([70])
+    assert set(tested.resampled()[:, 0]) == {60.0, 90.0}
+
+
+def test_of_returns_the_sums_of_each_patient(tmp_path):
+    run = {site: {"start": {"a": 0.5, "b": 0.7, "c": 0.9}} for site in SITES}
+    found = {"m": scores(Result({0: write_run(tmp_path / "m", run)}, {}), list(SITES))}
+    tested = TestedPatients.of(found, "dice", {site: {"a": "x", "c": "y", "b": "x"} for site in SITES})
+    assert [list(images) for images in tested.images] == [[2, 1], [2, 1]]
+    assert [sums.tolist() for sums in tested.sums] == [[[pytest.approx(120)], [pytest.approx(90)]]] * 2
+    assert tested.count == 4
+    assert not tested.enough, "six patients are needed"
+
+
+def test_few_patients_vary_as_much_as_they_should():
+    """Two patients of 0 and 10: s² = 50, so the mean's variance is s²/n = 25. One draw is 0 or 10, each with probability 1/2:
+    variance 25. Two draws would be 0, 5, 5 or 10: 12.5. Two such sites: 25 · 2/4 = 12.5. The variance of 4000 draws, of which
+    (mean − 5)² is 0 or 25 with probability 1/2 each, has the standard error 12.5/√4000 = 0.2."""
+    site = np.array([[0.0], [10.0]])
+    one = TestedPatients(("m",), (np.ones(2),), (site,)).resampled()
+    assert np.var(one) == pytest.approx(25, abs=0.1)
+    assert np.var(TestedPatients(("m",), (np.ones(2),) * 2, (site, site)).resampled()) == pytest.approx(12.5, abs=0.8)
+
+
+def test_the_same_patients_are_drawn_for_all_methods():
+    """The second method is 3 above the first for each patient, so in each draw too."""
+    site = np.array([[0.0, 3.0], [10.0, 13.0], [4.0, 7.0]])
+    drawn = TestedPatients(("one", "other"), (np.ones(3),), (site,)).resampled()
+    assert drawn[:, 1] - drawn[:, 0] == pytest.approx(3)
+    assert len(np.unique(drawn[:, 0])) > 3
+
+
+def test_wilcoxon_over_patients_not_images():
+    """Three patients at each site, two images each, all better by different amounts: 6 differences of one sign, exact
+    two-sided p = 2/2⁶ = 0.03125. Twelve images would give 2/2¹² = 0.0005."""
+    better = np.array([[10.0, 12.0], [10.0, 14.0], [10.0, 18.0]])
+    tested = TestedPatients(("one", "other"), (np.full(3, 2),) * 2, (better, better + [[0, 20.0]]))
+    assert tested.p_value(1, 0) == pytest.approx(0.03125)
+    assert tested.p_value(0, 0) == 1.0
+
+
+def test_equal_methods_share_a_rank():
+    assert ranks(np.array([[3.0, 1.0, 3.0], [1.0, 2.0, 3.0]])).tolist() == [[1.5, 3.0, 1.5], [3.0, 2.0, 1.0]]
+
+
+def test_edges_are_percentiles():
+    assert edges(np.arange(1001.0)) == pytest.approx((25, 975))
+
+
+def test_the_table_of_methods(found):
+    """feddp is 5 points above fedavg for each of 3 patients at both sites, local 10 below: so in each draw. Six differences
+    of one sign: p = 2/64 = 0.03125, by Holm 2 · that = 0.0625 for both. Ranks are always 1, 2, 3."""
+    table = ranking_table(found(local=[0.4, 0.5, 0.7], feddp=[0.55, 0.65, 0.85], fedavg=[0.5, 0.6, 0.8]), names(3))
+    assert [row[0] for row in table.rows] == ["feddp", "fedavg", "local"]
+    rows = {row[0]: dict(zip(table.heads[1:], row[1:], strict=True)) for row in table.rows}
+    first, last = rows["feddp"], rows["local"]
+    assert str(first["Dice (%)"]) == "68.33"
+    assert first["Worst site"] == "site-1"
+    assert str(first["minus fedavg"]) == "5.00"
+    assert first["interval of it"] == "5.00 to 5.00"
+    assert last["interval of it"] == "-10.00 to -10.00"
+    assert (str(first["p"]), str(first["p by Holm"])) == ("0.0312", "0.0625")
+    assert (str(last["p"]), str(last["p by Holm"])) == ("0.0312", "0.0625")
+    assert (str(first["Mean rank"]), first["interval of the rank"], str(first["First in (%)"])) == (
+        "1.0",
+        "1.0 to 1.0",
+        "100.0",
+    )
+    assert str(last["First in (%)"]) == "0.0"
+    assert rows["fedavg"]["p"] == BLANK
+    assert first["Variance over sites"] == Value(0.0)
+    low, high = map(float, rows["fedavg"]["interval"].split(" to "))
+    assert 50 <= low < 63.33 < high <= 80
+    assert any("6 test patients of 2 sites" in note for note in table.notes)
+
+
+def test_too_few_patients_have_no_interval(found):
+    table = ranking_table(found(fedavg=[0.5], feddp=[0.6]), names(1))
+    feddp = dict(zip(table.heads, table.rows[0], strict=True))
+    assert feddp["interval"] == feddp["interval of the rank"] == BLANK
+    assert str(feddp["minus fedavg"]) == "10.00"
+    assert ranking_table(found(only=[0.5]), names(1)) is None
+
+
+def test_methods_that_failed_under_a_seed_are_left_out(tmp_path):
+    """As are those without a federation."""
+    whole = Result({0: write_run(tmp_path / "whole", dice([0.5]))}, {})
+    partly = Result({0: write_run(tmp_path / "partly", dice([0.5]))}, {1: "broke"})
+    pooled = Result({0: write_run(tmp_path / "pooled", dice([0.5]), federated=False)}, {})
+    assert list(finished({"whole": whole, "partly": partly, "pooled": pooled}, list(SITES))) == ["whole"]
+
+
+def test_before_the_last_stage(tmp_path):
+    """`when` of a result says which networks are measured: start, not calibrated."""
+    run = write_run(tmp_path / "run", {site: {"start": {"a": 0.5}, "calibrated": {"a": 0.7}} for site in SITES})
+    assert scores(Result({0: run}, {}), list(SITES)).average["dice"]["mean"] == pytest.approx(0.7)
+    assert scores(Result({0: run}, {}, BEFORE), list(SITES)).average["dice"]["mean"] == pytest.approx(0.5)
+
+
+def test_published_orders_by_hand(found):
+    """Of Table I: local < fedavg < feddp. Here fedavg < feddp < local, each by the same amount at every patient, so beyond
+    chance: local−fedavg and local−feddp are the other way, fedavg−feddp is the same way. τ = (1 − 2)/3 = −0.33."""
+    table = orderings_table(found(local=[0.7, 0.8, 0.9], fedavg=[0.5, 0.6, 0.7], feddp=[0.6, 0.7, 0.8]), names(3))
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["FedDP, Table I"] == ("local, fedavg, feddp", "3", "1", "1", "2", "2", Value(pytest.approx(-1 / 3)))
+    assert rows["FedDP, Table III, polyps"] == ("fedavg, feddp", "1", "1", "1", "0", "0", Value(pytest.approx(1.0)))
+    assert "FedDP, Table I: fedavg above local; here below, beyond chance." in table.notes
+    assert "FedDP, Table I: feddp above local; here below, beyond chance." in table.notes
+    assert "Virtual classes, Table I, fundus, U-Net" not in rows, "it has fedavg alone of these"
+
+
+def test_a_small_difference_is_within_chance(found):
+    """feddp is above fedavg for one patient and below for another, on average a little below."""
+    found = found(fedavg=[0.5, 0.9, 0.7, 0.6], feddp=[0.8, 0.5, 0.7, 0.6])
+    rows = {row[0]: row[1:] for row in orderings_table(found, names(4)).rows}
+    assert rows["FedDP, Table I"][1:6] == ("1", "0", "0", "1", "0")
+
+
+def test_published_values_are_those_of_the_papers():
+    """Three averages of each paper's table, read again."""
+    table = {each.source: each.averages for each in PUBLISHED}
+    assert (table["FedDP, Table I"]["local"], table["FedDP, Table I"]["fedlc"]) == (61.69, 84.36)
+    assert table["FedDP, Table II"]["ditto"] == 91.53
+    assert table["FedDP, Table III, polyps"]["feddp@when=before"] == 84.80
+    assert table["Virtual classes, Table I, polyps, U-Net"]["iop_fl"] == 63.30
