@@ -16,7 +16,7 @@ from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTable:
     source: str
     metric: str
     averages: Mapping[str, float]  # by variant
@@ -27,8 +27,8 @@ _LQ = ("fedavg", "feddp@when=before", "feddp")
 _LIU = ("fedavg", "fedrep", "fedbabu", "fedlc", "iop_fl", "virtual_class")
 
 
-def _of(source: str, metric: str, methods: tuple[str, ...], *values: float) -> Published:
-    return Published(source, metric, dict(zip(methods, values, strict=True)))
+def _of(source: str, metric: str, methods: tuple[str, ...], *values: float) -> PublishedTable:
+    return PublishedTable(source, metric, dict(zip(methods, values, strict=True)))
 
 
 PUBLISHED = (
