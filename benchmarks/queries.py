@@ -5,10 +5,14 @@ A run without calibration, because the calibration trains all tensors of a site:
     feddp run --env local --method feddp --calibration-epochs 0 --data DATA --out RUN ...
     feddp bench queries RUN --data DATA
 
-Each site's network predicts its test images with its own queries, with the mean of the sites', with each other site's, and with
-those from before the first round. For each attention layer: the number of keys; how far queries, keys and values moved from the
-start, ‖w - w₀‖ / ‖w₀‖; how far apart the sites' queries are, mean ‖q_k - q̄‖ / ‖q̄ - q₀‖; and how much of the attention (total
-variation, 0 to 1) lies on other keys with own queries than with the mean of the sites', and than with equal weights.
+Each site's network predicts its test images with its own queries, with the mean of the sites', with each other site's, and
+with those from before the first round; and so its training images: what own queries gain there and not on test images, they
+have learned by heart. For each attention layer: the number of keys; how far queries, keys and values moved from the start, ‖w
+- w₀‖ / ‖w₀‖; how far apart the sites' queries are, mean ‖q_k - q̄‖ / ‖q̄ - q₀‖; and how much of the attention (total
+variation, 0 to 1) lies on other keys with own queries than with the mean of the sites', and than with equal weights. Then the
+gradients that reach q, k and v: the root mean square of an element of ∂L_seg/∂w in a batch of training images, before the
+first round and after the last one. Adam divides by them, so that a small gradient moves a weight as far as a large one,
+unless it comes near Adam's ε of 1e-8.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +26,7 @@ from benchmarks.common import parser, report
 from feddp.adaptation.models import network_files, plan_of
 from feddp.data.folder import SiteFolder
 from feddp.data.images import SPLIT
-from feddp.data.loading import Sample, load
+from feddp.data.loading import Sample, batches, load
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import read_results
@@ -33,9 +37,11 @@ from feddp.partition import QUERY, Tensors, select
 from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
 from feddp.training.loop import copy_of, predict
+from feddp.training.losses import segmentation_loss
 from feddp.training.metrics import measure
 
 MOVED = ("q", "k", "v")
+TRAINED = "train"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -45,17 +51,26 @@ def main(arguments: Sequence[str]) -> None:
     given = options.parse_args(arguments)
     plan = plan_of(given.run, read_results(given.run))
     networks = {site: load_personal(file) for site, file in network_files(given.run).items()}
-    samples = {site: load(SiteFolder.open(given.data / site), SPLIT, plan.size, plan.training.normalise) for site in networks}
-    exchange, layers = dice(plan, networks, samples), attention(plan, networks, samples)
-    figures = {"rounds": plan.rounds, "size": plan.size, "network": plan.network}
-    rows = [(whose, *(f"{value:.2f}" for value in values.values())) for whose, values in exchange.items()]
-    report("queries", ("test Dice (%) with queries", *networks), rows, figures | {"dice": exchange})
-    cells = [(path, *(f"{value:.4g}" for value in found.values())) for path, found in layers.items()]
-    report("queries", ("layer", *next(iter(layers.values()))), cells, figures | {"layers": layers})
+    folders = {site: SiteFolder.open(given.data / site) for site in networks}
+    figures = {"rounds": plan.rounds, "size": plan.size, "network": plan.network, "seed": plan.seed}
+    samples = {
+        split: {site: load(folder, split, plan.size, plan.training.normalise) for site, folder in folders.items()}
+        for split in (SPLIT, TRAINED)
+    }
+    for split, images in samples.items():
+        exchange = dice(plan, networks, images)
+        rows = [(whose, *(f"{value:.2f}" for value in values.values())) for whose, values in exchange.items()]
+        report("queries", (f"{split} Dice (%) with queries", *networks), rows, figures | {"split": split, "dice": exchange})
+    for name, layers in (
+        ("layers", attention(plan, networks, samples[SPLIT])),
+        ("gradients", gradients(plan, networks, samples[TRAINED])),
+    ):
+        cells = [(path, *(f"{value:.4g}" for value in found.values())) for path, found in layers.items()]
+        report("queries", ("layer", *next(iter(layers.values()))), cells, figures | {name: layers})
 
 
 def dice(plan: Plan, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]) -> dict[str, dict[str, float]]:
-    """Returns {whose queries: {site: mean Dice of its test images, in per cent}}."""
+    """Returns {whose queries: {site: mean Dice of its images, in per cent}}."""
     states = {site: copy_of(network) for site, network in networks.items()}
     names = select(next(iter(networks.values())), QUERY)
     if not names or not all(differ(states, name) for name in names):
@@ -100,6 +115,36 @@ def attention(
         keys, *found = zip(*(shares(networks[site], layers[site], central, samples[site]) for site in networks), strict=True)
         rows[path] = {"keys": keys[0]} | row | dict(zip(("own / mean", "own / equal"), map(mean, found), strict=True))
     return rows
+
+
+def gradients(
+    plan: Plan, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]
+) -> dict[str, dict[str, float]]:
+    """Returns {attention layer: {"q before": ..., "q after": ...}}, means over the sites of `gradient`."""
+    found: dict[str, dict[str, float]] = {}
+    for when, each in (("before", dict.fromkeys(networks, build_network(plan))), ("after", networks)):
+        sites = [gradient(network, samples[site], plan) for site, network in track(each.items(), "Gradients", len(each))]
+        for path in sites[0]:
+            row = found.setdefault(path, {})
+            row |= {f"{name} {when}": mean(site[path][name] for site in sites) for name in MOVED}
+    return found
+
+
+def gradient(network: nn.Module, samples: list[Sample], plan: Plan) -> dict[str, dict[str, float]]:
+    """Returns {attention layer: {child of MOVED: root mean square of its weight's gradient, mean over the batches}}."""
+    loss, count = segmentation_loss(plan.training.loss), 0
+    layers = {path: layer for path, layer in network.named_modules() if isinstance(layer, SplitAttention)}
+    sums = {path: dict.fromkeys(MOVED, 0.0) for path in layers}
+    network.eval()
+    for batch in batches(samples, plan.training.batch, seed=None, augment=False):
+        network.zero_grad()
+        loss(network(batch["image"]), batch["mask"]).backward()
+        count += 1
+        for path, layer in layers.items():
+            for name in MOVED:
+                grad = layer.get_submodule(name).get_parameter("weight").grad
+                sums[path][name] += 0.0 if grad is None else grad.square().mean().sqrt().item()
+    return {path: {name: value / count for name, value in row.items()} for path, row in sums.items()}
 
 
 def flat(layer: nn.Module) -> Tensor:

@@ -1,6 +1,7 @@
 """`feddp bench queries`: what exchanging private queries changes, and how far the attention is from equal weights."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,6 +59,23 @@ def test_how_far_a_layer_moved(layer):
     assert queries.far(layer, other, "v") == pytest.approx(4 / 3)
 
 
+def test_a_gradient_by_hand(layer, monkeypatch):
+    # The loss is the sum of the outputs (B, 2, 1, 2). Values are the tokens, so of tokens (1, 0) and (0, 0) each output is the
+    # weight of the first key, w, and 0. q = (b, 0) and the scale 1/√2 give the logits b/√2 and 0: w = σ(b/√2), here b = 0 and
+    # w = 1/2. Of the two tokens, (1, 0) alone changes with q's weight: ∂L/∂W_q[0, 0] = w(1 − w)/√2 = 1/(4√2). The other three
+    # elements have no gradient, so the root mean square is half of that.
+    with_query(layer, 0.0)
+    with torch.no_grad():
+        for each in (layer.v, layer.proj):
+            each.weight.copy_(torch.eye(2))
+            each.bias.zero_()
+    monkeypatch.setattr(queries, "segmentation_loss", lambda name: lambda logits, mask: logits.sum())
+    sample = {"image": torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]]), "mask": torch.zeros(2, 1, 2), "stem": "a", "patient": "p"}
+    plan = SimpleNamespace(training=SimpleNamespace(loss="dice", batch=1))
+    found = queries.gradient(Alone(layer), [sample] * 2, plan)
+    assert found["layer"]["q"] == pytest.approx(1 / (8 * 2**0.5))
+
+
 def test_a_run(feddp, tmp_path):
     data, run = tmp_path / "data", tmp_path / "run"
     assert feddp("data", "synthesize", "--out", data, "--images", "8", "--size", "32", "--sites", "2")[0] == 0
@@ -67,14 +85,22 @@ def test_a_run(feddp, tmp_path):
         assert code == 0, err
     code, out, err = feddp("bench", "queries", run / "feddp", "--data", data)
     assert code == 0, err
-    dice, layers = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
-    assert {name: set(values) for name, values in dice["dice"].items()} == dict.fromkeys(
-        ("own", "mean of the sites", "another site", "start"), {"site-1", "site-2"}
-    )
+    tested, trained, layers, gradients = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
+    assert (tested["split"], trained["split"]) == ("test", "train")
+    for dice in (tested, trained):
+        assert {name: set(values) for name, values in dice["dice"].items()} == dict.fromkeys(
+            ("own", "mean of the sites", "another site", "start"), {"site-1", "site-2"}
+        )
     # 32 pixels: 8 x 8, 4 x 4, 2 x 2 and 1 x 1 tokens in the four stages of two layers; the first stage halves both sides
     assert [row["keys"] for row in layers["layers"].values()] == [16, 16, 16, 16, 4, 4, 1, 1]
     # one key has the weight 1, whatever the query is
     assert [row[name] for row in list(layers["layers"].values())[-2:] for name in ("own / mean", "own / equal")] == [0] * 4
+    found = list(gradients["gradients"].values())
+    assert set(found[0]) == {f"{name} {when}" for name in "qkv" for when in ("before", "after")}
+    # and no gradient but rounding errors reaches queries and keys through it
+    assert all(row["q after"] > 1e-7 for row in found[:6])
+    assert all(row[name] < 1e-9 for row in found[-2:] for name in ("q before", "k before", "q after", "k after"))
+    assert all(row["v after"] > 1e-7 for row in found)
 
     code, _, err = feddp("bench", "queries", run / "fedavg", "--data", data)
     assert code == 2
