@@ -10,7 +10,7 @@
 <run>/metrics/metrics_summary.json, round_metrics.jsonl
                                      the same in the format of FLARE's metrics artifacts; not of a run without FLARE
 <run>/report.html                    the results as a page for a browser (`feddp report`)
-<run>/time.json                      where the time of the rounds went (`feddp.stages.accounting`)
+<run>/time.json                      where the time went, by round, stage and site (`feddp.stages.accounting`)
 <run>/sites/<site>/network.safetensors, images.csv, cases.csv, record.jsonl
                                      the site's final network, its metrics per image and per case, and of each
                                      class if there are several, its events

@@ -121,7 +121,7 @@ def test_networks_before_the_last_stage_are_a_row_of_their_own(compare, fake, tm
     assert (float(before["p"]), float(before["p by Holm"])) == pytest.approx((0.5, 1))
     published = {r["Published"]: r for r in read(out / "table_published.csv")}["FedDP, Table III, polyps"]
     assert (published["Pairs"], published["Same order"], published["Other order"]) == ("3", "2", "1")
-    for table in ("efficiency", "times"):
+    for table in ("efficiency", "times", "stages"):
         assert [r["Method"] for r in read(out / f"table_{table}.csv")] == ["fedavg", "feddp"], "each run once"
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "Whether published orders hold" in page

@@ -6,29 +6,36 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from feddp.adaptation.choices import ROUTING, Settings
 from feddp.cli.options import Device, Models, Scope, Seed, Strategy, words
+
+USUAL = Settings()
 
 
 def adapt(
     models: Models,
     images: Annotated[Path, typer.Option(help="A site's folder (its images of split test), or a folder of PNGs.")],
     out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names; a new folder.")],
-    how: Strategy = "routing",
-    epochs: Annotated[int, typer.Option(help="Passes over the images, at most (routing, tent, ttt); 0: none.")] = 10,
-    lr: Annotated[float, typer.Option(help="Adam's learning rate (routing, tent, ttt).")] = 1e-3,
-    beta: Annotated[float, typer.Option(help="Weight of the shape loss (routing); 0 leaves it out.")] = 0.01,
-    noise: Annotated[float, typer.Option(help="Standard deviation of the consistency loss's noise; 0: no such loss.")] = 0.5,
-    neighbourhood: Annotated[int, typer.Option(help="Pixels on either side that the shape loss looks at (routing).")] = 10,
-    mix: Annotated[str, typer.Option(help="sigmoid or softmax, over the models (routing).")] = "softmax",
-    norm: Annotated[str, typer.Option(help="mean: the models' normalisations; batch: the images' own (routing).")] = "mean",
-    batch: Annotated[int, typer.Option(help="Images per step.")] = 4,
-    seed: Seed = 0,
+    how: Strategy = ROUTING,
+    epochs: Annotated[int, typer.Option(help="Passes over the images, at most (routing, tent, ttt); 0: none.")] = USUAL.epochs,
+    lr: Annotated[float, typer.Option(help="Adam's learning rate (routing, tent, ttt).")] = USUAL.lr,
+    beta: Annotated[float, typer.Option(help="Weight of the shape loss (routing); 0 leaves it out.")] = USUAL.beta,
+    noise: Annotated[
+        float, typer.Option(help="Standard deviation of the consistency loss's noise; 0: no such loss.")
+    ] = USUAL.noise,
+    neighbourhood: Annotated[
+        int, typer.Option(help="Pixels on either side that the shape loss looks at (routing).")
+    ] = USUAL.neighbourhood,
+    mix: Annotated[str, typer.Option(help="sigmoid or softmax, over the models (routing).")] = USUAL.mix,
+    norm: Annotated[str, typer.Option(help="mean: the models' normalisations; batch: the images' own (routing).")] = USUAL.norm,
+    batch: Annotated[int, typer.Option(help="Images per step.")] = USUAL.batch,
+    seed: Seed = USUAL.seed,
     device: Device = "cpu",
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the site's masks.")] = False,
 ) -> None:
     """Adapt the models of a finished run to images without labels, and write a mask for every image."""
     from feddp.adaptation import unseen_site
-    from feddp.adaptation.choices import AdaptationOptions, Settings
+    from feddp.adaptation.choices import AdaptationOptions
     from feddp.adaptation.models import read_models
     from feddp.reading import counted
     from feddp.reporting.tables import Value
@@ -53,7 +60,7 @@ def adapt(
         why = (
             "the unsupervised loss may be lowest there: compare --how average" if done["losses"] else "the models found nothing"
         )
-        mixed = ", or --mix softmax" if how == "routing" and mix != "softmax" else ""
+        mixed = ", or --mix softmax" if how == ROUTING and mix != "softmax" else ""
         console.print(f"every mask is empty; {why}{mixed}")
     if score:
         scores = [Value(cell["mean"], cell["std"] if cell["n"] > 1 else None, 4) for cell in done["scores"].values()]
@@ -69,7 +76,7 @@ def job_outside(
         str | None, typer.Option(help="The sites whose models it receives, comma-separated; default: all of the run.")
     ] = None,
     job_id: Annotated[str | None, typer.Option(help="The finished run's job id; default: the one in its results.json.")] = None,
-    how: Strategy = "routing",
+    how: Strategy = ROUTING,
     settings: Annotated[list[str], typer.Option("--set", help="key=value: an option of `feddp adapt`.")] = [],  # noqa: B006
     score: Annotated[bool, typer.Option("--score", help="Measure afterwards, against the unseen site's masks.")] = False,
     scope: Scope = "feddp",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddp.compare.efficiency import efficiency_table, times_table
+from feddp.compare.efficiency import efficiency_table, stages_table, times_table
 from feddp.compare.figures import draw_methods, draw_outside, draw_study
 from feddp.compare.folds import fold_campaigns, fold_tables
 from feddp.compare.leave_one_out import LeaveOneOut
@@ -69,7 +69,7 @@ def compare(request: ComparisonRequest) -> Comparison:
     if unseen:
         tables.append(unseen_table(ends, unseen, sites, request.common.size, request.place.device))
     if methods:
-        tables += [efficiency_table(ends, request.data, request.place.device), times_table(ends)]
+        tables += [efficiency_table(ends, request.data, request.place.device), times_table(ends), stages_table(ends)]
     if any(result.folders for result in ends.values()):
         draw_methods(request.out, ends, sites)
     for name in studies:

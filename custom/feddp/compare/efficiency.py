@@ -13,7 +13,7 @@ from feddp.compare.tables import failed
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.files import NETWORK, PROGRESS, Event, read_results, site_folder
-from feddp.methods.base import SPECTRA, TRAIN
+from feddp.methods.base import SPECTRA, STAGES, TRAIN
 from feddp.networks.weights import load_personal
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 from feddp.stages.accounting import ROUND, SITE, accounted
@@ -30,7 +30,12 @@ _NOTES = (
 )
 _TIMES = (
     "Wall, combining and saving are the server's; the rest are means over the sites. Receiving: from the server's request until"
-    " the site begins; without FLARE also while other sites train. Sending: from the site's answer until the server has it.",
+    " the site begins, and its filters; without FLARE also while other sites train. Sending: from the site's answer until the"
+    " server has checked it. Both hold the writing of tensors as bytes, which FLARE does while it transfers them.",
+)
+_STAGE_TIMES = (
+    "Means over the seeds: wall clock from each request of a stage until its last answer; of train, the rounds, and"
+    " the choice of one at their end. time.json in a run's folder has them by site.",
 )
 
 
@@ -54,6 +59,23 @@ def times_table(methods: Mapping[str, Result]) -> ResultTable:
         rows.append((label, *(cells if times else failed(result, len(ROUND + SITE)))))
     heads = ("Method", *(name.capitalize() for name in ROUND + SITE))
     return ResultTable("times", "Seconds per round", heads, (None,) * len(heads), tuple(rows), _TIMES)
+
+
+def stages_table(methods: Mapping[str, Result]) -> ResultTable:
+    """One row per method: the mean seconds of every stage of time.json over seeds."""
+    runs = {label: [_stages(folder) for folder in result.folders.values()] for label, result in methods.items()}
+    known = {TRAIN, protocol.EVALUATE_STAGE, *(stage for times in runs.values() for time in times for stage in time)}
+    names = [stage for stage in (*STAGES, protocol.EVALUATE_STAGE) if stage in known]
+    rows: list[tuple[Cell, ...]] = []
+    for label, times in runs.items():
+        cells = [_mean([[time.get(name) for time in times]]) for name in names]
+        rows.append((label, *(cells if times else failed(methods[label], len(names)))))
+    heads = ("Method", *(name.capitalize() for name in names))
+    return ResultTable("stages", "Seconds per stage", heads, (None,) * len(heads), tuple(rows), _STAGE_TIMES)
+
+
+def _stages(folder: Path) -> dict[str, float]:
+    return {name: stage["wall"] for name, stage in accounted(read_progress(folder / PROGRESS))["stages"].items()}
 
 
 def _mean(lists: Sequence[Sequence[float | None]]) -> Cell:

@@ -10,7 +10,7 @@ from feddp.compare.figures import learning_panels, selected, study_figure
 from feddp.compare.scores import AVERAGE
 from feddp.compare.statistics import LEVEL, METRIC
 from feddp.compare.studies import STUDIES
-from feddp.pages.collected import Collected, FinishedRun
+from feddp.pages.collected import Collected, FinishedRun, Measurements
 from feddp.pages.differences import Contrast
 from feddp.pages.verdict import Verdict
 from feddp.reading import short
@@ -90,17 +90,29 @@ def study_charts(collected: Collected) -> dict[str, Chart]:
     return charts
 
 
-def time_chart(run: FinishedRun) -> Chart | None:
-    """Where the time of a mean round went, site by site."""
-    sites = accounted(run.events)["sites"]
-    means = {site: {name: _mean(parts[name]) for name in SITE} for site, parts in sites.items()}
-    if not means or not any(value for parts in means.values() for value in parts.values()):
+def time_chart(measured: Measurements) -> Chart | None:
+    """Where the time of a mean round went, site by site: means over a run's rounds, then over the seeds."""
+    means = {site: {name: _mean(each) for name, each in parts.items()} for site, parts in _seconds(measured.runs).items()}
+    if not any(value for parts in means.values() for value in parts.values()):
         return None
+    seeds = sorted(run.results["seed"] for run in measured.runs)
+    of = f"seed {seeds[0]}" if len(seeds) == 1 else f"means over the seeds {', '.join(map(str, seeds))}"
+    text = (
+        f"{measured.label}, {of}. Receiving and sending include waiting for the server and for sites of the same process, and"
+        " the writing of tensors as bytes."
+    )
     with page_style():
-        svg = inline(_stacked(means, "seconds of a mean round"), "time", "Seconds of a mean round by site")
-        return Chart(
-            svg, f"{run.name}. Receiving and sending include waiting for the server and for sites of the same process."
-        )
+        return Chart(inline(_stacked(means, "seconds of a mean round"), "time", "Seconds of a mean round by site"), text)
+
+
+def _seconds(runs: Sequence[FinishedRun]) -> dict[str, dict[str, list[float]]]:
+    """{site: {part: the mean over the rounds of each run that knows the site}}."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        for site, parts in accounted(run.events)["sites"].items():
+            for name in SITE:
+                found.setdefault(site, {}).setdefault(name, []).append(_mean(parts[name]))
+    return dict(sorted(found.items()))
 
 
 def _forest(contrasts: Mapping[str, Contrast]) -> Figure:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddp.compare.efficiency import local_seconds, traffic, train_seconds
+from feddp.compare.efficiency import local_seconds, stages_table, traffic, train_seconds
 from feddp.compare.scores import AVERAGE
 from feddp.compare.statistics import METRIC
 from feddp.pages.collected import Collected, FinishedRun, Measurements
@@ -175,6 +175,13 @@ def costs(collected: Collected) -> ResultTable:
         rows.append((label, *(times if any(events) else [BLANK, BLANK]), *sizes))
     heads = ("Method", "Rounds (s)", "Local stages (s)", "Rounds (MB)", "Local stages (MB)")
     return ResultTable("costs", "Time and bytes", heads, (None,) * len(heads), tuple(rows), (_COSTS,))
+
+
+def stages(collected: Collected) -> ResultTable | None:
+    """Seconds of each method's stages; None where no run has its events."""
+    if not any(run.events for run in collected.runs):
+        return None
+    return stages_table({label: found.result for label, found in collected.methods.items() if found.ends})
 
 
 def volume_table(collected: Collected) -> ResultTable | None:

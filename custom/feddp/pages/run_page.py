@@ -12,7 +12,7 @@ from feddp.pages.template import rendered, require_place, write_page
 from feddp.pages.verdict import judge
 from feddp.reading import counted
 
-_ALREADY = {"spread"}  # tables of a comparison that the page shows otherwise
+_ALREADY = {"spread", "stages"}  # tables of a comparison that the page shows otherwise
 
 
 def report(folders: Sequence[Path], out: Path) -> Path:
@@ -57,7 +57,8 @@ def _page(collected: Collected) -> str:
         tables=[table for table in collected.tables if table.name not in _ALREADY],
         failed=collected.failed,
         costs=measures.costs(collected) if subject else None,
-        time=charts.time_chart(first) if first else None,
+        time=charts.time_chart(subject) if subject else None,
+        stages=measures.stages(collected) if subject else None,
         runs=[(run.name, attendance(run), provenance(run)) for run in collected.runs],
     )
 

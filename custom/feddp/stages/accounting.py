@@ -1,26 +1,40 @@
-"""Where the time of a run's rounds went, by round and site, from the server's events.
+"""Where the time of a run went, by round, stage and site, from the server's events.
 
-time.json holds seconds, one number per round in every list; null if it is not known, for instance of a site that was absent:
+time.json holds seconds, in the lists one number per round; null if it is not known, for instance of a site that was absent:
 
 {"rounds": {"wall",         the whole round
             "combining",    the mean of the contributions
             "saving"},      the server's files
  "sites": {site: {"computing", "loading", "evaluating", "storing",   as the site measured: training, images, scores, its state
-                  "receiving",    from the server's request until the site begins, and the site's checks
-                  "sending",      from the site's question whether its answer is still wanted until the server has the answer
-                  "idle"}}}       from there until the next phase, or until the round ends
+                  "receiving",    of an answer what is neither the site's own seconds nor sending: the request on its way, its
+                                  tensors, and all checks and filters of the site, those of its answer too
+                  "sending",      from the site's question whether its answer is still wanted until the server has checked it
+                  "idle"}},       from there until the next phase, or until the round ends
+ "stages": {stage: {"wall",       from each of its requests until the last answer to it; stage 1: the rounds and other requests
+                    "sites": {site: from each of the stage's requests until the site's answer}}}}
 
 A site that scores nothing (in the first round), or withholds it, has no `evaluating`; the latter's is within `computing`.
-Without FLARE nobody asks that question, so `sending` is unknown, and `receiving` includes the sites that train before. A round
-that was asked for again, because the server was killed in it, counts as it ended the last time; of a round that was saved, but
-not noted, nothing is known.
+Without FLARE nobody asks that question, so `sending` is unknown, and `receiving` includes the sites that train before; so do
+the seconds of a site in a stage. A round or another request that was made again, because the server was killed, counts as it
+ended the last time; of a round that was saved, but not noted, nothing is known. A handshake belongs to the stage that it
+prepares.
+
+Serialising has no part of its own. A message of FLARE carries references, and the receiver asks for the tensors in pieces: only
+then does FLARE's TensorDecomposer write them as bytes, in the sender's transport threads, and the server those of γ once
+for all sites; the receiver reads them as they come. At a site this happens after the answer with its seconds has left. So
+serialising is within `receiving` (the server writes, the site reads) and `sending` (the site writes, the server reads, checks
+the tensors and puts them on its disk). Half precision is a filter: within `sending` for an answer that reaches the server,
+within `receiving` everywhere else.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from feddp import protocol
 from feddp.files import Event
+from feddp.methods.base import TRAIN as TRAIN_STAGE
+from feddp.protocol import Kind
 
 ROUND = ("wall", "combining", "saving")
 SITE = ("computing", "loading", "evaluating", "storing", "receiving", "sending", "idle")
@@ -65,6 +79,49 @@ def accounted(events: Sequence[Event]) -> dict[str, Any]:
     return {
         "rounds": _columns(rounds, last, ROUND),
         "sites": {site: _columns(sites[site], last, SITE) for site in sorted(sites)},
+        "stages": _by_stage(events, sum(parts["wall"] or 0.0 for parts in rounds.values())),
+    }
+
+
+@dataclass
+class _Request:
+    """One request to some sites; times are seconds on the server's clock."""
+
+    task: str
+    asked: float
+    ended: float  # the last answer or refusal
+    answered: dict[str, float] = field(default_factory=dict)
+
+
+def _by_stage(events: Sequence[Event], rounds: float) -> dict[str, Any]:
+    """Returns the seconds of every stage in the order of the run; `rounds` are those of all rounds together."""
+    requests: dict[tuple[Any, ...], _Request] = {}
+    present: tuple[Any, ...] = ()  # the request that is answered now
+    for event in events:
+        kind, key = event["event"], tuple(event.get(name) for name in ("task", "round", "phase", "epoch"))
+        if kind == "ask":
+            requests.pop(key, None)
+            requests[key], present = _Request(event["task"], event["time"], event["time"]), key
+        elif kind in ("answer", "refused") and key == present:
+            requests[key].ended = event["time"]
+            if kind == "answer":
+                requests[key].answered[event["site"]] = event["time"]
+    stages: dict[str, tuple[float, dict[str, float]]] = {}
+    stage = ""
+    for request in reversed(requests.values()):
+        spec = protocol.spec_of(request.task)
+        if spec.kind is not Kind.HANDSHAKE or not stage:
+            stage = spec.stage
+        wall, sites = stages.setdefault(stage, (rounds if stage == TRAIN_STAGE else 0.0, {}))
+        if request.task != protocol.TRAIN:
+            wall += request.ended - request.asked
+        for site, time in request.answered.items():
+            sites[site] = sites.get(site, 0.0) + time - request.asked
+        stages[stage] = wall, sites
+    return {
+        name: {"wall": _shown(wall), "sites": {site: _shown(sites[site]) for site in sorted(sites)}}
+        for name, (wall, sites) in reversed(stages.items())
+        if name
     }
 
 

@@ -1,6 +1,8 @@
 """Test-time training by hand, the ways to a network, and what none of them changes."""
 
+import inspect
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from feddp.adaptation.fitting import fit
 from feddp.adaptation.models import Models
 from feddp.adaptation.routing import Routed
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
+from feddp.cli.adapt import adapt
 from feddp.errors import FedDPError
 from feddp.networks import build
 from feddp.partition import NORM, resolve
@@ -205,6 +208,24 @@ def test_routing_trains_the_routers_and_lowers_the_loss(toy):
     assert {key for key, value in network.state_dict().items() if ".router." not in key} == {k for k in mean if "norm" in k}
     assert all(value.equal(mean[key]) for key, value in network.state_dict().items() if ".router." not in key)
     assert all(layer.router.choose.weight.abs().sum() > 0 for layer in network.modules() if isinstance(layer, Routed))
+
+
+@pytest.mark.parametrize(("mix", "shares"), [("softmax", (3 / 5, 1 / 5, 1 / 5)), ("sigmoid", (3 / 4, 1 / 2, 1 / 2))])
+def test_routers_mix_as_the_settings_say(toy, mix, shares):
+    """Two sites' models and the global one, and routers whose last layer gives (ln 3, 0, 0): e to these is (3, 1, 1), a softmax
+    of (3, 1, 1)/5; the sigmoid of ln 3 is 3/(3 + 1), that of 0 is ½. No weight of that layer lets the input change them."""
+    (network,) = STRATEGIES["routing"](models_of(toy), pictures(), Settings(epochs=0, mix=mix), CPU, silent).networks
+    routers = [layer.router for layer in network.modules() if isinstance(layer, Routed)]
+    assert len(routers) > 1
+    for router in routers:
+        with torch.no_grad():
+            router.choose.bias.copy_(tensor([LN3, 0.0, 0.0]))
+            assert router(torch.rand(1, router.squeeze.in_features))[0].tolist() == pytest.approx(shares, abs=1e-6)
+
+
+def test_the_command_has_the_settings_defaults():
+    given = {name: parameter.default for name, parameter in inspect.signature(adapt).parameters.items()}
+    assert {name: given[name] for name in asdict(Settings())} == asdict(Settings())
 
 
 def test_routing_by_the_batch_trains_the_affine_tensors_too(toy):

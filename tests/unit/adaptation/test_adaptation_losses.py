@@ -111,5 +111,14 @@ def test_each_term_can_be_left_out():
     assert routing_loss(Settings(beta=0, noise=0))(network, images, torch.Generator()).item() == 0
 
 
+@pytest.mark.parametrize(("neighbourhood", "spread"), [(1, 2 / 5 * 0.5), (3, 4 / 5 * 0.5), (10, 0.5)])
+def test_the_loss_looks_as_far_as_the_settings_say(neighbourhood, spread):
+    """One row of ŷ = (¼, ¼, ¼, ¼, ¾): max − min is ½ for the pixels that see the last one, 2, 4 or all of 5; the entropy is
+    H(¾) = H(¼) everywhere. β = ½, without noise."""
+    row = tensor([[[[-LN3, -LN3, -LN3, -LN3, LN3]]]])
+    found = routing_loss(Settings(neighbourhood=neighbourhood, beta=0.5, noise=0))(Identity(), row, torch.Generator())
+    assert found.item() == pytest.approx(0.5 * (H34 + spread), abs=1e-6)
+
+
 def test_tent_s_loss_is_the_entropy():
     assert entropy_loss(Identity(), torch.full((1, 1, 1, 1), LN3), torch.Generator()).item() == pytest.approx(H34, abs=1e-6)

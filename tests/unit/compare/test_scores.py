@@ -4,14 +4,14 @@ import csv
 
 import pytest
 
-from feddp.compare.efficiency import inference_ms, local_seconds, times_table, traffic, train_seconds
+from feddp.compare.efficiency import inference_ms, local_seconds, stages_table, times_table, traffic, train_seconds
 from feddp.compare.figures import draw_methods, maxima, mean_curve
 from feddp.compare.scores import BEFORE, CASE, FINAL, Result, scores
 from feddp.compare.statistics import best_two, compare_images, sentence
 from feddp.compare.tables import methods_tables, scores_table, spread_table
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
-from feddp.reporting.tables import ResultTable, Value
+from feddp.reporting.tables import BLANK, ResultTable, Value
 from feddp.stages.scored import curves
 from feddp.training.columns import METRICS
 from support.compare_runs import SITES, federation, write_cases, write_run
@@ -321,6 +321,20 @@ def test_seconds_per_round_by_hand(result):
     table = times_table({"x": folder})
     said = {head: cell.mean for head, cell in zip(table.heads, table.rows[0], strict=True) if isinstance(cell, Value)}
     assert said == {"Wall": 2.0, "Receiving": 0.5, "Idle": 0.0}
+
+
+def test_seconds_per_stage_by_hand(result):
+    """Three rounds of 2 s, and 1 s for the choice of one; at home 3 s to collect and 3 s to calibrate; 10 s of evaluation. The
+    second method has no calibration and two seeds, whose rounds take 6 s and 2 s: 4 + 1 s on average. The third failed."""
+    home = result("x", [ONE[0]], events=federation(3, home=True))
+    seeds = [result(name, [ONE[0]], events=federation(n, home=False)).folders[0] for name, n in (("y", 3), ("z", 1))]
+    table = stages_table({"x": home, "y": Result(dict(enumerate(seeds)), {}), "z": Result({}, {0: "why"})})
+    assert table.heads == ("Method", "Train", "Calibrate", "Evaluate")
+    assert [list(map(str, row)) for row in table.rows] == [
+        ["x", "7.00", "6.00", "10.00"],
+        ["y", "5.00", BLANK, "10.00"],
+        ["z", "failed: why", "", ""],
+    ]
 
 
 def test_a_round_of_which_nothing_is_known_adds_no_seconds():

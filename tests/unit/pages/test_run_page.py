@@ -10,11 +10,13 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.errors import InputError
-from feddp.pages import measures, run_page, template
+from feddp.pages import charts, measures, run_page, template
 from feddp.pages.attendance import attendance
 from feddp.pages.collected import collect
 from feddp.pages.run_page import report
+from feddp.protocol import EVALUATING, LOADING, STORING
 from feddp.reporting.tables import BLANK, ResultTable, Value
+from feddp.stages.accounting import SITE
 from support.compare_runs import SITES, federation, write_run
 
 HOSTILE = "<script>alert('x')</script>"
@@ -88,6 +90,36 @@ def test_it_is_one_file_of_means_without_scripts_pictures_or_an_images_value(tmp
     assert html.count("<svg") >= 3
     assert html.count("<title>") == html.count("<svg") + 1, "every figure has a title"
     assert 'href="data:,"' in html, "no request for an icon"
+
+
+def seconds(folder, evaluating, **more):
+    """A run of `federation` of one round whose sites say how long they scored: its 2 s are 1.5 at the site, 0.5 to receive."""
+    events = federation(1, home=True)
+    for event in events:
+        if event["event"] == "answer" and event["task"] == "train":
+            event["scalars"] |= {LOADING: 0.0, STORING: 0.0, EVALUATING: evaluating}
+    return write_run(folder, DICE, events=events, **more)
+
+
+def test_the_time_of_a_mean_round_is_drawn_over_the_seeds(tmp_path, monkeypatch):
+    """Sites score for 0.5 s in the one run and for 1 s in the other, and train for the rest of 1.5 s."""
+    folders = [seconds(tmp_path / str(seed), share, seed=seed) for seed, share in enumerate((0.5, 1.0))]
+    drawn, stacked = [], charts._stacked
+    monkeypatch.setattr(charts, "_stacked", lambda parts, label: drawn.append(parts) or stacked(parts, label))
+    html = page(tmp_path, *folders)
+    known = {"computing": 0.75, "evaluating": 0.75, "receiving": 0.5}
+    assert drawn == [{site: dict.fromkeys(SITE, 0.0) | known for site in SITES}]
+    assert "<title>Seconds of a mean round by site</title>" in html
+    assert "FedDP, means over the seeds 0, 1. Receiving" in html
+    assert "FedDP, seed 1. Receiving" in page(tmp_path, folders[1])
+    assert "Seconds per stage" in html
+    assert re.search(r'<th scope="row">FedDP</th><td>3.00</td><td>6.00</td><td>10.00</td>', html)
+
+
+def test_without_events_no_time_is_drawn(tmp_path):
+    html = page(tmp_path, write_run(tmp_path / "run", DICE))
+    assert "Seconds of a mean round" not in html
+    assert "Seconds per stage" not in html
 
 
 def test_the_heat_map_and_the_tables_hold_the_means(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from feddp.errors import Stopped
-from feddp.files import PROGRESS
+from feddp.files import PROGRESS, TIME
 from feddp.run import session
 from feddp.run.local import local
 from feddp.run.session import Request
@@ -28,6 +28,21 @@ def run(toy, plan_for, tiny_root, tmp_path):
 def refused(out):
     events = map(json.loads, (out / PROGRESS).read_text().splitlines())
     return {(event["site"], event["task"]): event["reason"] for event in events if event["event"] == "refused"}
+
+
+def test_a_finished_run_says_where_its_time_went(run):
+    """The round has the seconds of the mean and of the server's files, each above 0 and together within the round."""
+    _, out = run()
+    events = map(json.loads, (out / PROGRESS).read_text().splitlines())
+    (event,) = (event for event in events if event["event"] == "round")
+    assert event["combining"] > 0
+    assert event["saving"] > 0
+    assert event["combining"] + event["saving"] <= event["seconds"]
+    time = json.loads((out / TIME).read_text())
+    parts = {"wall": event["seconds"], "combining": event["combining"], "saving": event["saving"]}
+    assert time["rounds"] == {name: [round(seconds, 3)] for name, seconds in parts.items()}
+    assert list(time["stages"]) == ["train", "evaluate"]
+    assert set(time["sites"]) == set(time["stages"]["train"]["sites"]) == set(SITES)
 
 
 def test_a_failure_of_any_kind_at_one_site_is_that_sites(run, monkeypatch):

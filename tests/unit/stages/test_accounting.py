@@ -101,7 +101,57 @@ def test_an_older_run_has_fewer_parts():
 
 
 def test_no_events_are_no_rounds():
-    assert accounted([]) == {"rounds": {name: [] for name in ROUND}, "sites": {}}
+    assert accounted([]) == {"rounds": {name: [] for name in ROUND}, "sites": {}, "stages": {}}
+
+
+def request(time, task, answers, **more):
+    """A request, and {site: when it answers; negative: when it is refused}."""
+    events = [{"event": "ask", "task": task, "time": time, **more}]
+    for site, when in answers.items():
+        kind = "answer" if when > 0 else "refused"
+        events.append({"event": kind, "task": task, "time": abs(when), "site": site, "scalars": {"seconds": 1.0}, **more})
+    return events
+
+
+def test_the_seconds_of_every_stage():
+    """The initial tensors take 2 s, the round 6 s by its own clock (until 8), the scores at its end 9 − 8 = 1 s: stage 1 is
+    2 + 6 + 1 = 9 s; A answers 1, 3 and 1 s after these requests. The handshake of FedLC (1 s) bears the name of the
+    calibration's consent, and belongs to the heads: with two epochs of 1 + 2 s, 7 s. B is refused 3 s after the second
+    epoch's request, which the stage waits for. A's evaluation takes 1.5 s, B's 4 s.
+    """
+    events = [
+        *request(0.0, "initial", {"A": 1.0, "B": 2.0}),
+        *request(2.0, TRAIN, {"A": 5.0, "B": 7.0}, round=1, phase=0),
+        {"event": "round", "round": 1, "time": 8.0, "seconds": 6.0},
+        *request(8.0, "adopt", {"A": 9.0, "B": 9.0}, round=1),
+        *request(10.0, "introduce", {"A": 10.5, "B": 11.0}),
+        *request(11.0, "collect_heads", {"A": 12.0, "B": 12.0}, epoch=1),
+        *request(12.0, "calibrate_heads", {"A": 13.0, "B": 14.0}, epoch=1),
+        *request(14.0, "collect_heads", {"A": 15.0, "B": 15.0}, epoch=2),
+        *request(15.0, "calibrate_heads", {"A": 16.0, "B": -17.0}, epoch=2),
+        *request(20.0, "evaluate", {"A": 21.5, "B": 24.0}),
+    ]
+    found = accounted(events)["stages"]
+    assert list(found) == ["train", "heads", "evaluate"]
+    assert found["train"] == {"wall": 9.0, "sites": {"A": 1.0 + 3.0 + 1.0, "B": 2.0 + 5.0 + 1.0}}
+    assert found["heads"] == {"wall": 1.0 + 3.0 + 3.0, "sites": {"A": 0.5 + 2.0 + 2.0, "B": 1.0 + 3.0 + 1.0}}
+    assert found["evaluate"] == {"wall": 4.0, "sites": {"A": 1.5, "B": 4.0}}
+
+
+def test_a_stage_counts_as_it_ended_and_without_what_came_too_late():
+    """The server died while B tuned, and asked again at 50; A's answer to an evaluation that was over counts nowhere."""
+    events = [
+        *request(0.0, "tune", {"A": 5.0}),
+        {"event": "resumed", "time": 40.0, "round": 1, "of": 1},
+        *request(50.0, "tune", {"A": 52.0, "B": 53.0}),
+        *request(53.0, "evaluate", {"B": 54.0}),
+        {"event": "refused", "task": "tune", "time": 60.0, "site": "A", "reason": "late"},
+        {"event": "refused", "task": "unknown", "time": 61.0, "site": "A", "reason": "late"},
+    ]
+    assert accounted(events)["stages"] == {
+        "tune": {"wall": 3.0, "sites": {"A": 2.0, "B": 3.0}},
+        "evaluate": {"wall": 1.0, "sites": {"B": 1.0}},
+    }
 
 
 def test_the_watch_adds_up_its_parts(monkeypatch):

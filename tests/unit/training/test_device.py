@@ -1,9 +1,14 @@
 """What a site is told when its memory is too small."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from feddp import protocol
 from feddp.errors import InputError
+from feddp.stages import answered, stage_of
+from feddp.stages.message import Message
 from feddp.training.device import memory_of
 
 
@@ -27,3 +32,26 @@ def test_a_machine_s_want_of_memory_does_too():
 def test_other_errors_pass(error):
     with pytest.raises(type(error), match=str(error)), memory_of("A"):
         raise error
+
+
+@pytest.mark.parametrize("task", [protocol.TRAIN, protocol.CALIBRATE, protocol.EVALUATE])
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), "GPU"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+            "machine",
+        ),
+    ],
+)
+def test_a_stage_whose_answer_lacks_memory_says_so(monkeypatch, plan_for, task, error, what):
+    def answer(task, message, host):
+        raise error
+
+    monkeypatch.setattr(stage_of(protocol.spec_of(task).stage), "answer", answer)
+    host = SimpleNamespace(name="A", plan=plan_for(), request=None, consents=lambda word: True)
+    with pytest.raises(
+        InputError, match=f"^site A: its {what} has too little memory .* smaller --set batch, --size or --network"
+    ):
+        answered(task, Message(), host)
