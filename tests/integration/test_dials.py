@@ -4,15 +4,17 @@ import csv
 import importlib.util
 import json
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from feddp.data.habits import Dials
 from feddp.errors import InputError
 from feddp.networks import NETWORKS
 from support import ROOT
-from support.small import Small
+from support.small import Small, narrow
 
-SMALL = "--values 0 1 --seeds 0 --sites 3 --images 12 --size 32 --rounds 1 --epochs 1 --network small"
+SMALL = "--values 0 1 --seeds 0 --sites 3 --images 24 --size 32 --rounds 1 --epochs 1 --network small"
 
 
 @pytest.fixture
@@ -24,12 +26,29 @@ def dials(monkeypatch):
     return module
 
 
-def test_a_campaign_is_a_table_a_figure_and_is_not_run_twice(dials, tmp_path, monkeypatch):
+@pytest.fixture
+def made(dials, monkeypatch):
+    """The runs that are made, not read: the folder's last two names."""
+    run, found = dials.run_here, []
+
+    def noting(data, out, *given, **options):
+        found.append(f"{out.parent.parent.name}/{out.name}")
+        return run(data, out, *given, **options)
+
+    monkeypatch.setattr(dials, "run_here", noting)
+    return found
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_campaign_is_a_table_a_figure_and_is_not_run_twice(dials, tmp_path, made):
     """Two values, three sites; FedAvg always, FineTune, and FedDP's rows before and after its calibration: 2 · 3 · 4 lines."""
     words = ["style", "--out", str(tmp_path), *SMALL.split(), "--methods", "FineTune", "FedDP, λ = 0"]
     dials.main(words)
-    with open(tmp_path / "style.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read(tmp_path / "style.csv")
     assert len(rows) == 2 * 3 * 4
     assert {row["method"] for row in rows} == {"FedAvg", "FineTune", "FedDP, λ = 0", "FedDP's queries alone"}
     assert (tmp_path / "style.png").read_bytes().startswith(b"\x89PNG")
@@ -41,13 +60,13 @@ def test_a_campaign_is_a_table_a_figure_and_is_not_run_twice(dials, tmp_path, mo
     (final,) = [row["dice"] for row in rows if (row["value"], row["method"], row["site"]) == ("1", "FedDP, λ = 0", "site-2")]
     assert float(final) == pytest.approx(100 * results["sites"]["site-2"]["final"]["dice"]["mean"], abs=1e-3)
     first = (tmp_path / "style.csv").read_bytes()
-    run, again = dials.run_here, []
-    monkeypatch.setattr(dials, "run_here", lambda *given, **options: again.append(given[1].name) or run(*given, **options))
+    assert made == [f"{folder}/{method}" for folder in ("alike", "1") for method in ("fedavg", "finetune", "feddp")]
+    made.clear()
     dials.shutil.rmtree(folder / "finetune")
     (folder / "data").rename(folder / "data.part")  # as if the drawing had been interrupted
     (folder / "data.part/site-3/dataset.json").unlink()
     dials.main(words)
-    assert again == ["finetune"]
+    assert made == ["1/finetune"]
     assert (tmp_path / "style.csv").read_bytes() == first
 
 
@@ -55,6 +74,9 @@ def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
     """Another number of rounds and another setting are refused before a run; other values, seeds and methods are not."""
     ran = []
     monkeypatch.setattr(dials.Campaign, "run", lambda campaign, *which: ran.append(which) or [(*which, "site-1", 50.0)])
+    monkeypatch.setattr(
+        dials.Campaign, "tested", lambda campaign, value, seeds, labels: dials.TestedPatients((*labels,), (), ())
+    )
     words = ["style", "--out", str(tmp_path), *SMALL.split()]
     dials.main([*words, "--methods", "FedAvg"])
     assert ran == [(0, 0, "FedAvg"), (1, 0, "FedAvg")]
@@ -67,6 +89,10 @@ def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
     assert len(ran) == 2
     dials.main([*words, "--values", "0.5", "--seeds", "3", "--methods", "Ditto"])
     assert ran[2:] == [(0.5, 3, "FedAvg"), (0.5, 3, "Ditto")]
+    others = ["appearance", *words[1:], "--methods", "FedAvg", "--rounds", "2"]
+    dials.main([*others, "--values", "0.5"])
+    with pytest.raises(InputError, match=r"alike.json: the results there were made with rounds 1, not 2; choose another --out"):
+        dials.main(others)
 
 
 def test_results_of_unknown_settings_are_not_taken(dials, tmp_path):
@@ -79,3 +105,108 @@ def test_the_difference_is_paired_by_seed(dials):
     """Two sites: (10 + 20) / 2 = 15 and (30 + 50) / 2 = 40."""
     rows = [(0.5, 0, "FedAvg", "a", 10.0), (0.5, 0, "FedAvg", "b", 20.0), (0.5, 1, "FedAvg", "a", 30.0)]
     assert dials.means([*rows, (0.5, 1, "FedAvg", "b", 50.0)]) == {"FedAvg": {0.5: {0: 15.0, 1: 40.0}}}
+
+
+def test_at_zero_all_dials_share_their_runs(dials, tmp_path, made):
+    """Style runs FedAvg at 0 and 1; appearance only at 1. Its Dice at 0 is that of style, and the images are there once."""
+    words = ["--out", str(tmp_path), *SMALL.split(), "--methods", "FedAvg"]
+    dials.main(["style", *words])
+    dials.main(["appearance", *words])
+    assert made == ["alike/fedavg", "1/fedavg", "1/fedavg"]
+    style, appearance = (read(tmp_path / f"{dial}.csv") for dial in ("style", "appearance"))
+    assert style[:3] == appearance[:3]
+    assert len(style) == len(appearance) == 6
+    assert json.loads((tmp_path / "alike.json").read_text())["rounds"] == 1
+    assert "dial" not in json.loads((tmp_path / "alike.json").read_text())
+
+
+def test_a_finished_run_at_zero_of_an_earlier_version_counts(dials, tmp_path, made):
+    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--methods", "FedAvg"]
+    dials.main(words)
+    first = (tmp_path / "style.csv").read_bytes()
+    (tmp_path / "alike").rename(tmp_path / "style/0")
+    (tmp_path / "alike.json").unlink()
+    made.clear()
+    dials.main(words)
+    assert made == []
+    assert (tmp_path / "style.csv").read_bytes() == first
+    assert (tmp_path / "alike/seed-0/fedavg/results.json").exists()
+
+
+def test_the_dice_of_every_test_image_is_kept(dials, tmp_path):
+    """24 images of 12 patients a site, 60/20/20: 2 test patients with 2 images each, or 3. The mean over the sites of the
+    images' mean is that of results.json, before and after FedDP's last stage."""
+    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--methods", "FedDP, λ = 0"]
+    dials.main(words)
+    given = {"network": "small", "sites": 3, "images": 24, "size": 32, "rounds": 1, "epochs": 1, "thin": False, "settings": ()}
+    tested = dials.Campaign("style", tmp_path, **given).tested(1, [0], ["FedAvg", "FedDP, λ = 0"])
+    assert tested.methods == ("FedAvg", "FedDP, λ = 0", "FedDP's queries alone")
+    assert len(tested.images) == 3
+    assert all(2 <= len(each) <= 3 and set(each) == {2} for each in tested.images)
+    rows = read(tmp_path / "style.csv")
+    expected = [np.mean([float(r["dice"]) for r in rows if (r["value"], r["method"]) == ("1", m)]) for m in tested.methods]
+    assert tested.means() == pytest.approx(expected, abs=1e-3)
+    (row,) = [r for r in read(tmp_path / "style_onset.csv") if (r["method"], r["value"]) == ("FedDP, λ = 0", "1")]
+    assert float(row["difference"]) == pytest.approx(expected[1] - expected[0], abs=2e-3)
+    assert float(row["low"]) <= float(row["difference"]) <= float(row["high"])
+
+
+def test_every_family_runs_in_a_folder_of_its_own(dials, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(NETWORKS, "narrow", narrow)
+    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--network", "narrow", "--size", "64", "--values", "1"]
+    dials.main([*words, "--methods", *dials.METHODS])
+    folders = {path.parent.name for path in (tmp_path / "style/1/seed-0").glob("*/results.json")}
+    assert len(folders) == len(dials.METHODS) == len({approach.family for approach in dials.METHODS.values()}) + 1
+    onsets = json.loads((tmp_path / "style_onset.json").read_text().rstrip("\n").split("\n")[0])
+    assert onsets["chance"] == "the test patients of 1 seed; training's chance is not in it"
+    assert onsets["onset"].keys() == dials.FAMILIES.keys() - {"FedAvg"}
+    assert set(onsets["onset"].values()) <= {1, "never here"}
+    assert all(label in capsys.readouterr().out for label in ["LoRA"])
+
+
+def test_the_onset_is_the_value_from_which_on_every_interval_lies_above_zero(dials):
+    """0.5 and 1 do, 0 does not: 0.5. With 0.5 touching 0, what lies below it does not count: 1. At 1 it ends: never."""
+    above, around = (0.1, 2.0), (-0.1, 2.0)
+    assert dials.onset({0.5: above, 1: above, 0: around}) == 0.5
+    assert dials.onset({0: above, 0.5: (0.0, 2.0), 1: above}) == 1
+    assert dials.onset({0: above, 0.5: above, 1: around}) == "never here"
+    assert dials.onset({0: above, 0.5: None, 1: above}) == "unknown"
+
+
+def test_with_three_seeds_a_seed_is_an_observation(dials):
+    """Differences of 1, 2 and 3 points at 0, of 4, 5 and 6 at 1: means 2 and 5, s = 1, t(0.975, 2) = 4.303, so that half the
+    interval is 4.303 / √3 = 2.484. The sites' means are what is compared: 10 and 30 against 20 and 20 is no difference."""
+    rows = [(value, seed, "FedAvg", site, 20.0) for value in (0, 1) for seed in (0, 1, 2) for site in "ab"]
+    gained = {0: (1, 2, 3), 1: (4, 5, 6)}
+    rows += [(v, seed, "Ditto", "a", 10.0 + g) for v, each in gained.items() for seed, g in enumerate(each)]
+    rows += [(v, seed, "Ditto", "b", 30.0 + g) for v, each in gained.items() for seed, g in enumerate(each)]
+    found = dials.by_seeds(rows)
+    assert found.keys() == {"Ditto"}
+    assert found["Ditto"][0] == pytest.approx((-0.484, 4.484), abs=1e-3)
+    assert found["Ditto"][1] == pytest.approx((2.516, 7.484), abs=1e-3)
+    assert dials.onset(found["Ditto"]) == 1
+
+
+def test_with_fewer_seeds_the_test_patients_are_observations(dials):
+    """Every patient of both sites gains 2 points at 1: every draw does. At 0 half gain 2, half lose 2: the interval has 0."""
+    images = (np.ones(6), np.ones(6))
+    same = np.column_stack([np.full(6, 50.0), np.full(6, 52.0)])
+    mixed = np.column_stack([np.full(6, 50.0), [52.0, 48.0] * 3])
+    methods = ("FedAvg", "Ditto")
+    tests = {0: dials.TestedPatients(methods, images, (mixed, mixed)), 1: dials.TestedPatients(methods, images, (same, same))}
+    found = dials.by_patients(tests)
+    assert found["Ditto"][1] == pytest.approx((2, 2))
+    assert found["Ditto"][0][0] < 0 < found["Ditto"][0][1]
+    assert dials.onset(found["Ditto"]) == 1
+    one = dials.TestedPatients(methods, (np.ones(1),), (same[:1],))
+    assert dials.by_patients({0: one}) == {"Ditto": {0: None}}, "one patient varies with nothing"
+
+
+def test_the_star_is_at_the_mean_difference_of_the_onset(dials, tmp_path, monkeypatch):
+    """Ditto's difference at 1 is 4 points: the star is at (1, 4). A method that never pays has none."""
+    drawn = []
+    monkeypatch.setattr(dials, "Figure", lambda **size: drawn.append(figure := Figure(**size)) or figure)
+    rows = [(v, 0, m, "a", d) for v in (0, 1) for m, d in (("FedAvg", 20.0), ("Ditto", 20.0 + 4 * v), ("FedBN", 19.0))]
+    dials.draw(tmp_path / "a.png", "style", rows, {"Ditto": 1, "FedBN": "never here"})
+    stars = [line.get_xydata().tolist() for line in drawn[0].axes[1].lines if line.get_marker() == "*"]
+    assert stars == [[[1, 4]]]

@@ -106,6 +106,11 @@ def read_models(run: Path) -> Models:
         InputError: the folder holds no finished federated run, or its method gives each site layers of its own.
     """
     files = network_files(run)
+    if gone := [site for site, file in files.items() if not file.exists()]:
+        raise InputError(
+            f"{run} has no network of {', '.join(gone)}: it ended without one, or `feddp runs slim` removed them; name another"
+            " run, or remove its folder and run it again"
+        )
     for file in files.values():  # checks all metadata before it reads tensors
         described(file)
     shared = read_shared(run)
@@ -120,7 +125,8 @@ def read_shared(run: Path) -> Tensors:
     """Returns γ of the round that stage 1 of a finished run selected; raises InputError if there is no γ or it is empty."""
     if not (run / SHARED).exists():
         raise InputError(
-            f"{run} has no {SHARED}: it is not a federated run, or an older one; run `feddp run` again with a federated method"
+            f"{run} has no {SHARED}: it is not a federated run, an older one, or its networks were removed (`feddp runs slim`);"
+            " name another run, or run it again with a federated method"
         )
     return some(read_network(run / SHARED)[0], run)
 

@@ -1,4 +1,4 @@
-"""`feddp runs list` and `feddp runs delete`."""
+"""`feddp runs list`, `feddp runs slim` and `feddp runs delete`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from feddp.reading import plain
 
-app = typer.Typer(no_args_is_help=True, help="List and delete the runs of this machine.")
+app = typer.Typer(no_args_is_help=True, help="List, slim and delete the runs of this machine.")
 
 
 @app.command("list")
@@ -23,6 +23,35 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="The folder with the r
         raise typer.Exit(2)
     if not found:
         typer.echo(f"no run below {folder}")
+
+
+@app.command()
+def slim(
+    folder: Annotated[Path, typer.Argument(help="The --out folder of a run or of a comparison.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")] = False,
+) -> None:
+    """Remove from the finished runs in FOLDER what tables are not made from: networks, TensorBoard's files, copies of the job,
+    the run's own page. `feddp compare` takes such runs as finished. Unfinished and running ones stay as they are."""
+    from rich.filesize import decimal
+
+    from feddp.reading import counted
+    from feddp.run.folders import lines, to_slim
+
+    whole, others = to_slim(folder)
+    for line in lines(whole):
+        typer.echo(plain(line))
+    for run in others:
+        typer.echo(plain(f"stays as it is, because it is not finished or in use: {run.path}"))
+    if not whole:
+        typer.echo("nothing was removed")
+        return
+    question = "Remove their networks, TensorBoard's files and copies of the job? Only training makes them again."
+    if not yes and not typer.confirm(question):
+        typer.echo("nothing was removed")
+        raise typer.Exit(1)
+    freed = sum(run.slim() for run in whole)
+    left = sum(run.size() for run in whole)
+    typer.echo(f"freed {decimal(freed)} in {counted(len(whole), 'run')}; {decimal(left)} are left")
 
 
 @app.command()

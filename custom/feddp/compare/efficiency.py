@@ -20,6 +20,7 @@ from feddp.stages.accounting import ROUND, SITE, accounted
 from feddp.stages.events import read_progress
 
 _HEADS = ("Train time (s)", "Local time (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
+_INFERENCE = 2  # its place in _HEADS
 _WARM_UP, _TIMED = 3, 20
 _NOTES = (
     "Means over the seeds. Times are wall clock where each run ran, all sites on one machine; inference is batch 1 of one"
@@ -28,6 +29,7 @@ _NOTES = (
     "Joint and Local are the tensors' bytes that the server sent and received, of all sites together, in stage 1 and in the"
     " local stages; MB = 10^6, KB = 10^3 bytes.",
 )
+_NO_NETWORK = f"Inference is {BLANK} where no network of the runs is left."
 _TIMES = (
     "Wall, combining and saving are the server's; the rest are means over the sites. Receiving: from the server's request until"
     " the site begins, and its filters; without FLARE also while other sites train. Sending: from the site's answer until the"
@@ -46,7 +48,9 @@ def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> 
         for label, result in methods.items()
     ]
     heads = ("Method", *_HEADS)
-    return ResultTable("efficiency", "Table V: efficiency", heads, (None,) * len(heads), tuple(rows), _NOTES)
+    blank = any(result.folders and row[1 + _INFERENCE] == BLANK for result, row in zip(methods.values(), rows, strict=True))
+    notes = (*_NOTES, _NO_NETWORK) if blank else _NOTES
+    return ResultTable("efficiency", "Table V: efficiency", heads, (None,) * len(heads), tuple(rows), notes)
 
 
 def times_table(methods: Mapping[str, Result]) -> ResultTable:
@@ -127,17 +131,18 @@ def _row(result: Result, data: Path, device: str) -> tuple[Cell, ...]:
     if exchanged:
         joint, local = np.mean(exchanged, axis=0)
         sizes = [Value(joint / 1e6), Value(local / 1e3)]
-    return (*times, _inference(next(iter(result.folders.values())), data, device), *sizes)
+    return (*times, _inference(list(result.folders.values()), data, device), *sizes)
 
 
-def _inference(folder: Path, data: Path, device: str) -> Cell:
-    """Of the first site that has kept a network."""
-    results = read_results(folder)
-    for site in sorted(results["sites"]):
-        path = site_folder(folder, site) / NETWORK
-        if path.exists():
-            images = [sample["image"] for sample in load(SiteFolder.open(data / site), "test", results["size"])[:_TIMED]]
-            return Value(inference_ms(load_personal(path), images, device))
+def _inference(folders: Sequence[Path], data: Path, device: str) -> Cell:
+    """Of the first run and site that have kept a network."""
+    for folder in folders:
+        results = read_results(folder)
+        for site in sorted(results["sites"]):
+            path = site_folder(folder, site) / NETWORK
+            if path.exists():
+                images = [sample["image"] for sample in load(SiteFolder.open(data / site), "test", results["size"])[:_TIMED]]
+                return Value(inference_ms(load_personal(path), images, device))
     return BLANK
 
 

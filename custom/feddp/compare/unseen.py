@@ -55,6 +55,8 @@ def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[
     heads = ("Method", *(f"{SHOWN[m].head} {c}" for m, c in columns))
     count = len(folder.rows_of("test"))
     notes = [f"{count} images of {folder.site} in split test. Ensemble: the mean of the sites' probability maps."]
+    if blank := [label for (label, result), row in zip(methods.items(), rows, strict=True) if result.folders and BLANK in row]:
+        notes.append(f"{BLANK}: a network of a site is not there ({', '.join(blank)}).")
     if any("test" in result.selections for result in methods.values()):
         notes.append(OPTIMISTIC)
     better = (None, *(SHOWN[m].better for m, _ in columns))

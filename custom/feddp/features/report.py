@@ -126,4 +126,7 @@ def _chosen(run: Path, sites: Sequence[str]) -> dict[str, Path]:
     files = network_files(run)
     if unknown := [site for site in sites if site not in files]:
         raise InputError(f"--site {', '.join(unknown)}: {run} has no such site; it has {', '.join(files)}")
-    return {site: file for site, file in files.items() if not sites or site in sites}
+    found = {site: file for site, file in files.items() if not sites or site in sites}
+    if gone := [site for site, file in found.items() if not file.exists()]:
+        raise InputError(f"{run} has no network of {', '.join(gone)}, which `feddp runs slim` removes; name another run")
+    return found

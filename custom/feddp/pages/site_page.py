@@ -121,10 +121,10 @@ def networks_of(folders: Sequence[Path], site: str) -> Networks:
         slots = [folder / name for name in _SLOTS if (folder / name).exists()]
         if (folder / RESULTS).exists():
             files = {name: file for name, file in network_files(folder).items() if file.exists()}
+            if not files:
+                raise InputError(f"{folder} holds no network (`feddp runs slim` removes them); name a run that has some")
             if site not in files:
-                raise InputError(
-                    f"{folder} holds no network of {site}; it has {', '.join(files) or 'none'}: name that site's data"
-                )
+                raise InputError(f"{folder} holds no network of {site}; it has {', '.join(files)}: name that site's data")
             found = {label_of(read_results(folder).get("method", "")): files.pop(site)}
             peers = peers or files
         elif slots:

@@ -1,4 +1,8 @@
-"""The runs below a folder of this machine, and their removal."""
+"""The runs below a folder of this machine: their list, their removal, and the removal of what is large in them.
+
+What `slim` leaves, so that `feddp compare` and `feddp report` take the run as before: run.json, run.yaml, results.json,
+results.md, progress.jsonl, time.json, of each site images.csv, cases.csv and record.jsonl; and whatever else lies there.
+"""
 
 import os
 import shutil
@@ -11,14 +15,17 @@ from typing import Any
 from rich.filesize import decimal
 
 from feddp.errors import InputError, PolicyError
-from feddp.files import PROGRESS, RESULTS, RUN
+from feddp.files import ARTIFACTS, COMPARISON, PROGRESS, REPORT, RESULTS, RUN, TENSORBOARD
+from feddp.reading import read_own
 from feddp.reporting.standing import RUNNING
 from feddp.run.keeper import processes_below
-from feddp.run.session import SERVER_FILES, recorded, to_go_on
+from feddp.run.session import JOB, POC_FOLDERS, SERVER_FILES, SIMULATOR, WORKSPACE, recorded, to_go_on
 from feddp.stages.events import read_progress
 from feddp.training.claim import hold, is_held
 
 FINISHED, BROKEN_OFF, DAMAGED = "finished", "broken off", "damaged"
+# in a run's folder, what neither tables nor reports are made from; beside them, the networks, wherever they are
+_SPARE = (TENSORBOARD, ARTIFACTS, JOB, WORKSPACE, SIMULATOR, *POC_FOLDERS, REPORT)
 
 
 @dataclass(frozen=True)
@@ -88,10 +95,54 @@ class RunFolder:
         (self.path / RUN).unlink()
         self.path.rmdir()
 
+    def is_whole(self) -> bool:
+        """Whether it is finished, for its comparison too, and no process uses it."""
+        if self.state != FINISHED or self.in_use():
+            return False
+        record = self.path.with_name(f"{self.path.name}.json")  # of a comparison
+        remedy = "remove it and the run's folder; its comparison runs it again"
+        return not record.exists() or read_own(record, InputError, remedy).get("finished") is True
+
+    def slim(self) -> int:
+        """Removes the networks, TensorBoard's files, the copies of the job and the report. Returns the bytes that this freed.
+
+        Raises:
+            PolicyError: a process uses the folder.
+        """
+        self.require_idle()
+        hold(self.path, patience=0)
+        before = self.size()
+        remove_spare(self.path)
+        return before - self.size()
+
     def require_idle(self) -> None:
         """Raises PolicyError if a process uses the folder."""
         if self.in_use():
             raise PolicyError(f"{self.path} is in use: its run, or the comparison around it, is running; end that first")
+
+
+def remove_spare(run: Path) -> None:
+    """Removes from a finished run's folder what `RunFolder.slim` does. Links are removed, and not what they point to."""
+    for path in [*(run / name for name in _SPARE), *run.rglob("*.safetensors")]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def to_slim(folder: Path) -> tuple[list[RunFolder], list[RunFolder]]:
+    """Returns the runs of a comparison's folder, or the run whose folder it is: those that are whole, and the others.
+
+    Raises:
+        InputError: it is the folder of neither, such as one with several comparisons; or a run.json is damaged.
+    """
+    if not any((folder / name).is_file() for name in (RUN, COMPARISON)) and not any(folder.glob("runs/*/seed-*.json")):
+        raise InputError(f"{folder} is no run and no comparison: it has no {RUN} and no {COMPARISON}; name the --out of one")
+    found, damaged = runs_below(folder)
+    if damaged:
+        raise InputError("\n".join(damaged))
+    whole = [run.path for run in found if run.is_whole()]
+    return [run for run in found if run.path in whole], [run for run in found if run.path not in whole]
 
 
 def runs_below(folder: Path) -> tuple[list[RunFolder], list[str]]:

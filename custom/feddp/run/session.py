@@ -53,7 +53,8 @@ from feddp.training.claim import hold
 ENVIRONMENTS = ("local", "sim", "poc")
 _VERSIONED = ("feddp", "torch", "monai", "timm", "nvflare")
 # where the server's files of a run lie, below the run's folder: of the simulator, of one process, of a POC
-WORKSPACE, SIMULATOR, POC = "workspace", "simulated", "poc/feddp/prod_00"
+JOB, WORKSPACE, SIMULATOR, POC = "job", "workspace", "simulated", "poc/feddp/prod_00"
+POC_FOLDERS = ("poc", "home")  # below the run's folder too
 SERVER_FILES = (f"{SIMULATOR}/simulator_server/feddp", f"{WORKSPACE}/server/feddp", f"{POC}/localhost/feddp")
 
 # what FLARE's simulator writes where a site's process has not started in time, and what it means
@@ -152,7 +153,7 @@ def resuming(out: Path) -> str:
 
 def _run(request: Request, environment: Environment, name: str) -> dict[str, Any]:
     out = request.out
-    job = jobs.export(request.plan, out / "job" / name, initial=request.initial, resume=request.resume)
+    job = jobs.export(request.plan, out / JOB / name, initial=request.initial, resume=request.resume)
     if request.env != "local":  # one process asks nobody
         print(f"approved for this run: plan {request.plan.digest()[:12]} at {len(request.sites)} sites", file=sys.stderr)
     if idle := idle_queries(request.plan):
