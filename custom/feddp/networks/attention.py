@@ -6,6 +6,7 @@ timm computes key and value with one fused layer `kv`: its first `dim` output ro
 import math
 
 import torch
+from timm.layers import use_fused_attn
 from timm.models.pvt_v2 import Attention
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ class SplitAttention(Attention):
     """timm's attention with the same function and weights, but with `q`, `k` and `v` as separate layers.
 
     Takes over the layers of `fused`, which must not be used afterwards. The forward pass is timm's, except that two layers
-    compute `kv`.
+    compute `kv`, and that the softmax is not fused where a CPU computes in bfloat16.
     """
 
     roles = {QUERY: ("q",), KEY: ("k",), VALUE: ("v",)}
@@ -25,11 +26,17 @@ class SplitAttention(Attention):
         # not Attention.__init__, which would build new layers and draw random numbers for them
         nn.Module.__init__(self)
         self.__dict__.update({name: value for name, value in vars(fused).items() if not name.startswith("_")})
+        del self.__dict__["fused_attn"]  # below
         for name, layer in fused.named_children():
             if name == "kv":
                 self.k, self.v = _halves(layer)
             else:
                 setattr(self, name, layer)
+
+    @property
+    def fused_attn(self) -> bool:
+        """Whether torch's fused attention computes. In bfloat16 on a CPU its backward pass takes six times float32's."""
+        return use_fused_attn() and not torch.is_autocast_enabled("cpu")
 
     def kv(self, x: Tensor) -> Tensor:
         """Returns keys and values of the tokens x as timm's fused layer does: (B, N, dim) -> (B, N, 2 dim)."""

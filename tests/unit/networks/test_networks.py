@@ -249,6 +249,31 @@ def test_key_is_the_first_half(fused):
     assert torch.equal(both, fused.state_dict()[f"{name}.kv.weight"])
 
 
+def test_in_bfloat16_on_a_cpu_attention_is_not_fused(monkeypatch):
+    """Its rounding errors are those of fused attention in bfloat16, to a factor of two either way."""
+    torch.manual_seed(2)
+    split = split_kv(nn.Sequential(Attention(8, num_heads=2)))[0].eval()
+    for layer in (split.q, split.k):
+        nn.init.normal_(layer.weight)  # timm's small start would leave the softmax flat
+    tokens, fused, calls = torch.randn(8, 16, 8), nn.functional.scaled_dot_product_attention, []
+    monkeypatch.setattr(
+        nn.functional, "scaled_dot_product_attention", lambda *args, **kw: calls.append(1) or fused(*args, **kw)
+    )
+
+    def computed(mixed: bool) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            return split(tokens, (4, 4)).float()
+
+    plain = computed(mixed=False)
+    assert calls == [1]
+    rounded = computed(mixed=True)
+    assert calls == [1]
+    monkeypatch.setattr(SplitAttention, "fused_attn", True)
+    other = computed(mixed=True)
+    assert calls == [1, 1]
+    assert 0.5 < (rounded - plain).norm() / (other - plain).norm() < 2
+
+
 @pytest.mark.parametrize("arguments", [{"sr_ratio": 2}, {"linear_attn": True}, {"qkv_bias": False}])
 def test_every_kind_of_attention_splits_gradients_too(arguments):
     torch.manual_seed(2)
