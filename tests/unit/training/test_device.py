@@ -1,10 +1,10 @@
-"""What a site is told when its memory is too small."""
+"""What a site is told when its memory is too small, and which site gets which of several devices."""
 
 import pytest
 import torch
 
 from feddp.errors import InputError
-from feddp.training.device import memory_of
+from feddp.training.device import dealt, memory_of
 
 
 def test_a_gpu_s_want_of_memory_names_the_site_and_what_to_lower():
@@ -27,3 +27,23 @@ def test_a_machine_s_want_of_memory_does_too():
 def test_other_errors_pass(error):
     with pytest.raises(type(error), match=str(error)), memory_of("A"):
         raise error
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ("cpu", ["cpu", "cpu", "cpu"]),
+        ("cpu,cpu:0", ["cpu", "cpu:0", "cpu"]),
+        ("cpu:0, cpu", ["cpu:0", "cpu", "cpu:0"]),
+        ("cpu,cpu,cpu:0,cpu:0", ["cpu", "cpu", "cpu:0"]),
+    ],
+)
+def test_devices_are_dealt_to_the_sites_in_turn(names, wanted):
+    """Site i gets device i modulo their number: of two, sites 0 and 2 the first; of four, the last gets none of three sites."""
+    assert dealt(names, ["B", "A", "C"]) == dict(zip("BAC", wanted, strict=True))
+
+
+@pytest.mark.parametrize(("names", "wrong"), [("cpu,cuda:99", "cuda:99"), ("cpu,,cpu", ""), ("cuda:99,cpu", "cuda:99")])
+def test_each_of_several_devices_must_be_there(names, wrong):
+    with pytest.raises(InputError, match=rf"^--device {wrong} cannot be used \(.*\); say cpu, cuda or cuda:N$"):
+        dealt(names, ["A"])
