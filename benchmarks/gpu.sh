@@ -35,7 +35,7 @@ if compgen -G "$wheels/*.whl" > /dev/null; then
 fi
 export PYTHONPATH="$site/packages:$root/custom:$root"
 # the networks' and metrics' libraries are imported late
-"$python" -c 'import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_protocol' &&
+"$python" -c 'import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.practice, benchmarks.gpu_protocol' &&
     "$python" -c 'import monai.metrics, segmentation_models_pytorch, timm, typer' || {
     echo "gpu.sh: a package is missing (above); put its wheel into $wheels" >&2
     exit 1
@@ -56,6 +56,7 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that
 step 180 gpu_agree --processes 8
 step 100 gpu_speed
 step 70 gpu_sites
+step 60 practice --device cuda --size 384 # the target of the ratio is at least 4
 left=$((all - SECONDS))
 step $((left > 30 ? left : 30)) gpu_protocol --seconds $((left > 50 ? left - 20 : 30))
 exit "$failed"

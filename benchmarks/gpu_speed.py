@@ -2,8 +2,8 @@
 
 The bounds are measured on the same machine: the rate of a large matrix product, and the bandwidth of a copy inside the GPU's
 memory (bytes read and written). PyTorch counts an epoch's arithmetic. Its least traffic is what the forward pass keeps for the
-backward pass, written and read once, and what the optimiser reads and writes. Shares of the bounds say how far the loop is from
-them.
+backward pass, written and read once, and what the optimiser reads and writes; of inference, the parameters and images read, and
+the maps written. Shares of the bounds say how far the loop is from them.
 
 `inference` in bfloat16 is under an autocast of this benchmark, which the product's `predict` does not have: it predicts in
 float32 whatever the training computes in.
@@ -59,8 +59,7 @@ def main(arguments: Sequence[str]) -> None:
             for measured in (training, inference):
                 found = measured(given, compute, dtype, batch, (samples * batch)[: 4 * batch])
                 found["of_matrix_rate"] = found["flop"] / found["seconds"] / rates[compute]
-                if "least_bytes" in found:
-                    found["of_bandwidth"] = found["least_bytes"] / found["seconds"] / bandwidth
+                found["of_bandwidth"] = found["least_bytes"] / found["seconds"] / bandwidth
                 label = INFERENCE_BF16 if (measured, compute) == (inference, BF16) else measured.__name__
                 line("gpu_speed", {"measured": label} | about | found, given.device)
 
@@ -119,10 +118,12 @@ def inference(given, compute: str, dtype: torch.dtype, batch: int, samples: Sequ
             return list(predict(network, chosen, batch))
 
     with FlopCounterMode(display=False) as counter:
-        every(samples[:batch])
+        ((maps, part),) = every(samples[:batch])
+    least = sum(value.nbytes for value in (*network.parameters(), part["image"], maps))
     reset(given.device)
     seconds = fastest(lambda: every(samples), given.device, given.seconds) * batch / len(samples)
-    return {"seconds": seconds, "flop": counter.get_total_flops(), "images_per_second": batch / seconds} | peak(given.device)
+    found = {"seconds": seconds, "flop": counter.get_total_flops(), "least_bytes": least}
+    return found | {"images_per_second": batch / seconds} | peak(given.device)
 
 
 def kept(network: nn.Module, image: Tensor, dtype: torch.dtype) -> int:

@@ -7,6 +7,19 @@ The two do not mean the same by a site's compute. Ours is the site's "seconds", 
 state; FLARE's stock site keeps no state, and its seconds are loading the received weights, validation and training. What ours
 takes for its state is therefore not counted as overhead, and the comparison favours ours by that much. Our overhead includes
 the checks and filters of messages, and the server's saving of a checkpoint.
+
+Where ours goes, by the server's events, as medians over the rounds (`where`):
+
+to the fastest site     from the request until the site offers its answer, less its seconds: serialising γ, its polling for
+                        a task, the transfer of γ, the filters and checks before and after its work
+from the fastest site   from that offer until the server has accepted the answer: the transfer, the server's checks, its disk
+until the last site     what the last answer takes longer than these two, beyond the slowest site's seconds
+polling                 from the last answer to the round's end without the next two: the server's look whether the task is over
+aggregating             the mean of the contributions
+saving                  the server's checkpoint
+before the next request to the next round's request, which no round counts
+
+Serialising, polling and filters at a site happen between two events of the server, so the first part is not divided further.
 """
 
 import os
@@ -25,7 +38,10 @@ from feddp.networks import DEFAULT
 from feddp.protocol import TRAIN
 from feddp.run.keeper import watched
 
-PARTS = "messages of the fastest site", "until the last site", "aggregate and save", "before the next request"
+PARTS = (
+    *("to the fastest site", "from the fastest site", "until the last site", "polling", "aggregating", "saving"),
+    "before the next request",
+)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -61,26 +77,30 @@ def main(arguments: Sequence[str]) -> None:
 def where(events: Sequence[Event]) -> dict[str, float]:
     """Returns where the medians of our rounds' seconds beyond compute go, as far as the server's events tell.
 
-    Of a round: from the request to an answer less that site's compute, of the site where this is least; what the last answer
-    takes longer beyond the slowest site's compute; from the last answer to the round's end. From there to the next request no
-    round counts.
+    The parts are explained above. The fastest site is that whose answer comes soonest beyond its own seconds. All parts of a
+    round but the last sum to its seconds beyond compute.
     """
-    first, spread, after, between = [], [], [], []
-    asked, ended, answers = 0.0, None, list[Event]()
+    rows: list[tuple[float, ...]] = []
+    between: list[float] = []
+    asked, ended, offered, answers = 0.0, None, dict[str, float](), list[Event]()
     for event in events:
         if event["event"] == "ask" and event["task"] == TRAIN:
-            asked, answers = event["time"], []
+            asked, offered, answers = event["time"], {}, []
             between += [] if ended is None else [asked - ended]
+        elif event["event"] == "computed":
+            offered.setdefault(event["site"], event["time"])
         elif event["event"] == "answer" and event["task"] == TRAIN:
             answers.append(event)
         elif event["event"] == "round":
-            ended, slowest = event["time"], max(answer["scalars"]["seconds"] for answer in answers)
-            overhead = [answer["time"] - asked - answer["scalars"]["seconds"] for answer in answers]
-            first.append(min(overhead))
-            spread.append(answers[-1]["time"] - asked - slowest - min(overhead))
-            after.append(ended - answers[-1]["time"])
-    medians = (median(values) if values else 0.0 for values in (first, spread, after, between))
-    return dict(zip(PARTS, medians, strict=True))
+            ended, last = event["time"], answers[-1]["time"]
+            fastest = min(answers, key=lambda answer: answer["time"] - answer["scalars"]["seconds"])
+            offer, own = offered[fastest["site"]], fastest["scalars"]["seconds"]
+            spread = last - max(answer["scalars"]["seconds"] for answer in answers) - (fastest["time"] - own)
+            combining, saving = event["combining"], event["saving"]
+            polling = ended - last - combining - saving
+            rows.append((offer - asked - own, fastest["time"] - offer, spread, polling, combining, saving))
+    medians = [median(column) for column in zip(*rows, strict=True)]
+    return dict(zip(PARTS, [*medians, median(between) if between else 0.0], strict=True))
 
 
 def beyond(sites: Mapping[str, Sequence[Event]]) -> list[float]:

@@ -22,13 +22,10 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from torch import Tensor
 
 from feddp.errors import FedDPError, InputError
-from feddp.files import write_json, write_text
-from feddp.flare.job_folder import META, require_meta
+from feddp.files import write_text
 from feddp.jobs.folder import SCOPE, export, federation_of
-from feddp.limits import JSON_BYTES
 from feddp.networks import DEFAULT
 from feddp.plan.schema import Plan
-from feddp.reading import read_json
 from feddp.run import session
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
 from feddp.run.options import Options, policies_of
@@ -65,7 +62,7 @@ class PersonalizedRecipe(Recipe):
         then: "igc" appends the calibration to any method.
         weights: a checkpoint file to start from, or "timm".
         settings: hyper-parameters as {key: value} (`feddp run --set`).
-        device: the sites' device in SimEnv and PocEnv.
+        device: the sites' device in SimEnv and PocEnv; of several, comma-separated, the sites get one each in turn.
         name: the job's name.
         scope: the scope of the sites' privacy.json under which the job runs.
         resume: the id of a run's first job, which the job continues after its last completed round. In SimEnv the same recipe
@@ -172,11 +169,8 @@ class PlannedJob(FedJob):
         if self.submits and self.joined:
             self.joined()
         meta = self.job.meta_props
-        folder = export(self.plan, Path(job_root) / self.name, meta["scope"], self._initial, self._resume)
-        if asked := meta.get("resource_spec"):
-            content = read_json(folder / META, JSON_BYTES) | {"resource_spec": asked}
-            require_meta(content)
-            write_json(folder / META, content)
+        asked = meta.get("resource_spec")
+        export(self.plan, Path(job_root) / self.name, meta["scope"], self._initial, self._resume, asked)
 
     def simulator_run(
         self,

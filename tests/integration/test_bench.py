@@ -388,6 +388,11 @@ def test_gpu_speed(bench, toy):
     assert inference["flop"] == 2 * 2 * 32**2 * (3 * 4 + 4)
     assert training["flop"] == 3 * inference["flop"] - 2 * 2 * 32**2 * 3 * 4
     assert training["images_per_second"] == pytest.approx(2 / training["seconds"])
+    # 29 parameters, two images of three channels, two maps, of 4 bytes each
+    assert inference["least_bytes"] == 4 * (29 + 2 * 3 * 32**2 + 2 * 32**2)
+    assert inference["of_bandwidth"] == pytest.approx(
+        inference["least_bytes"] / inference["seconds"] / found[0]["bytes_per_second"]
+    )
 
 
 def test_gpu_speed_says_that_the_autocast_of_inference_is_its_own(bench, toy):
@@ -410,6 +415,7 @@ def test_gpu_protocol_runs_the_product(bench):
     assert found["finished"]
     assert not found["extrapolated"]
     assert found["rounds_measured"] == 1
+    assert found["published"] == "30 minutes on an NVIDIA 3090: theirs, not measured here"
 
 
 def test_gpu_protocol_extrapolates_from_the_median(tmp_path):
@@ -450,7 +456,9 @@ def gpu_sh(tmp_path):
 def test_gpu_sh_runs_every_step_and_says_which_failed(gpu_sh):
     done, lines = gpu_sh("rich-15.0.0-py3-none-any.whl")
     assert done.returncode == 1, done.stderr
-    assert [line["called"] for line in lines if "called" in line] == ["gpu_agree", "gpu_speed", "gpu_sites", "gpu_protocol"]
+    assert [line["called"] for line in lines if "called" in line] == [
+        *("gpu_agree", "gpu_speed", "gpu_sites", "practice", "gpu_protocol")
+    ]
     (failed,) = [line for line in lines if "exit" in line]
     assert (failed["benchmark"], failed["exit"]) == ("gpu_speed", 7)
 
@@ -473,7 +481,7 @@ listed = set(sys.argv[1:])
 for module, owners in packages_distributions().items():
     if not listed & {owner.lower().replace("_", "-") for owner in owners}:
         sys.modules[module] = None
-import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_protocol
+import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.practice, benchmarks.gpu_protocol
 import feddp.cli, feddp.run.local, monai.metrics, monai.losses, segmentation_models_pytorch, timm
 """
 
@@ -511,21 +519,41 @@ def test_the_packages_of_gpu_sh_suffice_beside_torch():
 
 
 def test_where_a_round_goes():
-    """Asked at 10; A computes 2 s and answers at 13, B computes 4 s and answers at 15.5; the round ends at 16, the next request
-    is at 16.25. A's messages take 13 − 10 − 2 = 1. The last answer takes 15.5 − 10 − 4 = 1.5 beyond the slowest site's compute,
-    0.5 more than A's. Then 0.5 to save, and 0.25 until the next request. The first three sum to the round's 6 less 4."""
+    """Asked at 10; A computes 2 s, offers its answer at 12.75, and the server has it at 13; B computes 4 s and answers at 15.5;
+    the round ends at 16, with 0.2 s for the mean and 0.1 s for the checkpoint; the next request is at 16.25.
+
+    To A 12.75 − 10 − 2 = 0.75, from A 0.25. The last answer takes 15.5 − 10 − 4 = 1.5 beyond the slowest site's compute, 0.5
+    more than A's. Of the last 0.5 s of the round 0.2 are the server's look. These sum to the round's 6 less 4. Then 0.25."""
 
     def answer(site, time, seconds):
         return {"event": "answer", "task": "train", "site": site, "time": time, "scalars": {"seconds": seconds}}
 
     events = [
         {"event": "ask", "task": "train", "time": 10.0},
+        {"event": "computed", "site": "A", "time": 12.75},
         answer("A", 13.0, 2.0),
+        {"event": "computed", "site": "B", "time": 15.0},
         answer("B", 15.5, 4.0),
-        {"event": "round", "time": 16.0},
+        {"event": "round", "time": 16.0, "combining": 0.2, "saving": 0.1},
         {"event": "ask", "task": "train", "time": 16.25},
     ]
-    assert list(round.where(events).values()) == [1.0, 0.5, 0.5, 0.25]
+    found = list(round.where(events).values())
+    assert found == pytest.approx([0.75, 0.25, 0.5, 0.2, 0.2, 0.1, 0.25])
+    assert sum(found[:-1]) == pytest.approx(6 - 4)
+
+
+def test_a_run_s_start_up_and_the_slowest_sites_compute():
+    """The command began at 100, the first request to train is at 112: 12 s. Round 1: 2 and 3 s; round 2: 5 and 4 s. In all
+    12 + 3 + 5 = 20. A run that took 25 s took 1.25 of it. Answers to other tasks do not count."""
+
+    def answer(task, seconds):
+        return {"event": "answer", "task": task, "scalars": {"seconds": seconds}}
+
+    ask = {"event": "ask", "task": "train", "time": 112.0}
+    events = [{"event": "ask", "task": "initial", "time": 111.0}, ask, answer("train", 2.0), answer("train", 3.0)]
+    events += [ask | {"time": 116.0}, answer("train", 5.0), answer("train", 4.0), answer("evaluate", 9.0)]
+    assert local.least(events, began=100.0) == 20
+    assert common.ratio([25.0], [local.least(events, began=100.0)])["median"] == 1.25
 
 
 def test_a_stock_round_beyond_compute():

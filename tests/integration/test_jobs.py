@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.resource_managers.gpu_resource_manager import GPUResourceManager
 from typer.testing import CliRunner
 
 from feddp.cli import app
@@ -12,6 +14,7 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import WEIGHTS
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.job_folder import read_folder, require_meta
 from feddp.flare.site import SiteComponent
 from feddp.jobs.folder import export
 from feddp.networks.weights import fingerprint
@@ -188,3 +191,38 @@ def test_a_replaced_export_is_told(feddp, tmp_path):
     assert (code, out.strip()) == (0, str(tmp_path / "job"))
     assert f"{tmp_path / 'job'} held another export, which this one replaced; plan " in said
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ((), {}),
+        (("--gpus", 1), {"num_of_gpus": 1}),
+        (("--gpus", 2, "--gpu-memory", 7.5), {"num_of_gpus": 2, "mem_per_gpu_in_GiB": 7.5}),
+    ],
+)
+def test_a_job_asks_every_site_for_gpus(feddp, tmp_path, words, asked):
+    """In the form of FLARE's GPUResourceManager, and as sites admit it; the rest of the job does not change."""
+    assert feddp("job", "--sites", "B,A", "--size", "32", "--out", tmp_path / "job", *words)[0] == 0
+    meta = json.loads((tmp_path / "job/meta.json").read_text())
+    assert meta["resource_spec"] == ({"A": asked, "B": asked} if asked else {})
+    require_meta(meta, read_folder("server", tmp_path / "job/app_server"))
+    if asked:
+        manager = GPUResourceManager(num_of_gpus=2, mem_per_gpu_in_GiB=8, ignore_host=True)
+        assert manager.check_resources(asked, FLContext())[0]
+        assert not manager.check_resources(asked | {"num_of_gpus": 3}, FLContext())[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpu-memory", 8), "--gpu-memory 8 is the memory of the GPUs of --gpus; name their number"),
+        (("--gpus", 65), "resource_spec.A.num_of_gpus is 65; a job may ask for num_of_gpus up to 64"),
+        (("--gpus", 1, "--gpu-memory", 2000), "resource_spec.A.mem_per_gpu_in_GiB is 2000.0; a job may ask for"),
+    ],
+)
+def test_gpus_that_no_site_admits_are_not_asked_for(feddp, tmp_path, words, message):
+    code, _, said = feddp("job", "--sites", "A,B", "--size", "32", "--out", tmp_path / "job", *words)
+    assert code == 2
+    assert message in said
+    assert not (tmp_path / "job").exists()

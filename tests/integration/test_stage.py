@@ -1,11 +1,18 @@
 """The controllers: what the server asks, what it accepts, what it refuses, and from which round stage 2 starts."""
 
 import json
+import threading
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import Shareable, make_reply
 
 from feddp.flare import controller, messages
@@ -496,3 +503,43 @@ def test_results_say_what_was_run_and_average_the_sites_means(tmp_path, plan_for
     assert results["average"]["final"]["dice"]["mean"] == pytest.approx(0.5)
     assert results["average"]["final"]["dice"]["std"] == pytest.approx(0.2943920, abs=1e-6)
     assert run.progress("done")
+
+
+class Late(Run):
+    """Sites answer in a thread of their own; FLARE ends a task when it looks, here only when it is told to."""
+
+    def broadcast(self, task, fl_ctx, targets, min_responses):
+        self.open, self.task = set(targets), task  # nothing ends the task but a look
+        self.thread = threading.Timer(0.2, super().broadcast, (task, fl_ctx, targets, min_responses))
+        self.thread.start()
+
+    def check_tasks(self):
+        self.thread.join()
+        self.task.completion_status = TaskCompletionStatus.OK
+
+
+def test_a_request_ends_at_the_last_answer_and_not_at_a_look(tmp_path, plan_for, monkeypatch):
+    """The server and FLARE's monitor would look again after a minute; two rounds and three requests end at once."""
+    monkeypatch.setattr(controller, "POLL", 60.0)
+    run, started = Late(tmp_path, plan_for(rounds=2), SITES, good), time.monotonic()
+    run.run("train")
+    assert time.monotonic() - started < 30
+    assert run.panics == []
+    assert len(run.progress("round")) == 2
+
+
+def test_flare_ends_a_task_when_it_is_told_to():
+    """FLARE's own communicator: `check_tasks` ends a broadcast that its last site has answered, without its monitor."""
+    communicator = WFCommServer(task_check_period=60.0)
+    communicator._engine = SimpleNamespace(new_context=lambda: nullcontext(FLContext()))
+    ended = []
+    task = Task("train", Shareable(), result_received_cb=lambda **_: None)
+    task.task_done_cb = lambda task, fl_ctx: ended.append(task.completion_status)
+    communicator.broadcast(task, FLContext(), targets=["A"], min_responses=1)
+    task.client_tasks.append(ClientTask(Client("A", "token"), task))
+    communicator._client_task_map[task.client_tasks[0].id] = task.client_tasks[0]
+    communicator.check_tasks()
+    assert ended == []
+    task.client_tasks[0].result_received_time = 1.0
+    communicator.check_tasks()
+    assert ended == [TaskCompletionStatus.OK]

@@ -83,7 +83,9 @@ class Run:
             stage.broadcast = self.broadcast
             stage.cancel_all_tasks = lambda: None
             stage.cancel_task = self.cancel
-            stage.communicator = SimpleNamespace(client_is_active=lambda name, reason, fl_ctx: None)
+            stage.communicator = SimpleNamespace(
+                client_is_active=lambda name, reason, fl_ctx: None, check_tasks=self.check_tasks
+            )
             stage.system_panic = lambda reason, fl_ctx: self.panics.append(reason)
             stage.start_controller(self.fl_ctx)
             self.heard = stage.heard
@@ -110,6 +112,9 @@ class Run:
             self.heard[site] = float("-inf")
         silent = (self.gone | self.open) & set(targets)
         task.completion_status = None if silent else TaskCompletionStatus.OK
+
+    def check_tasks(self):
+        """FLARE's look at its tasks."""
 
     @staticmethod
     def cancel(task):

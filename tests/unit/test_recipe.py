@@ -16,7 +16,8 @@ from nvflare.recipe import poc_env as flare_poc
 from feddp import recipe as recipes
 from feddp.errors import FedDPError, InputError
 from feddp.files import PROGRESS, RESULTS, RUN, read_events
-from feddp.flare.job_folder import META, read_folder
+from feddp.flare.configuration import META
+from feddp.flare.job_folder import read_folder
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE
 from feddp.networks import NETWORKS

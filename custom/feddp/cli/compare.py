@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from feddp.cli.options import Data, Device, Env, Environment, Rounds, Settings, Size, Threads, Weights, words
+from feddp.cli.options import Data, Devices, Env, Environment, Rounds, Settings, Size, Threads, Weights, words
 from feddp.cli.report import after
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT
@@ -48,7 +48,7 @@ def compare(
     settings: Settings = [],  # noqa: B006
     weights: Weights = None,
     env: Environment = Env.sim,
-    device: Device = "cpu",
+    device: Devices = "cpu",
     threads: Threads = None,
 ) -> None:
     """Run methods and studies over all sites below DATA, and leave the paper's tables and figures in OUT."""

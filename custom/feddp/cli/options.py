@@ -31,6 +31,9 @@ Settings = Annotated[list[str], typer.Option("--set", help="A hyper-parameter, k
 Then = Annotated[str | None, typer.Option(help="`igc` appends the calibration stage to any method.")]
 Weights = Annotated[str | None, typer.Option(help="Start from a local checkpoint file, or from the weights of `timm`.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Devices = Annotated[
+    str, typer.Option("--device", help="The sites' cpu, cuda or cuda:N; of several, comma-separated, one per site in turn.")
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Sites that run at once; default: in the simulator all, with --env local 1 (in this process)."),

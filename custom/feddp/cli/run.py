@@ -12,6 +12,7 @@ from feddp.cli.options import (
     BLACK_WHITE,
     SLICES,
     Device,
+    Devices,
     Env,
     Environment,
     Epochs,
@@ -54,7 +55,7 @@ def run(
     then: Then = None,
     weights: Weights = None,
     env: Environment = Env.sim,
-    device: Device = "cpu",
+    device: Devices = "cpu",
     threads: Threads = None,
     without_consent: Annotated[str, typer.Option(help="Sites that refuse all exchanges between sites, comma-separated.")] = "",
     resume: Annotated[
@@ -107,6 +108,8 @@ def job(
     then: Then = None,
     weights: Weights = None,
     resume: Annotated[str, typer.Option(help="The id of a run's first job: continue it after its last round.")] = "",
+    gpus: Annotated[int, typer.Option(min=0, help="The number of GPUs that each site gives the job; 0 asks for none.")] = 0,
+    gpu_memory: Annotated[float, typer.Option(min=0, help="With --gpus: GiB that each of them must have free.")] = 0,
 ) -> None:
     """Export a job folder for the FLARE admin console's `submit_job`."""
     from feddp.jobs.folder import export, federation_of
@@ -121,8 +124,12 @@ def job(
         raise InputError("the job has no sites: name them with --sites A,B,... or take them from --data ROOT")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)
     plan = options.plan(metadata, names)
+    if gpu_memory and not gpus:
+        raise InputError(f"--gpu-memory {gpu_memory:g} is the memory of the GPUs of --gpus; name their number")
+    memory = {"mem_per_gpu_in_GiB": gpu_memory} if gpu_memory else {}
+    asked = {site: {"num_of_gpus": gpus, **memory} for site in plan.sites} if gpus else {}
     replaced = out.is_dir() and any(out.iterdir())
-    print(export(plan, out, scope, options.initial(plan), resume))
+    print(export(plan, out, scope, options.initial(plan), resume, asked))
     if idle := idle_queries(plan):
         print(f"warning: {idle}", file=sys.stderr)
     if replaced:

@@ -67,9 +67,9 @@ def compare(request: ComparisonRequest) -> Comparison:
     tables += [table for made in (ranking_table, orderings_table) if (table := made(ranked, patients))]
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:
-        tables.append(unseen_table(ends, unseen, sites, request.common.size, request.place.device))
+        tables.append(unseen_table(ends, unseen, sites, request.common.size, request.place.first))
     if methods:
-        tables += [efficiency_table(ends, request.data, request.place.device), times_table(ends), stages_table(ends)]
+        tables += [efficiency_table(ends, request.data, request.place.first), times_table(ends), stages_table(ends)]
     if any(result.folders for result in ends.values()):
         draw_methods(request.out, ends, sites)
     for name in studies:

@@ -91,7 +91,7 @@ class LeaveOneOut:
         runs = {inside: campaign.execute(place) for inside, campaign in self.campaigns.items()}
         wanted = {source: self._adaptations(source, runs) for source in self.sources}
         each = {made.folder: made for found, _ in wanted.values() for sites in found.values() for made in sites.values()}
-        reasons = attempt_all("adaptation", list(each.values()), lambda made: made.execute(place.device))
+        reasons = attempt_all("adaptation", list(each.values()), lambda made: made.execute(place.first))
         self.failed = {each[folder].name: reason for folder, reason in reasons.items()}
         return {source: _finished(found, missing, reasons) for source, (found, missing) in wanted.items()}
 

@@ -9,7 +9,7 @@ from feddp.compare.studies import OUTSIDE, STUDIES
 from feddp.compare.variants import Common
 from feddp.errors import InputError
 from feddp.files import RESULTS
-from feddp.training.device import asked_for
+from feddp.training.device import dealt
 
 ENVIRONMENTS = ("local", "sim")  # a POC is one deployment, not a place for many runs
 
@@ -22,7 +22,7 @@ class ComparisonRequest:
         methods: variants, as `Variant.parse` reads them.
         studies: names in STUDIES.
         unseen: the folder of an unseen site, on which the networks of `methods` are measured.
-        place: where the runs run; its device also measures.
+        place: where the runs run; its first device also measures.
         command: the command line, for the record.
         outside: names in OUTSIDE, with every site in turn unseen.
         folds: into how many parts each site's patients are dealt, each part the test split once; 0: the sites' own split.
@@ -69,4 +69,4 @@ class ComparisonRequest:
         if self.place.env not in ENVIRONMENTS:
             raise InputError(f"--env {self.place.env}: a comparison runs in {' or '.join(ENVIRONMENTS)}")
         # every run would fail on these, one after the other
-        asked_for(self.place.device)
+        dealt(self.place.device, ())

@@ -34,11 +34,16 @@ from feddp.run.session import SIMULATOR, WORKSPACE
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs run, as in `run_here`: the environment, the sites' device, and how many sites run at once."""
+    """Where runs run, as in `run_here`: the environment, the sites' devices, and how many sites run at once."""
 
     env: str = "sim"
     device: str = "cpu"
     threads: int | None = None
+
+    @property
+    def first(self) -> str:
+        """The device on which a comparison itself computes."""
+        return self.device.split(",")[0].strip()
 
 
 class Attempt(Protocol):

@@ -151,9 +151,14 @@ def _collated(
 
 
 def to(batch: Batch, device: torch.device | str) -> Batch:
-    """Returns the batch with its tensors on `device`. To a GPU they are copied while this process goes on."""
+    """Returns the batch with its tensors on `device`, as `moved`."""
+    return _mapped(batch, lambda value: moved(value, device))
+
+
+def moved(value: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Returns a tensor of the CPU on `device`. To a GPU it is copied while this process goes on."""
     gpu = torch.device(device).type == "cuda"
-    return _mapped(batch, lambda value: (value.pin_memory() if gpu else value).to(device, non_blocking=True))
+    return (value.pin_memory() if gpu else value).to(device, non_blocking=True)
 
 
 def _warped(batch: Batch, symmetries: torch.Tensor) -> Batch:

@@ -26,9 +26,9 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.archive import read_app
 from feddp.flare.audit import audit, one_line
-from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER
+from feddp.flare.configuration import APPS, CLIENT, FILES, META, SERVER, require_object
 from feddp.flare.documents import only_json, require_equal
-from feddp.flare.job_folder import META, admitted, read_folder, require_meta, require_object
+from feddp.flare.job_folder import admitted, read_folder, require_meta
 from feddp.flare.kept import JOB_ID, files_of
 from feddp.flare.policy import SitePolicy
 from feddp.flare.terms import require_no_wider

@@ -1,14 +1,17 @@
 """The contents of a job's folder, a function of its plan and, for an unseen site, of the request, or of the run that the job
 continues. The export writes them; the server and the sites accept nothing else (`feddp.flare.admission`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
+from feddp.errors import InputError
 from feddp.plan.schema import Plan
 from feddp.stages import stages_of
 
+META = "meta.json"
+RESOURCES = {"num_of_gpus": (int, 64), "mem_per_gpu_in_GiB": (int | float, 1024)}  # that a job may ask for: (type, maximum)
 SIDES = SERVER, CLIENT = "server", "client"
 APPS = {SERVER: "app_server", CLIENT: "app_client"}
 FILES = {side: f"config/config_fed_{side}.json" for side in SIDES}  # within an app
@@ -45,12 +48,31 @@ def app_configuration(side: str, plan: Plan, request: AdaptationRequest | None =
 
 
 def job_meta(name: str, scope: str, plan: Plan, request: AdaptationRequest | None = None) -> dict[str, Any]:
-    """Returns the content of meta.json. The lead may add GPUs per site to its empty `resource_spec`."""
+    """Returns the content of meta.json. `resource_spec`, here empty, may name GPUs per site."""
     # an adaptation needs the unseen site and one donor
     least = {"min_clients": plan.federation.min_sites}
     needed = {"min_clients": 2, "mandatory_clients": [request.newcomer]} if request else least
     deploy_map = {APPS[SERVER]: ["server"], APPS[CLIENT]: sorted(request.sites if request else plan.sites)}
     return {"name": name, "scope": scope, **needed, "deploy_map": deploy_map, "resource_spec": {}}
+
+
+def require_resources(asked: Mapping[str, Any], sites: Sequence[str]) -> None:
+    """Raises InputError if the resources that a job asks for, by site, are not those of RESOURCES at its sites."""
+    for site, values in asked.items():
+        if site not in sites:
+            raise InputError(f"{META}: resource_spec.{site} does not name a site of the job; correct or remove it")
+        for name, value in require_object(META, f"resource_spec.{site}", values).items():
+            kind, most = RESOURCES.get(name, (None, 0))
+            if kind is None or not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value <= most:
+                known = ", ".join(f"{known} up to {most}" for known, (_, most) in RESOURCES.items())
+                raise InputError(f"{META}: resource_spec.{site}.{name} is {str(value)[:80]}; a job may ask for {known}")
+
+
+def require_object(what: str, place: str, value: Any) -> dict[str, Any]:
+    """Returns the value; raises InputError if it is not a JSON object."""
+    if not isinstance(value, dict):
+        raise InputError(f"{what}: {place} is missing or not a JSON object; export the job with `feddp job`")
+    return value
 
 
 def _server(plan: Plan, request: AdaptationRequest | None, resume: str) -> dict[str, Any]:

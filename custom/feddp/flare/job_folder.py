@@ -12,13 +12,22 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import InputError
 from feddp.files import WEIGHTS
 from feddp.flare.archive import require_files
-from feddp.flare.configuration import APPS, CLIENT, FILES, SERVER, app_configuration, job_meta
+from feddp.flare.configuration import (
+    APPS,
+    CLIENT,
+    FILES,
+    META,
+    SERVER,
+    app_configuration,
+    job_meta,
+    require_object,
+    require_resources,
+)
 from feddp.flare.documents import LARGEST, at, parsed, require_equal
 from feddp.plan.schema import Plan
 from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
 
-META = "meta.json"
 # keys that FLARE's server adds to meta.json
 _KEYS = JobMetaKey
 SERVERS_OWN = {
@@ -28,7 +37,6 @@ SERVERS_OWN = {
     *(_KEYS.SCHEDULE_HISTORY, _KEYS.CLONED_FROM, _KEYS.JOB_CLIENTS, _KEYS.STUDY),
 }
 OWN = {key.value for key in SERVERS_OWN}
-RESOURCES = {"num_of_gpus": (int, 64), "mem_per_gpu_in_GiB": (int | float, 1024)}  # that a job may ask for: (type, maximum)
 
 
 @dataclass(frozen=True)
@@ -83,18 +91,7 @@ def require_meta(meta: Mapping[str, Any], job: Job | None = None) -> None:
         wanted = job_meta(meta["name"], meta["scope"], job.plan, job.request)
         ours = {key: value for key, value in meta.items() if key not in OWN}
         require_equal(META, _as_read(wanted), ours | {"resource_spec": wanted["resource_spec"]})
-    _require_resources(require_object(META, "resource_spec", meta.get("resource_spec", {})), sites)
-
-
-def _require_resources(asked: Mapping[str, Any], sites: list[str]) -> None:
-    for site, values in asked.items():
-        if site not in sites:
-            raise InputError(f"{META}: resource_spec.{site} does not name a site of the job; correct or remove it")
-        for name, value in require_object(META, f"resource_spec.{site}", values).items():
-            kind, most = RESOURCES.get(name, (None, 0))
-            if kind is None or not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value <= most:
-                known = ", ".join(f"{known} up to {most}" for known, (_, most) in RESOURCES.items())
-                raise InputError(f"{META}: resource_spec.{site}.{name} is {str(value)[:80]}; a job may ask for {known}")
+    require_resources(require_object(META, "resource_spec", meta.get("resource_spec", {})), sites)
 
 
 def read_folder(side: str, app: Path) -> Job:
@@ -116,13 +113,6 @@ def read_folder(side: str, app: Path) -> Job:
         claim, fact = ("has", "is missing") if job.plan.weights else ("has no", "is present")
         raise InputError(f"{app.name}: its plan {claim} initial tensors, but config/{WEIGHTS} {fact}; export the job again")
     return job
-
-
-def require_object(what: str, place: str, value: Any) -> dict[str, Any]:
-    """Returns the value; raises InputError if it is not a JSON object."""
-    if not isinstance(value, dict):
-        raise InputError(f"{what}: {place} is missing or not a JSON object; export the job with `feddp job`")
-    return value
 
 
 def _as_read(document: dict[str, Any]) -> dict[str, Any]:

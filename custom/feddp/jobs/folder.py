@@ -13,7 +13,18 @@ from feddp.data.folder import SiteFolder, find_sites, metadata_of, misfit
 from feddp.data.names import require_site
 from feddp.errors import InputError
 from feddp.files import WEIGHTS, write_text, writing
-from feddp.flare.configuration import APPS, FILES, SERVER, SERVER_CLASSES, SIDES, app_configuration, job_meta
+from feddp.flare.configuration import (
+    APPS,
+    FILES,
+    META,
+    SERVER,
+    SERVER_CLASSES,
+    SIDES,
+    app_configuration,
+    job_meta,
+    require_object,
+    require_resources,
+)
 from feddp.methods import METHODS
 from feddp.networks.weights import save_network
 from feddp.plan.resolve import build_network, partition_of, require_initial
@@ -21,11 +32,18 @@ from feddp.plan.schema import Plan
 from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
 
-SCOPE, META = "feddp", "meta.json"
+SCOPE = "feddp"
 SIMULATED_JOB, LOCAL = "simulate_job", "local_job"  # the job ids in FLARE's simulator and in one process
 
 
-def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, Tensor] | None = None, resume: str = "") -> Path:
+def export(
+    plan: Plan,
+    folder: Path,
+    scope: str = SCOPE,
+    initial: Mapping[str, Tensor] | None = None,
+    resume: str = "",
+    resources: Mapping[str, Mapping[str, float]] | None = None,
+) -> Path:
     """Writes a ready-to-submit job folder for the plan's sites, replacing an earlier job; returns it.
 
     Args:
@@ -36,6 +54,7 @@ def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, T
             task, because FLARE's client accepts no app of more than 4 MiB over HTTP.
         resume: the id of the run that the job continues after its last completed round; the plan must be the run's, or have
             more rounds.
+        resources: what the job asks of a site, by site (`feddp.flare.configuration.RESOURCES`); nothing by default.
 
     Raises:
         InputError: there are too few sites, the private rule does not fit the network, the tensors are not the plan's, or the
@@ -50,7 +69,7 @@ def export(plan: Plan, folder: Path, scope: str = SCOPE, initial: Mapping[str, T
         raise InputError(f"{len(plan.sites)} sites are fewer than min_sites={least}; name more sites, or lower min_sites")
     if resume:
         require_job_id(resume)
-    return write_job(folder, scope, plan, None, initial, resume)
+    return write_job(folder, scope, plan, None, initial, resume, resources)
 
 
 def write_job(
@@ -60,6 +79,7 @@ def write_job(
     request: AdaptationRequest | None,
     brought: Mapping[str, Tensor] | None,
     resume: str = "",
+    resources: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
     """Writes a job folder, replacing an earlier job; returns it.
 
@@ -67,17 +87,20 @@ def write_job(
         brought: the tensors in the server's app, if any; the sites' app contains none.
 
     Raises:
-        InputError: the folder holds something else, or its name is not valid for a job.
+        InputError: the folder holds something else, its name is not valid for a job, or no site admits such resources.
     """
     require_name("the job's name, from its folder,", folder.name)
     require_name("scope", scope)
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
         raise InputError(f"{folder} is neither empty nor an exported job; choose another folder")
+    asked = require_object(META, "resource_spec", resources or {})
+    require_resources(asked, plan.sites)
+    meta = job_meta(folder.name, scope, plan, request) | {"resource_spec": asked}
     part, old = (folder.with_name(f".{folder.name}.{state}") for state in ("part", "old"))
     shutil.rmtree(part, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     try:
-        _write(part / META, job_meta(folder.name, scope, plan, request))
+        _write(part / META, meta)
         for side in SIDES:
             _write(part / APPS[side] / FILES[side], app_configuration(side, plan, request, resume))
         if brought is not None:

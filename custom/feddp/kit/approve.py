@@ -9,9 +9,9 @@ from feddp.errors import InputError, PolicyError
 from feddp.files import write_json
 from feddp.flare.admission import scope_properties
 from feddp.flare.archive import SIGNATURES
-from feddp.flare.configuration import APPS, SIDES
+from feddp.flare.configuration import APPS, META, SIDES
 from feddp.flare.documents import LARGEST, parsed
-from feddp.flare.job_folder import META, Job, read_folder, require_meta
+from feddp.flare.job_folder import Job, read_folder, require_meta
 from feddp.flare.policy import SitePolicy
 from feddp.kit.containers import Containers
 from feddp.kit.describe import described

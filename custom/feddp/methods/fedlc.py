@@ -67,7 +67,7 @@ class FedLC(Method):
         network = _layers(site)
         loss = site.segmentation_loss(logits, batch["mask"]) + self.hyper.contrast * network.contrast()
         # the logits come from the calibrator, whose gradient does not reach the site's head
-        if network.calibrator.active:
+        if network.calibrator.peers is not None:
             if network.plain is None:
                 raise RuntimeError("FedLC's loss needs the logits of a pass before it")
             loss = loss + site.segmentation_loss(network.plain.float(), batch["mask"])

@@ -45,10 +45,11 @@ class TTT(FedAvg):
     def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
         import torch
 
+        from feddp.data.loading import moved
         from feddp.networks.rotation import TURNS
         from feddp.training.rotation import rotation_loss
 
         images = {sample["stem"]: sample["image"] for sample in site.samples}
-        upright = torch.stack([images[stem] for stem in batch["stem"]]).to(logits.device)
+        upright = moved(torch.stack([images[stem] for stem in batch["stem"]]), logits.device)
         turns = torch.randint(TURNS, (len(upright),))  # drawn by the CPU's generator, so equal on every device
         return super().loss(site, logits, batch) + self.hyper.rotation * rotation_loss(site.network, upright, turns)

@@ -1,6 +1,7 @@
 """FedLC's layers in a network (Wang et al., ECCV 2022): channel selection before the decoder, head calibration after it."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,9 +47,9 @@ class LocalCalibration(nn.Module):
         decoded = self.decoder(features)
         plain: Tensor = self.segmentation_head(decoded)
         self.plain = plain
-        if not self.calibrator.active:
+        if self.calibrator.peers is None:
             return plain
-        calibrated: Tensor = self.calibrator(decoded.detach(), self.segmentation_head, self.embedding.one_hot)
+        calibrated: Tensor = self.calibrator(decoded.detach(), self.segmentation_head, self.embedding.index)
         return calibrated
 
     def contrast(self) -> Tensor:
@@ -56,23 +57,32 @@ class LocalCalibration(nn.Module):
         pooled = self.selection.pooled
         if pooled is None:
             raise RuntimeError("the contrast needs the features of a forward pass; call the network first")
-        own = int(self.embedding.one_hot.argmax())
-        gates = [self.selection.gate(pooled, one_hot) for one_hot in torch.eye(len(self.embedding.one_hot))]
+        own, sites = self.embedding.index, torch.eye(len(self.embedding.one_hot), device=pooled[0].device)
+        gates = [self.selection.gate(pooled, one_hot) for one_hot in sites]
         others = [F.mse_loss(gates[own], gate.detach()) for j, gate in enumerate(gates) if j != own]
         return -torch.stack(others).mean()
 
 
 class SiteEmbedding(nn.Module):
-    """The index of this site among the K sites, as a private one-hot buffer, so that it is in the site's file."""
+    """The index of this site among the K sites, as a private one-hot buffer, so that it is in the site's file.
+
+    `index` is the same as a number: a pass that read it from the buffer would wait for the GPU.
+    """
 
     one_hot: Tensor
 
     def __init__(self, sites: int):
         super().__init__()
         self.register_buffer("one_hot", torch.zeros(sites))
+        self.index = 0
 
     def set(self, index: int) -> None:
         self.one_hot.zero_()[index] = 1.0
+        self.index = index
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:  # of torch, for each module that a state is loaded into
+        super()._load_from_state_dict(*arguments)
+        self.index = int(self.one_hot.argmax())
 
 
 class ChannelSelection(nn.Module):
@@ -102,7 +112,8 @@ class ChannelSelection(nn.Module):
 class HeadCalibration(nn.Module):
     """HC: standard deviation and mean of all sites' predictions gate the decoder's features, the input of a new 3 × 3 head.
 
-    The heads of the other sites are buffers, so a site's file suffices for prediction, as in FedLC's inference.
+    The heads of the other sites are buffers, so a site's file suffices for prediction, as in FedLC's inference. `peers` says
+    which of them are known, without reading the buffers `known` and `active`, which would wait for the GPU in every pass.
     """
 
     weights: Tensor
@@ -120,6 +131,7 @@ class HeadCalibration(nn.Module):
         self.register_buffer("known", torch.zeros(sites, dtype=torch.bool))
         self.register_buffer("active", torch.tensor(False))
         self.register_buffer("gaussian", _gaussian(KERNEL, SIGMA), persistent=False)
+        self.peers: tuple[int, ...] | None = None  # the sites with known heads; None until heads are received
 
     def receive(self, heads: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Replaces the stored heads of the other sites by `heads`: {site's index: {"weight", "bias"}}."""
@@ -128,12 +140,17 @@ class HeadCalibration(nn.Module):
         for index, head in heads.items():
             self.known[index] = True
             self.weights[index], self.biases[index] = head["weight"], head["bias"]
+        self.peers = tuple(sorted(heads))
 
-    def forward(self, decoded: Tensor, head: nn.Sequential, one_hot: Tensor) -> Tensor:
-        """decoded (B, F, h, w) -> logits (B, classes, H, W); `head` is this site's head, `one_hot` its index."""
+    def _load_from_state_dict(self, *arguments: Any) -> None:  # of torch, for each module that a state is loaded into
+        super()._load_from_state_dict(*arguments)
+        self.peers = tuple(self.known.nonzero().flatten().tolist()) if self.active else None
+
+    def forward(self, decoded: Tensor, head: nn.Sequential, index: int) -> Tensor:
+        """decoded (B, F, h, w) -> logits (B, classes, H, W); `head` is this site's head, `index` its place among the sites."""
         first, *rest = head
         assert isinstance(first, nn.Conv2d)
-        deviation, mean = self.disagreement(decoded, first, int(one_hot.argmax()))
+        deviation, mean = self.disagreement(decoded, first, index)
         gates = torch.cat((deviation, mean), dim=1)
         gated = torch.cat([decoded * self.soften(gate[:, None]) + decoded for gate in gates.unbind(dim=1)], dim=1)
         logits: Tensor = self.out(gated)
@@ -145,7 +162,7 @@ class HeadCalibration(nn.Module):
     def disagreement(self, decoded: Tensor, own: nn.Conv2d, index: int) -> tuple[Tensor, Tensor]:
         """Returns population standard deviation and mean, (B, C, h, w) each, of the probabilities of all known heads."""
         maps = [_probabilities(own(decoded))]
-        for j in self.known.nonzero().flatten().tolist():
+        for j in self.peers or ():
             if j != index:
                 # not functional_call, which cannot be traced (`feddp.export`)
                 maps.append(_probabilities(own._conv_forward(decoded, self.weights[j], self.biases[j])))

@@ -26,7 +26,7 @@ from feddp.run import pooled, session
 from feddp.run.config import write_config
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
 from feddp.run.session import Environment, Request
-from feddp.training.device import asked_for
+from feddp.training.device import dealt
 from feddp.training.settings import pairs
 
 
@@ -153,7 +153,7 @@ def run_here(
 
     Args:
         env: "local", without FLARE, "sim", FLARE's simulator, or "poc".
-        device: each site's.
+        device: each site's; of several, comma-separated, the sites get one each in turn.
         threads: sites at once, in "local" each in a process. If None, all of them in the simulator, and one in "local", which
             computes in this process.
         without_consent: sites that refuse every exchange among sites.
@@ -183,7 +183,7 @@ def run_here(
 
 
 def policies_of(plan: Plan, data: Path, device: str, without_consent: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """The policies of a plan's sites, whose folders lie below `data`, on this machine.
+    """The policies of a plan's sites, whose folders lie below `data`, on this machine; `device` as in `run_here`.
 
     Raises:
         InputError: a folder lacks images, or there is no such device.
@@ -191,11 +191,11 @@ def policies_of(plan: Plan, data: Path, device: str, without_consent: Sequence[s
     for site in plan.sites:
         if lacking := SiteFolder.open(data / site).lacking(plan.training.selection):
             raise InputError(lacking)
-    asked_for(device)  # here, not at every site of a federation that has started
+    devices = dealt(device, plan.sites)  # asked for here, not at every site of a federation that has started
     return {
         site: {
             "data": str((data / site).resolve()),
-            "device": device,
+            "device": devices[site],
             "consent": [] if site in without_consent else list(CONSENTS),
             "seed": PLAN,  # the same run, the same bits
             **({"spectra": plan.hyper.spectra} if SPECTRA in plan.stages else {}),  # one's own images: as many as one asks for

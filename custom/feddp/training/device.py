@@ -1,6 +1,6 @@
 """Checks a device's name, and sets up a process for the device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -66,6 +66,16 @@ def settle(device: str, threads: int) -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(device == "cpu")
+
+
+def dealt(names: str, sites: Sequence[str]) -> dict[str, str]:
+    """Returns each site's device: those of `names`, comma-separated, dealt to the sites in their order, again and again.
+
+    Raises:
+        InputError: a device is not available.
+    """
+    devices = [str(asked_for(name.strip())) for name in names.split(",")]
+    return {site: devices[i % len(devices)] for i, site in enumerate(sites)}
 
 
 def asked_for(name: str) -> torch.device:

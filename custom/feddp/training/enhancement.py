@@ -7,12 +7,15 @@ online branch only; the target is the exponential moving average of the online n
 import copy
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddp.data.loading import Batch
+from feddp.data.loading import Batch, moved
+from feddp.networks.rotation import TURNS
+from feddp.training.rotation import turned
 
 Project = Callable[[nn.Module, Tensor], Tensor]  # (network, images (B, channels, H, W)) -> (B, D)
 
@@ -65,22 +68,83 @@ def distance(online: Tensor, target: Tensor) -> Tensor:
 
 
 def views(images: Tensor) -> Tensor:
-    """Returns a random view of each image (B, channels, H, W).
+    """Returns a random view of each square image (B, channels, S, S). The transforms are ours; the paper does not state them.
 
-    Flips, quarter turns, zooms into the centre, blur, brightness and contrast. The transforms are ours; the paper does not
-    state them. Randomness comes from torch's CPU generator.
+    Randomness comes from torch's CPU generator, so it is equal on every device.
     """
-    from monai import transforms
+    drawn = draw(len(images), images.shape[1])
+    return seen(images, Draws(*(moved(values, images.device) for values in drawn)))
 
-    seed = int(torch.randint(2**31, ()).item())
-    warp = transforms.Compose(
-        [
-            *(transforms.RandFlip(prob=0.5, spatial_axis=axis) for axis in (0, 1)),
-            transforms.RandRotate90(prob=0.5),
-            transforms.RandZoom(prob=0.8, min_zoom=1.0, max_zoom=1.5),
-            transforms.RandGaussianSmooth(prob=0.5, sigma_x=(0.25, 1.0), sigma_y=(0.25, 1.0)),
-            transforms.RandScaleIntensity(prob=0.8, factors=0.4, channel_wise=True),
-            transforms.RandShiftIntensity(prob=0.8, offsets=0.4, channel_wise=True),
-        ]
-    ).set_random_state(seed=seed)
-    return torch.stack([torch.as_tensor(warp(image)) for image in images.cpu()]).to(images.device)
+
+class Draws(NamedTuple):
+    """What makes the views of B images. A value of 0, or a factor of 1, changes nothing."""
+
+    down: Tensor  # bool (B,): rows are flipped
+    across: Tensor  # bool (B,): columns are flipped
+    turns: Tensor  # (B,): quarter turns, 0 to 3
+    zoom: Tensor  # (B,): factor of a zoom into the centre
+    blur: Tensor  # (B, 2): standard deviations in pixels, of rows and of columns
+    contrast: Tensor  # (B, channels): a factor
+    brightness: Tensor  # (B, channels): added
+
+
+def draw(count: int, channels: int) -> Draws:
+    """Draws the views of `count` images, on the CPU.
+
+    With probability 1/2 each: a flip of rows, one of columns, one to three quarter turns, a blur of 0.25 to 1 pixels; with 0.8
+    each: a zoom of 1 to 1.5, a contrast of 0.6 to 1.4 and a brightness of −0.4 to 0.4 per channel.
+    """
+
+    def coin(probability: float) -> Tensor:
+        return torch.rand(count) < probability
+
+    def some(probability: float, low: float, high: float, neutral: float, *each: int) -> Tensor:
+        applied = coin(probability).view(count, *(1 for _ in each))
+        return torch.where(applied, low + (high - low) * torch.rand(count, *each), torch.tensor(neutral))
+
+    return Draws(
+        down=coin(0.5),
+        across=coin(0.5),
+        turns=torch.where(coin(0.5), torch.randint(1, TURNS, (count,)), torch.tensor(0)),
+        zoom=some(0.8, 1.0, 1.5, 1.0),
+        blur=some(0.5, 0.25, 1.0, 0.0, 2),
+        contrast=some(0.8, 0.6, 1.4, 1.0, channels),
+        brightness=some(0.8, -0.4, 0.4, 0.0, channels),
+    )
+
+
+def seen(images: Tensor, drawn: Draws) -> Tensor:
+    """Returns the views `drawn` of square images (B, channels, S, S): flips, turn, zoom, blur, contrast, brightness.
+
+    Zoom and blur are linear and separate into rows and columns: a matrix (S, S) for each, of each image.
+    """
+    flipped = torch.where(drawn.down[:, None, None, None], images.flip(-2), images)
+    flipped = torch.where(drawn.across[:, None, None, None], flipped.flip(-1), flipped)
+    zoom = zooming(images.shape[-1], drawn.zoom)
+    with torch.autocast(images.device.type, enabled=False):  # bfloat16 would round the images
+        rows, columns = ((blurring(images.shape[-1], sigma) @ zoom)[:, None] for sigma in drawn.blur.unbind(dim=1))
+        warped = rows @ turned(flipped, drawn.turns) @ columns.mT
+    return warped * drawn.contrast[:, :, None, None] + drawn.brightness[:, :, None, None]
+
+
+def zooming(side: int, factors: Tensor) -> Tensor:
+    """Returns matrices (B, side, side) that enlarge a line of pixels by its factor, from 1 on, and cut its centre out.
+
+    Pixel i of n = ⌊side · factor⌋ is the mean of the pixels ⌊i · side/n⌋ to ⌈(i+1) · side/n⌉ − 1, as torch's "area" has it.
+    """
+    size = (side * factors).long()[:, None, None]
+    pixels = torch.arange(side, device=factors.device)
+    at = pixels[:, None] + size // 2 - side // 2
+    inside = (pixels >= at * side // size) & (pixels < -(-(at + 1) * side // size))
+    return inside / inside.sum(dim=2, keepdim=True)
+
+
+def blurring(side: int, sigmas: Tensor) -> Tensor:
+    """Returns matrices (B, side, side) that blur a line of pixels by a Gaussian of σ pixels; σ = 0 changes nothing.
+
+    A weight is the Gaussian's integral over a pixel. It ends at 4σ, and beyond the border is 0.
+    """
+    pixels, sigma = torch.arange(side, device=sigmas.device), sigmas[:, None, None]
+    apart = (pixels[:, None] - pixels).abs()
+    weights = (torch.special.ndtr((apart + 0.5) / sigma) - torch.special.ndtr((apart - 0.5) / sigma)).clamp_min(0)
+    return torch.where(apart <= (4 * sigma + 0.5).floor(), weights, 0)

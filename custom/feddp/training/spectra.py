@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fft import fft2, fftshift, ifft2, ifftshift
 
+from feddp.data.loading import moved
 from feddp.training.store import Store
 
 SLOT = "spectra"  # the file with the spectra of consenting peers
@@ -46,8 +47,8 @@ def interpolated(images: Tensor, peers: Tensor, weights: Tensor) -> Tensor:
 
 def in_another_style(images: Tensor, peers: Tensor) -> Tensor:
     """Moves each image (B, C, H, W) towards the style of one of `peers` (M, C, 2b+1, 2b+1), drawn by torch's CPU generator."""
-    chosen = torch.randint(len(peers), (len(images),))
-    return interpolated(images, peers[chosen.to(peers.device)], torch.rand(len(images)).to(images))
+    chosen = moved(torch.randint(len(peers), (len(images),)), peers.device)
+    return interpolated(images, peers[chosen], moved(torch.rand(len(images)), images.device).to(images.dtype))
 
 
 def received(store: Store) -> Tensor | None:

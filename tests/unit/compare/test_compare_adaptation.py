@@ -351,6 +351,7 @@ def test_it_needs_no_methods(compare, runs, adapted, tmp_path, monkeypatch):
         (["--leave-one-out", "--set", "pony=1"], "unknown setting 'pony'"),
         (["--leave-one-out", "--methods", "fedpony"], "unknown method 'fedpony'"),
         (["--leave-one-out", "--device", "cuda:99"], "--device cuda:99 cannot be used"),
+        (["--leave-one-out", "--device", "cpu,cuda:99"], "--device cuda:99 cannot be used"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(compare, runs, tmp_path, arguments, message):

@@ -217,3 +217,17 @@ def test_the_loss_of_the_second_stage_has_the_head_s_own_beside_it():
     assert loss.item() == pytest.approx(17.25 * LN3 + 0.5, abs=1e-5)
     assert network.segmentation_head[0].bias.grad.item() == pytest.approx(1)
     assert network.decoder.layer.weight.grad.flatten().tolist() == pytest.approx([LN3, 0, 0, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("received", [None, {}, heads(0.0)], ids=["none yet", "of nobody", "of a site"])
+def test_a_loaded_state_says_whose_heads_it_has(received):
+    """What a network knows about its peers without reading its tensors is what the tensors of the loaded state say."""
+    network, fresh = ungated(sites=3), calibrated(sites=3, own=2)
+    network.embedding.set(1)
+    fresh.calibrator.receive(heads(1.0, 2.0))
+    if received is not None:
+        network.calibrator.receive(received)
+    fresh.load_state_dict(network.state_dict())
+    assert fresh.embedding.index == 1
+    assert fresh.calibrator.peers == (None if received is None else tuple(received))
+    assert fresh(ONE_PIXEL).equal(network(ONE_PIXEL))

@@ -3,11 +3,15 @@
 import json
 
 import pytest
+import torch
 
 from feddp.errors import Stopped
 from feddp.files import PROGRESS, TIME
+from feddp.networks.weights import fingerprint, read_network
 from feddp.run import session
+from feddp.run.config import read_config
 from feddp.run.local import local
+from feddp.run.options import Options, policies_of, run_here
 from feddp.run.session import Request
 from feddp.stages import train as stage
 
@@ -84,6 +88,26 @@ def test_a_policy_that_takes_no_such_job_is_that_sites_refusal(run):
     assert "site-2" in refused(out)["site-2", "train"]
     assert list(results["sites"]) == ["site-1"]
     assert "site-2" in results["missing"]
+
+
+def test_several_devices_are_dealt_to_the_sites(toy, plan_for, tiny_root, tmp_path, monkeypatch):
+    """In the policies that every environment gives its sites, workers too, as they stand in run.json. No GPU is asked here."""
+    monkeypatch.setattr("feddp.training.device.usable", lambda name, *_: torch.device(name))
+    found = policies_of(plan_for(network=toy, method="fedavg"), tiny_root, "cuda:1,cuda:0")
+    assert {site: policy["device"] for site, policy in found.items()} == {"site-1": "cuda:1", "site-2": "cuda:0"}
+    monkeypatch.undo()
+
+
+def test_a_run_on_several_devices_has_the_bits_of_one(toy, tiny_root, tmp_path):
+    """Two names of the CPU; run.yaml repeats them."""
+    runs = {}
+    for device in ("cpu", "cpu,cpu"):
+        out = tmp_path / device
+        run_here(tiny_root, out, Options("fedavg", 1, None, toy, 32, 0, ("batch=4",)), "local", device)
+        runs[device] = [fingerprint(read_network(path)[0]) for path in sorted(out.glob("sites/*/*.safetensors"))]
+        assert read_config(out / "run.yaml")["device"] == device
+    assert runs["cpu"] == runs["cpu,cpu"]
+    assert len(runs["cpu"]) >= 2
 
 
 def test_64_sites_in_one_process(toy, plan_for, tiny_root, tmp_path):

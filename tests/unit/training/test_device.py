@@ -1,4 +1,4 @@
-"""What a site is told when its memory is too small."""
+"""What a site is told when its memory is too small, and which site gets which of several devices."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from feddp import protocol
 from feddp.errors import InputError
 from feddp.stages import answered, stage_of
 from feddp.stages.message import Message
-from feddp.training.device import memory_of
+from feddp.training.device import dealt, memory_of
 
 
 def test_a_gpu_s_want_of_memory_names_the_site_and_what_to_lower():
@@ -55,3 +55,23 @@ def test_a_stage_whose_answer_lacks_memory_says_so(monkeypatch, plan_for, task, 
         InputError, match=f"^site A: its {what} has too little memory .* smaller --set batch, --size or --network"
     ):
         answered(task, Message(), host)
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ("cpu", ["cpu", "cpu", "cpu"]),
+        ("cpu,cpu:0", ["cpu", "cpu:0", "cpu"]),
+        ("cpu:0, cpu", ["cpu:0", "cpu", "cpu:0"]),
+        ("cpu,cpu,cpu:0,cpu:0", ["cpu", "cpu", "cpu:0"]),
+    ],
+)
+def test_devices_are_dealt_to_the_sites_in_turn(names, wanted):
+    """Site i gets device i modulo their number: of two, sites 0 and 2 the first; of four, the last gets none of three sites."""
+    assert dealt(names, ["B", "A", "C"]) == dict(zip("BAC", wanted, strict=True))
+
+
+@pytest.mark.parametrize(("names", "wrong"), [("cpu,cuda:99", "cuda:99"), ("cpu,,cpu", ""), ("cuda:99,cpu", "cuda:99")])
+def test_each_of_several_devices_must_be_there(names, wrong):
+    with pytest.raises(InputError, match=rf"^--device {wrong} cannot be used \(.*\); say cpu, cuda or cuda:N$"):
+        dealt(names, ["A"])

@@ -11,7 +11,7 @@ from torch import nn, tensor
 from feddp.methods.pflfe import PFLFE, PFLFESettings
 from feddp.networks.projector import project
 from feddp.stages.train import train
-from feddp.training.enhancement import Enhancement, distance, views
+from feddp.training.enhancement import Draws, Enhancement, blurring, distance, draw, seen, views, zooming
 
 
 def test_the_distance_is_two_minus_twice_the_cosine():
@@ -123,6 +123,80 @@ def test_views_differ_and_come_again_with_the_seed():
     assert one.shape == images.shape
     assert not one.equal(two)
     assert images.equal(before)
+
+
+NEUTRAL = Draws(*(tensor(v) for v in ([False], [False], [0], [1.0], [[0.0, 0.0]], [[1.0]], [[0.0]])))
+
+
+def test_a_view_by_hand():
+    """Rows flipped: 3 4 / 1 2. Columns too: 4 3 / 2 1. A quarter turn anticlockwise has the last column on top: 3 1 / 4 2.
+    Times 2 less 1: 5 1 / 7 3. Without draws, the image itself."""
+    image = tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    assert seen(image, NEUTRAL).equal(image)
+    turned = NEUTRAL._replace(down=tensor([True]), across=tensor([True]), turns=tensor([1]))
+    assert seen(image, turned).tolist() == [[[[3, 1], [4, 2]]]]
+    lit = turned._replace(contrast=tensor([[2.0]]), brightness=tensor([[-1.0]]))
+    assert seen(image, lit).tolist() == [[[[5, 1], [7, 3]]]]
+
+
+def test_a_zoom_by_hand():
+    """Four pixels become six, of which the middle four stay: pixel i is the mean of ⌊2i/3⌋ to ⌈2(i+1)/3⌉ − 1: of 0 and 1, 1
+    alone, 2 alone, 2 and 3. Factor 1.2 makes no fifth pixel, ⌊4.8⌋ = 4."""
+    half = 0.5
+    wanted = [[half, half, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, half, half]]
+    assert zooming(4, tensor([1.5, 1.2])).tolist() == [wanted, torch.eye(4).tolist()]
+
+
+def test_a_blur_by_hand():
+    """σ = 1/2: a pixel is from −σ to σ, with 0.682689 of the Gaussian; its neighbours have the rest to 3σ, (0.997300 −
+    0.682689)/2 = 0.157305; the next to 5σ, 0.00135. At the border what falls outside is lost. σ = 1/4 ends after 1 pixel."""
+    found = blurring(7, tensor([0.5, 0.0, 0.25]))
+    assert found[0, 3].tolist() == pytest.approx([0, 0.00135, 0.157305, 0.682689, 0.157305, 0.00135, 0], abs=1e-5)
+    assert found[0, 0].tolist() == pytest.approx([0.682689, 0.157305, 0.00135, 0, 0, 0, 0], abs=1e-5)
+    assert found[1].equal(torch.eye(7))
+    assert found[2, 3].count_nonzero() == 3
+
+
+def test_whole_batches_are_seen_as_monai_sees_each_image():
+    """20 images of an odd and an even side: flips, turns, zoom, blur and both intensities by MONAI's transforms, one by one."""
+    from monai import transforms
+
+    torch.manual_seed(0)
+    for side in (31, 32):
+        images, drawn = torch.rand(20, 2, side, side), draw(20, 2)
+        found = seen(images, drawn)
+        assert all((values != neutral).any() for values, neutral in zip(drawn, NEUTRAL, strict=True))
+        for i, image in enumerate(images):
+            down, across, turns, zoom, blur, contrast, brightness = (values[i].tolist() for values in drawn)
+            steps = [transforms.Flip(axis) for axis, applied in ((0, down), (1, across)) if applied]
+            steps += [transforms.Rotate90(turns), transforms.Zoom(zoom)]
+            steps += [transforms.GaussianSmooth(blur)] if any(blur) else []
+            wanted = torch.as_tensor(transforms.Compose(steps)(image))
+            wanted = torch.stack([wanted[c] * contrast[c] + brightness[c] for c in range(2)])
+            torch.testing.assert_close(found[i], wanted, rtol=0, atol=1e-5)
+
+
+def test_what_is_drawn():
+    """40,000 images: each share of those that are changed has a deviation of 0.0025, and 0.0165 is more than six of them.
+
+    A uniform draw from low to high has the mean of both, with deviations below 0.002; no value lies beyond."""
+    torch.manual_seed(0)
+    drawn = draw(40_000, 2)
+    shares = dict(down=0.5, across=0.5, turns=0.5, zoom=0.8, blur=0.5, contrast=0.8, brightness=0.8)
+    ranges = dict(turns=(1, 3), zoom=(1, 1.5), blur=(0.25, 1), contrast=(0.6, 1.4), brightness=(-0.4, 0.4))
+    for name, share in shares.items():
+        values = getattr(drawn, name).float().view(40_000, -1)
+        changed = (values != getattr(NEUTRAL, name).flatten()[0]).all(dim=1)
+        assert changed.double().mean().item() == pytest.approx(share, abs=0.0165)
+        if name in ranges:
+            low, high = ranges[name]
+            chosen = values[changed]
+            assert chosen.min() >= low - 1e-6
+            assert chosen.max() <= high + 1e-6
+            assert chosen.mean().item() == pytest.approx((low + high) / 2, abs=0.03 if name == "turns" else 0.012)
+    assert sorted(drawn.turns.unique().tolist()) == [0, 1, 2, 3]
+    assert drawn.blur[:, 0].ne(drawn.blur[:, 1]).any()
+    assert drawn.contrast[:, 0].ne(drawn.contrast[:, 1]).any()
 
 
 def changed(before, after, prefix):
