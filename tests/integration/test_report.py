@@ -173,7 +173,7 @@ def test_a_picture_is_a_png_of_one_size():
     assert image.getcolors() == [(256 * 256, (7, 7, 7))]
 
 
-def test_attention_is_timms_own_softmax():
+def test_attention_is_timms_own_softmax(monkeypatch):
     """timm's attention without its fused kernel gives its weights to `attn_drop`: the mean over the heads of the pixel's row.
 
     At 64 pixels every stage of PVTv2 has 2 x 2 keys, so the last layer is shown; of its 2 x 2 queries pixel (40, 10) is in
@@ -182,7 +182,8 @@ def test_attention_is_timms_own_softmax():
     image = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
     found = attention_of(network, image, (40, 10))
     last = [module for module in network.modules() if isinstance(module, SplitAttention)][-1]
-    last.fused_attn, taken = False, []
+    monkeypatch.setattr(SplitAttention, "fused_attn", False)
+    taken = []
     last.attn_drop.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
     with torch.no_grad():
         network(image[None])
