@@ -34,7 +34,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from feddp.compare.patients import TestedPatients, edges
+from feddp.compare.patients import PatientScores
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Scores, read_rows
 from feddp.compare.statistics import FEW, interval_of_few
 from feddp.data.folder import SiteFolder
@@ -175,7 +175,7 @@ class Campaign:
             for site in found
         ]
 
-    def tested(self, value: float, seeds: Sequence[int], labels: Sequence[str]) -> TestedPatients:
+    def tested(self, value: float, seeds: Sequence[int], labels: Sequence[str]) -> PatientScores:
         """Returns the Dice of the test images of finished runs. A site counts once per seed: its images differ."""
         names, rows = {}, defaultdict(dict)
         for seed in seeds:
@@ -187,7 +187,7 @@ class Campaign:
                         rows[name][f"seed {seed}, {site}"] = found
                         tests = SiteFolder.open(data / site).rows_of(SPLIT)
                         names[f"seed {seed}, {site}"] = {row.image: row.patient for row in tests}
-        return TestedPatients.of({name: Scores(found, {}, None, None) for name, found in rows.items()}, "dice", names)
+        return PatientScores.of({name: Scores(found, {}, None, None) for name, found in rows.items()}, "dice", names)
 
 
 def measured(label: str) -> dict[str, str]:
@@ -226,15 +226,18 @@ def by_seeds(rows: Rows) -> Intervals:
     }
 
 
-def by_patients(tests: Mapping[float, TestedPatients]) -> Intervals:
+def by_patients(tests: Mapping[float, PatientScores]) -> Intervals:
     """Returns the interval over the test patients of the mean difference: a bootstrap within each site."""
     found: Intervals = defaultdict(dict)
     for value, tested in tests.items():
-        draws = tested.resampled() if tested.enough else None
+        draws, means = (tested.resampled(), tested.means()) if tested.enough else (None, None)
         for column, label in enumerate(tested.methods):
             if label != REFERENCE:
-                reference = tested.methods.index(REFERENCE)
-                found[label][value] = None if draws is None else edges(draws[:, column] - draws[:, reference])
+                base = tested.methods.index(REFERENCE)
+                found[label][value] = None
+                if draws is not None and means is not None:
+                    apart = means[column] - means[base]
+                    found[label][value] = tested.interval(draws[:, column] - draws[:, base], apart)
     return dict(found)
 
 

@@ -75,7 +75,7 @@ def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(dials.Campaign, "run", lambda campaign, *which: ran.append(which) or [(*which, "site-1", 50.0)])
     monkeypatch.setattr(
-        dials.Campaign, "tested", lambda campaign, value, seeds, labels: dials.TestedPatients((*labels,), (), ())
+        dials.Campaign, "tested", lambda campaign, value, seeds, labels: dials.PatientScores((*labels,), (), ())
     )
     words = ["style", "--out", str(tmp_path), *SMALL.split()]
     dials.main([*words, "--methods", "FedAvg"])
@@ -193,12 +193,12 @@ def test_with_fewer_seeds_the_test_patients_are_observations(dials):
     same = np.column_stack([np.full(6, 50.0), np.full(6, 52.0)])
     mixed = np.column_stack([np.full(6, 50.0), [52.0, 48.0] * 3])
     methods = ("FedAvg", "Ditto")
-    tests = {0: dials.TestedPatients(methods, images, (mixed, mixed)), 1: dials.TestedPatients(methods, images, (same, same))}
+    tests = {0: dials.PatientScores(methods, images, (mixed, mixed)), 1: dials.PatientScores(methods, images, (same, same))}
     found = dials.by_patients(tests)
     assert found["Ditto"][1] == pytest.approx((2, 2))
     assert found["Ditto"][0][0] < 0 < found["Ditto"][0][1]
     assert dials.onset(found["Ditto"]) == 1
-    one = dials.TestedPatients(methods, (np.ones(1),), (same[:1],))
+    one = dials.PatientScores(methods, (np.ones(1),), (same[:1],))
     assert dials.by_patients({0: one}) == {"Ditto": {0: None}}, "one patient varies with nothing"
 
 

@@ -19,7 +19,7 @@ def compare(
     data: Data,
     out: Annotated[Path, typer.Option(help="The comparison's folder; the same command continues where it stopped.")],
     methods: Annotated[
-        str, typer.Option(help="Variants, comma-separated: feddp, fedbabu+igc, feddp@lambda=0, feddp@private=query|head.")
+        str, typer.Option(help="Variants, comma-separated: feddp, fedbabu+igc, feddp@lambda=0, feddp@when=before.")
     ] = "",
     studies: Annotated[
         str,

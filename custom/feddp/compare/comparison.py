@@ -58,9 +58,11 @@ def compare(request: ComparisonRequest) -> Comparison:
     around = {name: OUTSIDE[name](len(campaign.sites)) for name in request.outside}
     outside = LeaveOneOut(around, request.common, request.seeds, request.data, request.out) if around else None
 
+    (request.out / COMPARISON).unlink(missing_ok=True)  # while it runs, it is not finished (`feddp runs slim`)
     results, sites, seeds = campaign.execute(request.place), campaign.sites, len(request.seeds)
     named = {variant.label: results[variant] for variant in methods}
-    ends = {variant.label: results[variant] for variant in methods if variant.when == FINAL}  # each run once
+    final = [variant for variant in methods if variant.when == FINAL]
+    ends = {v.label: results[v] for v in methods if v in final or not any(campaign.same(v, one) for one in final)}  # runs, once
     tables = methods_tables(named, sites, seeds) if methods else []
     patients = {s: {row.image: row.patient for row in SiteFolder.open(request.data / s).rows_of(SPLIT)} for s in sites}
     ranked = finished(named, sites)

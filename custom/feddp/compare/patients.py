@@ -3,13 +3,14 @@
 Images of one patient are alike, so a patient is one observation. Within each site the patients are drawn again with
 replacement, one fewer than there are: of n values, the mean of n − 1 draws has the variance s²/n of the true mean, also where
 a site has few patients (Rao & Wu, JASA 1988, Section 2, with m = n − 1; drawing n would give the smaller (n − 1)/n · s²/n).
+Percentiles of the draws alone would take s for the true deviation; intervals are therefore wider by Student's factor.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata, wilcoxon
+from scipy.stats import norm, rankdata, t, wilcoxon
 
 from feddp.compare.scores import Scores
 from feddp.compare.statistics import LEAST, LEVEL, RESAMPLES
@@ -18,7 +19,7 @@ Names = Mapping[str, Mapping[str, str]]  # {site: {test image: patient}}
 
 
 @dataclass(frozen=True)
-class TestedPatients:
+class PatientScores:
     """Values of the same test images under all methods, in per cent.
 
     Attributes:
@@ -32,7 +33,7 @@ class TestedPatients:
     sums: tuple[np.ndarray, ...]
 
     @classmethod
-    def of(cls, methods: Mapping[str, Scores], metric: str, names: Names) -> "TestedPatients":
+    def of(cls, methods: Mapping[str, Scores], metric: str, names: Names) -> "PatientScores":
         """From scores that have a value of each of `names`."""
         images, sums = [], []
         for site, patients in names.items():
@@ -70,6 +71,16 @@ class TestedPatients:
             total += sums[drawn].sum(axis=1) / images[drawn].sum(axis=1)[:, None]
         return total / len(self.images)
 
+    def interval(self, draws: np.ndarray, value: float) -> tuple[float, float]:
+        """The interval of LEVEL % of `value`, whose draws are `draws`: percentiles, farther from it by t / z.
+
+        t is Student's with Σ (n − 1) degrees of freedom over the sites of n patients, z the normal distribution's.
+        """
+        tail = (1 + LEVEL / 100) / 2
+        wider = t.ppf(tail, sum(len(each) - 1 for each in self.images)) / norm.ppf(tail)
+        low, high = (value + wider * (edge - value) for edge in percentiles(draws))
+        return float(low), float(high)
+
     def p_value(self, one: int, other: int) -> float:
         """Wilcoxon's two-sided signed-rank test over the patients' means; patients with equal values are dropped."""
         each = [(sums[:, one] - sums[:, other]) / images for images, sums in zip(self.images, self.sums, strict=True)]
@@ -77,8 +88,8 @@ class TestedPatients:
         return float(wilcoxon(differences).pvalue) if np.any(differences) else 1.0
 
 
-def edges(values: np.ndarray) -> tuple[float, float]:
-    """The percentile interval of LEVEL %."""
+def percentiles(values: np.ndarray) -> tuple[float, float]:
+    """The middle LEVEL % of the draws."""
     edge = (100 - LEVEL) / 2
     low, high = np.percentile(values, [edge, 100 - edge])
     return float(low), float(high)

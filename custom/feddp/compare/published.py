@@ -7,10 +7,11 @@ From the texts of the papers: FedDP (Wang et al., TMI 2024), Tables I to III, Di
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from math import isfinite
 
 from scipy.stats import kendalltau
 
-from feddp.compare.patients import Names, TestedPatients, edges
+from feddp.compare.patients import Names, PatientScores
 from feddp.compare.scores import Scores
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
@@ -43,9 +44,9 @@ PUBLISHED = (
 )
 _HEADS = ("Published", "Methods here", "Pairs", "Same order", "beyond chance", "Other order", "beyond chance", "Kendall's τ")
 _NOTE = (
-    "Pairs of methods that a published table and this comparison have: in the same order here, or in the other; beyond chance"
-    " where the interval of their difference (as in the table above) leaves out 0. The papers used other images, sizes and"
-    " trainings: the order of methods is compared, not their values."
+    "Pairs of methods that a published table and this comparison have: in the same order here, in the other, or equal; beyond"
+    " chance where the interval of their difference (as in the table above) leaves out 0. The papers used other images, sizes"
+    " and trainings: the order of methods is compared, not their values."
 )
 
 
@@ -57,17 +58,22 @@ def orderings_table(found: Mapping[str, Scores], names: Names) -> ResultTable | 
         here = {label: scores for label, scores in found.items() if label in table.averages}
         if len(here) < 2:
             continue
-        tested = TestedPatients.of(here, table.metric, names)
+        tested = PatientScores.of(here, table.metric, names)
         means, drawn = tested.means(), tested.resampled() if tested.enough else None
         then = [table.averages[label] for label in tested.methods]
-        counts = {True: [0, 0], False: [0, 0]}
+        counts, pairs = {True: [0, 0], False: [0, 0]}, 0
         for one, other in combinations(range(len(then)), 2):
             if then[one] == then[other]:
                 continue
             if then[one] < then[other]:
                 one, other = other, one
-            same = bool(means[one] > means[other])
-            low, high = (0.0, 0.0) if drawn is None else edges(drawn[:, one] - drawn[:, other])
+            pairs += 1
+            apart = means[one] - means[other]
+            if apart == 0:
+                continue
+            same, low, high = bool(apart > 0), 0.0, 0.0
+            if drawn is not None:
+                low, high = tested.interval(drawn[:, one] - drawn[:, other], apart)
             counts[same][0] += 1
             counts[same][1] += low > 0 or high < 0
             if not same and high < 0:
@@ -78,7 +84,7 @@ def orderings_table(found: Mapping[str, Scores], names: Names) -> ResultTable | 
             for same in (True, False)
             for i, number in enumerate(counts[same])
         ]
-        pairs = str(counts[True][0] + counts[False][0])
-        rows.append((table.source, ", ".join(tested.methods), pairs, *cells, Value(tau)))
+        order: Cell = Value(tau) if isfinite(tau) else BLANK  # all are equal here
+        rows.append((table.source, ", ".join(tested.methods), str(pairs), *cells, order))
     title = "Whether published orders hold"
     return ResultTable("published", title, _HEADS, (None,) * len(_HEADS), tuple(rows), tuple(notes)) if rows else None

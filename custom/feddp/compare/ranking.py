@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from feddp.compare.patients import Names, TestedPatients, edges, holm, ranks
+from feddp.compare.patients import Names, PatientScores, holm, percentiles, ranks
 from feddp.compare.scores import Result, Scores, scores
 from feddp.compare.statistics import LEVEL, METRIC, RESAMPLES
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
@@ -30,7 +30,7 @@ def ranking_table(found: Mapping[str, Scores], names: Names) -> ResultTable | No
     if len(found) < 2:
         return None
     reference = REFERENCE if REFERENCE in found else next(iter(found))
-    tested = TestedPatients.of(found, METRIC, names)
+    tested = PatientScores.of(found, METRIC, names)
     base, means = tested.methods.index(reference), tested.means()
     others = [i for i in range(len(means)) if i != base]
     p = dict(zip(others, (tested.p_value(i, base) for i in others), strict=True))
@@ -41,32 +41,37 @@ def ranking_table(found: Mapping[str, Scores], names: Names) -> ResultTable | No
     for i in np.argsort(-means, kind="stable"):
         dice = {site: 100 * summary[METRIC]["mean"] for site, summary in found[tested.methods[i]].sites.items()}
         worst = min(dice, key=lambda site: (dice[site], site))
-        row: list[Cell] = [Value(float(means[i])), _interval(drawn, i), worst, Value(dice[worst])]
+        row: list[Cell] = [Value(float(means[i])), BLANK, worst, Value(dice[worst])]
+        if drawn is not None:
+            row[1] = _interval(*tested.interval(drawn[:, i], means[i]))
         row.append(Value(float(np.var(list(dice.values())))))
         if i == base:
             row += [BLANK] * 4
         else:
-            apart = None if drawn is None else drawn - drawn[:, [base]]
-            row += [Value(float(means[i] - means[base])), _interval(apart, i)]
+            apart, wide = means[i] - means[base], BLANK
+            if drawn is not None:
+                wide = _interval(*tested.interval(drawn[:, i] - drawn[:, base], apart))
+            row += [Value(float(apart)), wide]
             row += [Value(p[i], digits=4), Value(adjusted[i], digits=4)]
         if place is None:
             row += [BLANK] * 3
         else:
             first = 100 * float(np.mean(place[:, i] == 1))
-            row += [Value(float(place[:, i].mean()), digits=1), _interval(place, i, 1), Value(first, digits=1)]
+            row += [
+                Value(float(place[:, i].mean()), digits=1),
+                _interval(*percentiles(place[:, i]), digits=1),
+                Value(first, digits=1),
+            ]
         rows.append((tested.methods[i], *row))
     heads = ("Method", *_HEADS, f"minus {reference}", *_AGAINST)
     return ResultTable("ranking", "Which methods differ", heads, (None,) * len(heads), tuple(rows), _notes(tested, reference))
 
 
-def _interval(values: np.ndarray | None, column: int, digits: int = 2) -> str:
-    if values is None:
-        return BLANK
-    low, high = edges(values[:, column])
+def _interval(low: float, high: float, digits: int = 2) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
-def _notes(tested: TestedPatients, reference: str) -> tuple[str, ...]:
+def _notes(tested: PatientScores, reference: str) -> tuple[str, ...]:
     number = f"{tested.count} test patients of {len(tested.images)} sites"
     test = (
         f"p: Wilcoxon's signed-rank test against {reference}, two-sided, over {number}, each the mean over its images and the"
@@ -76,6 +81,6 @@ def _notes(tested: TestedPatients, reference: str) -> tuple[str, ...]:
         return (test, "No intervals: they need two patients at each site, and six in all.")
     drawn = (
         f"Intervals ({LEVEL} %) and ranks: {RESAMPLES} draws of the patients within each site, the same for all methods"
-        " (Rao & Wu, 1988). They cover the choice of patients, not another training."
+        " (Rao & Wu, 1988), those of Dice wider by Student's factor. They cover the choice of patients, not another training."
     )
     return test, drawn

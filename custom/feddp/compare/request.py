@@ -48,8 +48,8 @@ class ComparisonRequest:
             raise InputError(
                 "nothing to compare: name methods with --methods a,b,..., studies with --studies, or say --leave-one-out"
             )
-        if self.unseen and not self.methods:
-            raise InputError("--unseen measures the networks of --methods; name some")
+        if self.unseen and not any("@when=before" not in method for method in self.methods):
+            raise InputError("--unseen measures the networks of --methods that runs end with; name some")
         for option, names, known in (
             ("studies", self.studies, list(STUDIES)),
             ("outside-studies", self.outside, list(OUTSIDE)),

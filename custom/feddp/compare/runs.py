@@ -242,7 +242,7 @@ class Campaign:
         plan = self._plan(variant, seed).to_json()
         wanted = {"plan": json.loads(json.dumps(plan)), "data": self._data}
         folder = self.out / "runs" / slug / f"seed-{seed}"
-        return Run(variant, variant.options(self.common, seed), wanted, folder, self.label)
+        return Run(replace(variant, when=FINAL), variant.options(self.common, seed), wanted, folder, self.label)
 
     def _execute(self, run: Run, place: Place) -> None:
         if not run.began():

@@ -36,7 +36,9 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) ->
     first = scores_table("methods", title, ("Method",), rows, ("dice", "assd"), sites, seeds, per_site=True)
     title, metrics = "The methods by IoU, HD95, HD and medpy's ASSD", ("iou", "hd95", "hd", "assd-medpy")
     more = scores_table("methods_more", title, ("Method",), rows, metrics, sites, seeds, per_site=True)
-    test = sentence({label: scores(result, sites) for label, result in named.items() if result.folders and result.competes})
+    competing = {label: result for label, result in named.items() if result.folders and result.competes}
+    ends = {label: result for label, result in competing.items() if result.when == FINAL} or competing  # no run against itself
+    test = sentence({label: scores(result, sites) for label, result in ends.items()})
     by_class = class_tables(named, sites, seeds)
     tables = [replace(first, notes=(test, START, *first.notes)), *by_class, more, spread_table(named, sites)]
     if seeds > 1:

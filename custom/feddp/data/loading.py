@@ -156,9 +156,9 @@ def to(batch: Batch, device: torch.device | str) -> Batch:
 
 
 def moved(value: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Returns a tensor of the CPU on `device`. To a GPU it is copied while this process goes on."""
-    gpu = torch.device(device).type == "cuda"
-    return (value.pin_memory() if gpu else value).to(device, non_blocking=True)
+    """Returns the tensor on `device`. From the CPU to a GPU it is copied while this process goes on."""
+    copied = torch.device(device).type == "cuda" and value.device.type == "cpu"  # what lies on a GPU cannot be pinned
+    return (value.pin_memory() if copied else value).to(device, non_blocking=True)
 
 
 def _warped(batch: Batch, symmetries: torch.Tensor) -> Batch:

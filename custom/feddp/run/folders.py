@@ -15,7 +15,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from feddp.errors import InputError, PolicyError
-from feddp.files import ARTIFACTS, COMPARISON, PROGRESS, REPORT, RESULTS, RUN, TENSORBOARD
+from feddp.files import ARTIFACTS, COMPARISON, NETWORK, PROGRESS, REPORT, RESULTS, RUN, SHARED, TENSORBOARD
 from feddp.reading import read_own
 from feddp.reporting.standing import RUNNING
 from feddp.run.keeper import processes_below
@@ -24,8 +24,9 @@ from feddp.stages.events import read_progress
 from feddp.training.claim import hold, is_held
 
 FINISHED, BROKEN_OFF, DAMAGED = "finished", "broken off", "damaged"
-# in a run's folder, what neither tables nor reports are made from; beside them, the networks, wherever they are
+# in a run's folder, what neither tables nor reports are made from, and the networks
 _SPARE = (TENSORBOARD, ARTIFACTS, JOB, WORKSPACE, SIMULATOR, *POC_FOLDERS, REPORT)
+_NETWORKS = (SHARED, f"sites/*/{NETWORK}", f"outside/*/*/{NETWORK}")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class RunFolder:
         return RUNNING if self.in_use() else BROKEN_OFF
 
     def in_use(self) -> bool:
-        """Whether a process of the run, or of the comparison that it belongs to, is alive."""
+        """Whether a process of the run, or of a comparison that executed it, is alive."""
         return is_held(self.path) or any(processes_below(self.path))
 
     def rounds(self) -> int:
@@ -95,13 +96,17 @@ class RunFolder:
         (self.path / RUN).unlink()
         self.path.rmdir()
 
+    @property
+    def record(self) -> Path:
+        """Where a comparison says which run it is (`feddp.compare.runs`)."""
+        return self.path.with_name(f"{self.path.name}.json")
+
     def is_whole(self) -> bool:
         """Whether it is finished, for its comparison too, and no process uses it."""
         if self.state != FINISHED or self.in_use():
             return False
-        record = self.path.with_name(f"{self.path.name}.json")  # of a comparison
         remedy = "remove it and the run's folder; its comparison runs it again"
-        return not record.exists() or read_own(record, InputError, remedy).get("finished") is True
+        return not self.record.exists() or read_own(self.record, InputError, remedy).get("finished") is True
 
     def slim(self) -> int:
         """Removes the networks, TensorBoard's files, the copies of the job and the report. Returns the bytes that this freed.
@@ -123,7 +128,7 @@ class RunFolder:
 
 def remove_spare(run: Path) -> None:
     """Removes from a finished run's folder what `RunFolder.slim` does. Links are removed, and not what they point to."""
-    for path in [*(run / name for name in _SPARE), *run.rglob("*.safetensors")]:
+    for path in [*(run / name for name in _SPARE), *(path for pattern in _NETWORKS for path in run.glob(pattern))]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -134,14 +139,19 @@ def to_slim(folder: Path) -> tuple[list[RunFolder], list[RunFolder]]:
     """Returns the runs of a comparison's folder, or the run whose folder it is: those that are whole, and the others.
 
     Raises:
-        InputError: it is the folder of neither, such as one with several comparisons; or a run.json is damaged.
+        InputError: it is the folder of neither, such as one with several comparisons; or of a comparison that runs or was
+            broken off, which may still need its networks; or a run.json is damaged.
     """
-    if not any((folder / name).is_file() for name in (RUN, COMPARISON)) and not any(folder.glob("runs/*/seed-*.json")):
-        raise InputError(f"{folder} is no run and no comparison: it has no {RUN} and no {COMPARISON}; name the --out of one")
+    if not any((folder / name).is_file() for name in (RUN, COMPARISON)):
+        raise InputError(
+            f"{folder} is no run and no finished comparison: it has no {RUN} and no {COMPARISON}; name the --out of one, or let"
+            " its `feddp compare` end first"
+        )
     found, damaged = runs_below(folder)
     if damaged:
         raise InputError("\n".join(damaged))
-    whole = [run.path for run in found if run.is_whole()]
+    alone = (folder / RUN).is_file()
+    whole = [run.path for run in found if run.is_whole() and (alone or run.record.exists())]
     return [run for run in found if run.path in whole], [run for run in found if run.path not in whole]
 
 

@@ -72,9 +72,14 @@ def dealt(names: str, sites: Sequence[str]) -> dict[str, str]:
     """Returns each site's device: those of `names`, comma-separated, dealt to the sites in their order, again and again.
 
     Raises:
-        InputError: a device is not available.
+        InputError: a device is not available, or CPU and GPU are mixed: `settle` holds for a whole process.
     """
-    devices = [str(asked_for(name.strip())) for name in names.split(",")]
+    each = [name.strip() for name in names.split(",")]
+    if not all(each):
+        raise InputError(f"--device {names}: a name is empty; say cpu, cuda or cuda:N, or several, separated by commas")
+    devices = [str(asked_for(name)) for name in each]
+    if len({torch.device(device).type for device in devices}) > 1:
+        raise InputError(f"--device {names}: name GPUs alone, or the CPU alone")
     return {site: devices[i % len(devices)] for i, site in enumerate(sites)}
 
 

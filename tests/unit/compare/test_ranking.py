@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from feddp.compare.patients import TestedPatients, edges, holm, ranks
+from feddp.compare.patients import PatientScores, holm, percentiles, ranks
 from feddp.compare.published import PUBLISHED, orderings_table
 from feddp.compare.ranking import finished, ranking_table
 from feddp.compare.scores import BEFORE, Result, scores
@@ -44,7 +44,7 @@ def test_holm_by_hand():
 def test_a_patient_weighs_as_many_images_as_it_has():
     """Patient x has images of 50 and 70 %, y one of 90 %: the site's mean is 210/3 = 70. One of two patients is drawn: 60 or
     90. By Wilcoxon, patients count once: x by its mean."""
-    tested = TestedPatients(("m",), (np.array([2, 1]),), (np.array([[120.0], [90.0]]),))
+    tested = PatientScores(("m",), (np.array([2, 1]),), (np.array([[120.0], [90.0]]),))
     assert tested.means() == pytest.approx([70])
     assert set(tested.resampled()[:, 0]) == {60.0, 90.0}
 
@@ -52,7 +52,7 @@ def test_a_patient_weighs_as_many_images_as_it_has():
 def test_of_returns_the_sums_of_each_patient(tmp_path):
     run = {site: {"start": {"a": 0.5, "b": 0.7, "c": 0.9}} for site in SITES}
     found = {"m": scores(Result({0: write_run(tmp_path / "m", run)}, {}), list(SITES))}
-    tested = TestedPatients.of(found, "dice", {site: {"a": "x", "c": "y", "b": "x"} for site in SITES})
+    tested = PatientScores.of(found, "dice", {site: {"a": "x", "c": "y", "b": "x"} for site in SITES})
     assert [list(images) for images in tested.images] == [[2, 1], [2, 1]]
     assert [sums.tolist() for sums in tested.sums] == [[[pytest.approx(120)], [pytest.approx(90)]]] * 2
     assert tested.count == 4
@@ -64,15 +64,15 @@ def test_few_patients_vary_as_much_as_they_should():
     variance 25. Two draws would be 0, 5, 5 or 10: 12.5. Two such sites: 25 · 2/4 = 12.5. The variance of 4000 draws, of which
     (mean − 5)² is 0 or 25 with probability 1/2 each, has the standard error 12.5/√4000 = 0.2."""
     site = np.array([[0.0], [10.0]])
-    one = TestedPatients(("m",), (np.ones(2),), (site,)).resampled()
+    one = PatientScores(("m",), (np.ones(2),), (site,)).resampled()
     assert np.var(one) == pytest.approx(25, abs=0.1)
-    assert np.var(TestedPatients(("m",), (np.ones(2),) * 2, (site, site)).resampled()) == pytest.approx(12.5, abs=0.8)
+    assert np.var(PatientScores(("m",), (np.ones(2),) * 2, (site, site)).resampled()) == pytest.approx(12.5, abs=0.8)
 
 
 def test_the_same_patients_are_drawn_for_all_methods():
     """The second method is 3 above the first for each patient, so in each draw too."""
     site = np.array([[0.0, 3.0], [10.0, 13.0], [4.0, 7.0]])
-    drawn = TestedPatients(("one", "other"), (np.ones(3),), (site,)).resampled()
+    drawn = PatientScores(("one", "other"), (np.ones(3),), (site,)).resampled()
     assert drawn[:, 1] - drawn[:, 0] == pytest.approx(3)
     assert len(np.unique(drawn[:, 0])) > 3
 
@@ -81,7 +81,7 @@ def test_wilcoxon_over_patients_not_images():
     """Three patients at each site, two images each, all better by different amounts: 6 differences of one sign, exact
     two-sided p = 2/2⁶ = 0.03125. Twelve images would give 2/2¹² = 0.0005."""
     better = np.array([[10.0, 12.0], [10.0, 14.0], [10.0, 18.0]])
-    tested = TestedPatients(("one", "other"), (np.full(3, 2),) * 2, (better, better + [[0, 20.0]]))
+    tested = PatientScores(("one", "other"), (np.full(3, 2),) * 2, (better, better + [[0, 20.0]]))
     assert tested.p_value(1, 0) == pytest.approx(0.03125)
     assert tested.p_value(0, 0) == 1.0
 
@@ -90,8 +90,26 @@ def test_equal_methods_share_a_rank():
     assert ranks(np.array([[3.0, 1.0, 3.0], [1.0, 2.0, 3.0]])).tolist() == [[1.5, 3.0, 1.5], [3.0, 2.0, 1.0]]
 
 
-def test_edges_are_percentiles():
-    assert edges(np.arange(1001.0)) == pytest.approx((25, 975))
+def test_an_interval_is_wider_where_patients_are_few():
+    """The middle 95 % of 0 to 1000 are 25 to 975. Of two sites with two patients each, two degrees of freedom: Gosset's t is
+    4.303, the normal distribution's z 1.960, their ratio 2.195. Around 500: 500 ± 475 · 2.195 = 500 ± 1042.8."""
+    draws = np.arange(1001.0)
+    assert percentiles(draws) == pytest.approx((25, 975))
+    few = PatientScores(("m",), (np.ones(2),) * 2, (np.zeros((2, 1)),) * 2)
+    assert few.interval(draws, 500.0) == pytest.approx((-542.8, 1542.8), abs=0.3)
+    many = PatientScores(("m",), (np.ones(501),) * 2, (np.zeros((501, 1)),) * 2)  # 1000: t = 1.962, by a table
+    assert many.interval(draws, 500.0) == pytest.approx((24.4, 975.6), abs=0.3)
+
+
+def test_of_true_differences_of_nothing_one_interval_in_twenty_excludes_it():
+    """Normal values of four sites of three patients: 300 samples, 5 % of which are 15 ± 3.8. With percentiles alone, the share
+    is about twice that."""
+    rng, outside = np.random.default_rng(3), 0
+    for _ in range(300):
+        tested = PatientScores(("m",), (np.ones(3),) * 4, tuple(rng.standard_normal((4, 3, 1))))
+        low, high = tested.interval(tested.resampled()[:, 0], tested.means()[0])
+        outside += low > 0 or high < 0
+    assert 5 <= outside <= 27
 
 
 def test_the_table_of_methods(found):
@@ -117,7 +135,8 @@ def test_the_table_of_methods(found):
     assert rows["fedavg"]["p"] == BLANK
     assert first["Variance over sites"] == Value(0.0)
     low, high = map(float, rows["fedavg"]["interval"].split(" to "))
-    assert 50 <= low < 63.33 < high <= 80
+    # draws are means from 50 to 80, 13.33 and 16.67 from the mean; wider by t / z = 2.776 / 1.960 of 4 degrees of freedom
+    assert 63.33 - 1.417 * 13.34 <= low < 63.33 < high <= 63.33 + 1.417 * 16.67
     assert any("6 test patients of 2 sites" in note for note in table.notes)
 
 
@@ -127,6 +146,12 @@ def test_too_few_patients_have_no_interval(found):
     assert feddp["interval"] == feddp["interval of the rank"] == BLANK
     assert str(feddp["minus fedavg"]) == "10.00"
     assert ranking_table(found(only=[0.5]), names(1)) is None
+
+
+def test_equal_methods_have_neither_order(found):
+    """A pair that is equal here counts in neither; where all are equal, there is no τ."""
+    rows = {row[0]: row[1:] for row in orderings_table(found(fedavg=[0.5, 0.9], feddp=[0.5, 0.9]), names(2)).rows}
+    assert rows["FedDP, Table I"][1:] == ("1", "0", BLANK, "0", BLANK, BLANK)
 
 
 def test_methods_that_failed_under_a_seed_are_left_out(tmp_path):

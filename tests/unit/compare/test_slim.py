@@ -110,7 +110,7 @@ def test_a_folder_of_neither_is_refused(kind, tmp_path):
     if kind == "comparisons":
         (folder / "one").mkdir()
         (folder / "one" / "comparison.json").write_text("{}")
-    with pytest.raises(InputError, match="is no run and no comparison: it has no run.json and no comparison.json"):
+    with pytest.raises(InputError, match="is no run and no finished comparison: it has no run.json and no comparison.json"):
         to_slim(folder)
 
 

@@ -71,7 +71,15 @@ def test_devices_are_dealt_to_the_sites_in_turn(names, wanted):
     assert dealt(names, ["B", "A", "C"]) == dict(zip("BAC", wanted, strict=True))
 
 
-@pytest.mark.parametrize(("names", "wrong"), [("cpu,cuda:99", "cuda:99"), ("cpu,,cpu", ""), ("cuda:99,cpu", "cuda:99")])
+@pytest.mark.parametrize(("names", "wrong"), [("cpu,cuda:99", "cuda:99"), ("cuda:99,cpu", "cuda:99")])
 def test_each_of_several_devices_must_be_there(names, wrong):
     with pytest.raises(InputError, match=rf"^--device {wrong} cannot be used \(.*\); say cpu, cuda or cuda:N$"):
+        dealt(names, ["A"])
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"), [("cpu,,cpu", "a name is empty"), ("", "a name is empty"), ("cpu,meta", "name GPUs alone")]
+)
+def test_empty_names_and_mixed_devices_are_refused(names, wrong):
+    with pytest.raises(InputError, match=rf"^--device {names}: {wrong}"):
         dealt(names, ["A"])
