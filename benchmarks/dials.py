@@ -230,14 +230,9 @@ def by_patients(tests: Mapping[float, PatientScores]) -> Intervals:
     """Returns the interval over the test patients of the mean difference: a bootstrap within each site."""
     found: Intervals = defaultdict(dict)
     for value, tested in tests.items():
-        draws, means = (tested.resampled(), tested.means()) if tested.enough else (None, None)
         for column, label in enumerate(tested.methods):
             if label != REFERENCE:
-                base = tested.methods.index(REFERENCE)
-                found[label][value] = None
-                if draws is not None and means is not None:
-                    apart = means[column] - means[base]
-                    found[label][value] = tested.interval(draws[:, column] - draws[:, base], apart)
+                found[label][value] = tested.apart(column, tested.methods.index(REFERENCE))[1] if tested.enough else None
     return dict(found)
 
 

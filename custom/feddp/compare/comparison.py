@@ -51,14 +51,14 @@ def compare(request: ComparisonRequest) -> Comparison:
     variants = [*methods, *(entry.source.variant for study in studies.values() for entry in study.entries)]
     campaign = Campaign(variants, request.common, request.seeds, request.data, request.out)
     campaign.refuse_equal(methods)
-    if request.folds:
-        campaigns = fold_campaigns(methods, request.common, request.seeds, request.data, request.out, request.folds)
-        return _write(request, fold_tables(campaigns, methods, request.seeds, request.place), campaigns)
     unseen = open_unseen(request.unseen, request.data, campaign.metadata) if request.unseen else None
     around = {name: OUTSIDE[name](len(campaign.sites)) for name in request.outside}
     outside = LeaveOneOut(around, request.common, request.seeds, request.data, request.out) if around else None
-
+    dealt = (request.common, request.seeds, request.data, request.out, request.folds)
+    campaigns = fold_campaigns(methods, *dealt) if request.folds else []
     (request.out / COMPARISON).unlink(missing_ok=True)  # while it runs, it is not finished (`feddp runs slim`)
+    if campaigns:
+        return _write(request, fold_tables(campaigns, methods, request.seeds, request.place), campaigns)
     results, sites, seeds = campaign.execute(request.place), campaign.sites, len(request.seeds)
     named = {variant.label: results[variant] for variant in methods}
     final = [variant for variant in methods if variant.when == FINAL]

@@ -8,6 +8,7 @@ Percentiles of the draws alone would take s for the true deviation; intervals ar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.stats import norm, rankdata, t, wilcoxon
@@ -70,6 +71,19 @@ class PatientScores:
             drawn = rng.integers(len(images), size=(RESAMPLES, len(images) - 1))
             total += sums[drawn].sum(axis=1) / images[drawn].sum(axis=1)[:, None]
         return total / len(self.images)
+
+    @cached_property
+    def draws(self) -> np.ndarray | None:
+        """`resampled`; None of too few patients."""
+        return self.resampled() if self.enough else None
+
+    def apart(self, one: int, other: int) -> tuple[float, tuple[float, float] | None]:
+        """The mean of a method less that of another, and its interval; None of too few patients."""
+        means = self.means()
+        difference = float(means[one] - means[other])
+        if self.draws is None:
+            return difference, None
+        return difference, self.interval(self.draws[:, one] - self.draws[:, other], difference)
 
     def interval(self, draws: np.ndarray, value: float) -> tuple[float, float]:
         """The interval of LEVEL % of `value`, whose draws are `draws`: percentiles, farther from it by t / z.

@@ -59,7 +59,7 @@ def orderings_table(found: Mapping[str, Scores], names: Names) -> ResultTable | 
         if len(here) < 2:
             continue
         tested = PatientScores.of(here, table.metric, names)
-        means, drawn = tested.means(), tested.resampled() if tested.enough else None
+        means = tested.means()
         then = [table.averages[label] for label in tested.methods]
         counts, pairs = {True: [0, 0], False: [0, 0]}, 0
         for one, other in combinations(range(len(then)), 2):
@@ -68,21 +68,17 @@ def orderings_table(found: Mapping[str, Scores], names: Names) -> ResultTable | 
             if then[one] < then[other]:
                 one, other = other, one
             pairs += 1
-            apart = means[one] - means[other]
+            apart, interval = tested.apart(one, other)
             if apart == 0:
                 continue
-            same, low, high = bool(apart > 0), 0.0, 0.0
-            if drawn is not None:
-                low, high = tested.interval(drawn[:, one] - drawn[:, other], apart)
+            same, (low, high) = apart > 0, interval or (0.0, 0.0)
             counts[same][0] += 1
             counts[same][1] += low > 0 or high < 0
             if not same and high < 0:
                 notes.append(f"{table.source}: {tested.methods[one]} above {tested.methods[other]}; here below, beyond chance.")
         tau = float(kendalltau(then, means).statistic)
         cells = [
-            str(number) if drawn is not None or not i else BLANK
-            for same in (True, False)
-            for i, number in enumerate(counts[same])
+            str(number) if tested.enough or not i else BLANK for same in (True, False) for i, number in enumerate(counts[same])
         ]
         order: Cell = Value(tau) if isfinite(tau) else BLANK  # all are equal here
         rows.append((table.source, ", ".join(tested.methods), str(pairs), *cells, order))

@@ -35,7 +35,7 @@ def ranking_table(found: Mapping[str, Scores], names: Names) -> ResultTable | No
     others = [i for i in range(len(means)) if i != base]
     p = dict(zip(others, (tested.p_value(i, base) for i in others), strict=True))
     adjusted = dict(zip(others, holm(list(p.values())), strict=True))
-    drawn = tested.resampled() if tested.enough else None
+    drawn = tested.draws
     place = None if drawn is None else ranks(drawn)
     rows: list[tuple[Cell, ...]] = []
     for i in np.argsort(-means, kind="stable"):
@@ -48,10 +48,8 @@ def ranking_table(found: Mapping[str, Scores], names: Names) -> ResultTable | No
         if i == base:
             row += [BLANK] * 4
         else:
-            apart, wide = means[i] - means[base], BLANK
-            if drawn is not None:
-                wide = _interval(*tested.interval(drawn[:, i] - drawn[:, base], apart))
-            row += [Value(float(apart)), wide]
+            apart, wide = tested.apart(i, base)
+            row += [Value(apart), _interval(*wide) if wide else BLANK]
             row += [Value(p[i], digits=4), Value(adjusted[i], digits=4)]
         if place is None:
             row += [BLANK] * 3
