@@ -8,7 +8,7 @@ each image (Eq. 2, 3; `feddp.training.enhancement`); the target network is dropp
 Deviations: the paper states neither the target's momentum (0.99, BYOL's lower end), nor the projector's size (256-128), nor
 the augmentations: ours; the crops are zooms into the image's centre. With PVTv2 as with U-Net, E is the encoder. One
 optimiser serves both phases, as E is in both. There is no predictor, so the outputs may collapse: their spread is in the
-site's record in each round, and a warning is in its log.
+site's record in each round, and the first round of a collapse is warned of in its log.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import logging
 from dataclasses import dataclass
 
 from feddp.errors import InputError
+from feddp.files import RECORD, read_events
 from feddp.methods.base import Method, Round, RunPlan
 from feddp.partition import DECODER, HEAD, PROJECTOR
 from feddp.training.settings import require_bounds, require_positive, setting
 
+EVENT = "enhancement"  # of the site's record
 COLLAPSED = 0.01  # as a fraction of the spread of outputs that fill the sphere evenly
 
 
@@ -61,10 +63,12 @@ class PFLFE(Method):
         phase = Enhancement(site.network, project, self.hyper.ema)
         epochs = site.plan.training.local_epochs
         loss = site.fit(epochs, loss=phase.loss, forward=phase.forward, after=phase.after)
-        site.store.record("enhancement", loss=loss, spread=phase.spread)
         if phase.spread < COLLAPSED:
-            message = "site %s: pFLFE's outputs have collapsed (spread %.2g); lower ema or lr"
-            logging.getLogger("feddp").warning(message, site.name, phase.spread)
+            before = (event for event in read_events(site.store.folder / RECORD) if event["event"] == EVENT)
+            if not any(event["spread"] < COLLAPSED for event in before):
+                message = "site %s: pFLFE's outputs have collapsed (spread %.2g); lower ema or lr"
+                logging.getLogger("feddp").warning(message, site.name, phase.spread)
+        site.store.record(EVENT, loss=loss, spread=phase.spread)
         return loss
 
 

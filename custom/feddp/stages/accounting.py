@@ -102,7 +102,7 @@ def _by_stage(events: Sequence[Event], rounds: float) -> dict[str, Any]:
         if kind == "ask":
             requests.pop(key, None)
             requests[key], present = _Request(event["task"], event["time"], event["time"]), key
-        elif kind in ("answer", "refused") and key == present:
+        elif kind in ("answer", "refused") and key == present and not event.get("late"):
             requests[key].ended = event["time"]
             if kind == "answer":
                 requests[key].answered[event["site"]] = event["time"]

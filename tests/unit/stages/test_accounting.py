@@ -145,8 +145,9 @@ def test_a_stage_counts_as_it_ended_and_without_what_came_too_late():
         {"event": "resumed", "time": 40.0, "round": 1, "of": 1},
         *request(50.0, "tune", {"A": 52.0, "B": 53.0}),
         *request(53.0, "evaluate", {"B": 54.0}),
-        {"event": "refused", "task": "tune", "time": 60.0, "site": "A", "reason": "late"},
-        {"event": "refused", "task": "unknown", "time": 61.0, "site": "A", "reason": "late"},
+        {"event": "refused", "task": "tune", "time": 60.0, "site": "A", "reason": "late", "late": True},
+        {"event": "refused", "task": "unknown", "time": 61.0, "site": "A", "reason": "late", "late": True},
+        {"event": "refused", "task": "evaluate", "time": 62.0, "site": "A", "reason": "late", "late": True},
     ]
     assert accounted(events)["stages"] == {
         "tune": {"wall": 3.0, "sites": {"A": 2.0, "B": 3.0}},

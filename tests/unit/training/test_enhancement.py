@@ -71,7 +71,7 @@ def test_the_target_normalises_by_the_batch_as_the_online_network_does():
 
 
 @pytest.mark.parametrize(("settings", "target"), [({}, 1.01), ({"ema": 0.75}, 1.25)])
-def test_a_phase_has_two_views_and_a_target_that_follows(monkeypatch, settings, target):
+def test_a_phase_has_two_views_and_a_target_that_follows(monkeypatch, tmp_path, settings, target):
     """A network that multiplies by w = 1; the first view is the image x = 1, the second 10 x. Outputs o(v), o(v'), t(v), t(v')
     of the first batch: 1, 10, 1, 10. The step makes w = 2, and the target, at the momentum 0.99 of BYOL,
     0.99 · 1 + 0.01 · 2 = 1.01; at 0.75, 1.25. The second batch: 2, 20, 1.01, 10.1. In the third, after w = 2 again, the target
@@ -91,7 +91,8 @@ def test_a_phase_has_two_views_and_a_target_that_follows(monkeypatch, settings, 
             after()
         return 0.0
 
-    plan, store = SimpleNamespace(training=SimpleNamespace(local_epochs=1)), SimpleNamespace(record=lambda *_, **__: None)
+    plan = SimpleNamespace(training=SimpleNamespace(local_epochs=1))
+    store = SimpleNamespace(record=lambda *_, **__: None, folder=tmp_path)
     PFLFE(PFLFESettings(**settings)).round(SimpleNamespace(name="A", phase=0, network=network, plan=plan, store=store, fit=fit))
     momentum = settings.get("ema", 0.99)
     third = momentum * target + (1 - momentum) * 2
@@ -246,11 +247,15 @@ def test_without_enhancement_it_is_supervised_training_alone(open_site):
     assert all(sent[name].equal(wanted[name]) for name in wanted)
 
 
-def test_a_collapse_is_warned_of(open_site, monkeypatch, caplog):
-    monkeypatch.setattr("feddp.methods.pflfe.COLLAPSED", 10.0)
-    site = open_site(method="fc_pflfe")
-    train(site, site.partition.split(site.copy())[0], 0)
-    assert "site-1: pFLFE's outputs have collapsed" in caplog.text
+def test_a_collapse_is_warned_of_once(open_site, monkeypatch, caplog):
+    """In its first round: of the spreads 0.005 and 0.001, the first. A run with 0.02 is not warned of."""
+    for at, spreads, warnings in (("well", (0.02,), 0), ("collapsed", (0.005, 0.001), 1)):
+        site = open_site(method="fc_pflfe", at=at)
+        sent = site.partition.split(site.copy())[0]
+        for number, spread in enumerate(spreads):
+            monkeypatch.setattr(Enhancement, "spread", spread)
+            sent, _ = train(site, sent, number)
+        assert caplog.text.count("site-1: pFLFE's outputs have collapsed") == warnings
 
 
 def test_the_projector_looks_at_the_deepest_features(open_site):
