@@ -3,9 +3,9 @@
 From which difference on does a personal network pay? One dial of `feddp data synthesize` goes through its values; the other
 dials are 0, so that the sites are alike in all else. For each value and seed the images are drawn, and each method runs in one
 process without FLARE. All methods use the networks of the last round; tuning and calibration have the same number of epochs.
-What is on disk is not run again, and an unfinished run is continued: start the same command again. Values, seeds and methods
-may be added; other settings need another folder. At 0 the images do not depend on the dial: such runs are in OUT/alike, and
-made once for all dials.
+FedAvg is FineTune before it tunes, where that is run. What is on disk is not run again, and an unfinished run is continued:
+start the same command again. Values, seeds and methods may be added; other settings need another folder. At 0 the images do
+not depend on the dial: such runs are in OUT/alike, and made once for all dials.
 
     feddp bench dials style --out runs/dials
 
@@ -83,7 +83,8 @@ METHODS: dict[str, Approach] = {
     "APFL": Approach("mixed models", "apfl"),
     "IOP-FL": Approach("mixed over rounds", "iop_fl"),
 }
-QUERIES, FEDDP = "FedDP's queries alone", "FedDP, λ = 0"  # the former are the latter before its last stage
+QUERIES, FEDDP, TUNED = "FedDP's queries alone", "FedDP, λ = 0", "FineTune"
+EARLIER = {TUNED: REFERENCE, FEDDP: QUERIES}  # a run before its last local stage is another row's
 FAMILIES = {label: approach.family for label, approach in METHODS.items()} | {QUERIES: "private queries"}
 Rows = list[tuple[float, int, str, str, float]]  # (value, seed, label, site, Dice)
 Interval = tuple[float, float] | None  # None: of too few observations
@@ -192,7 +193,7 @@ class Campaign:
 
 def measured(label: str) -> dict[str, str]:
     """Returns {row of the table: before or after the last stage at a site} of a run."""
-    return {label: FINAL} | ({QUERIES: BEFORE} if label == FEDDP else {})
+    return ({EARLIER[label]: BEFORE} if label in EARLIER else {}) | {label: FINAL}
 
 
 def write(path: Path, rows: Rows) -> None:
@@ -316,7 +317,8 @@ def main(arguments: Sequence[str]) -> None:
     values, seeds, labels = given.pop("values"), given.pop("seeds"), given.pop("methods")
     values, seeds = sorted(set(values)), list(dict.fromkeys(seeds))
     labels = labels or [label for label, approach in METHODS.items() if approach.usual]
-    labels = list(dict.fromkeys((REFERENCE, *labels)))  # the others are compared with it
+    labels = [label for label in dict.fromkeys(labels) if label != REFERENCE]
+    labels = labels if TUNED in labels else [REFERENCE, *labels]  # the others are compared with it
     campaign = Campaign(**given | {"settings": tuple(given["settings"])})
     campaign.claim(values)
     runs, rows = [(value, seed, label) for seed in seeds for value in values for label in labels], Rows()

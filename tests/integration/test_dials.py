@@ -45,7 +45,7 @@ def read(path):
 
 
 def test_a_campaign_is_a_table_a_figure_and_is_not_run_twice(dials, tmp_path, made):
-    """Two values, three sites; FedAvg always, FineTune, and FedDP's rows before and after its calibration: 2 · 3 · 4 lines."""
+    """Two values, three sites; FineTune before and after it tunes, FedDP before and after its calibration: 2 · 3 · 4 lines."""
     words = ["style", "--out", str(tmp_path), *SMALL.split(), "--methods", "FineTune", "FedDP, λ = 0"]
     dials.main(words)
     rows = read(tmp_path / "style.csv")
@@ -60,7 +60,7 @@ def test_a_campaign_is_a_table_a_figure_and_is_not_run_twice(dials, tmp_path, ma
     (final,) = [row["dice"] for row in rows if (row["value"], row["method"], row["site"]) == ("1", "FedDP, λ = 0", "site-2")]
     assert float(final) == pytest.approx(100 * results["sites"]["site-2"]["final"]["dice"]["mean"], abs=1e-3)
     first = (tmp_path / "style.csv").read_bytes()
-    assert made == [f"{folder}/{method}" for folder in ("alike", "1") for method in ("fedavg", "finetune", "feddp")]
+    assert made == [f"{folder}/{method}" for folder in ("alike", "1") for method in ("finetune", "feddp")]
     made.clear()
     dials.shutil.rmtree(folder / "finetune")
     (folder / "data").rename(folder / "data.part")  # as if the drawing had been interrupted
@@ -68,6 +68,16 @@ def test_a_campaign_is_a_table_a_figure_and_is_not_run_twice(dials, tmp_path, ma
     dials.main(words)
     assert made == ["1/finetune"]
     assert (tmp_path / "style.csv").read_bytes() == first
+
+
+def test_fedavg_is_finetune_before_it_tunes(dials, tmp_path, made):
+    """The same rows as of a run of its own, in the figure's order: FedAvg before FineTune."""
+    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--values", "1", "--methods"]
+    dials.main([*words, "FedAvg"])
+    own = read(tmp_path / "style.csv")
+    dials.main([*words, "FineTune", "FedAvg"])
+    assert made == ["1/fedavg", "1/finetune"]
+    assert read(tmp_path / "style.csv")[:3] == own
 
 
 def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
@@ -140,23 +150,25 @@ def test_the_dice_of_every_test_image_is_kept(dials, tmp_path):
     dials.main(words)
     given = {"network": "small", "sites": 3, "images": 24, "size": 32, "rounds": 1, "epochs": 1, "thin": False, "settings": ()}
     tested = dials.Campaign("style", tmp_path, **given).tested(1, [0], ["FedAvg", "FedDP, λ = 0"])
-    assert tested.methods == ("FedAvg", "FedDP, λ = 0", "FedDP's queries alone")
+    assert tested.methods == ("FedAvg", "FedDP's queries alone", "FedDP, λ = 0")
     assert len(tested.images) == 3
     assert all(2 <= len(each) <= 3 and set(each) == {2} for each in tested.images)
     rows = read(tmp_path / "style.csv")
     expected = [np.mean([float(r["dice"]) for r in rows if (r["value"], r["method"]) == ("1", m)]) for m in tested.methods]
     assert tested.means() == pytest.approx(expected, abs=1e-3)
     (row,) = [r for r in read(tmp_path / "style_onset.csv") if (r["method"], r["value"]) == ("FedDP, λ = 0", "1")]
-    assert float(row["difference"]) == pytest.approx(expected[1] - expected[0], abs=2e-3)
+    assert float(row["difference"]) == pytest.approx(expected[2] - expected[0], abs=2e-3)
     assert float(row["low"]) <= float(row["difference"]) <= float(row["high"])
 
 
 def test_every_family_runs_in_a_folder_of_its_own(dials, tmp_path, monkeypatch, capsys):
+    """But for FedAvg's, one network: it is FineTune's run."""
     monkeypatch.setitem(NETWORKS, "narrow", narrow)
     words = ["style", "--out", str(tmp_path), *SMALL.split(), "--network", "narrow", "--size", "64", "--values", "1"]
     dials.main([*words, "--methods", *dials.METHODS])
     folders = {path.parent.name for path in (tmp_path / "style/1/seed-0").glob("*/results.json")}
-    assert len(folders) == len(dials.METHODS) == len({approach.family for approach in dials.METHODS.values()}) + 1
+    assert folders == {approach.method for approach in dials.METHODS.values()} - {"fedavg"}
+    assert len(dials.METHODS) == len({approach.family for approach in dials.METHODS.values()}) + 1
     onsets = json.loads((tmp_path / "style_onset.json").read_text().rstrip("\n").split("\n")[0])
     assert onsets["chance"] == "the test patients of 1 seed; training's chance is not in it"
     assert onsets["onset"].keys() == dials.FAMILIES.keys() - {"FedAvg"}
