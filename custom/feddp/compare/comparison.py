@@ -13,16 +13,16 @@ from feddp.compare.figures import draw_methods, draw_outside, draw_study
 from feddp.compare.folds import fold_campaigns, fold_tables
 from feddp.compare.leave_one_out import LeaveOneOut
 from feddp.compare.published import orderings_table
-from feddp.compare.ranking import finished, ranking_table
+from feddp.compare.ranking import finished, ranking_tables
 from feddp.compare.request import ComparisonRequest
 from feddp.compare.runs import Campaign
 from feddp.compare.scores import FINAL, Result
 from feddp.compare.studies import OUTSIDE, STUDIES
 from feddp.compare.tables import methods_tables, outside_tables, study_table
+from feddp.compare.tested import empty_masks, patients
 from feddp.compare.unseen import open_unseen, unseen_table
 from feddp.compare.variants import Variant
 from feddp.data.folder import SiteFolder
-from feddp.data.images import SPLIT
 from feddp.files import COMPARISON, read_results, write_json
 from feddp.reporting.tables import ResultTable
 
@@ -64,9 +64,12 @@ def compare(request: ComparisonRequest) -> Comparison:
     final = [variant for variant in methods if variant.when == FINAL]
     ends = {v.label: results[v] for v in methods if v in final or not any(campaign.same(v, one) for one in final)}  # runs, once
     tables = methods_tables(named, sites, seeds) if methods else []
-    patients = {s: {row.image: row.patient for row in SiteFolder.open(request.data / s).rows_of(SPLIT)} for s in sites}
-    ranked = finished(named, sites)
-    tables += [table for made in (ranking_table, orderings_table) if (table := made(ranked, patients))]
+    if len(ranked := finished(named, sites)) > 1:
+        folders = {site: SiteFolder.open(request.data / site) for site in sites}
+        names = {site: patients(folder) for site, folder in folders.items()}
+        empty = {site: empty_masks(folder, request.common.size) for site, folder in folders.items()}
+        published = orderings_table(ranked, names)
+        tables += ranking_tables(ranked, names, empty) + ([published] if published else [])
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:
         tables.append(unseen_table(ends, unseen, sites, request.common.size, request.place.first))

@@ -58,10 +58,13 @@ class PatientScores:
         """Whether there are patients to draw: LEAST in all, two at each site."""
         return self.count >= LEAST and all(len(each) > 1 for each in self.images)
 
+    def by_site(self) -> np.ndarray:
+        """Each site's mean over its images (sites, methods)."""
+        return np.array([sums.sum(axis=0) / images.sum() for images, sums in zip(self.images, self.sums, strict=True)])
+
     def means(self) -> np.ndarray:
         """The mean over the sites of each site's mean over its images (methods,)."""
-        sites = [sums.sum(axis=0) / images.sum() for images, sums in zip(self.images, self.sums, strict=True)]
-        return np.asarray(np.mean(sites, axis=0))
+        return np.asarray(np.mean(self.by_site(), axis=0))
 
     def resampled(self) -> np.ndarray:
         """`means` of RESAMPLES draws of the patients (RESAMPLES, methods), the same patients for all methods; seeded."""

@@ -45,8 +45,8 @@ PUBLISHED = (
 _HEADS = ("Published", "Methods here", "Pairs", "Same order", "beyond chance", "Other order", "beyond chance", "Kendall's τ")
 _NOTE = (
     "Pairs of methods that a published table and this comparison have: in the same order here, in the other, or equal; beyond"
-    " chance where the interval of their difference (as in the table above) leaves out 0. The papers used other images, sizes"
-    " and trainings: the order of methods is compared, not their values."
+    " chance where the interval of their difference (as in *Which methods differ*) leaves out 0. The papers used other images,"
+    " sizes and trainings: the order of methods is compared, not their values."
 )
 
 

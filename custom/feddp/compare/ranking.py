@@ -1,6 +1,6 @@
 """Which methods differ beyond chance: each against a reference, corrected for their number, and how sure their order is."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from feddp.compare.scores import Result, Scores, scores
 from feddp.compare.statistics import LEVEL, METRIC, RESAMPLES
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
+Empty = Mapping[str, Collection[str]]  # {site: test images}
 REFERENCE = "fedavg"
 _HEADS = ("Dice (%)", "interval", "Worst site", "Worst site's Dice (%)", "Variance over sites")
 _AGAINST = ("interval of it", "p", "p by Holm", "Mean rank", "interval of the rank", "First in (%)")
@@ -20,18 +21,31 @@ def finished(named: Mapping[str, Result], sites: list[str]) -> dict[str, Scores]
     return {label: found for label, found in whole.items() if found.average is not None}
 
 
-def ranking_table(found: Mapping[str, Scores], names: Names) -> ResultTable | None:
-    """One row per method, by falling mean; None of fewer than two methods.
+def ranking_tables(found: Mapping[str, Scores], names: Names, empty: Empty) -> list[ResultTable]:
+    """Over all test images; then, if some masks are empty, over those with structures; [] of fewer than two methods.
+
+    Of an empty mask, Dice is 1 if the prediction is empty too, else 0: a few such images outweigh what methods differ in
+    elsewhere.
 
     Args:
         found: `finished`; the reference is FedAvg, or else the first.
         names: the patient of each test image.
+        empty: the test images of each site with an empty mask.
     """
     if len(found) < 2:
-        return None
+        return []
+    tables = [_table("ranking", "Which methods differ", found, names)]
+    kept = {site: {i: p for i, p in images.items() if i not in empty[site]} for site, images in names.items()}
+    if kept != names and all(kept.values()):
+        tables.append(_table("ranking_filled", "Which methods differ on images with structures", found, kept, empty))
+    return tables
+
+
+def _table(name: str, title: str, found: Mapping[str, Scores], names: Names, without: Empty | None = None) -> ResultTable:
+    """One row per method, by falling mean; with a column for the images `without` a structure, if any."""
     reference = REFERENCE if REFERENCE in found else next(iter(found))
     tested = PatientScores.of(found, METRIC, names)
-    base, means = tested.methods.index(reference), tested.means()
+    base, means, by_site = tested.methods.index(reference), tested.means(), tested.by_site()
     others = [i for i in range(len(means)) if i != base]
     p = dict(zip(others, (tested.p_value(i, base) for i in others), strict=True))
     adjusted = dict(zip(others, holm(list(p.values())), strict=True))
@@ -39,7 +53,7 @@ def ranking_table(found: Mapping[str, Scores], names: Names) -> ResultTable | No
     place = None if drawn is None else ranks(drawn)
     rows: list[tuple[Cell, ...]] = []
     for i in np.argsort(-means, kind="stable"):
-        dice = {site: 100 * summary[METRIC]["mean"] for site, summary in found[tested.methods[i]].sites.items()}
+        dice = dict(zip(names, by_site[:, i].tolist(), strict=True))
         worst = min(dice, key=lambda site: (dice[site], site))
         row: list[Cell] = [Value(float(means[i])), BLANK, worst, Value(dice[worst])]
         if drawn is not None:
@@ -60,9 +74,21 @@ def ranking_table(found: Mapping[str, Scores], names: Names) -> ResultTable | No
                 _interval(*percentiles(place[:, i]), digits=1),
                 Value(first, digits=1),
             ]
+        if without:
+            row.append(Value(_mean(found[tested.methods[i]], without), digits=1))
         rows.append((tested.methods[i], *row))
-    heads = ("Method", *_HEADS, f"minus {reference}", *_AGAINST)
-    return ResultTable("ranking", "Which methods differ", heads, (None,) * len(heads), tuple(rows), _notes(tested, reference))
+    heads, notes = ["Method", *_HEADS, f"minus {reference}", *_AGAINST], _notes(tested, reference)
+    if without:
+        count = sum(map(len, without.values()))
+        heads.append(f"Dice (%) of {count} empty masks")
+        left = f"Left out here: {count} test images with an empty mask. Their Dice is 1 if the prediction is empty too, else 0."
+        notes = (*notes, left)
+    return ResultTable(name, title, tuple(heads), (None,) * len(heads), tuple(rows), notes)
+
+
+def _mean(found: Scores, images: Empty) -> float:
+    """The mean Dice of some images of all sites, in per cent."""
+    return float(np.mean([100 * found.rows[site][image][METRIC] for site, chosen in images.items() for image in chosen]))
 
 
 def _interval(low: float, high: float, digits: int = 2) -> str:

@@ -54,21 +54,26 @@ def load(folder: SiteFolder, split: str, size: int, normalise: str = "zscore") -
     Images are resized bilinearly, masks by nearest neighbour, without keeping the aspect ratio. An empty split gives [].
     InputError (naming the file) for an unreadable, wrongly shaped or out-of-range PNG, or an unknown split.
     """
-    from monai.transforms import Resize  # imported here, as everywhere: admitting a job does not need MONAI
-
     samples: list[Sample] = []
     for row in track(folder.rows_of(split), f"Loading {folder.site} {split}"):
         image = read_image(folder.image_path(row.image), folder.channels, folder.path)
         mask = read_mask(folder.mask_path(row.image), len(folder.classes), folder.path)
         same_size(folder.image_path(row.image), image, mask)
-        # "nearest-exact" samples at pixel centres, as bilinear does; torch's "nearest" would shift masks by half a pixel
-        # against their images
-        values = _plain(Resize((size, size), mode="nearest-exact"))(mask[None].astype(np.float32))[0]
-        maps = class_maps(values, len(folder.classes), folder.labels)
+        maps = network_mask(mask, folder, size)
         samples.append(
             {"image": network_input(image, size, normalise), "mask": maps, "stem": row.image, "patient": row.patient}
         )
     return samples
+
+
+def network_mask(mask: np.ndarray, folder: SiteFolder, size: int) -> torch.Tensor:
+    """Returns the maps of a mask (H, W) of 0 to C, resized by nearest neighbour: float32 (C, size, size) of 0 and 1."""
+    from monai.transforms import Resize  # imported here, as everywhere: admitting a job does not need MONAI
+
+    # "nearest-exact" samples at pixel centres, as bilinear does; torch's "nearest" would shift masks by half a pixel
+    # against their images
+    values = _plain(Resize((size, size), mode="nearest-exact"))(mask[None].astype(np.float32))[0]
+    return class_maps(values, len(folder.classes), folder.labels)
 
 
 def network_input(image: np.ndarray, size: int, normalise: str = "zscore") -> torch.Tensor:

@@ -5,8 +5,10 @@ import pytest
 
 from feddp.compare.patients import PatientScores, holm, percentiles, ranks
 from feddp.compare.published import PUBLISHED, orderings_table
-from feddp.compare.ranking import finished, ranking_table
+from feddp.compare.ranking import finished, ranking_tables
 from feddp.compare.scores import BEFORE, Result, scores
+from feddp.compare.tested import empty_masks, patients
+from feddp.data.folder import SiteFolder, write_site
 from feddp.reporting.tables import BLANK, Value
 from support.compare_runs import SITES, write_run
 
@@ -115,7 +117,8 @@ def test_of_true_differences_of_nothing_one_interval_in_twenty_excludes_it():
 def test_the_table_of_methods(found):
     """feddp is 5 points above fedavg for each of 3 patients at both sites, local 10 below: so in each draw. Six differences
     of one sign: p = 2/64 = 0.03125, by Holm 2 · that = 0.0625 for both. Ranks are always 1, 2, 3."""
-    table = ranking_table(found(local=[0.4, 0.5, 0.7], feddp=[0.55, 0.65, 0.85], fedavg=[0.5, 0.6, 0.8]), names(3))
+    methods = found(local=[0.4, 0.5, 0.7], feddp=[0.55, 0.65, 0.85], fedavg=[0.5, 0.6, 0.8])
+    (table,) = ranking_tables(methods, names(3), dict.fromkeys(SITES, ()))
     assert [row[0] for row in table.rows] == ["feddp", "fedavg", "local"]
     rows = {row[0]: dict(zip(table.heads[1:], row[1:], strict=True)) for row in table.rows}
     first, last = rows["feddp"], rows["local"]
@@ -141,11 +144,44 @@ def test_the_table_of_methods(found):
 
 
 def test_too_few_patients_have_no_interval(found):
-    table = ranking_table(found(fedavg=[0.5], feddp=[0.6]), names(1))
+    (table,) = ranking_tables(found(fedavg=[0.5], feddp=[0.6]), names(1), dict.fromkeys(SITES, ()))
     feddp = dict(zip(table.heads, table.rows[0], strict=True))
     assert feddp["interval"] == feddp["interval of the rank"] == BLANK
     assert str(feddp["minus fedavg"]) == "10.00"
-    assert ranking_table(found(only=[0.5]), names(1)) is None
+    assert ranking_tables(found(only=[0.5]), names(1), dict.fromkeys(SITES, ())) == []
+
+
+def test_images_with_an_empty_mask_are_also_left_out(found):
+    """Five patients at both sites; the masks of patients 0 and 1 are empty at the first. Over all images fedavg has
+    (200 + 180) / 5 = 76 at both, feddp (100 + 210) / 5 = 62. Without the empty ones the first site has 60 and 70: means 68
+    and 66."""
+    methods = found(fedavg=[1, 1, 0.6, 0.6, 0.6], feddp=[1, 0, 0.7, 0.7, 0.7])
+    every, filled = ranking_tables(methods, names(5), {SITES[0]: {"0a", "1a"}, SITES[1]: set()})
+    assert [(row[0], str(row[1])) for row in every.rows] == [("fedavg", "76.00"), ("feddp", "62.00")]
+    rows = {row[0]: dict(zip(filled.heads, row, strict=True)) for row in filled.rows}
+    assert str(rows["fedavg"]["Dice (%)"]) == "68.00", "60 and 76"
+    assert str(rows["feddp"]["Dice (%)"]) == "66.00", "70 and 62"
+    assert (rows["feddp"]["Worst site"], str(rows["feddp"]["Worst site's Dice (%)"])) == (SITES[1], "62.00")
+    assert [str(rows[m]["Dice (%) of 2 empty masks"]) for m in ("fedavg", "feddp")] == ["100.0", "50.0"]
+    assert any("8 test patients of 2 sites" in note for note in filled.notes)
+    assert any("2 test images with an empty mask" in note for note in filled.notes)
+
+
+def test_a_site_without_structures_has_no_table_of_them(found):
+    methods = found(fedavg=[1, 1], feddp=[1, 0])
+    assert len(ranking_tables(methods, names(2), {SITES[0]: {"0a", "1a"}, SITES[1]: set()})) == 1
+
+
+def test_an_empty_mask_has_no_foreground_at_the_networks_size(tmp_path):
+    """At 8 px, every fourth pixel of 32 is looked at: of a mask with one pixel, that is seen at (2, 2) and not at (0, 0)."""
+    pixel = np.zeros((3, 32, 32), np.uint8)
+    pixel[1, 0, 0] = pixel[2, 2, 2] = 1
+    samples = [(name, name, "test", np.zeros((32, 32), np.uint8), mask) for name, mask in zip("abc", pixel, strict=True)]
+    write_site(tmp_path / "site", {"name": "toy", "channels": 1, "classes": ["lesion"], "labels": "nested"}, samples)
+    folder = SiteFolder.open(tmp_path / "site")
+    assert empty_masks(folder, 32) == {"a"}
+    assert empty_masks(folder, 8) == {"a", "b"}
+    assert patients(folder) == {"a": "a", "b": "b", "c": "c"}
 
 
 def test_equal_methods_have_neither_order(found):

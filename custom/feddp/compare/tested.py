@@ -1,0 +1,21 @@
+"""The test images of a comparison's sites: whose they are, and which of them show no structure."""
+
+from feddp.data.folder import SiteFolder
+from feddp.data.images import SPLIT
+from feddp.data.loading import network_mask
+from feddp.data.pixels import read_mask
+from feddp.data.progress import track
+
+
+def patients(folder: SiteFolder) -> dict[str, str]:
+    """Returns {test image: its patient}."""
+    return {row.image: row.patient for row in folder.rows_of(SPLIT)}
+
+
+def empty_masks(folder: SiteFolder, size: int) -> set[str]:
+    """Returns the test images whose masks have no foreground at `size`. The masks are read from disk."""
+    return {
+        row.image
+        for row in track(folder.rows_of(SPLIT), f"Looking for empty masks: {folder.site}")
+        if not network_mask(read_mask(folder.mask_path(row.image), len(folder.classes), folder.path), folder, size).any()
+    }
