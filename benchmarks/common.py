@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from torch import nn
 
 from feddp.data.loading import Sample, class_maps, network_input
 from feddp.data.progress import track
 from feddp.data.synthesize import draw, habits_of
 from feddp.errors import FedDPError, InputError
+from feddp.training.loop import predict
+from feddp.training.metrics import measure
 from feddp.training.settings import Training
 
 COMPUTE = "precision_compute"  # the setting of the type in which a site computes
@@ -46,6 +49,12 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
     return int(text)
+
+
+@torch.no_grad()
+def dice(network: nn.Module, samples: Sequence[Sample]) -> list[float]:
+    """Returns the Dice of each image, in per cent."""
+    return [100 * row["dice"] for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
 
 
 def images(number: int, size: int) -> list[Sample]:

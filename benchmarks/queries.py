@@ -22,6 +22,7 @@ from statistics import mean
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common import dice as each_dice
 from benchmarks.common import parser, report
 from feddp.adaptation.models import network_files, plan_of
 from feddp.data.folder import SiteFolder
@@ -38,7 +39,6 @@ from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
 from feddp.training.loop import copy_of, predict
 from feddp.training.losses import segmentation_loss
-from feddp.training.metrics import measure
 
 MOVED = ("q", "k", "v")
 TRAINED = "train"
@@ -94,7 +94,7 @@ def differ(states: Mapping[str, Tensors], name: str) -> bool:
 
 def scored(network: nn.Module, state: Tensors, samples: list[Sample]) -> float:
     network.load_state_dict(state)
-    return 100 * mean(row["dice"] for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"]))
+    return mean(each_dice(network, samples))
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from feddp.compare.runs import Campaign
 from feddp.compare.scores import FINAL, Result
 from feddp.compare.studies import OUTSIDE, STUDIES
 from feddp.compare.tables import methods_tables, outside_tables, study_table
-from feddp.compare.tested import empty_masks, patients
+from feddp.compare.tested import empty_masks, patients, with_structures
 from feddp.compare.unseen import open_unseen, unseen_table
 from feddp.compare.variants import Variant
 from feddp.data.folder import SiteFolder
@@ -68,8 +68,9 @@ def compare(request: ComparisonRequest) -> Comparison:
         folders = {site: SiteFolder.open(request.data / site) for site in sites}
         names = {site: patients(folder) for site, folder in folders.items()}
         empty = {site: empty_masks(folder, request.common.size) for site, folder in folders.items()}
-        published = orderings_table(ranked, names)
-        tables += ranking_tables(ranked, names, empty) + ([published] if published else [])
+        kept = with_structures(names, empty)
+        published = orderings_table(ranked, kept)
+        tables += ranking_tables(ranked, names, kept) + ([published] if published else [])
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:
         tables.append(unseen_table(ends, unseen, sites, request.common.size, request.place.first))

@@ -46,7 +46,8 @@ _HEADS = ("Published", "Methods here", "Pairs", "Same order", "beyond chance", "
 _NOTE = (
     "Pairs of methods that a published table and this comparison have: in the same order here, in the other, or equal; beyond"
     " chance where the interval of their difference (as in *Which methods differ*) leaves out 0. The papers used other images,"
-    " sizes and trainings: the order of methods is compared, not their values."
+    " sizes and trainings: the order of methods is compared, not their values. Their images of polyps and"
+    " eyes always show the structure, so images with an empty mask are left out."
 )
 
 

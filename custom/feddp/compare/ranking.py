@@ -1,15 +1,15 @@
 """Which methods differ beyond chance: each against a reference, corrected for their number, and how sure their order is."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from feddp.compare.patients import Names, PatientScores, holm, percentiles, ranks
 from feddp.compare.scores import Result, Scores, scores
-from feddp.compare.statistics import LEVEL, METRIC, RESAMPLES
+from feddp.compare.statistics import LEAST, LEVEL, METRIC, RESAMPLES
+from feddp.reading import counted
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
-Empty = Mapping[str, Collection[str]]  # {site: test images}
 REFERENCE = "fedavg"
 _HEADS = ("Dice (%)", "interval", "Worst site", "Worst site's Dice (%)", "Variance over sites")
 _AGAINST = ("interval of it", "p", "p by Holm", "Mean rank", "interval of the rank", "First in (%)")
@@ -21,8 +21,8 @@ def finished(named: Mapping[str, Result], sites: list[str]) -> dict[str, Scores]
     return {label: found for label, found in whole.items() if found.average is not None}
 
 
-def ranking_tables(found: Mapping[str, Scores], names: Names, empty: Empty) -> list[ResultTable]:
-    """Over all test images; then, if some masks are empty, over those with structures; [] of fewer than two methods.
+def ranking_tables(found: Mapping[str, Scores], names: Names, kept: Names) -> list[ResultTable]:
+    """Over all test images; then over those with structures, if some masks are empty; [] of fewer than two methods.
 
     Of an empty mask, Dice is 1 if the prediction is empty too, else 0: a few such images outweigh what methods differ in
     elsewhere.
@@ -30,19 +30,21 @@ def ranking_tables(found: Mapping[str, Scores], names: Names, empty: Empty) -> l
     Args:
         found: `finished`; the reference is FedAvg, or else the first.
         names: the patient of each test image.
-        empty: the test images of each site with an empty mask.
+        kept: the same of the images with structures (`feddp.compare.tested.with_structures`).
     """
     if len(found) < 2:
         return []
     tables = [_table("ranking", "Which methods differ", found, names)]
-    kept = {site: {i: p for i, p in images.items() if i not in empty[site]} for site, images in names.items()}
-    if kept != names and all(kept.values()):
+    if kept != names:
+        empty = [(site, image) for site, images in names.items() for image in images if image not in kept[site]]
         tables.append(_table("ranking_filled", "Which methods differ on images with structures", found, kept, empty))
     return tables
 
 
-def _table(name: str, title: str, found: Mapping[str, Scores], names: Names, without: Empty | None = None) -> ResultTable:
-    """One row per method, by falling mean; with a column for the images `without` a structure, if any."""
+def _table(
+    name: str, title: str, found: Mapping[str, Scores], names: Names, empty: Sequence[tuple[str, str]] = ()
+) -> ResultTable:
+    """One row per method, by falling mean; with a column for the (site, image) with an empty mask, unless they are few."""
     reference = REFERENCE if REFERENCE in found else next(iter(found))
     tested = PatientScores.of(found, METRIC, names)
     base, means, by_site = tested.methods.index(reference), tested.means(), tested.by_site()
@@ -74,21 +76,19 @@ def _table(name: str, title: str, found: Mapping[str, Scores], names: Names, wit
                 _interval(*percentiles(place[:, i]), digits=1),
                 Value(first, digits=1),
             ]
-        if without:
-            row.append(Value(_mean(found[tested.methods[i]], without), digits=1))
+        if len(empty) >= LEAST:  # a mean of fewer would show single images
+            rows_of = found[tested.methods[i]].rows
+            row.append(Value(float(np.mean([100 * rows_of[site][image][METRIC] for site, image in empty])), digits=1))
         rows.append((tested.methods[i], *row))
     heads, notes = ["Method", *_HEADS, f"minus {reference}", *_AGAINST], _notes(tested, reference)
-    if without:
-        count = sum(map(len, without.values()))
-        heads.append(f"Dice (%) of {count} empty masks")
-        left = f"Left out here: {count} test images with an empty mask. Their Dice is 1 if the prediction is empty too, else 0."
-        notes = (*notes, left)
+    if empty:
+        left = (
+            f"Left out here: {counted(len(empty), 'test image')} with an empty mask. Dice is 1 there if the prediction is empty"
+        )
+        notes = (*notes, f"{left} too, else 0; of several classes, the mean.")
+    if len(empty) >= LEAST:
+        heads.append(f"Dice (%) of {len(empty)} empty masks")
     return ResultTable(name, title, tuple(heads), (None,) * len(heads), tuple(rows), notes)
-
-
-def _mean(found: Scores, images: Empty) -> float:
-    """The mean Dice of some images of all sites, in per cent."""
-    return float(np.mean([100 * found.rows[site][image][METRIC] for site, chosen in images.items() for image in chosen]))
 
 
 def _interval(low: float, high: float, digits: int = 2) -> str:
@@ -99,7 +99,8 @@ def _notes(tested: PatientScores, reference: str) -> tuple[str, ...]:
     number = f"{tested.count} test patients of {len(tested.images)} sites"
     test = (
         f"p: Wilcoxon's signed-rank test against {reference}, two-sided, over {number}, each the mean over its images and the"
-        f" seeds; by Holm: corrected for {len(tested.methods) - 1} tests."
+        f" seeds; by Holm: corrected for {len(tested.methods) - 1} tests. The test weighs patients alike, the mean"
+        " sites: their signs may differ."
     )
     if not tested.enough:
         return (test, "No intervals: they need two patients at each site, and six in all.")

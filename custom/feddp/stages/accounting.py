@@ -89,7 +89,8 @@ class _Request:
 
     task: str
     asked: float
-    ended: float  # the last answer or refusal
+    waiting: set[str]  # the sites that have neither answered nor been refused or given up; what they do later counts nowhere
+    ended: float  # the last answer or refusal, or the end of the wait for a site
     answered: dict[str, float] = field(default_factory=dict)
 
 
@@ -101,8 +102,9 @@ def _by_stage(events: Sequence[Event], rounds: float) -> dict[str, Any]:
         kind, key = event["event"], tuple(event.get(name) for name in ("task", "round", "phase", "epoch"))
         if kind == "ask":
             requests.pop(key, None)
-            requests[key], present = _Request(event["task"], event["time"], event["time"]), key
-        elif kind in ("answer", "refused") and key == present and not event.get("late"):
+            requests[key], present = _Request(event["task"], event["time"], set(event["sites"]), event["time"]), key
+        elif kind in ("answer", "refused") and key == present and event["site"] in requests[key].waiting:
+            requests[key].waiting.remove(event["site"])
             requests[key].ended = event["time"]
             if kind == "answer":
                 requests[key].answered[event["site"]] = event["time"]

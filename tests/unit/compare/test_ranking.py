@@ -7,7 +7,7 @@ from feddp.compare.patients import PatientScores, holm, percentiles, ranks
 from feddp.compare.published import PUBLISHED, orderings_table
 from feddp.compare.ranking import finished, ranking_tables
 from feddp.compare.scores import BEFORE, Result, scores
-from feddp.compare.tested import empty_masks, patients
+from feddp.compare.tested import empty_masks, patients, with_structures
 from feddp.data.folder import SiteFolder, write_site
 from feddp.reporting.tables import BLANK, Value
 from support.compare_runs import SITES, write_run
@@ -118,7 +118,7 @@ def test_the_table_of_methods(found):
     """feddp is 5 points above fedavg for each of 3 patients at both sites, local 10 below: so in each draw. Six differences
     of one sign: p = 2/64 = 0.03125, by Holm 2 · that = 0.0625 for both. Ranks are always 1, 2, 3."""
     methods = found(local=[0.4, 0.5, 0.7], feddp=[0.55, 0.65, 0.85], fedavg=[0.5, 0.6, 0.8])
-    (table,) = ranking_tables(methods, names(3), dict.fromkeys(SITES, ()))
+    (table,) = ranking_tables(methods, names(3), names(3))
     assert [row[0] for row in table.rows] == ["feddp", "fedavg", "local"]
     rows = {row[0]: dict(zip(table.heads[1:], row[1:], strict=True)) for row in table.rows}
     first, last = rows["feddp"], rows["local"]
@@ -144,11 +144,11 @@ def test_the_table_of_methods(found):
 
 
 def test_too_few_patients_have_no_interval(found):
-    (table,) = ranking_tables(found(fedavg=[0.5], feddp=[0.6]), names(1), dict.fromkeys(SITES, ()))
+    (table,) = ranking_tables(found(fedavg=[0.5], feddp=[0.6]), names(1), names(1))
     feddp = dict(zip(table.heads, table.rows[0], strict=True))
     assert feddp["interval"] == feddp["interval of the rank"] == BLANK
     assert str(feddp["minus fedavg"]) == "10.00"
-    assert ranking_tables(found(only=[0.5]), names(1), dict.fromkeys(SITES, ())) == []
+    assert ranking_tables(found(only=[0.5]), names(1), names(1)) == []
 
 
 def test_images_with_an_empty_mask_are_also_left_out(found):
@@ -156,20 +156,34 @@ def test_images_with_an_empty_mask_are_also_left_out(found):
     (200 + 180) / 5 = 76 at both, feddp (100 + 210) / 5 = 62. Without the empty ones the first site has 60 and 70: means 68
     and 66."""
     methods = found(fedavg=[1, 1, 0.6, 0.6, 0.6], feddp=[1, 0, 0.7, 0.7, 0.7])
-    every, filled = ranking_tables(methods, names(5), {SITES[0]: {"0a", "1a"}, SITES[1]: set()})
+    kept = with_structures(names(5), {SITES[0]: {"0a", "1a"}, SITES[1]: set()})
+    every, filled = ranking_tables(methods, names(5), kept)
     assert [(row[0], str(row[1])) for row in every.rows] == [("fedavg", "76.00"), ("feddp", "62.00")]
     rows = {row[0]: dict(zip(filled.heads, row, strict=True)) for row in filled.rows}
     assert str(rows["fedavg"]["Dice (%)"]) == "68.00", "60 and 76"
     assert str(rows["feddp"]["Dice (%)"]) == "66.00", "70 and 62"
     assert (rows["feddp"]["Worst site"], str(rows["feddp"]["Worst site's Dice (%)"])) == (SITES[1], "62.00")
-    assert [str(rows[m]["Dice (%) of 2 empty masks"]) for m in ("fedavg", "feddp")] == ["100.0", "50.0"]
+    assert not any("empty" in head for head in filled.heads), "a mean of two images"
     assert any("8 test patients of 2 sites" in note for note in filled.notes)
     assert any("2 test images with an empty mask" in note for note in filled.notes)
 
 
+def test_the_dice_of_empty_masks_where_there_are_six(found):
+    """Patients 0 to 2 at both sites: feddp has 100, 0 and 100, mean 66.7; fedavg 100."""
+    methods = found(fedavg=[1, 1, 1, 0.6, 0.6], feddp=[1, 0, 1, 0.7, 0.7])
+    kept = with_structures(names(5), dict.fromkeys(SITES, {"0a", "1a", "2a"}))
+    filled = ranking_tables(methods, names(5), kept)[1]
+    assert [(row[0], str(row[1]), str(row[-1])) for row in filled.rows] == [
+        ("feddp", "70.00", "66.7"),
+        ("fedavg", "60.00", "100.0"),
+    ]
+    assert filled.heads[-1] == "Dice (%) of 6 empty masks"
+
+
 def test_a_site_without_structures_has_no_table_of_them(found):
     methods = found(fedavg=[1, 1], feddp=[1, 0])
-    assert len(ranking_tables(methods, names(2), {SITES[0]: {"0a", "1a"}, SITES[1]: set()})) == 1
+    kept = with_structures(names(2), {SITES[0]: {"0a", "1a"}, SITES[1]: set()})
+    assert len(ranking_tables(methods, names(2), kept)) == 1
 
 
 def test_an_empty_mask_has_no_foreground_at_the_networks_size(tmp_path):

@@ -12,7 +12,7 @@ def scalars(seconds, loading, evaluating, storing):
 
 
 def ask(time, **more):
-    return {"event": "ask", "task": TRAIN, "time": time, **more}
+    return {"event": "ask", "task": TRAIN, "time": time, "sites": ["A", "B"], **more}
 
 
 def answer(time, site, own):
@@ -106,7 +106,7 @@ def test_no_events_are_no_rounds():
 
 def request(time, task, answers, **more):
     """A request, and {site: when it answers; negative: when it is refused}."""
-    events = [{"event": "ask", "task": task, "time": time, **more}]
+    events = [{"event": "ask", "task": task, "time": time, "sites": list(answers), **more}]
     for site, when in answers.items():
         kind = "answer" if when > 0 else "refused"
         events.append({"event": kind, "task": task, "time": abs(when), "site": site, "scalars": {"seconds": 1.0}, **more})
@@ -139,19 +139,20 @@ def test_the_seconds_of_every_stage():
 
 
 def test_a_stage_counts_as_it_ended_and_without_what_came_too_late():
-    """The server died while B tuned, and asked again at 50; A's answer to an evaluation that was over counts nowhere."""
+    """The server died while B tuned, and asked again at 50. The evaluation ends at 80, when C is given up; C's answer to it,
+    and A's to a task that was over, count nowhere."""
     events = [
         *request(0.0, "tune", {"A": 5.0}),
         {"event": "resumed", "time": 40.0, "round": 1, "of": 1},
         *request(50.0, "tune", {"A": 52.0, "B": 53.0}),
-        *request(53.0, "evaluate", {"B": 54.0}),
+        *request(53.0, "evaluate", {"B": 54.0, "C": -80.0}),
         {"event": "refused", "task": "tune", "time": 60.0, "site": "A", "reason": "late", "late": True},
         {"event": "refused", "task": "unknown", "time": 61.0, "site": "A", "reason": "late", "late": True},
-        {"event": "refused", "task": "evaluate", "time": 62.0, "site": "A", "reason": "late", "late": True},
+        {"event": "refused", "task": "evaluate", "time": 95.0, "site": "C", "reason": "late", "late": True},
     ]
     assert accounted(events)["stages"] == {
         "tune": {"wall": 3.0, "sites": {"A": 2.0, "B": 3.0}},
-        "evaluate": {"wall": 1.0, "sites": {"B": 1.0}},
+        "evaluate": {"wall": 27.0, "sites": {"B": 1.0}},
     }
 
 
