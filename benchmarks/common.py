@@ -20,10 +20,15 @@ import psutil
 import torch
 from torch import nn
 
+from feddp.adaptation.models import network_files, plan_of
+from feddp.data.folder import SiteFolder
 from feddp.data.loading import Sample, class_maps, network_input
 from feddp.data.progress import track
 from feddp.data.synthesize import draw, habits_of
 from feddp.errors import FedDPError, InputError
+from feddp.files import read_results
+from feddp.networks.weights import load_personal
+from feddp.plan.schema import Plan
 from feddp.training.loop import predict
 from feddp.training.metrics import measure
 from feddp.training.settings import Training
@@ -49,6 +54,12 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
     return int(text)
+
+
+def finished(run: Path, data: Path) -> tuple[Plan, dict[str, nn.Module], dict[str, SiteFolder]]:
+    """Returns the plan of a finished run, its sites' networks, and these sites' folders below `data`."""
+    networks = {site: load_personal(file) for site, file in network_files(run).items()}
+    return plan_of(run, read_results(run)), networks, {site: SiteFolder.open(data / site) for site in networks}
 
 
 @torch.no_grad()

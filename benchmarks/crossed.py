@@ -15,14 +15,10 @@ from statistics import mean
 
 from scipy.stats import wilcoxon
 
-from benchmarks.common import dice, parser, report
-from feddp.adaptation.models import network_files, plan_of
-from feddp.data.folder import SiteFolder
+from benchmarks.common import dice, finished, parser, report
 from feddp.data.images import SPLIT
 from feddp.data.loading import load
 from feddp.data.progress import track
-from feddp.files import read_results
-from feddp.networks.weights import load_personal
 
 Crossed = dict[str, dict[str, list[float]]]  # {site of the network: {site of the images: Dice in per cent}}
 
@@ -32,9 +28,8 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("run", type=Path, help="a finished run with its networks")
     options.add_argument("--data", type=Path, required=True)
     given = options.parse_args(arguments)
-    plan = plan_of(given.run, read_results(given.run))
-    networks = {site: load_personal(file) for site, file in network_files(given.run).items()}
-    images = {site: load(SiteFolder.open(given.data / site), SPLIT, plan.size, plan.training.normalise) for site in networks}
+    plan, networks, folders = finished(given.run, given.data)
+    images = {site: load(folder, SPLIT, plan.size, plan.training.normalise) for site, folder in folders.items()}
     pairs = [(owner, site) for owner in networks for site in images]
     found: Crossed = {}
     for owner, site in track(pairs, "Networks at sites"):

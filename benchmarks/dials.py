@@ -37,9 +37,9 @@ from matplotlib.figure import Figure
 from feddp.compare.patients import PatientScores
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Scores, read_rows
 from feddp.compare.statistics import FEW, interval_of_few
+from feddp.compare.tested import patients
 from feddp.data.folder import SiteFolder
 from feddp.data.habits import Dials
-from feddp.data.images import SPLIT
 from feddp.data.synthesize import synthesize
 from feddp.errors import InputError
 from feddp.files import RESULTS, locked, read_results, write_json, write_text
@@ -186,8 +186,7 @@ class Campaign:
                 for name, when in measured(label).items():
                     for site, found in read_rows(self.folder(value, seed) / METHODS[label].method, when, IMAGE).items():
                         rows[name][f"seed {seed}, {site}"] = found
-                        tests = SiteFolder.open(data / site).rows_of(SPLIT)
-                        names[f"seed {seed}, {site}"] = {row.image: row.patient for row in tests}
+                        names[f"seed {seed}, {site}"] = patients(SiteFolder.open(data / site))
         return PatientScores.of({name: Scores(found, {}, None, None) for name, found in rows.items()}, "dice", names)
 
 

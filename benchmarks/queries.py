@@ -23,17 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import dice as each_dice
-from benchmarks.common import parser, report
-from feddp.adaptation.models import network_files, plan_of
-from feddp.data.folder import SiteFolder
+from benchmarks.common import finished, parser, report
 from feddp.data.images import SPLIT
 from feddp.data.loading import Sample, batches, load
 from feddp.data.progress import track
 from feddp.errors import InputError
-from feddp.files import read_results
 from feddp.methods.aggregation import average
 from feddp.networks.attention import SplitAttention
-from feddp.networks.weights import load_personal
 from feddp.partition import QUERY, Tensors, select
 from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
@@ -49,9 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("run", type=Path, help="a finished run with private queries and without calibration")
     options.add_argument("--data", type=Path, required=True)
     given = options.parse_args(arguments)
-    plan = plan_of(given.run, read_results(given.run))
-    networks = {site: load_personal(file) for site, file in network_files(given.run).items()}
-    folders = {site: SiteFolder.open(given.data / site) for site in networks}
+    plan, networks, folders = finished(given.run, given.data)
     figures = {"rounds": plan.rounds, "size": plan.size, "network": plan.network, "seed": plan.seed}
     samples = {
         split: {site: load(folder, split, plan.size, plan.training.normalise) for site, folder in folders.items()}
