@@ -56,14 +56,25 @@ def natural(text: str) -> int:
     return int(text)
 
 
-def finished(run: Path, data: Path) -> tuple[Plan, dict[str, nn.Module], dict[str, SiteFolder]]:
-    """Returns the plan of a finished run, its sites' networks, and these sites' folders below `data`."""
-    networks = {site: load_personal(file) for site, file in network_files(run).items()}
-    return plan_of(run, read_results(run)), networks, {site: SiteFolder.open(data / site) for site in networks}
+def finished(
+    name: str, about: str | None, run: str, arguments: Sequence[str]
+) -> tuple[Plan, dict[str, nn.Module], dict[str, SiteFolder]]:
+    """Reads `RUN --data DATA`; returns the plan of that finished run, its sites' networks, and these sites' folders.
+
+    Args:
+        run: what the help says of RUN.
+    """
+    options = parser(name, about)
+    options.add_argument("run", type=Path, help=run)
+    options.add_argument("--data", type=Path, required=True)
+    given = options.parse_args(arguments)
+    networks = {site: load_personal(file) for site, file in network_files(given.run).items()}
+    folders = {site: SiteFolder.open(given.data / site) for site in networks}
+    return plan_of(given.run, read_results(given.run)), networks, folders
 
 
 @torch.no_grad()
-def dice(network: nn.Module, samples: Sequence[Sample]) -> list[float]:
+def image_dice(network: nn.Module, samples: Sequence[Sample]) -> list[float]:
     """Returns the Dice of each image, in per cent."""
     return [100 * row["dice"] for maps, batch in predict(network, samples) for row in measure(maps, batch["mask"])]
 

@@ -10,12 +10,11 @@ RUN needs its networks: `feddp runs slim` removes them. Images are resized and n
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import mean
 
 from scipy.stats import wilcoxon
 
-from benchmarks.common import dice, finished, parser, report
+from benchmarks.common import finished, image_dice, report
 from feddp.data.images import SPLIT
 from feddp.data.loading import load
 from feddp.data.progress import track
@@ -24,16 +23,12 @@ Crossed = dict[str, dict[str, list[float]]]  # {site of the network: {site of th
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = parser("crossed", __doc__)
-    options.add_argument("run", type=Path, help="a finished run with its networks")
-    options.add_argument("--data", type=Path, required=True)
-    given = options.parse_args(arguments)
-    plan, networks, folders = finished(given.run, given.data)
+    plan, networks, folders = finished("crossed", __doc__, "a finished run with its networks", arguments)
     images = {site: load(folder, SPLIT, plan.size, plan.training.normalise) for site, folder in folders.items()}
     pairs = [(owner, site) for owner in networks for site in images]
     found: Crossed = {}
     for owner, site in track(pairs, "Networks at sites"):
-        found.setdefault(owner, {})[site] = dice(networks[owner], images[site])
+        found.setdefault(owner, {})[site] = image_dice(networks[owner], images[site])
     p = {owner: {site: against_own(found, owner, site) for site in images} for owner in networks}
     rows = [(owner, *(cell(found[owner][site], p[owner][site]) for site in images)) for owner in networks]
     figures = {"method": plan.method, "rounds": plan.rounds, "seed": plan.seed, "p": p}

@@ -16,14 +16,12 @@ unless it comes near Adam's ε of 1e-8.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import dice as each_dice
-from benchmarks.common import finished, parser, report
+from benchmarks.common import finished, image_dice, report
 from feddp.data.images import SPLIT
 from feddp.data.loading import Sample, batches, load
 from feddp.data.progress import track
@@ -41,11 +39,8 @@ TRAINED = "train"
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = parser("queries", __doc__)
-    options.add_argument("run", type=Path, help="a finished run with private queries and without calibration")
-    options.add_argument("--data", type=Path, required=True)
-    given = options.parse_args(arguments)
-    plan, networks, folders = finished(given.run, given.data)
+    about = "a finished run with private queries and without calibration"
+    plan, networks, folders = finished("queries", __doc__, about, arguments)
     figures = {"rounds": plan.rounds, "size": plan.size, "network": plan.network, "seed": plan.seed}
     samples = {
         split: {site: load(folder, split, plan.size, plan.training.normalise) for site, folder in folders.items()}
@@ -88,7 +83,7 @@ def differ(states: Mapping[str, Tensors], name: str) -> bool:
 
 def scored(network: nn.Module, state: Tensors, samples: list[Sample]) -> float:
     network.load_state_dict(state)
-    return mean(each_dice(network, samples))
+    return mean(image_dice(network, samples))
 
 
 @torch.no_grad()
