@@ -69,8 +69,9 @@ def compare(request: ComparisonRequest) -> Comparison:
         names = {site: patients(folder) for site, folder in folders.items()}
         empty = {site: empty_masks(folder, request.common.size) for site, folder in folders.items()}
         kept = with_structures(names, empty)
-        published = orderings_table(ranked, kept)
-        tables += ranking_tables(ranked, names, kept) + ([published] if published else [])
+        last = {variant.label for variant in methods if campaign.is_last(variant)}
+        published = orderings_table(ranked, kept, last)
+        tables += ranking_tables(ranked, names, kept, last) + ([published] if published else [])
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:
         tables.append(unseen_table(ends, unseen, sites, request.common.size, request.place.first))

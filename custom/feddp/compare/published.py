@@ -4,7 +4,7 @@ From the texts of the papers: FedDP (Wang et al., TMI 2024), Tables I to III, Di
 2024), Table I, mean IoU in per cent. Our texts of IOP-FL and pFLFE lack the numbers of their tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import isfinite
@@ -12,6 +12,7 @@ from math import isfinite
 from scipy.stats import kendalltau
 
 from feddp.compare.patients import Names, PatientScores
+from feddp.compare.reference import REFERENCE, reference
 from feddp.compare.scores import Scores
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
@@ -51,37 +52,52 @@ _NOTE = (
 )
 
 
-def orderings_table(found: Mapping[str, Scores], names: Names) -> ResultTable | None:
-    """One row per published table of which two methods are here; None without one."""
+def orderings_table(found: Mapping[str, Scores], names: Names, last: Collection[str] = ()) -> ResultTable | None:
+    """One row per published table of which two methods are here; None without one.
+
+    Args:
+        last: the methods whose networks are of the last round, or went on from it; they are compared with that of FedAvg,
+            where it is here (`feddp.compare.reference`).
+    """
     rows: list[tuple[Cell, ...]] = []
     notes = [_NOTE]
     for table in PUBLISHED:
-        here = {label: scores for label, scores in found.items() if label in table.averages}
-        if len(here) < 2:
-            continue
-        tested = PatientScores.of(here, table.metric, names)
-        means = tested.means()
-        then = [table.averages[label] for label in tested.methods]
-        counts, pairs = {True: [0, 0], False: [0, 0]}, 0
-        for one, other in combinations(range(len(then)), 2):
-            if then[one] == then[other]:
-                continue
-            if then[one] < then[other]:
-                one, other = other, one
-            pairs += 1
-            apart, interval = tested.apart(one, other)
-            if apart == 0:
-                continue
-            same, (low, high) = apart > 0, interval or (0.0, 0.0)
-            counts[same][0] += 1
-            counts[same][1] += low > 0 or high < 0
-            if not same and high < 0:
-                notes.append(f"{table.source}: {tested.methods[one]} above {tested.methods[other]}; here below, beyond chance.")
-        tau = float(kendalltau(then, means).statistic)
-        cells = [
-            str(number) if tested.enough or not i else BLANK for same in (True, False) for i, number in enumerate(counts[same])
-        ]
-        order: Cell = Value(tau) if isfinite(tau) else BLANK  # all are equal here
-        rows.append((table.source, ", ".join(tested.methods), str(pairs), *cells, order))
+        if sum(label in table.averages for label in found) > 1:
+            row, other = _compared(table, found, names, last)
+            rows.append(row)
+            notes += other
     title = "Whether published orders hold"
     return ResultTable("published", title, _HEADS, (None,) * len(_HEADS), tuple(rows), tuple(notes)) if rows else None
+
+
+def _compared(
+    table: PublishedTable, found: Mapping[str, Scores], names: Names, last: Collection[str]
+) -> tuple[tuple[Cell, ...], list[str]]:
+    """A published table's row, and a note for each pair whose order is another here, beyond chance."""
+    here = [label for label in found if label in table.averages]
+    # what stands for FedAvg beside each other method
+    fair = {label: reference(label, found, last) for label in here if label != REFERENCE}
+    tested = PatientScores.of({label: found[label] for label in dict.fromkeys((*here, *fair.values()))}, table.metric, names)
+    counts, pairs, notes = {True: [0, 0], False: [0, 0]}, 0, []
+    for above, below in combinations(sorted(here, key=lambda label: -table.averages[label]), 2):
+        if table.averages[above] == table.averages[below]:
+            continue
+        pairs += 1
+        one, other = (fair[below] if above == REFERENCE else above), (fair[above] if below == REFERENCE else below)
+        apart, interval = tested.apart(tested.methods.index(one), tested.methods.index(other))
+        if apart == 0:
+            continue
+        same, (low, high) = apart > 0, interval or (0.0, 0.0)
+        counts[same][0] += 1
+        counts[same][1] += low > 0 or high < 0
+        if not same and high < 0:
+            notes.append(f"{table.source}: {above} above {below}; here below, beyond chance.")
+    means = dict(zip(tested.methods, tested.means(), strict=True))
+    if len(set(fair.values())) == 1 and REFERENCE in here:  # the same for all others
+        means[REFERENCE] = means[next(iter(fair.values()))]
+    tau = float(kendalltau([table.averages[label] for label in here], [means[label] for label in here]).statistic)
+    cells = [
+        str(number) if tested.enough or not i else BLANK for same in (True, False) for i, number in enumerate(counts[same])
+    ]
+    order: Cell = Value(tau) if isfinite(tau) else BLANK  # all are equal here
+    return (table.source, ", ".join(here), str(pairs), *cells, order), notes

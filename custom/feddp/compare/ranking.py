@@ -1,16 +1,16 @@
 """Which methods differ beyond chance: each against a reference, corrected for their number, and how sure their order is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from feddp.compare.patients import Names, PatientScores, holm, percentiles, ranks
+from feddp.compare.reference import LAST, REFERENCE, reference, unlike
 from feddp.compare.scores import Result, Scores, scores
 from feddp.compare.statistics import LEAST, LEVEL, METRIC, RESAMPLES
 from feddp.reading import counted
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
-REFERENCE = "fedavg"
 _HEADS = ("Dice (%)", "interval", "Worst site", "Worst site's Dice (%)", "Variance over sites")
 _AGAINST = ("interval of it", "p", "p by Holm", "Mean rank", "interval of the rank", "First in (%)")
 
@@ -21,35 +21,41 @@ def finished(named: Mapping[str, Result], sites: list[str]) -> dict[str, Scores]
     return {label: found for label, found in whole.items() if found.average is not None}
 
 
-def ranking_tables(found: Mapping[str, Scores], names: Names, kept: Names) -> list[ResultTable]:
+def ranking_tables(found: Mapping[str, Scores], names: Names, kept: Names, last: Collection[str] = ()) -> list[ResultTable]:
     """Over all test images; then over those with structures, if some masks are empty; [] of fewer than two methods.
 
     Of an empty mask, Dice is 1 if the prediction is empty too, else 0: a few such images outweigh what methods differ in
     elsewhere.
 
     Args:
-        found: `finished`; the reference is FedAvg, or else the first.
+        found: `finished`; each is compared with FedAvg (`feddp.compare.reference`), or else the first.
         names: the patient of each test image.
         kept: the same of the images with structures (`feddp.compare.tested.with_structures`).
+        last: the methods whose networks are of the last round, or went on from it.
     """
     if len(found) < 2:
         return []
-    tables = [_table("ranking", "Which methods differ", found, names)]
+    tables = [_table("ranking", "Which methods differ", found, names, last)]
     if kept != names:
         empty = [(site, image) for site, images in names.items() for image in images if image not in kept[site]]
-        tables.append(_table("ranking_filled", "Which methods differ on images with structures", found, kept, empty))
+        tables.append(_table("ranking_filled", "Which methods differ on images with structures", found, kept, last, empty))
     return tables
 
 
 def _table(
-    name: str, title: str, found: Mapping[str, Scores], names: Names, empty: Sequence[tuple[str, str]] = ()
+    name: str,
+    title: str,
+    found: Mapping[str, Scores],
+    names: Names,
+    last: Collection[str],
+    empty: Sequence[tuple[str, str]] = (),
 ) -> ResultTable:
     """One row per method, by falling mean; with a column for the (site, image) with an empty mask, unless they are few."""
-    reference = REFERENCE if REFERENCE in found else next(iter(found))
     tested = PatientScores.of(found, METRIC, names)
-    base, means, by_site = tested.methods.index(reference), tested.means(), tested.by_site()
-    others = [i for i in range(len(means)) if i != base]
-    p = dict(zip(others, (tested.p_value(i, base) for i in others), strict=True))
+    means, by_site = tested.means(), tested.by_site()
+    base = [tested.methods.index(reference(label, tested.methods, last)) for label in tested.methods]
+    others = [i for i in range(len(means)) if i != base[i]]
+    p = dict(zip(others, (tested.p_value(i, base[i]) for i in others), strict=True))
     adjusted = dict(zip(others, holm(list(p.values())), strict=True))
     drawn = tested.draws
     place = None if drawn is None else ranks(drawn)
@@ -61,10 +67,10 @@ def _table(
         if drawn is not None:
             row[1] = _interval(*tested.interval(drawn[:, i], means[i]))
         row.append(Value(float(np.var(list(dice.values())))))
-        if i == base:
+        if i == base[i]:
             row += [BLANK] * 4
         else:
-            apart, wide = tested.apart(i, base)
+            apart, wide = tested.apart(i, base[i])
             row += [Value(apart), _interval(*wide) if wide else BLANK]
             row += [Value(p[i], digits=4), Value(adjusted[i], digits=4)]
         if place is None:
@@ -80,7 +86,8 @@ def _table(
             rows_of = found[tested.methods[i]].rows
             row.append(Value(float(np.mean([100 * rows_of[site][image][METRIC] for site, image in empty])), digits=1))
         rows.append((tested.methods[i], *row))
-    heads, notes = ["Method", *_HEADS, f"minus {reference}", *_AGAINST], _notes(tested, reference)
+    main = reference("", tested.methods, ())
+    heads, notes = ["Method", *_HEADS, f"minus {main}", *_AGAINST], _notes(tested, main, len(others), last)
     if empty:
         left = (
             f"Left out here: {counted(len(empty), 'test image')} with an empty mask. Dice is 1 there if the prediction is empty"
@@ -95,17 +102,35 @@ def _interval(low: float, high: float, digits: int = 2) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
-def _notes(tested: PatientScores, reference: str) -> tuple[str, ...]:
+def _notes(tested: PatientScores, main: str, tests: int, last: Collection[str]) -> tuple[str, ...]:
     number = f"{tested.count} test patients of {len(tested.images)} sites"
     test = (
-        f"p: Wilcoxon's signed-rank test against {reference}, two-sided, over {number}, each the mean over its images and the"
-        f" seeds; by Holm: corrected for {len(tested.methods) - 1} tests. The test weighs patients alike, the mean"
+        f"p: Wilcoxon's signed-rank test against {main}, two-sided, over {number}, each the mean over its images and the"
+        f" seeds; by Holm: corrected for {counted(tests, 'test')}. The test weighs patients alike, the mean"
         " sites: their signs may differ."
     )
+    notes = [test, *_rounds(tested.methods, last)]
     if not tested.enough:
-        return (test, "No intervals: they need two patients at each site, and six in all.")
+        return (*notes, "No intervals: they need two patients at each site, and six in all.")
     drawn = (
         f"Intervals ({LEVEL} %) and ranks: {RESAMPLES} draws of the patients within each site, the same for all methods"
         " (Rao & Wu, 1988), those of Dice wider by Student's factor. They cover the choice of patients, not another training."
     )
-    return test, drawn
+    return (*notes, drawn)
+
+
+def _rounds(methods: Sequence[str], last: Collection[str]) -> list[str]:
+    """Says which methods are compared with which round of FedAvg, where both kinds are here."""
+    against = {label: reference(label, methods, last) for label in methods}
+    notes = [
+        f"{name} is {REFERENCE}'s last round: with it, not with its best, are compared those that go on from the last:"
+        f" {', '.join(label for label in methods if against[label] == name)}."
+        for name in LAST
+        if name in against.values()
+    ]
+    if found := unlike(methods, last):
+        notes.append(
+            f"Of the last round, or gone on from it, but compared with {REFERENCE}'s best: {', '.join(found)}. Add"
+            f" {' or '.join(LAST)} to the methods: the latter needs no other run than finetune's."
+        )
+    return notes

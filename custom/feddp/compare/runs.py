@@ -163,6 +163,7 @@ class Campaign:
     ):
         self.data, self.out, self.common, self.label = data, out, common, label
         self.sites, self.metadata = federation_of(data, sites)
+        self._seeds = seeds
         self.failed: dict[str, str] = {}
         self._slugs: dict[Variant, str] = {}
         self._runs: dict[str, list[Run]] = {}
@@ -182,6 +183,10 @@ class Campaign:
     def same(self, one: Variant, other: Variant) -> bool:
         """Whether two variants are the same run, as `feddp` and `feddp@lambda=1` are."""
         return self._slugs[one] == self._slugs[other]
+
+    def is_last(self, variant: Variant) -> bool:
+        """Whether its networks are of the last round, or went on from it."""
+        return self._plan(variant, self._seeds[0]).start == "last"
 
     def refuse_equal(self, variants: Sequence[Variant]) -> None:
         """InputError where two of `variants` are the same run."""

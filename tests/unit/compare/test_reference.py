@@ -1,0 +1,81 @@
+"""Methods that go on from the last round are compared with FedAvg's last, the others with its best; numbers by hand."""
+
+import pytest
+
+from feddp.compare.published import orderings_table
+from feddp.compare.ranking import finished, ranking_tables
+from feddp.compare.reference import reference, unlike
+from feddp.compare.scores import Result
+from feddp.reporting.tables import BLANK
+from support.compare_runs import SITES, write_run
+
+LAST = {"finetune", "finetune@when=before", "feddp", "feddp@when=before"}
+NAMES = {site: {str(patient): str(patient) for patient in range(3)} for site in SITES}
+
+
+@pytest.fixture
+def found(tmp_path):
+    """FedAvg's best round has 10 points less than its last at each patient; feddp lies in between, bn above both."""
+
+    def make(*methods):
+        dice = {
+            "fedavg": [0.4, 0.5, 0.6],
+            "finetune@when=before": [0.5, 0.6, 0.7],
+            "feddp": [0.45, 0.55, 0.65],
+            "feddp@when=before": [0.43, 0.53, 0.63],
+            "fedbn": [0.6, 0.7, 0.8],
+        }
+        runs = {}
+        for label in methods:
+            values = {site: {"start": {str(patient): value for patient, value in enumerate(dice[label])}} for site in SITES}
+            runs[label] = Result({0: write_run(tmp_path / label, values)}, {})
+        return finished(runs, list(SITES))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("label", "methods", "last", "other"),
+    [
+        ("feddp", ["fedavg", "feddp"], LAST, "fedavg"),  # there is no other
+        ("feddp", ["fedavg", "finetune@when=before", "feddp"], LAST, "finetune@when=before"),
+        ("fedbn", ["fedavg", "finetune@when=before", "fedbn"], LAST, "fedavg"),
+        ("finetune@when=before", ["fedavg", "finetune@when=before"], LAST, "fedavg"),  # what the choice of round does
+        ("feddp", ["fedavg", "fedavg@start=last", "feddp"], LAST | {"fedavg@start=last"}, "fedavg@start=last"),
+        ("feddp", ["fedavg", "finetune@when=before", "feddp"], set(), "fedavg"),  # with start=best, all are of the best
+        ("feddp", ["fedavg", "finetune@when=before", "feddp"], LAST | {"fedavg"}, "fedavg"),  # with start=last, of the last
+        ("feddp", ["local", "feddp"], LAST, "local"),
+    ],
+)
+def test_what_a_method_is_compared_with(label, methods, last, other):
+    assert reference(label, methods, last) == other
+
+
+def test_the_differences_are_to_the_same_choice_of_round(found):
+    """feddp is 5 below FedAvg's last round (and 5 above its best), fedbn 20 above its best (and 10 above its last)."""
+    methods = found("fedavg", "finetune@when=before", "feddp", "fedbn")
+    (table,) = ranking_tables(methods, NAMES, NAMES, LAST)
+    minus = {row[0]: str(row[table.heads.index("minus fedavg")]) for row in table.rows}
+    assert minus == {"fedbn": "20.00", "finetune@when=before": "10.00", "feddp": "-5.00", "fedavg": str(BLANK)}
+    assert any("finetune@when=before is fedavg's last round" in note and note.endswith(": feddp.") for note in table.notes)
+    assert any("corrected for 3 tests" in note for note in table.notes)
+
+
+def test_a_table_without_the_last_round_says_so(found):
+    (table,) = ranking_tables(found("fedavg", "feddp", "fedbn"), NAMES, NAMES, LAST)
+    assert unlike(["fedavg", "feddp", "fedbn"], LAST) == ["feddp"]
+    assert any("compared with fedavg's best: feddp." in note for note in table.notes)
+    assert unlike(["fedavg", "feddp", "fedbn"], LAST | {"fedavg"}) == []
+    assert unlike(["local", "feddp"], LAST) == []
+
+
+def test_published_orders_take_the_same_choice_of_round(found):
+    """Of Table III: fedavg < LQ < feddp. Against FedAvg's last round both are below it, beyond chance, and only LQ < feddp
+    holds: τ = (1 − 2)/3. Against its best round all three would hold."""
+    methods = found("fedavg", "finetune@when=before", "feddp@when=before", "feddp")
+    rows = {row[0]: row[1:] for row in orderings_table(methods, NAMES, LAST).rows}
+    name, pairs, same, _, other, beyond, tau = rows["FedDP, Table III, polyps"]
+    assert (name, pairs, same, other, beyond) == ("fedavg, feddp@when=before, feddp", "3", "1", "2", "2")
+    assert tau.mean == pytest.approx(-1 / 3)
+    best = {row[0]: row[1:] for row in orderings_table(methods, NAMES).rows}
+    assert best["FedDP, Table III, polyps"][1:3] == ("3", "3")
