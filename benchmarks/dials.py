@@ -71,7 +71,7 @@ METHODS: dict[str, Approach] = {
     REFERENCE: Approach("one network", "fedavg", usual=True),
     "FineTune": Approach("tuned afterwards", "finetune", ("tune_epochs={epochs}",), usual=True),
     "FedDP, λ = 0": Approach("private queries, tuned", "feddp", ("calibration_epochs={epochs}", "lambda=0"), usual=True),
-    "FedOAP": Approach("private queries, tuned", "fedoap", ("tune_epochs={epochs}",)),
+    "FedOAP from its abstract": Approach("private queries, tuned", "fedoap", ("tune_epochs={epochs}",)),
     "FedRep": Approach("private head", "fedrep", usual=True),
     # not pFLFE: its enhancement and its second aggregation would hide what the private decoder alone does
     "FedPer with decoder": Approach("private decoder", "fedper", ("private=decoder,head",)),
@@ -265,7 +265,7 @@ def write_onsets(campaign: Campaign, rows: Rows, intervals: Intervals, over: str
     write_text(campaign.out / f"{campaign.dial}_onset.json", json.dumps(line, ensure_ascii=False) + "\n")
     print(f"{campaign.dial}: from which value on the Dice exceeds {REFERENCE}'s beyond chance (95 % interval over {over})")
     for label, value in onsets.items():
-        print(f"{label:22} {FAMILIES[label]:22} {value}")
+        print(f"{label:24} {FAMILIES[label]:22} {value}")
     return onsets
 
 

@@ -6,12 +6,14 @@ L = L_seg + λ_b L_b, where the boundary loss L_b is the cross-entropy over the 
 
 L_b = −Σ b [y log ŷ + (1−y) log(1−ŷ)] / Σ b,   b = dilation(y) − erosion(y), with a square of (2w+1)² pixels.
 
-Deviations: only the paper's abstract could be read, and a summary in one sentence; no code is public. The abstract says that
-each client retains local queries, attends to key-value pairs aggregated from all clients, and is trained with a perturbed
-boundary loss on the inconsistencies of the predicted mask's boundary; the summary, that this loss is used in local
-fine-tuning, and that each client has a spatial adapter. Ours are: the attention is PVTv2's own, and its key and value layers
-are averaged, where the paper may send features; L_b (the paper's formula could not be read; nothing is perturbed here, and the
-boundary is the mask's, not the prediction's); λ_b, w and the epochs. There is no spatial adapter.
+Deviations: only the paper's title and abstract could be read, and a summary in one sentence; no code is public. So tables say
+"FedOAP from its abstract". The title speaks of shared feature aggregation; the abstract says that each client retains local
+queries, attends to key-value pairs aggregated from all clients, models dependencies among the shared features of different
+clients, and is trained with a perturbed boundary loss on the inconsistencies of the predicted mask's boundary; the summary,
+that attention fuses globally aggregated features with local queries, that the loss is used in local fine-tuning, and that each
+client has a spatial adapter. Here no feature leaves a site: the attention is PVTv2's own, and its key and value layers are
+averaged, so the rounds are FedDP's. Ours are also L_b (the paper's formula could not be read; nothing is perturbed here, and
+the boundary is the mask's, not the prediction's), λ_b, w and the epochs. There is no spatial adapter.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class FedOAPSettings:
 
 
 class FedOAP(Method):
+    label = "FedOAP from its abstract"
     private = (QUERY,)
     stages = (TRAIN, TUNE)
     Hyper = FedOAPSettings

@@ -34,10 +34,11 @@ def test_which_networks_are_measured_is_no_setting_of_the_run():
     [
         ("feddg", "FedDG interpolation"),
         ("feddg+igc@spectra=4", "FedDG interpolation+igc@spectra=4"),
+        ("fedoap", "FedOAP from its abstract"),
         ("feddp@private=query|head", "feddp@private=query|head"),
     ],
 )
-def test_a_table_does_not_call_the_interpolation_the_whole_of_feddg(text, label):
+def test_a_table_does_not_call_a_part_or_a_reading_by_the_name_of_the_whole(text, label):
     assert Variant.parse(text).label == label
 
 
