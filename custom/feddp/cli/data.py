@@ -28,7 +28,7 @@ def prepare(
         str | None,
         typer.Option(
             help=f"One of {', '.join(SPLITTINGS)}: train/val/test in per cent of the patients, train:test, or the papers'"
-            " numbers of training images. If left out: 60/20/20, and the data set's own test images where they are published."
+            " own numbers or cases. If left out: 60/20/20, and the data set's own test images where they are published."
         ),
     ] = None,
     classes: Annotated[

@@ -45,7 +45,7 @@ def save(file, slices, affine=SCANNER):
 
 def tree(root, folders=ISSUE, cases=3, suffix="_segmentation", ending=".nii.gz"):
     for place, folder in enumerate(folders):
-        for case in range(cases):
+        for case in range(cases) if isinstance(cases, int) else cases[folder]:
             save(root / folder / f"Case{case:02d}{ending}", volume(10 * place + case))
             save(root / folder / f"Case{case:02d}{suffix}{ending}", truth())
     return root
@@ -178,6 +178,41 @@ def test_folder_and_zip_give_the_same_bits_at_the_asked_size(tmp_path):
     assert {Image.open(file).size for file in (tmp_path / "a").rglob("*.png")} == {(16, 16)}
     with pytest.raises(FedDPError, match="not empty"):
         PREPARE["prostate"](tmp_path / "in", tmp_path / "a", 16, 7)
+
+
+# -- the published split -------------------------------------------------------------------------------------------------
+
+# the cases that liuquande.github.io/SAML has of each source
+ALL = {"BIDMC": (0, *range(2, 13)), "HK": range(38, 50), "I2CVB": range(19), "ISBI": range(30), "ISBI_1.5": range(30)}
+ALL |= {"UCL": (1, *range(26, 38))}
+
+
+def test_the_published_cases_train_validate_and_test(tmp_path):
+    """The lists beside IOP-FL's released code: how many cases of each site train, validate and test, and which test."""
+    root = tree(tmp_path / "in", cases=ALL)
+    PREPARE["prostate"](root, tmp_path / "out", None, 0, "published")
+    found = {}
+    for site in SITES:
+        folder = SiteFolder.open(tmp_path / "out" / site)
+        found[site] = [sorted({row.patient for row in folder.rows_of(word)}) for word in ("train", "val", "test")]
+    assert {site: tuple(map(len, cases)) for site, cases in found.items()} == {
+        **{"BIDMC": (7, 2, 3), "HK": (7, 2, 3), "I2CVB": (12, 3, 4)},
+        **{"ISBI": (19, 5, 6), "ISBI_15": (19, 5, 6), "UCL": (8, 2, 3)},
+    }
+    assert {site: " ".join(case.removeprefix("Case") for case in test) for site, (_, _, test) in found.items()} == {
+        **{"BIDMC": "03 08 10", "HK": "45 48 49", "I2CVB": "06 12 14 18"},
+        **{"ISBI": "04 05 07 13 15 17", "ISBI_15": "03 16 17 18 27 29", "UCL": "33 36 37"},
+    }
+    assert found["I2CVB"][1] == ["Case02", "Case04", "Case07"]
+    metadata = json.loads((tmp_path / "out/UCL/dataset.json").read_text())
+    assert metadata["split"] == "published"
+
+
+def test_other_cases_than_the_published_ones_are_named(tmp_path):
+    root = tree(tmp_path / "in", cases=ALL | {"HK": (*range(37, 49),)})
+    with pytest.raises(FedDPError, match="HK has other cases .*: Case49 is missing, Case37 is in none of its lists. Give the"):
+        PREPARE["prostate"](root, tmp_path / "out", None, 0, "published")
+    assert not (tmp_path / "out").exists()
 
 
 # -- what is wrong with a source -------------------------------------------------------------------------------------
