@@ -20,6 +20,7 @@ from feddp.data.pixels import write_png
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import ADAPTED, SCORES, write_json
+from feddp.training.columns import METRICS
 from feddp.training.metrics import THRESHOLD, measure, summarize
 from feddp.training.volumes import measure_volumes
 
@@ -37,12 +38,12 @@ def adapt(
 
     A mask has the name and size of its image, and the pixel values of the sites' masks. `adapt.json` in `out` describes the
     adaptation. With `score`, the masks of `folder` are read after the prediction, and `scores.json` holds the metrics per
-    image at the network's input size.
+    image at the network's input size, of each class too if there are several.
 
     Returns:
         The content of adapt.json: how, models, settings, the losses, the epoch that was kept, the numbers of images and of
-        empty masks, seconds per image (adaptation, prediction and writing); with `score`, also the summary of the metrics
-        (`metrics.summarize`).
+        empty masks, seconds per image (adaptation, prediction and writing); with `score`, also the summary of the means over
+        the classes (`metrics.summarize`).
 
     Raises:
         InputError: there are no images, images or classes do not fit the models, or `out` is not empty.
@@ -102,14 +103,14 @@ def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> d
     """Reads the masks and writes scores.json; the masks are not read before this."""
     samples = load(site, SPLIT, size)
     predicted, masks = torch.stack(list(maps)), torch.stack([sample["mask"] for sample in samples])
-    rows = measure(predicted, masks)
-    scores = summarize(rows)
+    rows = measure(predicted, masks, site.classes)
+    summary = summarize(rows)
     content: dict[str, Any] = {
-        "summary": scores,
+        "summary": summary,
         "images": {sample["stem"]: row for sample, row in zip(samples, rows, strict=True)},
     }
     if site.volumes:
-        cases = measure_volumes(predicted, masks, [site.case_of(row) for row in site.rows_of(SPLIT)])
+        cases = measure_volumes(predicted, masks, [site.case_of(row) for row in site.rows_of(SPLIT)], site.classes)
         content |= {"volumes": summarize(list(cases.values())), "cases": cases}
     write_json(out / SCORES, content)
-    return {"scores": scores}
+    return {"scores": {metric: summary[metric] for metric in METRICS}}

@@ -22,7 +22,7 @@ from feddp.errors import InputError
 from feddp.files import ADAPTED, IMAGES, RESULTS, SCORES
 from feddp.methods.base import STAGES, TUNE
 from feddp.run import join
-from feddp.training.columns import METRICS
+from feddp.training.columns import METRICS, class_names, columns
 from feddp.training.device import asked_for
 from feddp.training.settings import Tuning
 
@@ -71,10 +71,11 @@ class Adaptation:
 
     @cached_property
     def images(self) -> Rows:
-        """The metrics of every image."""
+        """The metrics of every image, of each class too if there are several."""
         try:
             images = self._read(SCORES)["images"]
-            return {stem: {metric: float(row[metric]) for metric in METRICS} for stem, row in images.items()}
+            names = {stem: columns(METRICS, class_names(row)) for stem, row in images.items()}
+            return {stem: {name: float(row[name]) for name in names[stem]} for stem, row in images.items()}
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{self.folder} holds no scores ({error!r}); remove it, it will be made again") from None
 

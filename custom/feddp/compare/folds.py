@@ -51,7 +51,8 @@ def fold_tables(
         rows = [((label,), result, FINAL) for label, result in named.items()]
         title, metrics = f"The methods, {len(campaigns)} folds", ("dice", "assd")
         first = scores_table("methods", title, ("Method",), rows, metrics, sites, len(seeds), per_site=True)
-        tables.append([first, *class_tables(named, sites, len(seeds)), spread_table(named, sites)])
+        by_class = class_tables("methods", "The methods", ("Method",), rows, sites, len(seeds))
+        tables.append([first, *by_class, spread_table(named, sites)])
     return [over_folds(same) for same in zip(*tables, strict=True)]
 
 

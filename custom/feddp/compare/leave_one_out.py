@@ -44,7 +44,7 @@ class UnseenResult:
         return {split for sites in self.folders.values() for made in sites.values() for split in made.selections}
 
     def rows(self, when: str, unit: Unit) -> list[dict[str, Rows]]:
-        """{unseen site: {image: METRICS}} of every seed; there is one network, whatever `when` is, and only images."""
+        """{unseen site: {image: metrics}} of every seed; there is one network, whatever `when` is, and only images."""
         return [{site: made.images for site, made in sites.items()} for sites in self.folders.values()]
 
     def seconds(self) -> float:

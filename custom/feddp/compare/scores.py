@@ -135,8 +135,12 @@ def _over_seeds(summaries: list[Summary]) -> dict[str, float]:
 
 
 def average(sites: Mapping[str, Summary]) -> Summary:
-    """The summary over the sites' means, as the papers' Average: its std is the population's over the sites."""
-    return summarize([{metric: cell["mean"] for metric, cell in summary.items()} for summary in sites.values()])
+    """The summary over the sites' means, as the papers' Average: its std is the population's over the sites.
+
+    Of the metrics that all sites have: what was adapted before classes were kept apart lacks theirs.
+    """
+    shared = [metric for metric in next(iter(sites.values())) if all(metric in summary for summary in sites.values())]
+    return summarize([{metric: summary[metric]["mean"] for metric in shared} for summary in sites.values()])
 
 
 def over_seeds(what: str, runs: list[Rows]) -> Rows:
@@ -158,7 +162,7 @@ def has_cases(result: Result) -> bool:
     return any(VOLUMES in site for folder in result.folders.values() for site in read_results(folder)["sites"].values())
 
 
-def classes_of(results: Iterable[Result]) -> list[str]:
+def classes_of(results: Iterable[Measured]) -> list[str]:
     """The classes that have metrics of their own in the tables of some run, if there are several classes."""
     rows = (row for result in results for run in result.rows(FINAL, IMAGE) for found in run.values() for row in found.values())
     return class_names(name for row in rows for name in row)

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from feddp.compare.leave_one_out import UnseenResult
 from feddp.compare.scores import AVERAGE, CASE, FINAL, IMAGE, Measured, Result, Unit, classes_of, has_cases, scores
@@ -39,7 +40,7 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) ->
     competing = {label: result for label, result in named.items() if result.folders and result.competes}
     ends = {label: result for label, result in competing.items() if result.when == FINAL} or competing  # no run against itself
     test = sentence({label: scores(result, sites) for label, result in ends.items()})
-    by_class = class_tables(named, sites, seeds)
+    by_class = class_tables("methods", "The methods", ("Method",), rows, sites, seeds)
     tables = [replace(first, notes=(test, START, *first.notes)), *by_class, more, spread_table(named, sites)]
     if seeds > 1:
         title = "The methods by site, ± over the seeds, as IOP-FL's Table I"
@@ -51,23 +52,14 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) ->
     return tables
 
 
-def class_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[ResultTable]:
+def class_tables(
+    name: str, title: str, heads: Sequence[str], lines: Sequence[Line], sites: list[str], seeds: int
+) -> list[ResultTable]:
     """Dice and ASSD of each class alone, one table for each; none where there is one class."""
-    rows = [((label,), result, FINAL) for label, result in named.items()]
-    shown = ("dice", "assd")
+    alone = partial(scores_table, heads=heads, lines=lines, metrics=("dice", "assd"), sites=sites, seeds=seeds, per_site=True)
     return [
-        scores_table(
-            f"methods_class_{number}",
-            f"The methods: {name} alone",
-            ("Method",),
-            rows,
-            shown,
-            sites,
-            seeds,
-            per_site=True,
-            class_name=name,
-        )
-        for number, name in enumerate(classes_of(named.values()), 1)
+        alone(f"{name}_class_{number}", f"{title}: {one} alone", class_name=one)
+        for number, one in enumerate(classes_of(result for _, result, _ in lines), 1)
     ]
 
 
@@ -82,7 +74,10 @@ def study_table(
 def outside_tables(
     name: str, study: Study[AdaptedModels], results: Mapping[AdaptedModels, UnseenResult], sites: list[str], seeds: int
 ) -> list[ResultTable]:
-    """Table II as tables of Dice and ASSD, and of Dice ± over seeds, a column per unseen site; any other study as one table."""
+    """Table II as tables of Dice and ASSD, of each class, and of Dice ± over seeds, a column per unseen site.
+
+    Any other study is one table, and Table 7 one more for each class.
+    """
     found = [results[entry.source] for entry in study.entries]
     rows = [(entry.labels, result, FINAL) for entry, result in zip(study.entries, found, strict=True)]
     if name == TABLE_II:
@@ -90,6 +85,7 @@ def outside_tables(
             scores_table(f"{name}{end}", f"{study.title}{by}", study.heads, rows, (metric,), sites, seeds, per_site=True)
             for metric, end, by in (("dice", "", ""), ("assd", "_assd", ", by ASSD"))
         ]
+        tables += class_tables(name, study.title, study.heads, rows, sites, seeds)
         title = f"{study.title}, ± over the seeds"
         return tables + ([seeds_table(f"{name}_seeds", title, study.heads, rows, ("dice",), sites, seeds)] if seeds > 1 else [])
     table = scores_table(
@@ -97,7 +93,8 @@ def outside_tables(
     )
     if name == "inside_sites":
         table = replace(table, notes=(*table.notes, INSIDE))
-    return [_timed(table, found) if name == "time" else table]
+    by_class = class_tables(table.name, study.title, study.heads, rows, sites, seeds) if name == TABLE_7 else []
+    return [_timed(table, found) if name == "time" else table, *by_class]
 
 
 def scores_table(

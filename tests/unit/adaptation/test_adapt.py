@@ -1,22 +1,27 @@
 """Test-time training by hand, the ways to a network, and what none of them changes."""
 
 import inspect
+import json
 import math
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, tensor
 
-from feddp.adaptation.choices import GLOBAL, STRATEGY_NAMES, Settings
+from feddp.adaptation import unseen_site
+from feddp.adaptation.choices import GLOBAL, STRATEGY_NAMES, AdaptationOptions, Settings
 from feddp.adaptation.fitting import fit
 from feddp.adaptation.models import Models
 from feddp.adaptation.routing import Routed
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
 from feddp.cli.adapt import adapt
+from feddp.data.folder import write_site
 from feddp.errors import FedDPError
 from feddp.networks import build
 from feddp.partition import NORM, resolve
+from feddp.training.columns import METRICS
 
 LN3 = math.log(3)
 CPU = torch.device("cpu")
@@ -311,3 +316,31 @@ def test_models_are_the_networks_tensors_or_refused(toy):
         Models.of({"a": state, "b": short}, state, metadata)
     with pytest.raises(FedDPError, match="global: q.bias holds values that are not finite"):
         Models.of({"a": state}, state | {"q.bias": torch.full((4,), float("nan"))}, metadata)
+
+
+def test_each_of_several_classes_is_scored_alone(toy, tmp_path):
+    """A network that says both classes everywhere; `b` lies in `a`. The first image is `a` everywhere and `b` nowhere: Dice 1
+    and 0. In the second 256 of 1024 pixels are both: 2 · 256/(1024 + 256) = 0.4 each. As one case: 2 · 1280/(2048 + 1280) =
+    10/13 and 2 · 256/(2048 + 256) = 2/9. The numbers that are returned, and that a job sends, are means over the classes."""
+    models = models_of(toy)
+    models.stacks["head.weight"].zero_()
+    models.stacks["head.bias"].fill_(10)
+    whole, quarter = np.ones((32, 32), np.uint8), np.zeros((32, 32), np.uint8)
+    quarter[:16, :16] = 2
+    samples = [(stem, "p", "test", np.eye(32, dtype=np.uint8), mask) for stem, mask in (("one", whole), ("two", quarter))]
+    metadata = {"name": "toy", "channels": 1, "classes": ["a", "b"], "labels": "nested", "volumes": "patient"}
+    write_site(tmp_path / "site", metadata, samples)
+    done = unseen_site.adapt(
+        models, "run", tmp_path / "site", tmp_path / "out", AdaptationOptions(GLOBAL, SHORT, score=True), CPU
+    )
+    scores = json.loads((tmp_path / "out/scores.json").read_text())
+    names = ("dice_a", "dice_b", "dice")
+    assert {stem: [row[name] for name in names] for stem, row in scores["images"].items()} == {
+        "one": pytest.approx([1, 0, 0.5]),
+        "two": pytest.approx([0.4, 0.4, 0.4]),
+    }
+    assert [scores["summary"][name]["mean"] for name in names] == pytest.approx([0.7, 0.2, 0.45])
+    (case,) = scores["cases"].values()
+    assert [case[name] for name in names] == pytest.approx([10 / 13, 2 / 9, (10 / 13 + 2 / 9) / 2])
+    assert scores["volumes"]["dice_b"]["mean"] == case["dice_b"]
+    assert tuple(done["scores"]) == METRICS

@@ -1,5 +1,6 @@
 """Every site in turn outside the federation: which runs and adaptations are made, once, and the numbers of their tables."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -47,6 +48,11 @@ ROWS = {
 RUNS = len({run for run, _ in ROWS.values()})  # at each site outside
 
 
+def by_class(mean, classes):
+    """The columns of classes whose Dice lie above `mean` by `classes`."""
+    return {f"{metric}_{name}": value for name, above in classes.items() for metric, value in row(mean + above).items()}
+
+
 class FakeAdaptations:
     """In the place of `unseen_site.adapt`. Dice: DICE of the way, 0.1 less at each later site, 0.02 more a seed; an image 0.05
     above and one below. Seconds an image: the number of epochs.
@@ -54,6 +60,7 @@ class FakeAdaptations:
     Attributes:
         calls: (run's path below OUT, site outside, way) of each.
         broken: ways that fail with `error` at site-2, leaving half a folder.
+        classes: {class: its Dice above the mean over the classes}; empty if there is one class.
     """
 
     def __init__(self):
@@ -61,6 +68,7 @@ class FakeAdaptations:
         self.settings: list[Settings] = []
         self.broken: set[str] = set()
         self.error: type[Exception] = FedDPError
+        self.classes: dict[str, float] = {}
 
     def __call__(self, models, run, folder, out, request, device):
         how, settings = request.how, request.settings
@@ -76,7 +84,8 @@ class FakeAdaptations:
             raise self.error("it diverged")
         dice = DICE[how] - 0.1 * SITES.index(folder.name) + 0.02 * settings.seed
         stems = [r.image for r in SiteFolder.open(folder).rows_of("test")]
-        images = {stem: row(dice + 0.05 * (-1) ** i) for i, stem in enumerate(stems)}
+        means = {stem: dice + 0.05 * (-1) ** i for i, stem in enumerate(stems)}
+        images = {stem: row(mean) | by_class(mean, self.classes) for stem, mean in means.items()}
         (out / "scores.json").write_text(json.dumps({"summary": summarize(list(images.values())), "images": images}))
 
 
@@ -172,6 +181,29 @@ def test_each_site_is_outside_once_and_the_others_train(compare, runs, adapted, 
     assert "**51.00 ± 8.16**" in text, "routing's 60, 50, 40 and 1 more of the seeds is best"
     assert "IOP-FL's Table II" in text
     assert "adaptation 42 of 42: without-site-3: iop_fl, seed 1, routing to site-3" in " ".join(done.stderr.split())
+
+
+def test_each_of_several_classes_has_a_table_outside(compare, runs, adapted, tmp_path):
+    """FedAvg's 50, 40 and 30 outside are means of the disc, 10 more, and the cup, 10 less; ASSD is 10 (1 − Dice). What was
+    adapted before classes were kept apart, here routing at site-3, has none of their own."""
+    adapted.classes = {"disc": 0.1, "cup": -0.1}
+    assert compare("--leave-one-out").exit_code == 0
+    old = tmp_path / "out/without-site-3/runs/iop_fl/seed-0/outside/site-3/routing/scores.json"
+    scores = json.loads(old.read_text())
+    images = {stem: {name: v for name, v in found.items() if "_" not in name} for stem, found in scores["images"].items()}
+    old.write_text(json.dumps(scores | {"images": images}))
+    assert compare("--leave-one-out").exit_code == 0
+    for number, above in ((1, 10), (2, -10)):
+        rows = {found["Method"]: found for found in read(tmp_path / f"out/table_leave_one_out_class_{number}.csv")}
+        assert list(rows) == list(ROWS)
+        columns = [f"Dice (%) {column}" for column in (*SITES, "Average")]
+        assert [float(rows["FedAvg"][c]) for c in columns] == pytest.approx([50 + above, 40 + above, 30 + above, 40 + above])
+        assert float(rows["FedAvg"]["ASSD (pix.) Average"]) == pytest.approx(6 - above / 10)
+        routing = rows["IOP-FL, routing"]
+        assert (float(routing["Dice (%) site-1"]), routing["Dice (%) site-3"]) == (pytest.approx(60 + above), "—")
+    means = read(tmp_path / "out/table_leave_one_out.csv")[0]
+    assert float(means["Dice (%) Average"]) == pytest.approx(40)
+    assert "each site in turn outside the federation: cup alone" in (tmp_path / "out/tables.md").read_text()
 
 
 def test_the_command_that_the_docs_show(compare, runs, adapted):
@@ -290,7 +322,7 @@ def test_the_studies_of_the_outside_share_runs_and_adaptations(compare, runs, ad
 
 def test_table_7_tunes_at_each_site_outside_with_its_labels(runs, root, tmp_path, monkeypatch):
     """Six methods, 3 sites: 18 runs of the two others, 18 tunings. Dice before 0.1, after 0.5, 0.4 and 0.3: 40 on average. The
-    epochs are those of every stage after training; the site's test images chose nothing."""
+    epochs are those of every stage after training; the site's test images chose nothing. The cup is 10 below the mean."""
     calls = []
     monkeypatch.setitem(NETWORKS, "small", Small)
     compare = compare_in(tmp_path / "out", "small", root)
@@ -301,7 +333,12 @@ def test_table_7_tunes_at_each_site_outside_with_its_labels(runs, root, tmp_path
         stems = [r.image for r in SiteFolder.open(folder).rows_of("test")]
         made = {folder.name: {slot: dict.fromkeys(stems, v - 0.1 * SITES.index(folder.name)) for slot, v in DONE.items()}}
         write_run(out, made)
-        (out / "sites" / folder.name / "images.csv").rename(out / "images.csv")
+        found = read(out / "sites" / folder.name / "images.csv")
+        found = [line | by_class(float(line["dice"]), {"disc": 0.1, "cup": -0.1}) for line in found]
+        with (out / "images.csv").open("w", newline="") as handle:
+            writer = csv.DictWriter(handle, found[0])
+            writer.writeheader()
+            writer.writerows(found)
         said = json.loads((out / "results.json").read_text())
         (out / "results.json").write_text(json.dumps(said | {"joined": {}}))
 
@@ -314,6 +351,10 @@ def test_table_7_tunes_at_each_site_outside_with_its_labels(runs, root, tmp_path
     assert [r["Method"] for r in rows] == methods
     expected = {"site-1": 50, "site-2": 40, "site-3": 30, "Average": 40}
     assert {site: float(rows[0][f"Dice (%) {site}"]) for site in expected} == pytest.approx(expected)
+    cup = read(tmp_path / "out/table_outside_joined_class_2.csv")[0]
+    assert {site: float(cup[f"Dice (%) {site}"]) for site in expected} == pytest.approx(
+        {s: v - 10 for s, v in expected.items()}
+    )
     assert OPTIMISTIC not in (tmp_path / "out/tables.md").read_text()
     (tmp_path / "out/without-site-2/runs/pflfe/seed-0/outside/site-2/join@epochs=3/images.csv").unlink()
     assert compare("--outside-studies", "joined", "--calibration-epochs", "3").exit_code == 0
