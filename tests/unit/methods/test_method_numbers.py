@@ -661,7 +661,7 @@ class Represented(nn.Module):
 @pytest.fixture
 def represented(by_hand, monkeypatch):
     monkeypatch.setitem(NETWORKS, "represented", Represented)
-    return lambda **changes: by_hand("moon", slope=0.0, network="represented", batch=8, **changes)
+    return lambda batch=8, **changes: by_hand("moon", slope=0.0, network="represented", batch=batch, **changes)
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -682,6 +682,27 @@ def test_moon_turns_away_from_the_last_local_model(represented, fresh, mu, tau, 
     assert sent["encoder.z"].tolist() == pytest.approx([1, y], abs=1e-6)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
     assert site.store.load_state(2).memory["z"].equal(sent["encoder.z"])
+
+
+@pytest.mark.parametrize(
+    ("mu", "tau", "z", "loss"), [(2, 0.5, (0.9980128, -0.0893574), 0.2432153), (1, 1, (0.9993105, -0.0525328), 0.3097296)]
+)
+def test_moon_s_other_models_stand_still_over_a_round(represented, mu, tau, z, loss):
+    """Two batches of equal images, z_glob = (1, 0) and z_prev = (0, 1) as above. After the first step z = (1, y), of length n.
+
+    There the cosines are 1/n and y/n; with d = (y − 1)/n the loss is μ ln(1 + e^(d/τ)), and ∇d = (1 + y)/n³ · (−y, 1). So
+    z = (1 + 0.1 g y, y − 0.1 g), g = (μ/τ) σ(d/τ) (1 + y)/n³.
+    μ = 2, τ = 1/2: y = −0.0476812, n = 1.0011361, d = −1.0464922: g = 4 · 0.1097806 · 0.9523188/1.0034122 = 0.4167623.
+    The loss is the mean of 0.2538560 and 2 ln(1 + e^−2.0929845) = 0.2325746.
+    μ = τ = 1: y = −0.0268941, n = 1.0003616, d = −1.0265230: g = 0.2637588 · 0.9731059/1.0010851 = 0.2563870. The loss is
+    the mean of 0.3132617 and ln(1 + e^−1.0265230) = 0.3061974.
+    (If z_glob were the network in training, its cosine would stay 1, and y would end at −0.0913557 and −0.0532344.)
+    """
+    site = represented(batch=4, moon_mu=mu, moon_temperature=tau)
+    train(site, {"encoder.z": tensor([0.0, 1.0])}, 0)
+    sent, metrics = train(site, {"encoder.z": tensor([1.0, 0.0])}, 1)
+    assert sent["encoder.z"].tolist() == pytest.approx(z, abs=1e-6)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
 
 
 def test_moon_s_other_models_are_in_eval_mode(represented, monkeypatch):
@@ -753,6 +774,24 @@ def test_fedrod_s_shared_tensors_see_the_balanced_risk_alone(by_hand, monkeypatc
     adopt(site, sent, 1)
     logits = site.network.eval()(torch.zeros(1, 3, 2, 2))
     assert logits.flatten().tolist() == pytest.approx([(1.850742 + p) * 2.900495] * 4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("first_image", "loss"), [(0, 2.0033009), (4, 4.0016505)])
+def test_fedrod_weighs_by_the_share_of_the_site_not_of_the_batch(by_hand, monkeypatch, first_image, loss):
+    """Two of the site's eight images are foreground everywhere, the others nowhere: f = 1/4, so foreground weighs 2 and
+    background 2/3. The generic logit is 6 everywhere, and the plain loss is 0.
+
+    A batch of the first four images is half foreground: (2 ln(1 + e^−6) + 2/3 ln(1 + e^6))/2 = 0.0024757 + 6.0024757/3 =
+    2.0033009. One of the last four has none: 2/3 · 6.0024757 = 4.0016505. (By their own shares: 3.0024757, and for no
+    foreground 6.0024757/2.)
+    """
+    monkeypatch.setitem(NETWORKS, "headed", Headed)
+    site = by_hand("fedrod", slope=0.0, network="headed", batch=4)
+    for i, sample in enumerate(site.samples):
+        sample["mask"] = torch.full_like(sample["mask"], float(i < 2))
+    part = site.samples[first_image : first_image + 4]
+    batch = {name: torch.stack([sample[name] for sample in part]) for name in ("image", "mask")}
+    assert site.batch_loss(site.network(batch["image"]), batch).item() == pytest.approx(loss, abs=1e-5)
 
 
 # --- LoRA -------------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def test_a_group_of_settings_starts_as_stated(group, stated, source):
         ("fedgkd", {"gkd_gamma": 0.2, "gkd_models": 5}, "FedGKD: γ = 0.2, M = 5"),
         ("fedlc", {"contrast": 0.1}, "Wang et al., ECCV 2022"),
         ("iop_fl", {"tau": 0.9}, f"{IOP_FL}, IV"),
+        ("moon", {"moon_temperature": 0.5}, "Li et al., CVPR 2021, their released code (QinbinLi/MOON, commit 8fcba3c)"),
         ("pfedme", {"pfedme_lambda": 15.0, "pfedme_beta": 1.0, "inner_steps": 5}, "T Dinh et al., NeurIPS 2020"),
         ("pflfe", {"ema": 0.99, "enhance": True}, "ours: BYOL's lower end"),
         ("virtual_class", {"lambda_r": 1.0, "lambda_v": 1.0, "virtual": 1.0, "paa": True}, "Liu et al., 2024, Eq. 8"),
