@@ -11,10 +11,14 @@ exchanged at every epoch, as (Wang et al., TMI 2024) counts them. In this stage 
 trained for `heads_epochs` at `heads_lr`, 1e-3, because HC's head is new ((Wang et al., TMI 2024) states 1e-4: `heads_lr=1e-4`).
 The body is frozen, because the peers' heads were trained on the shared body. HC belongs to the network, so the best of its
 epochs is kept, even if it is worse than the start. The mean gates too (the released code takes the site's own prediction). The
-Gaussian (σ = 4 pixels of the decoder's map) is fixed; the released one starts about 5 pixels wide and is learnt. The standard
-deviation is the population's, so that a site without peers has 0. The released code's first iterations of a round, on heads
-alone, are left out. The gradient stops before HC, as in the released code: IGC after FedLC changes only HC's own head through
-L_aux. Heads travel under the same consent as IGC's personal tensors.
+Gaussian (σ = 4 pixels of the decoder's map) is fixed; in FedDP's release it starts about 5 pixels wide and is learnt, in
+FedLC's it is fixed at σ = 6 and smooths only the peaks of the deviation. The standard deviation is the population's, so that a
+site without peers has 0. The released code's first iterations of a round, on heads alone, are left out. Its script of HC
+(scripts/train_hc.py of jcwang123/FedLC, commit 2a862ba) frees the body after the first 10 iterations of each of 300 epochs, and
+averages it over the sites after each; but HC's input is detached, so that no gradient reaches the body or the segmentation
+heads, and HC's own head alone is trained. Here the segmentation head is trained too, and nothing is averaged in this stage. The
+gradient stops before HC, as in the released code: IGC after FedLC changes only HC's own head through L_aux. Heads travel under
+the same consent as IGC's personal tensors.
 """
 
 from __future__ import annotations
