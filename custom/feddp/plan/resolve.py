@@ -38,7 +38,8 @@ def partition_of(plan: Plan, network: nn.Module) -> Partition:
 def idle_queries(plan: Plan) -> str:
     """Returns a warning if the plan keeps queries private that have no effect, else "".
 
-    An attention with one key gives it the weight 1, whatever query and key are. PVTv2 has one key in every layer at 32 pixels.
+    An attention with one key gives it the weight 1, whatever query and key are: its output is the value, on which LoRA's
+    adapters of v act. PVTv2 has one key in every layer at 32 pixels.
     """
     roles = [role for role in plan.federation.private or METHODS[plan.method].rule(plan) if role in (QUERY, KEY, ADAPTER)]
     if not roles:
@@ -52,7 +53,9 @@ def idle_queries(plan: Plan) -> str:
     if not keys or max(keys) > 1:
         return ""
     what = f"every attention of {plan.network} has one key at {plan.size} pixels, so queries and keys have no effect"
-    return f"{what}: private {', '.join(roles)} can show nothing of them there; raise --size"
+    private = ", ".join("adapters of q and k" if role == ADAPTER else role for role in roles)
+    rest = " (those of v act)" if ADAPTER in roles else ""
+    return f"{what}: private {private} can show nothing of them there{rest}; raise --size"
 
 
 def exchanged(plan: Plan, partition: Partition) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def test_the_keys_by_hand(network, size, keys):
     ("changes", "said"),
     [
         ({}, "private query can show nothing"),
-        ({"method": "lora"}, "private adapter can show nothing"),
+        ({"method": "lora"}, "private adapters of q and k can show nothing of them there (those of v act); raise"),
         ({"private": "query,head"}, "private query can show nothing"),
         ({"size": 64}, ""),
         ({"network": "pvt_v2_b0_s-fpn"}, ""),
@@ -51,3 +51,18 @@ def test_queries_have_no_effect_there():
         after = {size: network(image) for size, image in images.items()}
     assert after[32].equal(before[32])
     assert not after[64].equal(before[64])
+
+
+def test_of_lora_s_adapters_those_of_v_act_there():
+    """One key has the weight 1, so that other adapters of q and k give the same prediction to the bit, and of v another."""
+    network = build("pvt_v2_b0-fpn", 3, 1, seed=0, layers={"lora": {"rank": 2}}).eval()
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = {}
+    with torch.no_grad():
+        before = network(image)
+        for layer in ("q", "k", "v"):
+            for name, parameter in network.named_parameters():
+                if f".attn.{layer}.lora_b." in name:
+                    parameter.fill_(1.0)
+            found[layer] = network(image).equal(before)
+    assert found == {"q": True, "k": True, "v": False}
