@@ -8,6 +8,9 @@ what a site sends if it trains a single batch).
 Without training before, the private tensors are those of the common start, which everybody knows. After epochs of training at
 the site the server knows the shared tensors only, and puts the start's in place of the private ones.
 
+(Jiang et al., TMI 2023, Fig. 9) attacks gradients and latent features. The attack on latent features is left out, because no
+method here sends them.
+
 Errors are in units of the normalised image, of variance 1 in each channel: a flat image has 1, noise has 2.
 """
 
