@@ -1,5 +1,6 @@
 """Checks a device's name, and sets up a process for the device."""
 
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -7,6 +8,8 @@ import torch
 
 from feddp.errors import InputError
 from feddp.reading import short
+
+FULL = ("out of memory", "ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")  # how CUDA, cuBLAS and cuDNN say it of a GPU's memory
 
 
 def usable(name: str, called: str, remedy: str) -> torch.device:
@@ -22,6 +25,8 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
+        if _is_full(error):
+            remedy = "let fewer processes share the GPU"
         raise InputError(f"{called} {name} cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
     return torch.device(name)
 
@@ -44,11 +49,12 @@ def memory_of(site: str) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:  # torch has a type of its own for a GPU's memory alone
-        gpu = isinstance(error, torch.OutOfMemoryError)
+    except RuntimeError as error:
+        gpu = _is_full(error)
         if not gpu and "can't allocate memory" not in str(error):
             raise
-        if gpu and torch.cuda.is_initialized():
+        traceback.clear_frames(error.__traceback__)  # they hold the failed step's tensors
+        if gpu:
             torch.cuda.empty_cache()
         what = "GPU" if gpu else "machine"
         shared = ", or let fewer sites share the GPU" if gpu else ""
@@ -56,6 +62,11 @@ def memory_of(site: str) -> Iterator[None]:
             f"site {site}: its {what} has too little memory ({short(str(error).splitlines()[0], 200)}); submit the job with a"
             f" smaller --set batch, --size or --network{shared}"
         ) from error
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a GPU's memory is full: torch has a type for its own allocator's error, but not for those of CUDA's libraries."""
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in FULL)
 
 
 def settle(device: str, threads: int) -> None:

@@ -1,5 +1,6 @@
 """What a site is told when its memory is too small, and which site gets which of several devices."""
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from feddp import protocol
 from feddp.errors import InputError
 from feddp.stages import answered, stage_of
 from feddp.stages.message import Message
-from feddp.training.device import dealt, memory_of
+from feddp.training.device import asked_for, dealt, memory_of
 
 
 def test_a_gpu_s_want_of_memory_names_the_site_and_what_to_lower():
@@ -26,6 +27,47 @@ def test_a_machine_s_want_of_memory_does_too():
     """torch's own error for 2^62 numbers, which no machine has room for."""
     with pytest.raises(InputError, match="site A: its machine has too little memory .*--size or --network$"), memory_of("A"):
         torch.empty(2**60, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in CUDA's documentation",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ],
+)
+@pytest.mark.parametrize("kind", [RuntimeError, torch.cuda.AcceleratorError])
+def test_a_gpu_that_other_processes_fill_is_full_too(monkeypatch, kind, text):
+    """What torch's allocator does not allocate fails without its type: the context, and the libraries' own memory."""
+
+    def broken(*_, **__):
+        raise kind(text)
+
+    first = text.splitlines()[0]
+    with pytest.raises(InputError) as raised, memory_of("A"):
+        broken()
+    assert str(raised.value).startswith(f"site A: its GPU has too little memory ({first}); submit the job with a smaller")
+    monkeypatch.setattr(torch, "empty", broken)
+    with pytest.raises(InputError) as raised:
+        asked_for("cuda")
+    assert str(raised.value) == f"--device cuda cannot be used ({first}); let fewer processes share the GPU"
+
+
+def test_what_the_failed_step_held_is_free_when_the_cache_is_emptied(monkeypatch):
+    """The error's traceback holds the step's variables: the GPU's cache would keep their memory from other processes."""
+    held, left = [], []
+
+    def step():
+        activation = torch.zeros(2)
+        held.append(weakref.ref(activation))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(held[0]()))
+    with pytest.raises(InputError), memory_of("A"):
+        step()
+    assert left == [None]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError("can't allocate memory")])
@@ -54,6 +96,16 @@ def test_a_stage_whose_answer_lacks_memory_says_so(monkeypatch, plan_for, task, 
     with pytest.raises(
         InputError, match=f"^site A: its {what} has too little memory .* smaller --set batch, --size or --network"
     ):
+        answered(task, Message(), host)
+
+
+@pytest.mark.parametrize("task", [protocol.INTRODUCE, protocol.COLLECT])
+def test_a_site_that_lacks_memory_when_it_is_opened_says_so_too(plan_for, task):
+    def opened():
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    host = SimpleNamespace(name="A", plan=plan_for(), request=None, consents=lambda word: True, open=opened)
+    with pytest.raises(InputError, match="^site A: its GPU has too little memory"):
         answered(task, Message(), host)
 
 
