@@ -13,7 +13,7 @@ FULL = ("out of memory", "ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")  # how CUDA
 
 
 def usable(name: str, called: str, remedy: str) -> torch.device:
-    """Returns the device `name`: "cpu", "cuda" or "cuda:N".
+    """Returns the device `name`, "cpu", "cuda" or "cuda:N", on which float32 then is float32 in this process.
 
     Args:
         called: the device's description in the error, for example `site A: device`.
@@ -28,6 +28,7 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
         if _is_full(error):
             remedy = "let fewer processes share the GPU"
         raise InputError(f"{called} {name} cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
+    _without_tf32()
     return torch.device(name)
 
 
@@ -69,12 +70,14 @@ def _is_full(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in FULL)
 
 
-def settle(device: str, threads: int) -> None:
-    """Sets the CPU threads of this process and, on the CPU, deterministic algorithms; called once, before computing.
-
-    On a GPU, float32 is float32: torch's default lets convolutions round their inputs to TF32, which has ten bits.
-    """
+def _without_tf32() -> None:
+    """On a GPU, torch's default lets convolutions round float32 to TF32, which has ten bits."""
     torch.backends.cudnn.allow_tf32 = False
+
+
+def settle(device: str, threads: int) -> None:
+    """Sets the CPU threads of this process and, on the CPU, deterministic algorithms; called once, before computing."""
+    _without_tf32()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(device == "cpu")
 

@@ -1,4 +1,4 @@
-"""What a site is told when its memory is too small, and which site gets which of several devices."""
+"""What a site is told when its memory is too small, how devices compute, and which site gets which of several."""
 
 import weakref
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from feddp import protocol
 from feddp.errors import InputError
 from feddp.stages import answered, stage_of
 from feddp.stages.message import Message
-from feddp.training.device import asked_for, dealt, memory_of
+from feddp.training.device import asked_for, dealt, memory_of, settle
 
 
 def test_a_gpu_s_want_of_memory_names_the_site_and_what_to_lower():
@@ -107,6 +107,14 @@ def test_a_site_that_lacks_memory_when_it_is_opened_says_so_too(plan_for, task):
     host = SimpleNamespace(name="A", plan=plan_for(), request=None, consents=lambda word: True, open=opened)
     with pytest.raises(InputError, match="^site A: its GPU has too little memory"):
         answered(task, Message(), host)
+
+
+@pytest.mark.parametrize("ask", [lambda: asked_for("cpu"), lambda: dealt("cpu", ["A"]), lambda: settle("cuda", 1)])
+def test_every_way_to_a_device_leaves_float32_as_it_is(monkeypatch, ask):
+    """A command such as `feddp predict` never settles a process: it only asks for its device."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    ask()
+    assert not torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize(
