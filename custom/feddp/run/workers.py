@@ -110,9 +110,10 @@ def started(
         policies: {site: the properties of its policy}.
         root: the sites' folders lie below it.
     """
-    settle("cpu", threads=1)  # the server's sums too, as in one process: more threads only wait for the workers' cores
-    run = {"plan": memory.plan.to_json(), "root": str(root)}
     names, workers = sorted(policies), []
+    # as in one process, whose sites settle it: more threads only wait for the workers' cores
+    settle(policies[names[0]]["device"], threads=1)
+    run = {"plan": memory.plan.to_json(), "root": str(root)}
     with ExitStack() as stack:
         for number in range(count):
             worker = Worker(names[number::count], memory.folder, log)

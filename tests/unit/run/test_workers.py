@@ -11,7 +11,7 @@ import torch
 
 from feddp.errors import ContributionError, Stopped
 from feddp.run.pipe import Closed, get, pack, put
-from feddp.run.workers import WorkersServer, workers_of
+from feddp.run.workers import WorkersServer, started, workers_of
 from feddp.stages.message import Message
 
 SITES = ("a", "b", "c", "d")
@@ -70,6 +70,16 @@ def test_a_stop_does_not_wait_for_an_answer(tmp_path):
 def test_how_many(threads, wanted):
     """As many as were asked for, at most one a site."""
     assert workers_of(SimpleNamespace(threads=threads, policies=dict.fromkeys(SITES, {}))) == wanted
+
+
+@pytest.mark.parametrize(("device", "wanted"), [("cpu", True), ("cuda:1", False)])
+def test_the_run_s_process_is_settled_for_the_sites_device(tmp_path, device, wanted):
+    """A comparison goes on in it, with Table V and adaptations; a GPU's deterministic algorithms are slow, or missing."""
+    memory = SimpleNamespace(plan=SimpleNamespace(to_json=dict), folder=tmp_path)
+    with started(memory, {site: {"device": device} for site in SITES}, tmp_path, 0, tmp_path / "log") as workers:
+        assert workers == []
+        assert torch.are_deterministic_algorithms_enabled() is wanted
+        assert torch.get_num_threads() == 1
 
 
 def test_a_message_arrives_as_it_was_sent(tmp_path):
