@@ -32,7 +32,7 @@ class FedRoD(Method):
 
     def __init__(self, hyper: Any):
         super().__init__(hyper)
-        self._foreground: Tensor | None = None  # the share of each class in this site's masks, (C,)
+        self._foreground: Tensor | None = None  # the share of each class in this site's masks, (C,), on its device
 
     @staticmethod
     def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
@@ -41,6 +41,7 @@ class FedRoD(Method):
     def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
         import torch
 
+        from feddp.data.loading import moved
         from feddp.networks.decoupled import DecoupledHeads
         from feddp.training.losses import balanced_cross_entropy
 
@@ -48,6 +49,7 @@ class FedRoD(Method):
         if not isinstance(network, DecoupledHeads) or network.generic is None:
             raise TypeError(f"site {site.name}: the loss needs both heads of a forward pass; call the network first")
         if self._foreground is None:
-            self._foreground = torch.stack([sample["mask"].float().mean(dim=(1, 2)) for sample in site.samples]).mean(dim=0)
-        generic = balanced_cross_entropy(network.generic.float(), batch["mask"], self._foreground.to(logits.device))
+            shares = torch.stack([sample["mask"].float().mean(dim=(1, 2)) for sample in site.samples]).mean(dim=0)
+            self._foreground = moved(shares, logits.device)
+        generic = balanced_cross_entropy(network.generic.float(), batch["mask"], self._foreground)
         return generic + site.segmentation_loss(logits, batch["mask"])

@@ -1,6 +1,7 @@
 """A training step reads no tensor on the host: on a GPU each such read would wait for all that the GPU has still to do.
 
-On the CPU nothing waits, but the same calls are made, so they are counted here.
+So would a copy to the GPU, but for those of `feddp.data.loading.moved`. On the CPU nothing waits, but the same calls are made,
+so they are counted here.
 """
 
 import traceback
@@ -25,13 +26,16 @@ HOST = "tolist in monai/losses/dice.py"
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The reads of tensors inside the training loop, between a batch and the next, with their places; and the batches."""
+    """The reads and copies of tensors in the training loop, between a batch and the next, with their places; the batches."""
     found, batches, inside = [], [], [False]
+
+    def place():
+        return "/".join(Path(traceback.extract_stack(limit=3)[0].filename).parts[-3:])
 
     def recorded(name, read):
         def call(tensor, *arguments, **named):
             if inside[0]:
-                found.append(f"{name} in {'/'.join(Path(traceback.extract_stack(limit=2)[0].filename).parts[-3:])}")
+                found.append(f"{name} in {place()}")
             return read(tensor, *arguments, **named)
 
         return call
@@ -43,8 +47,15 @@ def reads(monkeypatch):
             yield given
             inside[0] = False
 
-    plain = loop.batches
+    def moves(tensor, *arguments, **named):
+        to = (named.get("device"), *arguments)
+        if inside[0] and not named.get("non_blocking") and any(isinstance(value, str | torch.device) for value in to):
+            found.append(f"to in {place()}")
+        return move(tensor, *arguments, **named)
+
+    plain, move = loop.batches, torch.Tensor.to
     monkeypatch.setattr(loop, "batches", watched)
+    monkeypatch.setattr(torch.Tensor, "to", moves)
     for name in READS:
         monkeypatch.setattr(torch.Tensor, name, recorded(name, getattr(torch.Tensor, name)))
     return found, batches
@@ -60,7 +71,9 @@ def test_no_step_reads_a_tensor(method, plan_for, tiny_root, tmp_path, pvt, toy,
     assert set(found) <= {HOST}
 
 
-@pytest.mark.parametrize("read", [*map(methodcaller, READS[:5]), bool, int, float])
+@pytest.mark.parametrize(
+    "read", [*map(methodcaller, READS[:5]), bool, int, float, methodcaller("to", "cpu"), methodcaller("to", device="cpu")]
+)
 def test_a_read_would_be_noticed(read, open_site, toy, reads, monkeypatch):
     """A method whose loss reads its own value, in two batches of 4."""
     site = open_site(method="fedavg", network=toy)
