@@ -1,5 +1,6 @@
 """Checks a device's name, and sets up a process for the device."""
 
+import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from feddp.errors import InputError
 from feddp.reading import short
 
 FULL = ("out of memory", "ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")  # how CUDA, cuBLAS and cuDNN say it of a GPU's memory
+BFLOAT16 = ("avx512_bf16", "bf16")  # a CPU's instructions for it: x86, ARM
 
 
 def usable(name: str, called: str, remedy: str) -> torch.device:
@@ -33,7 +35,12 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
 
 
 def require_bfloat16(device: torch.device, called: str) -> None:
-    """Raises InputError if the device is a GPU without bfloat16: emulated, it is slower than float32."""
+    """Raises InputError if the device is a GPU without bfloat16: emulated, it is slower than float32. Of a CPU it only warns.
+
+    There, bfloat16 still takes less memory.
+    """
+    if device.type == "cpu" and not any(torch.cpu.get_capabilities().get(name) for name in BFLOAT16):
+        logging.getLogger("feddp").warning("%s: its CPU has no instructions for bfloat16; float32 may be faster", called)
     if device.type == "cuda":
         with torch.cuda.device(device):
             if not torch.cuda.is_bf16_supported(including_emulation=False):

@@ -173,6 +173,14 @@ def test_a_gpu_without_bfloat16_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    require_bfloat16(torch.device("cpu"), "site A")
     with pytest.raises(InputError, match="site A: its Tesla T4 has no bfloat16; .*precision_compute=float32"):
         require_bfloat16(torch.device("cuda:0"), "site A")
+
+
+@pytest.mark.parametrize(
+    ("can", "warned"), [({"avx512_bf16": True}, 0), ({"bf16": True}, 0), ({"avx512_f": True, "avx512_bf16": False}, 1)]
+)
+def test_a_cpu_without_bfloat16_is_warned_of(monkeypatch, caplog, can, warned):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    require_bfloat16(torch.device("cpu"), "site A")
+    assert caplog.messages == ["site A: its CPU has no instructions for bfloat16; float32 may be faster"] * warned
