@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from torch import nn
 
 import feddp as package
-from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, local, round, start
+from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, local, loop, round, start
 from benchmarks.leak import invert
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
@@ -142,6 +142,17 @@ def test_loop(bench, toy):
     (found,) = bench("loop", "--network", toy, "--size", 32, "--images", 6, "--pairs", 2)
     assert found["ratio"] == paired(found, "ours", "bare")
     assert found["machine"]["torch"]
+
+
+def test_the_bare_loop_may_compute_in_another_type(bench, toy, monkeypatch):
+    computed = []
+    for name in ("ours", "bare"):
+        monkeypatch.setattr(loop, name, lambda *given, name=name: computed.append((name, given[-1])))
+    for words in ((), ("--against", "float32")):
+        (found,) = bench("loop", "--network", toy, "--size", 32, "--images", 6, "--pairs", 1, "--compute", "bfloat16", *words)
+        assert found["compute"] == "bfloat16"
+        assert computed[-2:] == [("ours", "bfloat16"), ("bare", found["against"])]
+    assert [compute for name, compute in computed if name == "bare"] == ["bfloat16"] * 2 + ["float32"] * 2
 
 
 def test_practice(bench, toy):
