@@ -1,16 +1,24 @@
-"""What benchmarks share: images in memory, measurements in interleaved pairs, the report with the machine it was made on."""
+"""What benchmarks share: images in memory, measurements in interleaved pairs, calls in processes of their own, the report with
+the machine it was made on."""
 
 import argparse
 import json
+import math
+import multiprocessing
 import os
 import platform
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import date
+from importlib.metadata import packages_distributions, version
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -127,6 +135,68 @@ def interleaved(
     return seconds
 
 
+def apart(
+    work: Callable[..., dict[str, Any]], calls: Mapping[str, Sequence[object]], processes: int, seconds: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each call's name with what `work` returns for its arguments, as soon as it is known.
+
+    Every call has a process of its own, so that one that dies, or breaks its connection to the GPU, harms no other. Of a call
+    that raises, dies or takes too long the yield is {"error": the cause}. What still runs when the caller stops is ended.
+
+    Args:
+        processes: at once, at most.
+        seconds: until a call has taken too long.
+    """
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    waiting, running = list(calls.items()), dict[Connection, tuple[str, BaseProcess, float]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                name, given = waiting.pop(0)
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=_answer, args=(sender, work, given))
+                process.start()
+                sender.close()  # the process has the only one left: if it dies, the receiver is at its end
+                running[receiver] = name, process, time.monotonic() + seconds
+            connection.wait(list(running), max(0.0, min(end for _, _, end in running.values()) - time.monotonic()))
+            for receiver, (name, process, end) in list(running.items()):
+                if receiver.poll():
+                    found = _received(receiver, process)
+                elif time.monotonic() >= end:
+                    found = {"error": f"no answer within {seconds:g} s"}
+                else:
+                    continue
+                process.kill()
+                process.join()
+                del running[receiver]
+                yield name, found
+    finally:
+        for _, process, _ in running.values():
+            process.kill()
+            process.join()
+
+
+def caught(work: Callable[..., dict[str, Any]], given: Sequence[object]) -> dict[str, Any]:
+    """Returns what `work` returns, or {"error": what it raised}, whose traceback goes to stderr."""
+    try:
+        return work(*given)
+    except Exception as error:  # a computation on a device may raise any error
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _answer(sender: Connection, work: Callable[..., dict[str, Any]], given: Sequence[object]) -> None:
+    sender.send(caught(work, given))
+
+
+def _received(receiver: Connection, process: BaseProcess) -> dict[str, Any]:
+    try:
+        return receiver.recv()
+    except EOFError:
+        process.join()
+        return {"error": f"its process ended with exit code {process.exitcode}, without an answer"}
+
+
 def ratio(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
     """Returns the median and the quartiles of the ratios of pairs."""
     ratios = [value / other for value, other in zip(values, others, strict=True)]
@@ -143,15 +213,25 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    gpu = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None
+    driver = Path("/proc/driver/nvidia/version")
+    gpu = torch.cuda.get_device_properties(device) if torch.device(device).type == "cuda" else None
     return {
         "processor": names[0] if names else platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
-        "gpu": gpu,
+        "gpu": gpu and gpu.name,
+        "gpu_bytes": gpu and gpu.total_memory,
+        "driver": driver.read_text(encoding="utf-8").splitlines()[0] if driver.exists() else None,
+        "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of the packages that this process has imported."""
+    owners = packages_distributions()
+    return {name: version(name) for module in sorted(sys.modules) for name in owners.get(module, ())}
 
 
 def run(data: Path, out: Path, env: str, *options: object) -> None:
@@ -183,4 +263,13 @@ def report(
 def line(name: str, figures: Mapping[str, Any], device: str = "cpu") -> None:
     """Prints figures as one line of JSON, at once: a run that is cut leaves those before."""
     found = {"benchmark": name, "date": date.today().isoformat(), "machine": machine(device), **figures}
-    print(json.dumps(found, ensure_ascii=False), flush=True)
+    print(json.dumps(readable(found), ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def readable(value: Any) -> Any:
+    """Returns the value with a word in place of each number that JSON does not have: "nan", "inf" or "-inf"."""
+    if isinstance(value, Mapping):
+        return {key: readable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

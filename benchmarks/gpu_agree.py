@@ -11,15 +11,16 @@ as a random walk does, so their sum is below √256 u = 2^-20. So one run on the
 drawn evenly from ±2^-20, which shows what errors of this size become over the rounds: AdamW turns a gradient near 0 of either
 sign into a whole step. The device may deviate FACTOR times as much, because the one draw of errors is a matter of chance.
 
+The device runs twice. How much its runs deviate from each other, `of repeat`, is its own noise (sums in no fixed order), and
+decides nothing.
+
 A tolerance of WEAK or more says nothing about a device that stays within it: a wrong computation may too. It is not decided.
 """
 
-import multiprocessing
 import sys
 import tempfile
-import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks.common import FP32, compute_settings, count, line, parser
+from benchmarks.common import FP32, apart, caught, compute_settings, count, line, parser
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import NETWORK, site_folder
@@ -54,8 +55,7 @@ AGREES, DISAGREES, UNDECIDED, FAILED = "agrees", "disagrees", "weak: not decided
 ROUNDS, IMAGES, PIXELS = 2, 12, 64
 USUAL, FITTING = "pvt_v2_b0_s-fpn", {"silobn": "resnet18-fpn"}  # SiloBN needs batch normalisation
 STILL = "still"  # the name of the network without dropout
-Call = tuple[str, str, Path, Path, str]  # method, network, the sites' data, a folder for the runs, device
-Judged = dict[str, str | float]
+PATIENCE = 150  # seconds until a method in a process of its own has failed
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--device", default="cuda")
     options.add_argument("--methods", nargs="+", default=list(OWN), choices=list(OWN))
     options.add_argument("--network", help=f"of every method; without it {USUAL}, or one that fits the method")
-    options.add_argument("--processes", type=count, default=1, help="that take the methods in turns")
+    options.add_argument("--processes", type=count, default=1, help="at once, one a method; without it, all are compared here")
     given = options.parse_args(arguments)
     asked_for(given.device)
     rows, wrong = [], []
@@ -71,13 +71,21 @@ def main(arguments: Sequence[str]) -> None:
         data = Path(folder) / "data"
         synthesize(data, sites=2, images=IMAGES, size=PIXELS)
         networks = {method: given.network or FITTING.get(method, USUAL) for method in given.methods}
-        calls = [(method, network, data, Path(folder) / method, given.device) for method, network in networks.items()]
-        with outcomes(calls, given.processes) as found_of:
-            for (method, network), found in zip(networks.items(), found_of, strict=True):
-                about = {"method": method, "network": network, "rounds": ROUNDS, "size": PIXELS, "device": given.device}
+        calls = {method: (method, networks[method], data, Path(folder) / method, given.device) for method in networks}
+        here = ((method, caught(judged, call)) for method, call in calls.items())
+        with closing(here if given.processes == 1 else apart(judged, calls, given.processes, PATIENCE)) as answers:
+            for method, answer in answers:
+                found = {"outcome": FAILED} | answer
+                about = {
+                    "method": method,
+                    "network": networks[method],
+                    "rounds": ROUNDS,
+                    "size": PIXELS,
+                    "device": given.device,
+                }
                 line("gpu_agree", about | found, given.device)
                 numbers = [f"{found[key]:.2g}" if key in found else "" for key in ("deviation", "tolerance")]
-                rows.append((method, network, *numbers, found["outcome"]))
+                rows.append((method, networks[method], *numbers, found["outcome"]))
                 wrong += [f"{method} ({found['outcome']})"] if found["outcome"] in (DISAGREES, FAILED) else []
     for row in (("method", "network", "deviation", "tolerance", "outcome"), ["---"] * 5, *rows):
         print("|", " | ".join(row), "|", file=sys.stderr)  # stdout has JSON alone
@@ -85,26 +93,11 @@ def main(arguments: Sequence[str]) -> None:
         raise FedDPError(f"{given.device} and the CPU were not found to agree in {', '.join(wrong)}; the lines above say more")
 
 
-@contextmanager
-def outcomes(calls: Sequence[Call], processes: int) -> Iterator[Iterable[Judged]]:
-    """Gives what `judged` returns for each call, in their order, as soon as it is known."""
-    if processes == 1:
-        yield map(judged, calls)
-        return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:  # CUDA does not survive a fork
-        yield pool.imap(judged, calls)
-
-
-def judged(call: Call) -> Judged:
-    """Returns the outcome and its figures, or the error of a method that failed, so that the others still run."""
-    method, network, data, folder, device = call
+def judged(method: str, network: str, data: Path, folder: Path, device: str) -> dict[str, str | float]:
+    """Returns the outcome of a method and its figures. `folder` is for its runs."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with patch.dict(NETWORKS, {STILL: partial(still, network)}):
-        try:
-            found = compared(method, data, folder, device)
-        except Exception as error:  # a method on a device may raise any error
-            traceback.print_exc()
-            return {"outcome": FAILED, "error": f"{type(error).__name__}: {error}"}
+        found = compared(method, data, folder, device)
     tolerance = FACTOR * found["of rounding"]
     return {"outcome": outcome(found["deviation"], tolerance), "tolerance": tolerance, **found}
 
@@ -126,15 +119,16 @@ def still(name: str, channels: int, classes: int, pretrained: bool = False) -> n
 
 
 def compared(method: str, data: Path, folder: Path, device: str) -> dict[str, float]:
-    """Returns the largest deviation of a site's network on the device, and that of rounding errors on the CPU."""
+    """Returns the largest deviations of a site's network: the device's, its second run's, and that of rounding on the CPU."""
     plan, first = plan_of(method, data, device)
     rng = torch.Generator().manual_seed(0)
     errors = {name: 1 + ERROR * (2 * torch.rand(value.shape, generator=rng) - 1) for name, value in first.items()}
     changed = {name: value * errors[name] if value.is_floating_point() else value for name, value in first.items()}
     cpu = after_rounds(plan, first, data, folder / "cpu", "cpu")
     near = after_rounds(plan, changed, data, folder / "near", "cpu")
-    other = after_rounds(plan, first, data, folder / "device", device)
-    return {"deviation": deviation(cpu, other, first), "of rounding": deviation(cpu, near, first)}
+    other, again = (after_rounds(plan, first, data, folder / name, device) for name in ("device", "again"))
+    found = {"deviation": deviation(cpu, other, first), "of rounding": deviation(cpu, near, first)}
+    return found | {"of repeat": deviation(other, again, first)}
 
 
 def plan_of(method: str, data: Path, device: str) -> tuple[Plan, Tensors]:

@@ -2,11 +2,15 @@
 tested on events made by hand."""
 
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
-from importlib.metadata import PackageNotFoundError, requires
+import time
+import weakref
+from importlib.metadata import PackageNotFoundError, requires, version
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +19,7 @@ from packaging.requirements import Requirement
 from torch import nn
 
 import feddp as package
-from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, local, loop, round, start
+from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, gpu_speed, local, loop, round, start
 from benchmarks.leak import invert
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
@@ -128,6 +132,35 @@ def test_a_type_that_the_loop_cannot_compute_in_is_refused(monkeypatch):
 def test_with_the_setting_it_is_set(monkeypatch):
     monkeypatch.setattr(common, "fields", lambda settings: (SimpleNamespace(name="precision_compute"),))
     assert common.compute_settings("bfloat16", "cpu") == {"precision_compute": "bfloat16"}
+
+
+def test_a_process_that_dies_harms_no_other():
+    """One is killed, one answers (SIGCONT does nothing to it), and one stops for ever, and is ended with its caller."""
+    calls = {"stops": (signal.SIGSTOP,), "dies": (signal.SIGKILL,), "lives": (signal.SIGCONT,)}
+    answers = common.apart(signal.raise_signal, calls, 3, 600)
+    found = dict([next(answers), next(answers)])
+    assert found == {"dies": {"error": "its process ended with exit code -9, without an answer"}, "lives": None}
+    assert len(multiprocessing.active_children()) == 1
+    answers.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_takes_too_long_is_ended():
+    assert list(common.apart(time.sleep, {"sleeps": (600,)}, 1, 0.1)) == [("sleeps", {"error": "no answer within 0.1 s"})]
+    assert multiprocessing.active_children() == []
+
+
+def test_a_line_is_json_whatever_its_figures(capsys):
+    """JSON has no NaN and no infinity."""
+    common.line("x", {"deviation": float("nan"), "seconds": [1.5, -float("inf")], "nested": {"a": float("inf")}})
+    found = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
+    assert (found["deviation"], found["seconds"], found["nested"]) == ("nan", [1.5, "-inf"], {"a": "inf"})
+
+
+def test_the_versions_are_those_of_imported_packages(monkeypatch):
+    monkeypatch.setattr(common.sys, "modules", {"torch": torch, "json": json})
+    (found,) = common.versions().items()
+    assert found == ("torch", version("torch"))
 
 
 # --- each, once ----------------------------------------------------------------------------------------------------------
@@ -315,7 +348,7 @@ def test_local_divides_by_the_first(bench, monkeypatch):
 
 def test_gpu_agree(bench, toy):
     (found,) = bench("gpu_agree", "--device", "cpu", "--methods", "feddp", "--network", toy)
-    assert found["deviation"] == 0
+    assert found["deviation"] == found["of repeat"] == 0
     assert found["tolerance"] == 4 * found["of rounding"] > 0
     assert found["outcome"] == gpu_agree.outcome(0, found["tolerance"])
     assert (found["rounds"], found["size"]) == (2, 64)
@@ -379,14 +412,15 @@ def test_gpu_agree_goes_on_after_a_method_that_fails(feddp, toy, monkeypatch):
 
 
 def test_gpu_agree_in_several_processes(feddp):
-    """Each method's line, in their order; in a process of its own, a network that does not exist is its error."""
+    """Each method's line, as it is known; in a process of its own, a network that does not exist is its error."""
     words = "--device", "cpu", "--processes", 2, "--network", "nonesuch", "--methods", "fedbn", "fedavg"
     code, out, err = feddp("bench", "gpu_agree", *words)
     lines = list(map(json.loads, out.splitlines()))
-    assert [(line["method"], line["outcome"]) for line in lines] == [("fedbn", "failed"), ("fedavg", "failed")]
+    assert {(line["method"], line["outcome"]) for line in lines} == {("fedbn", "failed"), ("fedavg", "failed")}
     assert all(line["error"].startswith("InputError: unknown network 'nonesuch'") for line in lines)
     assert code == 2
-    assert "agree in fedbn (failed), fedavg (failed);" in err.splitlines()[-1]
+    assert "fedbn (failed)" in err.splitlines()[-1]
+    assert "fedavg (failed)" in err.splitlines()[-1]
 
 
 def test_gpu_speed(bench, toy):
@@ -413,11 +447,61 @@ def test_gpu_speed_says_that_the_autocast_of_inference_is_its_own(bench, toy):
     assert labels == {"inference", "inference under an autocast of the benchmark, which predict does not have"}
 
 
+def test_gpu_speed_keeps_no_batch_of_its_predictions(bench, toy, monkeypatch):
+    """When a batch is asked for, the maps of at most one earlier one are there: the caller's, as it is of any loop."""
+    alive, most = weakref.WeakSet(), []
+
+    def predict(network, samples, batch):
+        for _ in range(0, len(samples), batch):
+            most.append(len(alive))
+            maps = torch.zeros(batch, 1, 32, 32)
+            alive.add(maps)
+            yield maps, {"image": maps}
+            del maps
+
+    monkeypatch.setattr(gpu_speed, "predict", predict)
+    tiny = "--size", 32, "--batches", 2, "--seconds", 0, "--matrix", 8, "--copied", 1
+    bench("gpu_speed", "--device", "cpu", "--network", toy, "--computes", "float32", *tiny)
+    assert len(most) == 1 + 4 + 4  # one batch to count, then four twice
+    assert max(most) == 1
+
+
+SITES = {"device": "cpu", "compute": "float32", "network": "toy", "images": 6, "size": 32, "seconds": 0.01}
+
+
 def test_gpu_sites_measures_a_site(toy):
     """One of them, in this process."""
-    given = {"device": "cpu", "compute": "float32", "network": toy, "images": 6, "size": 32, "seconds": 0.01}
-    found = gpu_sites.trained(0, threading.Barrier(1), given)
+    found = gpu_sites.trained(0, threading.Barrier(1), SITES)
     assert found["rate"] > 0
+
+
+def test_gpu_sites_adds_up_what_each_trains(monkeypatch):
+    """3 and 4 images per second are 7; each site's figures stay beside the sum."""
+    answers = {"site 1 of 2": {"rate": 3.0, "in_use": 10}, "site 2 of 2": {"rate": 4.0, "in_use": 20}}
+    monkeypatch.setattr(gpu_sites, "apart", lambda work, calls, *limits: ((name, answers[name]) for name in calls))
+    assert gpu_sites.together(2, SITES) == {"rate": 7.0, "each": {"rate": [3.0, 4.0], "in_use": [10, 20]}}
+
+
+def test_gpu_sites_prints_one_site_before_it_tries_several(feddp, monkeypatch):
+    """So that its figure is there if the GPU's memory is too little for all of them; the message says why and where."""
+
+    def apart(work, calls, processes, seconds):
+        for name in calls:
+            yield name, {"rate": 2.0} if processes == 1 else {"error": "OutOfMemoryError: CUDA out of memory"}
+
+    monkeypatch.setattr(gpu_sites, "apart", apart)
+    code, out, err = feddp("bench", "gpu_sites", "--device", "cpu")
+    (alone,) = map(json.loads, out.splitlines())
+    assert (alone["measured"], alone["rate"]) == ("alone", 2)
+    assert code == 2
+    assert err == "feddp: site 1 of 4 failed, the others were ended: OutOfMemoryError: CUDA out of memory\n"
+
+
+def test_gpu_sites_says_what_a_sites_process_met(feddp):
+    """In a real process, to which the barrier travels."""
+    code, out, err = feddp("bench", "gpu_sites", "--device", "cpu", "--network", "nonesuch", "--seconds", 600)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("feddp: site 1 of 1 failed, the others were ended: InputError: unknown network")
 
 
 def test_gpu_protocol_runs_the_product(bench):
@@ -429,12 +513,63 @@ def test_gpu_protocol_runs_the_product(bench):
     assert found["published"] == "30 minutes on an NVIDIA 3090: theirs, not measured here"
 
 
+@pytest.fixture
+def protocol(feddp, tmp_path, monkeypatch):
+    """Runs gpu_protocol with a program in place of Python, which is given the run's folder; returns code, lines and stderr."""
+
+    def run(program, *options):
+        tool = tmp_path / "python"
+        tool.write_text(f"#!{sys.executable}\nimport signal, sys, time\nfrom pathlib import Path\n{program}\n")
+        tool.chmod(0o755)
+        monkeypatch.setattr(gpu_protocol, "sys", SimpleNamespace(executable=tool))
+        monkeypatch.setattr(gpu_protocol, "LOOK", 0.01)
+        monkeypatch.setattr(gpu_protocol, "synthesize_site", "".format)  # draws nothing, in the pool's process
+        code, out, err = feddp("bench", "gpu_protocol", "--device", "cpu", "--images", 12, "--size", 32, *options)
+        return code, list(map(json.loads, out.splitlines())), err
+
+    return run
+
+
+def test_gpu_protocol_that_completes_no_round_has_failed(protocol):
+    """Its program ignores SIGINT, as one that a shell started in the background, and SIGTERM."""
+    deaf = "for sent in (signal.SIGINT, signal.SIGTERM): signal.signal(sent, signal.SIG_IGN)\ntime.sleep(600)"
+    started = time.monotonic()
+    code, (found,), err = protocol(deaf, "--seconds", 0.1)
+    assert time.monotonic() - started < 300
+    assert (found["rounds_measured"], found["finished"]) == (0, False)
+    assert code == 2
+    assert err == "feddp: the run completed no round in 0.1 s: nothing was measured; give more --seconds\n"
+
+
+def test_gpu_protocol_prints_every_few_rounds(protocol):
+    """Three rounds and then four more, each with time to see them, and the end."""
+    writes = """
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+out.mkdir()
+for rounds in (3, 4):
+    with open(out / "progress.jsonl", "a") as file:
+        file.write('{"event": "round", "time": 0, "seconds": 2}\\n' * rounds)
+    time.sleep(3)
+"""
+    code, lines, err = protocol(writes)
+    assert code == 0, err
+    assert [line["rounds_measured"] for line in lines] == [3, 7, 7]
+    assert all(line["covers"].startswith("the rounds alone") for line in lines)
+
+
+def test_gpu_protocol_whose_run_fails_has_failed(protocol):
+    code, (found,), err = protocol("sys.exit(3)")
+    assert code == 2
+    assert err == "feddp: the run ended with exit code 3 after 0 rounds; its messages are above\n"
+
+
 def test_gpu_protocol_extrapolates_from_the_median(tmp_path):
     """9 s for the first round, and 199 times the median of 2, 3 and 7 s: 9 + 199 · 3 = 606."""
     for seconds in (9.0, 2.0, 7.0, 3.0):
         append_event(tmp_path / "progress.jsonl", "round", seconds=seconds)
     found = gpu_protocol.extrapolated(tmp_path, 200)
-    assert found == {"rounds_measured": 4, "seconds_per_round": 3.0, "all_rounds_seconds": 606.0, "extrapolated": True}
+    assert (found["rounds_measured"], found["seconds_per_round"], found["all_rounds_seconds"]) == (4, 3, 606)
+    assert found["extrapolated"]
 
 
 FAKE = """#!/usr/bin/env bash
