@@ -5,19 +5,30 @@
 #
 # WHEELS: a folder of wheels of what the machine's Python lacks beside torch, torchvision and what these need. They are installed
 # into a folder of this run, in front of the machine's packages; wheels of torch and CUDA are refused, because they would hide
-# the machine's own. This command, run elsewhere, makes the folder (versions come from requirements.txt; none of torch):
+# the machine's own. This command, run elsewhere in a checkout, in bash and with Python 3.11 or later, makes the folder, of the
+# versions in requirements.lock:
 #
-#     pip download --python-version 3.12 --only-binary=:all: --no-deps --dest WHEELS --constraint requirements.txt \
-#         annotated-doc annotated-types anyio cffi click cryptography h11 hf-xet httpcore2 httpx2 huggingface-hub idna \
-#         markdown-it-py mdurl monai packaging psutil pycparser pydantic pydantic-core pygments pyyaml rich safetensors scipy \
-#         segmentation-models-pytorch shellingham threadpoolctl timm tqdm truststore typer typing-inspection
+#     pip download --python-version 3.12 --only-binary=:all: --no-deps --dest WHEELS \
+#         --constraint <(sed '/--hash/d; s/ \\$//' requirements.lock) \
+#         cffi cryptography monai pycparser segmentation-models-pytorch \
+#         annotated-doc annotated-types anyio click h11 hf-xet httpcore2 httpx2 huggingface-hub idna markdown-it-py mdurl \
+#         packaging psutil pydantic pydantic-core pygments pyyaml rich safetensors scipy shellingham threadpoolctl timm tqdm \
+#         truststore typer typing-extensions typing-inspection
 #
-# OUT: gets gpu.jsonl, a line of JSON for every figure as it is measured, and gpu.log.
+# The whole set has 54 MiB, 34 of them scipy. Leave out what the machine has: the first line of packages, 7 MiB, is enough
+# beside timm, scipy, psutil, threadpoolctl and typer and what these need. The machine's versions are then used, and recorded.
+#
+# OUT: gets gpu.jsonl, a line of JSON for every figure as it is measured, and gpu.log. It must hold no earlier gpu.jsonl.
 # The exit code is 1 if a step failed; the others run all the same. PYTHON names another interpreter.
 set -uo pipefail
 wheels=$(realpath "${1:?a folder of wheels}") out=$(realpath -m "${2:?a folder for the figures}")
 root=$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")
 all=540 python=${PYTHON:-python3} failed=0
+left=110 # seconds of these for the last step, whatever the others take
+if [ -e "$out/gpu.jsonl" ]; then
+    echo "gpu.sh: $out holds the figures of an earlier run; name another folder" >&2
+    exit 2
+fi
 mkdir -p "$out"
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
@@ -34,29 +45,49 @@ if compgen -G "$wheels/*.whl" > /dev/null; then
     "$python" -m pip install -q --no-index --no-deps --no-compile --find-links "$wheels" --target "$site/packages" "$wheels"/*.whl || exit 1
 fi
 export PYTHONPATH="$site/packages:$root/custom:$root"
-# the networks' and metrics' libraries are imported late
-"$python" -c 'import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.practice, benchmarks.gpu_protocol' &&
-    "$python" -c 'import monai.metrics, segmentation_models_pytorch, timm, typer' || {
-    echo "gpu.sh: a package is missing (above); put its wheel into $wheels" >&2
+
+kept() { # shows lines, and keeps those of JSON in gpu.jsonl, the others (tables, what libraries say) in gpu.log
+    local said
+    while IFS= read -r said; do
+        case $said in
+            '{'*) printf '%s\n' "$said" | tee -a "$out/gpu.jsonl" ;;
+            *) printf '%s\n' "$said" | tee -a "$out/gpu.log" ;;
+        esac
+    done
+}
+
+# some of the networks' and metrics' libraries are imported late
+"$python" -c '
+import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_stages
+import benchmarks.practice, benchmarks.gpu_protocol
+import monai.metrics, segmentation_models_pytorch, timm, typer
+from benchmarks.common import line, versions
+line("gpu.sh", {"versions": versions()}, "cuda")' | kept || {
+    echo "gpu.sh: a package is missing, then put its wheel into $wheels; or the GPU cannot be used: the error above says which" >&2
     exit 1
 }
 
-step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that
-    local seconds=$1 name=$2 code=0
+step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that, and not into the time that is left for the last step
+    local seconds=$1 name=$2 code=0 possible=$((all - left - SECONDS))
     shift 2
+    [ "$seconds" -le "$possible" ] || seconds=$possible
     echo "gpu.sh: $name, $SECONDS of $all s" >&2
-    timeout -s INT -k 10 "$seconds" "$python" -m feddp bench "$name" "$@" 2> >(tee -a "$out/gpu.log" >&2) |
-        tee -a "$out/gpu.jsonl" || code=$?
+    if [ "$seconds" -lt 15 ]; then
+        code=124 # as timeout has it
+    else
+        timeout -s INT -k 10 "$seconds" "$python" -m feddp bench "$name" "$@" 2> >(tee -a "$out/gpu.log" >&2) | kept || code=$?
+    fi
     if [ "$code" -ne 0 ]; then
         failed=1
-        echo "{\"benchmark\": \"$name\", \"exit\": $code, \"after_seconds\": $SECONDS}" | tee -a "$out/gpu.jsonl"
+        echo "{\"benchmark\": \"$name\", \"exit\": $code, \"after_seconds\": $SECONDS}" | kept
     fi
 }
 
 step 180 gpu_agree --processes 8
 step 100 gpu_speed
-step 70 gpu_sites
-step 60 practice --device cuda --size 384 # the target of the ratio is at least 4
-left=$((all - SECONDS))
-step $((left > 30 ? left : 30)) gpu_protocol --seconds $((left > 50 ? left - 20 : 30))
+step 100 gpu_sites
+step 90 gpu_stages --processes 6
+step 90 practice --device cuda --size 384 # the target of the ratio is at least 4
+left=0
+step $all gpu_protocol --seconds $((all - SECONDS - 20)) # which leaves time for its imports and its end
 exit "$failed"

@@ -19,11 +19,12 @@ from packaging.requirements import Requirement
 from torch import nn
 
 import feddp as package
-from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, gpu_speed, local, loop, round, start
+from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, gpu_speed, gpu_stages, local, loop, round, start
 from benchmarks.leak import invert
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
 from feddp.methods import OWN
+from feddp.methods.base import LOCAL_STAGES
 from feddp.networks import DEFAULT, NETWORKS
 from feddp.partition import HEAD, QUERY
 from feddp.plan.resolve import build_network, partition_of
@@ -504,6 +505,33 @@ def test_gpu_sites_says_what_a_sites_process_met(feddp):
     assert err.splitlines()[-1].startswith("feddp: site 1 of 1 failed, the others were ended: InputError: unknown network")
 
 
+def test_gpu_stages_runs_what_comes_after_the_rounds(bench, monkeypatch):
+    monkeypatch.setattr(gpu_stages, "PATIENCE", 600)
+    (found,) = bench("gpu_stages", "--device", "cpu", "--methods", "finetune", "--size", 32)
+    assert (found["run"], found["stages"], found["outcome"]) == ("finetune", ["train", "tune"], "runs")
+    assert found["seconds"] > 0
+
+
+def test_gpu_stages_has_every_later_stage_and_workers(feddp, monkeypatch):
+    """A run that fails is named last; the others have their lines."""
+    asked = {}
+
+    def apart(work, calls, processes, seconds):
+        for name, (*_, method, threads) in calls.items():
+            asked[name] = (method, threads)
+            yield name, {"error": "RuntimeError: no"} if method == "fedlc" else {"seconds": 1.0}
+
+    monkeypatch.setattr(gpu_stages, "apart", apart)
+    code, out, err = feddp("bench", "gpu_stages", "--device", "cpu")
+    one = {name: (name, 1) for name in ("fedbabu", "feddp", "fedlc", "fedoap", "finetune")}
+    assert asked == one | {"feddp with 2 workers": ("feddp", 2)}
+    lines = list(map(json.loads, out.splitlines()))
+    assert {stage for line in lines for stage in line["stages"]} == {"train", *LOCAL_STAGES}
+    assert [line["run"] for line in lines if line["outcome"] != "runs"] == ["fedlc"]
+    assert code == 2
+    assert err.splitlines()[-1] == "feddp: fedlc failed on cpu; the lines above say why"
+
+
 def test_gpu_protocol_runs_the_product(bench):
     options = "--images", 12, 12, 12, "--rounds", 1, "--calibration-epochs", 1, "--size", 32
     found = bench("gpu_protocol", "--device", "cpu", *options)[-1]
@@ -574,7 +602,8 @@ def test_gpu_protocol_extrapolates_from_the_median(tmp_path):
 
 FAKE = """#!/usr/bin/env bash
 [ "$2" = feddp ] || exit 0
-echo "{\\"called\\": \\"$4\\"}"
+echo "| a table of $4 |"
+echo "{\\"called\\": \\"$4\\", \\"words\\": \\"$*\\"}"
 [ "$4" != gpu_speed ] || exit 7
 """
 
@@ -582,17 +611,19 @@ echo "{\\"called\\": \\"$4\\"}"
 @pytest.fixture
 def gpu_sh(tmp_path):
     """Runs the script with the wheels of these names, and an interpreter that writes a line for what it was called with and
-    fails in one step; returns what ended, and the lines of gpu.jsonl."""
+    fails in one step; returns what ended, and the lines of gpu.jsonl, each of which must be JSON."""
 
-    def run(*wheels):
+    def run(*wheels, **env):
         tool = tmp_path / "python"
         tool.write_text(FAKE)
         tool.chmod(0o755)
-        (tmp_path / "wheels").mkdir()
+        (tmp_path / "wheels").mkdir(exist_ok=True)
         for name in wheels:
             (tmp_path / "wheels" / name).touch()
         command = ["bash", str(ROOT / "benchmarks/gpu.sh"), str(tmp_path / "wheels"), str(tmp_path / "out")]
-        done = subprocess.run(command, env={**os.environ, "PYTHON": str(tool)}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHON": str(tool)} | env, capture_output=True, text=True, check=False
+        )
         written = tmp_path / "out/gpu.jsonl"
         return done, [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
 
@@ -603,10 +634,33 @@ def test_gpu_sh_runs_every_step_and_says_which_failed(gpu_sh):
     done, lines = gpu_sh("rich-15.0.0-py3-none-any.whl")
     assert done.returncode == 1, done.stderr
     assert [line["called"] for line in lines if "called" in line] == [
-        *("gpu_agree", "gpu_speed", "gpu_sites", "practice", "gpu_protocol")
+        *("gpu_agree", "gpu_speed", "gpu_sites", "gpu_stages", "practice", "gpu_protocol")
     ]
     (failed,) = [line for line in lines if "exit" in line]
     assert (failed["benchmark"], failed["exit"]) == ("gpu_speed", 7)
+    assert "| a table of practice |" in done.stdout
+
+
+def test_gpu_sh_keeps_tables_in_the_log(gpu_sh, tmp_path):
+    gpu_sh()
+    assert "| a table of practice |" in (tmp_path / "out/gpu.log").read_text().splitlines()
+
+
+def test_gpu_sh_leaves_time_for_the_protocol(gpu_sh):
+    """After 425 of 540 s, 110 s are the last step's, and the 5 s before it are too few for any other. It gets
+    540 - 425 - 20 = 95 s, less what passed since. Bash takes the first value of its clock from the environment."""
+    _, lines = gpu_sh(SECONDS="425")
+    assert [line["called"] for line in lines if "called" in line] == ["gpu_protocol"]
+    assert [line["exit"] for line in lines if "exit" in line] == [124] * 5
+    assert 60 < int(lines[-1]["words"].split("--seconds ")[1]) <= 95
+
+
+def test_gpu_sh_adds_nothing_to_an_earlier_run(gpu_sh):
+    _, lines = gpu_sh()
+    done, after = gpu_sh()
+    assert done.returncode == 2
+    assert done.stderr.endswith("/out holds the figures of an earlier run; name another folder\n")
+    assert after == lines
 
 
 @pytest.mark.parametrize("name", ["torch-2.15.0", "torchvision-0.29.2", "nvidia_cublas-13.1.0", "triton-3.9.0"])
@@ -627,7 +681,8 @@ listed = set(sys.argv[1:])
 for module, owners in packages_distributions().items():
     if not listed & {owner.lower().replace("_", "-") for owner in owners}:
         sys.modules[module] = None
-import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.practice, benchmarks.gpu_protocol
+import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_stages
+import benchmarks.practice, benchmarks.gpu_protocol
 import feddp.cli, feddp.run.local, monai.metrics, monai.losses, segmentation_models_pytorch, timm
 """
 
@@ -639,7 +694,7 @@ def closure(*names):
         found |= new
         asked = [Requirement(line) for name in new for line in requires_of(name)]
         new = {one.name.lower() for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})} - found
-    return found
+    return {name.replace("_", "-") for name in found}
 
 
 def requires_of(name):
@@ -649,13 +704,25 @@ def requires_of(name):
         return []
 
 
-def test_the_packages_of_gpu_sh_suffice_beside_torch():
-    """What the header's command downloads, and what torch and torchvision need, import the benchmarks; it names no torch."""
-    header = (ROOT / "benchmarks/gpu.sh").read_text().split("pip download")[1].split("OUT:")[0]
-    listed = [word for line in header.splitlines()[1:] for word in line.strip("#\\ ").split()]
-    assert "timm" in listed
+def packages_of_gpu_sh():
+    """What the header's command downloads: the first line, and all."""
+    header = (ROOT / "benchmarks/gpu.sh").read_text().split("requirements.lock) \\\n")[1].split("\n#\n")[0]
+    lines = [line.strip("#\\ ").split() for line in header.splitlines()]
+    return lines[0], sum(lines, [])
+
+
+@pytest.mark.parametrize(
+    ("at", "there"),
+    [(0, ("torch", "torchvision", "timm", "scipy", "psutil", "threadpoolctl", "typer")), (1, ("torch", "torchvision"))],
+)
+def test_the_packages_of_gpu_sh_suffice(at, there):
+    """They and what the machine has import the benchmarks; torch is not among them, and the lock file has all of them."""
+    listed = packages_of_gpu_sh()[at]
+    assert "monai" in listed
     assert [name for name in listed if name.startswith(("torch", "nvidia", "triton"))] == []
-    words = [sys.executable, "-c", SHORT, *listed, *closure("torch", "torchvision"), "feddp"]
+    locked = {line.split("==")[0] for line in text_of("requirements.lock").splitlines() if "==" in line}
+    assert set(listed) <= locked
+    words = [sys.executable, "-c", SHORT, *listed, *closure(*there), "feddp"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "custom")))}
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
