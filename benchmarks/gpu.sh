@@ -63,7 +63,7 @@ import benchmarks.practice, benchmarks.gpu_protocol
 import monai.metrics, segmentation_models_pytorch, timm, typer
 from benchmarks.common import line, versions
 line("gpu.sh", {"versions": versions()}, "cuda")' | kept || {
-    echo "gpu.sh: a package is missing, then put its wheel into $wheels; or the GPU cannot be used: the error above says which" >&2
+    echo "gpu.sh: cannot start; the error above says why. If a package is missing, put its wheel into $wheels" >&2
     exit 1
 }
 

@@ -55,7 +55,7 @@ AGREES, DISAGREES, UNDECIDED, FAILED = "agrees", "disagrees", "weak: not decided
 ROUNDS, IMAGES, PIXELS = 2, 12, 64
 USUAL, FITTING = "pvt_v2_b0_s-fpn", {"silobn": "resnet18-fpn"}  # SiloBN needs batch normalisation
 STILL = "still"  # the name of the network without dropout
-PATIENCE = 150  # seconds until a method in a process of its own has failed
+PATIENCE = 80  # seconds until a method in a process of its own has failed: the step has 180 for all
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -117,7 +117,7 @@ def test_networks_before_the_last_stage_are_a_row_of_their_own(compare, fake, tm
     ranked = {r["Method"]: r for r in read(out / "table_ranking.csv")}
     assert list(ranked) == ["feddp", "fedavg", "feddp@when=before"]
     before = ranked["feddp@when=before"]
-    assert float(before["minus fedavg"]) == pytest.approx(-1)
+    assert float(before["difference"]) == pytest.approx(-1)
     assert (float(before["p"]), float(before["p by Holm"])) == pytest.approx((0.5, 1))
     published = {r["Published"]: r for r in read(out / "table_published.csv")}["FedDP, Table III, polyps"]
     assert (published["Pairs"], published["Same order"], published["Other order"]) == ("3", "2", "1")

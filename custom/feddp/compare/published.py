@@ -7,9 +7,6 @@ From the texts of the papers: FedDP (Wang et al., TMI 2024), Tables I to III, Di
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from math import isfinite
-
-from scipy.stats import kendalltau
 
 from feddp.compare.patients import Names, PatientScores
 from feddp.compare.reference import REFERENCE, reference
@@ -48,7 +45,9 @@ _NOTE = (
     "Pairs of methods that a published table and this comparison have: in the same order here, in the other, or equal; beyond"
     " chance where the interval of their difference (as in *Which methods differ*) leaves out 0. The papers used other images,"
     " sizes and trainings: the order of methods is compared, not their values. Their images of polyps and"
-    " eyes always show the structure, so images with an empty mask are left out."
+    " eyes always show the structure, so images with an empty mask are left out. τ: the pairs in the same order less those in"
+    " the other, divided by both together. FedAvg is taken of the round that the other method takes (*Which methods differ*);"
+    " other pairs may be of a best and of a last round."
 )
 
 
@@ -83,21 +82,18 @@ def _compared(
         if table.averages[above] == table.averages[below]:
             continue
         pairs += 1
-        one, other = (fair[below] if above == REFERENCE else above), (fair[above] if below == REFERENCE else below)
-        apart, interval = tested.apart(tested.methods.index(one), tested.methods.index(other))
+        pair = (fair[below] if above == REFERENCE else above), (fair[above] if below == REFERENCE else below)
+        apart, interval = tested.apart(*map(tested.methods.index, pair))
         if apart == 0:
             continue
-        same, (low, high) = apart > 0, interval or (0.0, 0.0)
-        counts[same][0] += 1
-        counts[same][1] += low > 0 or high < 0
-        if not same and high < 0:
+        low, high = interval or (0.0, 0.0)
+        counts[apart > 0][0] += 1
+        counts[apart > 0][1] += low > 0 or high < 0
+        if high < 0:
             notes.append(f"{table.source}: {above} above {below}; here below, beyond chance.")
-    means = dict(zip(tested.methods, tested.means(), strict=True))
-    if len(set(fair.values())) == 1 and REFERENCE in here:  # the same for all others
-        means[REFERENCE] = means[next(iter(fair.values()))]
-    tau = float(kendalltau([table.averages[label] for label in here], [means[label] for label in here]).statistic)
+    (same, _), (other, _) = counts[True], counts[False]
     cells = [
-        str(number) if tested.enough or not i else BLANK for same in (True, False) for i, number in enumerate(counts[same])
+        str(number) if tested.enough or not i else BLANK for kind in (True, False) for i, number in enumerate(counts[kind])
     ]
-    order: Cell = Value(tau) if isfinite(tau) else BLANK  # all are equal here
-    return (table.source, ", ".join(here), str(pairs), *cells, order), notes
+    tau: Cell = Value((same - other) / (same + other)) if same + other else BLANK  # all are equal here
+    return (table.source, ", ".join(here), str(pairs), *cells, tau), notes

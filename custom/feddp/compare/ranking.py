@@ -12,7 +12,7 @@ from feddp.reading import counted
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
 _HEADS = ("Dice (%)", "interval", "Worst site", "Worst site's Dice (%)", "Variance over sites")
-_AGAINST = ("interval of it", "p", "p by Holm", "Mean rank", "interval of the rank", "First in (%)")
+_AGAINST = ("Against", "difference", "interval of it", "p", "p by Holm", "Mean rank", "interval of the rank", "First in (%)")
 
 
 def finished(named: Mapping[str, Result], sites: list[str]) -> dict[str, Scores]:
@@ -68,10 +68,10 @@ def _table(
             row[1] = _interval(*tested.interval(drawn[:, i], means[i]))
         row.append(Value(float(np.var(list(dice.values())))))
         if i == base[i]:
-            row += [BLANK] * 4
+            row += [BLANK] * 5
         else:
             apart, wide = tested.apart(i, base[i])
-            row += [Value(apart), _interval(*wide) if wide else BLANK]
+            row += [tested.methods[base[i]], Value(apart), _interval(*wide) if wide else BLANK]
             row += [Value(p[i], digits=4), Value(adjusted[i], digits=4)]
         if place is None:
             row += [BLANK] * 3
@@ -86,8 +86,7 @@ def _table(
             rows_of = found[tested.methods[i]].rows
             row.append(Value(float(np.mean([100 * rows_of[site][image][METRIC] for site, image in empty])), digits=1))
         rows.append((tested.methods[i], *row))
-    main = reference("", tested.methods, ())
-    heads, notes = ["Method", *_HEADS, f"minus {main}", *_AGAINST], _notes(tested, main, len(others), last)
+    heads, notes = ["Method", *_HEADS, *_AGAINST], _notes(tested, len(others), last)
     if empty:
         left = (
             f"Left out here: {counted(len(empty), 'test image')} with an empty mask. Dice is 1 there if the prediction is empty"
@@ -102,10 +101,10 @@ def _interval(low: float, high: float, digits: int = 2) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
-def _notes(tested: PatientScores, main: str, tests: int, last: Collection[str]) -> tuple[str, ...]:
+def _notes(tested: PatientScores, tests: int, last: Collection[str]) -> tuple[str, ...]:
     number = f"{tested.count} test patients of {len(tested.images)} sites"
     test = (
-        f"p: Wilcoxon's signed-rank test against {main}, two-sided, over {number}, each the mean over its images and the"
+        f"p: Wilcoxon's signed-rank test, two-sided, over {number}, each the mean over its images and the"
         f" seeds; by Holm: corrected for {counted(tests, 'test')}. The test weighs patients alike, the mean"
         " sites: their signs may differ."
     )
@@ -120,17 +119,17 @@ def _notes(tested: PatientScores, main: str, tests: int, last: Collection[str]) 
 
 
 def _rounds(methods: Sequence[str], last: Collection[str]) -> list[str]:
-    """Says which methods are compared with which round of FedAvg, where both kinds are here."""
-    against = {label: reference(label, methods, last) for label in methods}
+    """Says why there are two references, or that the one there is does not suit all methods."""
+    against = {reference(label, methods, last) for label in methods}
     notes = [
-        f"{name} is {REFERENCE}'s last round: with it, not with its best, are compared those that go on from the last:"
-        f" {', '.join(label for label in methods if against[label] == name)}."
+        f"{name} is FedAvg's last round. Methods that go on from the last round are compared with it, the others with"
+        f" {REFERENCE}, which is the best round."
         for name in LAST
-        if name in against.values()
+        if name in against and REFERENCE in against
     ]
     if found := unlike(methods, last):
         notes.append(
-            f"Of the last round, or gone on from it, but compared with {REFERENCE}'s best: {', '.join(found)}. Add"
-            f" {' or '.join(LAST)} to the methods: the latter needs no other run than finetune's."
+            f"{', '.join(found)}: of the last round, or gone on from it, but compared with {REFERENCE}, the best round."
+            f" To compare with FedAvg's last round, add {LAST[1]} beside finetune, which needs no run more, or {LAST[0]}."
         )
     return notes

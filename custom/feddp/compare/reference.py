@@ -1,27 +1,28 @@
 """The FedAvg that a method is compared with: one network of the same choice of round.
 
-A method with a local stage goes on from the last round, others end with the round that is best on the validation images. Which
-round is taken moves FedAvg itself, by as much as methods differ, so that the two kinds need two rows of FedAvg.
+A method with a local stage goes on from the last round; others end with the round that is best on the validation images. Which
+round is taken may move FedAvg itself as much as methods differ, so FedAvg has two rows where both kinds are compared.
 """
 
 from collections.abc import Collection
 
 REFERENCE = "fedavg"
-LAST = ("fedavg@start=last", "finetune@when=before")  # FedAvg's last round; the second needs no run of its own
+LAST = ("fedavg@start=last", "finetune@when=before")  # FedAvg's last round; the second needs no run beside finetune's
 
 
 def reference(label: str, found: Collection[str], last: Collection[str]) -> str:
     """The method that `label` is compared with: FedAvg of its choice of round, else FedAvg, else the first.
 
+    Without FedAvg's best round all methods have one reference.
+
     Args:
         found: the compared methods, in order.
         last: those whose networks are of the last round, or went on from it.
     """
-    if label in last and label not in LAST and REFERENCE not in last:
-        for name in LAST:
-            if name in found and name in last:
-                return name
-    return REFERENCE if REFERENCE in found else next(iter(found))
+    ends = [name for name in LAST if name in found and name in last]
+    if REFERENCE not in found:
+        return ends[0] if ends else next(iter(found))
+    return ends[0] if ends and label in last and label not in LAST and REFERENCE not in last else REFERENCE
 
 
 def unlike(found: Collection[str], last: Collection[str]) -> list[str]:

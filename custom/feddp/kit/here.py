@@ -69,13 +69,8 @@ def _devices(kit: Kit) -> list[Problem]:
         problems.append(Problem(path, f"has num_of_gpus {wanted}, but this machine has {there}", "Correct it"))
     path = kit.folder / "local" / "privacy.json"
     for scope in read_json(path)["scopes"]:
-        called = f"scope {scope['name']}: device"
         try:
-            device = usable(scope["properties"].get("device", "cpu"), called, "write cpu, cuda or cuda:N")
+            usable(scope["properties"].get("device", "cpu"), f"scope {scope['name']}: device", "write cpu, cuda or cuda:N")
         except FedDPError as error:
             problems.append(Problem(path, str(error), "Correct it"))
-        else:
-            if wanted and device.index:
-                what = f"{called} {device}, but a job that asks for GPUs sees only those that FLARE gives it, counted from 0"
-                problems.append(Problem(path, what, 'Write "cuda", or 0 for num_of_gpus in resources.json'))
     return problems

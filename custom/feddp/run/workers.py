@@ -112,7 +112,7 @@ def started(
     """
     names, workers = sorted(policies), []
     # as in one process, whose sites settle it: more threads only wait for the workers' cores
-    settle(policies[names[0]]["device"], threads=1)
+    settle(policies[names[0]].get("device", "cpu"), threads=1)
     run = {"plan": memory.plan.to_json(), "root": str(root)}
     with ExitStack() as stack:
         for number in range(count):

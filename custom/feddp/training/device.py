@@ -61,7 +61,10 @@ def memory_of(site: str) -> Iterator[None]:
         gpu = _is_full(error)
         if not gpu and "can't allocate memory" not in str(error):
             raise
-        traceback.clear_frames(error.__traceback__)  # they hold the failed step's tensors
+        cause: BaseException | None = error
+        while cause is not None:  # their frames hold the failed step's tensors
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
         if gpu:
             torch.cuda.empty_cache()
         what = "GPU" if gpu else "machine"

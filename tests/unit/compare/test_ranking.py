@@ -124,7 +124,7 @@ def test_the_table_of_methods(found):
     first, last = rows["feddp"], rows["local"]
     assert str(first["Dice (%)"]) == "68.33"
     assert first["Worst site"] == "site-1"
-    assert str(first["minus fedavg"]) == "5.00"
+    assert str(first["difference"]) == "5.00"
     assert first["interval of it"] == "5.00 to 5.00"
     assert last["interval of it"] == "-10.00 to -10.00"
     assert (str(first["p"]), str(first["p by Holm"])) == ("0.0312", "0.0625")
@@ -147,7 +147,7 @@ def test_too_few_patients_have_no_interval(found):
     (table,) = ranking_tables(found(fedavg=[0.5], feddp=[0.6]), names(1), names(1))
     feddp = dict(zip(table.heads, table.rows[0], strict=True))
     assert feddp["interval"] == feddp["interval of the rank"] == BLANK
-    assert str(feddp["minus fedavg"]) == "10.00"
+    assert str(feddp["difference"]) == "10.00"
     assert ranking_tables(found(only=[0.5]), names(1), names(1)) == []
 
 

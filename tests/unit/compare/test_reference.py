@@ -17,16 +17,16 @@ NAMES = {site: {str(patient): str(patient) for patient in range(3)} for site in 
 def found(tmp_path):
     """FedAvg's best round has 10 points less than its last at each patient; feddp lies in between, bn above both."""
 
-    def make(*methods):
+    def make(*methods, **more):
         dice = {
             "fedavg": [0.4, 0.5, 0.6],
             "finetune@when=before": [0.5, 0.6, 0.7],
             "feddp": [0.45, 0.55, 0.65],
             "feddp@when=before": [0.43, 0.53, 0.63],
             "fedbn": [0.6, 0.7, 0.8],
-        }
+        } | more
         runs = {}
-        for label in methods:
+        for label in (*methods, *more):
             values = {site: {"start": {str(patient): value for patient, value in enumerate(dice[label])}} for site in SITES}
             runs[label] = Result({0: write_run(tmp_path / label, values)}, {})
         return finished(runs, list(SITES))
@@ -45,6 +45,10 @@ def found(tmp_path):
         ("feddp", ["fedavg", "finetune@when=before", "feddp"], set(), "fedavg"),  # with start=best, all are of the best
         ("feddp", ["fedavg", "finetune@when=before", "feddp"], LAST | {"fedavg"}, "fedavg"),  # with start=last, of the last
         ("feddp", ["local", "feddp"], LAST, "local"),
+        # without FedAvg's best round there is one reference for all, itself included
+        ("local", ["local", "finetune@when=before", "feddp"], LAST, "finetune@when=before"),
+        ("feddp", ["local", "finetune@when=before", "feddp"], LAST, "finetune@when=before"),
+        ("finetune@when=before", ["finetune", "finetune@when=before"], LAST, "finetune@when=before"),
     ],
 )
 def test_what_a_method_is_compared_with(label, methods, last, other):
@@ -55,18 +59,43 @@ def test_the_differences_are_to_the_same_choice_of_round(found):
     """feddp is 5 below FedAvg's last round (and 5 above its best), fedbn 20 above its best (and 10 above its last)."""
     methods = found("fedavg", "finetune@when=before", "feddp", "fedbn")
     (table,) = ranking_tables(methods, NAMES, NAMES, LAST)
-    minus = {row[0]: str(row[table.heads.index("minus fedavg")]) for row in table.rows}
-    assert minus == {"fedbn": "20.00", "finetune@when=before": "10.00", "feddp": "-5.00", "fedavg": str(BLANK)}
-    assert any("finetune@when=before is fedavg's last round" in note and note.endswith(": feddp.") for note in table.notes)
+    against, minus = (table.heads.index(head) for head in ("Against", "difference"))
+    assert {row[0]: (row[against], str(row[minus])) for row in table.rows} == {
+        "fedbn": ("fedavg", "20.00"),
+        "finetune@when=before": ("fedavg", "10.00"),
+        "feddp": ("finetune@when=before", "-5.00"),
+        "fedavg": (BLANK, BLANK),
+    }
+    assert any("finetune@when=before is FedAvg's last round" in note for note in table.notes)
     assert any("corrected for 3 tests" in note for note in table.notes)
 
 
 def test_a_table_without_the_last_round_says_so(found):
     (table,) = ranking_tables(found("fedavg", "feddp", "fedbn"), NAMES, NAMES, LAST)
     assert unlike(["fedavg", "feddp", "fedbn"], LAST) == ["feddp"]
-    assert any("compared with fedavg's best: feddp." in note for note in table.notes)
+    assert any(note.startswith("feddp: of the last round") for note in table.notes)
     assert unlike(["fedavg", "feddp", "fedbn"], LAST | {"fedavg"}) == []
     assert unlike(["local", "feddp"], LAST) == []
+
+
+def test_one_pair_is_one_test(found):
+    """Without fedavg: feddp is 5 points below FedAvg's last round at each of six patients, p = 2/2⁶, by Holm the same."""
+    (table,) = ranking_tables(found("feddp", "finetune@when=before"), NAMES, NAMES, LAST)
+    rows = {row[0]: dict(zip(table.heads, row, strict=True)) for row in table.rows}
+    assert rows["finetune@when=before"]["p"] == BLANK
+    assert str(rows["feddp"]["difference"]) == "-5.00"
+    assert (str(rows["feddp"]["p"]), str(rows["feddp"]["p by Holm"])) == ("0.0312", "0.0312")
+
+
+def test_the_rank_correlation_is_of_the_pairs_that_are_counted(found):
+    """Of Table I: ditto < fedavg < fedbabu < feddp. Ditto, of the best round, is below all here too, and fedbabu below feddp: 4
+    pairs. FedAvg's last round is above fedbabu and feddp: 2 of the other order, τ = (4 − 2)/6. With its best round, which is
+    below both, all six would hold, and τ be 1."""
+    methods = {"fedavg": [0.4, 0.5, 0.6], "finetune@when=before": [0.5, 0.6, 0.7], "ditto": [0.1, 0.2, 0.3]}
+    methods |= {"fedbabu": [0.43, 0.53, 0.63], "feddp": [0.45, 0.55, 0.65]}
+    row = orderings_table(found(**methods), NAMES, LAST | {"fedbabu"}).rows[0]
+    assert (row[0], row[2], row[3], row[5]) == ("FedDP, Table I", "6", "4", "2")
+    assert row[-1].mean == pytest.approx((4 - 2) / 6)
 
 
 def test_published_orders_take_the_same_choice_of_round(found):

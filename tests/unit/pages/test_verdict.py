@@ -259,6 +259,15 @@ def test_uneven_comparisons_say_so(tmp_path):
     assert not any("One seed" in line for line in verdict.scope)
 
 
+@pytest.mark.parametrize("even", [False, True])
+def test_a_best_round_beside_a_last_one_is_said(tmp_path, even):
+    """A method with a local stage goes on from the last round, FedAvg ends with its best unless it is told otherwise."""
+    folders = [write_run(tmp_path / "dp", flat(A=0.6), method="feddp", stages=["train", "calibrate"])]
+    folders.append(write_run(tmp_path / "avg", flat(A=0.5), method="fedavg", settings={"start": "last"} if even else {}))
+    said = [line for line in judge(collect(folders)).scope if "of different rounds (FedDP: last, FedAvg: best)" in line]
+    assert len(said) == 1 - even
+
+
 def test_the_worst_site(judged):
     """One site has no rank; of equal ones all are named; a site whose result one seed lacks is named as such."""
     assert texts(judged(fedavg=flat(A=0.5))) == ["At A, its only site with a result, FedAvg has 50.0 % Dice."]

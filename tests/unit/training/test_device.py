@@ -55,18 +55,27 @@ def test_a_gpu_that_other_processes_fill_is_full_too(monkeypatch, kind, text):
     assert str(raised.value) == f"--device cuda cannot be used ({first}); let fewer processes share the GPU"
 
 
-def test_what_the_failed_step_held_is_free_when_the_cache_is_emptied(monkeypatch):
-    """The error's traceback holds the step's variables: the GPU's cache would keep their memory from other processes."""
+@pytest.mark.parametrize("chained", [False, True])
+def test_what_the_failed_step_held_is_free_when_the_cache_is_emptied(monkeypatch, chained):
+    """The error's traceback holds the step's variables, or that of the error which caused it: the GPU's cache would keep their
+    memory from other processes."""
     held, left = [], []
+    full = torch.OutOfMemoryError("CUDA out of memory.")
 
     def step():
         activation = torch.zeros(2)
         held.append(weakref.ref(activation))
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise ValueError("no buffer") if chained else full
+
+    def whole():
+        try:
+            step()
+        except ValueError:
+            raise full  # noqa: B904
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(held[0]()))
     with pytest.raises(InputError), memory_of("A"):
-        step()
+        whole()
     assert left == [None]
 
 
