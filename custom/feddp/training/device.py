@@ -10,7 +10,7 @@ import torch
 from feddp.errors import InputError
 from feddp.reading import short
 
-FULL = ("error: out of memory", "ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")  # how CUDA, cuBLAS and cuDNN say it of a GPU's memory
+FULL = ("error: out of memory", "ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")  # as CUDA, cuBLAS and cuDNN say it of a GPU
 BFLOAT16 = ("avx512_bf16", "bf16")  # a CPU's instructions for it: x86, ARM
 
 
