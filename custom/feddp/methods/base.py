@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +25,14 @@ SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "c
 # in the order in which they run: {stage: file in which it leaves a site's network, "" if it leaves none}
 STAGES = {SPECTRA: "", TRAIN: "start", TUNE: "tuned", HEADS: "heads", CALIBRATE: "calibrated"}
 LOCAL_STAGES = frozenset((TUNE, HEADS, CALIBRATE))  # after the rounds
+
+
+def round_of(start: str, stages: Iterable[str]) -> str:
+    """The round that the networks are of, or go on from: `start`, or of auto the last if a local stage follows, else best.
+
+    Source: Wang et al., TMI 2024, Algorithm 1 (last) and IV-B (best).
+    """
+    return start if start != "auto" else ("last" if LOCAL_STAGES & set(stages) else "best")
 
 
 class RunFederation(Protocol):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 
 from feddp.compare.statistics import FEW, LEAST, METRIC, RESAMPLES
-from feddp.methods.base import LOCAL_STAGES
+from feddp.methods.base import round_of
 from feddp.pages.collected import Collected, Measurements
 from feddp.pages.differences import IMAGES, SITES
 
@@ -41,7 +41,8 @@ def caveats(subject: Measurements, references: Sequence[Measurements], collected
         if len({json.dumps(value) for value in values.values()}) > 1:
             shown = ", ".join(f"{label}: {'none' if value in (None, '') else value}" for label, value in values.items())
             yield f"These runs differ in {name} ({shown}), so a difference may come from that."
-    rounds = {m.label: _round(m) for m in compared}
+    each = {m.label: m.runs[0].results for m in compared}
+    rounds = {label: round_of(r.get("settings", {}).get("start", "auto"), r["stages"]) for label, r in each.items()}
     if len(set(rounds.values())) > 1:
         shown = ", ".join(f"{label}: {which}" for label, which in rounds.items())
         yield (
@@ -52,13 +53,6 @@ def caveats(subject: Measurements, references: Sequence[Measurements], collected
         yield "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
     if without := [site for site in collected.sites if site not in subject.means(METRIC)]:
         yield f"Without a result of {subject.label} in every run: {listed(without)}. Who took part, below, says why."
-
-
-def _round(measured: Measurements) -> str:
-    """Which round the networks are of, or went on from, as `Plan.start`."""
-    results = measured.runs[0].results
-    chosen = str(results.get("settings", {}).get("start", "auto"))
-    return chosen if chosen != "auto" else ("last" if LOCAL_STAGES & set(results["stages"]) else "best")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from feddp.errors import InputError
 from feddp.limits import CHANNELS, CLASSES, SIZE
 from feddp.methods import METHODS
-from feddp.methods.base import AGGREGATIONS, HEADS, SPECTRA, STAGES, TRAIN, UNIFORM
+from feddp.methods.base import AGGREGATIONS, HEADS, SPECTRA, STAGES, TRAIN, UNIFORM, round_of
 from feddp.networks import NETWORKS
 from feddp.networks.metadata import LABELS
 from feddp.partition import ALL
@@ -281,12 +281,8 @@ class Plan:
 
     @property
     def start(self) -> str:
-        """The round that stage 1 selects; by default the last if a stage follows, else the best.
-
-        Source: Wang et al., TMI 2024, Algorithm 1 (last) and IV-B (best).
-        """
-        chosen = self.federation.start
-        return chosen if chosen != "auto" else ("last" if self.home else "best")
+        """The round that stage 1 selects: last or best."""
+        return round_of(self.federation.start, self.stages)
 
     @property
     def best_per_site(self) -> bool:
