@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import FP32, apart, compute_settings, count, images, line, parser, wait
+from feddp.data.placing import placed
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT, build
 from feddp.training.device import asked_for, settle
@@ -66,7 +67,7 @@ def trained(site: int, start: Barrier, given: dict[str, Any]) -> dict[str, Any]:
     training = from_settings(Training, compute_settings(given["compute"], given["device"]))
     network = build(given["network"], 3, 1, seed=site).to(device)
     optimizer, loss = adamw(network, training.lr, training.weight_decay), segmentation_loss(training.loss)
-    samples, done = images(given["images"], given["size"]), 0
+    samples, done = placed(images(given["images"], given["size"]), device), 0
 
     def epoch() -> None:
         fit_epoch(network, optimizer, samples, lambda logits, batch: loss(logits, batch["mask"]), training, seed=done)

@@ -16,6 +16,7 @@ from benchmarks.common import BF16, FP32, compute_settings, count, interleaved, 
 from benchmarks.loop import bare, ours
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
+from feddp.data.placing import placed
 from feddp.data.synthesize import synthesize
 from feddp.networks import DEFAULT, build
 from feddp.training.calibration import mean_scores
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as root:
         synthesize(Path(root), 1, given.images, given.stored)
         folder = SiteFolder.open(Path(root) / "site-1")
-        samples, validation = (load(folder, split, given.size) for split in ("train", "val"))
+        samples, validation = (placed(load(folder, split, given.size), device) for split in ("train", "val"))
 
         def a_round() -> None:
             ours(networks[0], optimizers[0], samples, training, given.compute)

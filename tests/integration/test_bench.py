@@ -429,8 +429,9 @@ def test_gpu_speed(bench, toy):
     pass has the products twice more, except for the first layer's input, which needs no gradient."""
     tiny = "--size", 32, "--batches", 2, "--seconds", 0, "--matrix", 8, "--copied", 1
     found = bench("gpu_speed", "--device", "cpu", "--network", toy, "--computes", "float32", *tiny)
-    assert [line["measured"] for line in found[:3]] == ["copy", "matrix", "training"]
-    training, inference = found[2:]
+    assert [line["measured"] for line in found] == ["copy", "matrix", "training", "training, images on the CPU", "inference"]
+    training, same_on_cpu, inference = found[2:]
+    assert same_on_cpu["flop"] == training["flop"]
     assert inference["flop"] == 2 * 2 * 32**2 * (3 * 4 + 4)
     assert training["flop"] == 3 * inference["flop"] - 2 * 2 * 32**2 * 3 * 4
     assert training["images_per_second"] == pytest.approx(2 / training["seconds"])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.data.loading import Batch, Sample, load
+from feddp.data.placing import placed
 from feddp.errors import FedDPError, InputError
 from feddp.files import write_json
 from feddp.methods.base import STAGES
@@ -96,11 +97,11 @@ class Site:
 
     @cached_property
     def samples(self) -> list[Sample]:
-        return self._split(*self.plan.training.trained_on)
+        return placed(self._split(*self.plan.training.trained_on), self.device)
 
     @cached_property
     def validation(self) -> list[Sample]:
-        return self._split(self.plan.training.selection)
+        return placed(self._split(self.plan.training.selection), self.device)
 
     @cached_property
     def empty_dice(self) -> float:

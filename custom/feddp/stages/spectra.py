@@ -46,7 +46,7 @@ def given(site: Site) -> Tensors:
     """
     rng = torch.Generator().manual_seed(seed_of(*site.standing_seed(SLOT)))
     drawn = torch.randperm(len(site.samples), generator=rng)[: site.plan.hyper.spectra].tolist()
-    return {AMPLITUDE: windows(torch.stack([site.samples[i]["image"] for i in drawn]))}
+    return {AMPLITUDE: windows(torch.stack([site.samples[i]["image"] for i in drawn]).cpu())}
 
 
 def keep(site: Site, peers: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -654,3 +654,26 @@ def test_a_convolutional_network_averages_its_statistics(plan_for, open_site):
         assert not one.equal(two)
         assert torch.allclose(mean[name], (3 * one + two) / 4, atol=1e-6)
     assert adopt(sites["site-1"], mean, 1).keys() == {"dice", "iou"}
+
+
+def test_a_site_places_what_it_trains_and_chooses_with(plan_for, open_site, toy, monkeypatch):
+    """Training and validation images are read in every round, test images once in a run."""
+    counts = []
+    monkeypatch.setattr(
+        "feddp.stages.site.placed", lambda samples, device: counts.append((len(samples), device.type)) or samples
+    )
+    site = open_site(plan_for(network=toy))
+    assert (len(site.samples), len(site.validation), len(site.test)) == (8, 2, 2)
+    assert counts == [(8, "cpu"), (2, "cpu")]
+
+
+def test_the_calibration_places_its_maps(adopted, monkeypatch):
+    """Else a batch's images would be collated on the GPU, and its δ on the CPU."""
+    one, two = adopted()
+    placed, trained = [], []
+    monkeypatch.setattr("feddp.stages.calibrate.placed", lambda samples, device: placed.extend(samples) or placed)
+    monkeypatch.setattr("feddp.stages.calibrate.tuned", lambda *given: trained.append(given[-1]))
+    calibrate(one, {"site-2": personal(two)})
+    assert trained == [placed]
+    assert trained[0] is placed
+    assert all("delta" in sample for sample in placed)
