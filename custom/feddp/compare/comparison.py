@@ -63,13 +63,13 @@ def compare(request: ComparisonRequest) -> Comparison:
     named = {variant.label: results[variant] for variant in methods}
     final = [variant for variant in methods if variant.when == FINAL]
     ends = {v.label: results[v] for v in methods if v in final or not any(campaign.same(v, one) for one in final)}  # runs, once
-    tables = methods_tables(named, sites, seeds) if methods else []
+    last = {variant.label for variant in methods if campaign.is_last(variant)}
+    tables = methods_tables(named, sites, seeds, last) if methods else []
     if len(ranked := finished(named, sites)) > 1:
         folders = {site: SiteFolder.open(request.data / site) for site in sites}
         names = {site: patients(folder) for site, folder in folders.items()}
         empty = {site: empty_masks(folder, request.common.size) for site, folder in folders.items()}
         kept = with_structures(names, empty)
-        last = {variant.label for variant in methods if campaign.is_last(variant)}
         published = orderings_table(ranked, kept, last)
         tables += ranking_tables(ranked, names, kept, last) + ([published] if published else [])
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]

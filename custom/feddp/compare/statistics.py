@@ -1,6 +1,6 @@
 """Whether methods differ: Wilcoxon's signed-rank test over the test images, and intervals of mean differences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from scipy.stats import t, wilcoxon
@@ -36,13 +36,20 @@ def compare_images(best: Scores, second: Scores) -> str:
     return f"n = {len(pairs)} test images, {differing} of them differ, {median}, p = {p:.4g}"
 
 
-def sentence(methods: Mapping[str, Scores]) -> str:
-    """The note below Table I."""
+def sentence(methods: Mapping[str, Scores], last: Collection[str] = ()) -> str:
+    """The note below Table I.
+
+    Args:
+        last: the methods whose networks are of the last round, or went on from it. The choice of the round may move a method
+            as much as methods differ, so the note says where the two differ in it.
+    """
     names = best_two(methods)
     if len(names) < 2:
         return "Wilcoxon signed-rank test: needs two methods that finished at every site."
     found = compare_images(methods[names[0]], methods[names[1]])
-    return f"Wilcoxon signed-rank test (two-sided, per image, seeds averaged), {names[0]} against {names[1]}: {found}."
+    test = f"Wilcoxon signed-rank test (two-sided, per image, seeds averaged), {names[0]} against {names[1]}: {found}."
+    ends = [name for name in names if name in last]
+    return f"{test} Only {ends[0]} is of the last round, or went on from it." if len(ends) == 1 else test
 
 
 def interval(strata: Sequence[Sequence[float]]) -> tuple[float, float] | None:

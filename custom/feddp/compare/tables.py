@@ -1,7 +1,7 @@
 """The tables of a comparison: test metrics of methods, of studies and at unseen sites."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -30,8 +30,12 @@ OVER_SEEDS = "Here ± is the population standard deviation over the seeds, of ea
 Line = tuple[Sequence[str], Measured, str]  # a row's labels, what it is of, before or after the last stage
 
 
-def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) -> list[ResultTable]:
-    """Table I or II with the test of its best two, each class, the other metrics, the spread, and the cases if any."""
+def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int, last: Collection[str] = ()) -> list[ResultTable]:
+    """Table I or II with the test of its best two, each class, the other metrics, the spread, and the cases if any.
+
+    Args:
+        last: the methods whose networks are of the last round, or went on from it.
+    """
     rows = [((label,), result, FINAL) for label, result in named.items()]
     title = "Table I / II: the methods"
     first = scores_table("methods", title, ("Method",), rows, ("dice", "assd"), sites, seeds, per_site=True)
@@ -39,7 +43,7 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int) ->
     more = scores_table("methods_more", title, ("Method",), rows, metrics, sites, seeds, per_site=True)
     competing = {label: result for label, result in named.items() if result.folders and result.competes}
     ends = {label: result for label, result in competing.items() if result.when == FINAL} or competing  # no run against itself
-    test = sentence({label: scores(result, sites) for label, result in ends.items()})
+    test = sentence({label: scores(result, sites) for label, result in ends.items()}, last)
     by_class = class_tables("methods", "The methods", ("Method",), rows, sites, seeds)
     tables = [replace(first, notes=(test, START, *first.notes)), *by_class, more, spread_table(named, sites)]
     if seeds > 1:

@@ -294,6 +294,10 @@ def test_wilcoxon_by_hand(result):
     said = compare_images(found["b"], found["w"])
     assert said == "n = 5 test images, 5 of them differ, median difference +3.00 points of Dice, p = 0.0625"
     assert "b against w: n = 5" in sentence(found)
+    for alike in ((), ("b", "w"), ("x",)):
+        assert sentence(found, alike).endswith("p = 0.0625.")
+    for alone in ("b", "w"):
+        assert sentence(found, (alone,)).endswith(f"p = 0.0625. Only {alone} is of the last round, or went on from it.")
 
 
 def test_wilcoxon_where_nothing_differs(result):
