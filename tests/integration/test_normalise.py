@@ -13,7 +13,7 @@ from torch import nn
 
 from feddp.adaptation.models import read_models
 from feddp.compare.scores import Result
-from feddp.compare.unseen import unseen_table
+from feddp.compare.unseen import unseen_tables
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, InputError
 from feddp.features import report
@@ -120,10 +120,10 @@ def test_table_iv_shows_each_run_the_images_as_it_knows_them(tmp_path, tiny_root
     from feddp.compare import unseen
 
     seen, real = [], unseen.measure_networks
-    monkeypatch.setattr(unseen, "measure_networks", lambda networks, samples: seen.append(samples) or real(networks, samples))
+    monkeypatch.setattr(unseen, "measure_networks", lambda nets, images, classes: seen.append(images) or real(nets, images))
     settings = ({}, {"normalise": "scale"})
     runs = {str(n): Result({0: run_of(tmp_path / f"run-{n}", given, given)}, {}) for n, given in enumerate(settings)}
-    table = unseen_table(runs, SiteFolder.open(tiny_root / "site-1"), ["A", "B"], 32, "cpu")
+    (table,) = unseen_tables(runs, SiteFolder.open(tiny_root / "site-1"), ["A", "B"], 32, "cpu")
     assert len(table.rows) == 2
     scored, scaled = (torch.stack([sample["image"] for sample in samples]) for samples in seen)
     assert scored.mean().item() == pytest.approx(0, abs=1e-4)

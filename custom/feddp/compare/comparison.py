@@ -20,7 +20,7 @@ from feddp.compare.scores import FINAL, Result
 from feddp.compare.studies import OUTSIDE, STUDIES
 from feddp.compare.tables import methods_tables, outside_tables, study_table
 from feddp.compare.tested import empty_masks, patients, with_structures
-from feddp.compare.unseen import open_unseen, unseen_table
+from feddp.compare.unseen import open_unseen, unseen_tables
 from feddp.compare.variants import Variant
 from feddp.data.folder import SiteFolder
 from feddp.files import COMPARISON, read_results, write_json
@@ -74,7 +74,7 @@ def compare(request: ComparisonRequest) -> Comparison:
         tables += ranking_tables(ranked, names, kept, last) + ([published] if published else [])
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:
-        tables.append(unseen_table(ends, unseen, sites, request.common.size, request.place.first))
+        tables += unseen_tables(ends, unseen, sites, request.common.size, request.place.first)
     if methods:
         tables += [efficiency_table(ends, request.data, request.place.first), times_table(ends), stages_table(ends)]
     if any(result.folders for result in ends.values()):

@@ -1,6 +1,6 @@
 """Table IV: every site's network, and the ensemble of all of them, measured on an unseen site."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddp.compare.scores import Result, over_seeds
+from feddp.compare.scores import Result, Summary, over_seeds
 from feddp.compare.tables import OPTIMISTIC, failed
 from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.data.loading import Sample, load
@@ -17,7 +17,7 @@ from feddp.errors import InputError
 from feddp.files import NETWORK, read_results, site_folder
 from feddp.networks.metadata import ZSCORE
 from feddp.networks.weights import load_personal
-from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, shown_value
+from feddp.reporting.tables import BLANK, SHOWN, ResultTable, shown_value
 from feddp.training.loop import predict
 from feddp.training.metrics import Row, measure, summarize
 
@@ -44,53 +44,77 @@ def open_unseen(path: Path, data: Path, metadata: Mapping[str, Any]) -> SiteFold
     return folder
 
 
-def unseen_table(methods: Mapping[str, Result], folder: SiteFolder, sites: list[str], size: int, device: str) -> ResultTable:
-    """Dice and ASSD (mean ± std over the images of `folder` in split test, seeds averaged image by image)."""
+def unseen_tables(
+    methods: Mapping[str, Result], folder: SiteFolder, sites: list[str], size: int, device: str
+) -> list[ResultTable]:
+    """Dice and ASSD (mean ± std over the images of `folder` in split test, seeds averaged image by image).
+
+    Of several classes, their mean, then one table for each class alone.
+    """
     samples = cache(partial(load, folder, "test", size))  # by how a run's networks normalise
-    columns = [(metric, column) for metric in _METRICS for column in (*sites, ENSEMBLE)]
-    rows = []
-    for label, result in track(methods.items(), f"Measuring on {folder.site}", len(methods)):
-        cells = _row(result, samples, columns, sites, device) if result.folders else failed(result, len(columns))
-        rows.append((label, *cells))
-    heads = ("Method", *(f"{SHOWN[m].head} {c}" for m, c in columns))
+    classes = folder.classes if len(folder.classes) > 1 else ()
+    found = {
+        label: _summaries(result, samples, sites, classes, device)
+        for label, result in track(methods.items(), f"Measuring on {folder.site}", len(methods))
+    }
     count = len(folder.rows_of("test"))
     notes = [f"{count} images of {folder.site} in split test. Ensemble: the mean of the sites' probability maps."]
-    if blank := [label for (label, result), row in zip(methods.items(), rows, strict=True) if result.folders and BLANK in row]:
+    absent = {label: result.folders and found[label].keys() != {*sites, ENSEMBLE} for label, result in methods.items()}
+    if blank := [label for label in methods if absent[label]]:
         notes.append(f"{BLANK}: a network of a site is not there ({', '.join(blank)}).")
     if any("test" in result.selections for result in methods.values()):
         notes.append(OPTIMISTIC)
+    columns = [(metric, column) for metric in _METRICS for column in (*sites, ENSEMBLE)]
+    heads = ("Method", *(f"{SHOWN[m].head} {c}" for m, c in columns))
     better = (None, *(SHOWN[m].better for m, _ in columns))
-    return ResultTable("unseen", f"Table IV: the unseen site {folder.site}", heads, better, tuple(rows), tuple(notes))
+
+    def table(name: str, title: str, class_name: str) -> ResultTable:
+        rows = []
+        for label, result in methods.items():
+            here = found[label]
+            cells = [shown_value(here[column], m, class_name) if column in here else BLANK for m, column in columns]
+            rows.append((label, *(cells if result.folders else failed(result, len(columns)))))
+        return ResultTable(name, title, heads, better, tuple(rows), tuple(notes))
+
+    title = f"Table IV: the unseen site {folder.site}"
+    alone = [table(f"unseen_class_{n}", f"{title}: {one} alone", one) for n, one in enumerate(classes, 1)]
+    return [table("unseen", title, ""), *alone]
 
 
-def _row(
-    result: Result, samples: Callable[[str], list[Sample]], columns: list[tuple[str, str]], sites: list[str], device: str
-) -> tuple[Cell, ...]:
+def _summaries(
+    result: Result, samples: Callable[[str], list[Sample]], sites: list[str], classes: Sequence[str], device: str
+) -> dict[str, Summary]:
+    """The metrics of each site's network and of ENSEMBLE, of those that all runs of a method have kept."""
     seeds = []
     for run in result.folders.values():
         files = {site: site_folder(run, site) / NETWORK for site in sites}
         networks = {site: load_personal(file).to(device) for site, file in files.items() if file.exists()}
         images = samples(read_results(run).get("settings", {}).get("normalise", ZSCORE))
-        measured, stems = measure_networks(networks, images), [sample["stem"] for sample in images]
+        measured, stems = measure_networks(networks, images, classes), [sample["stem"] for sample in images]
         if networks.keys() != set(sites):
             measured.pop(ENSEMBLE, None)  # the ensemble of fewer sites is another one
         seeds.append({column: dict(zip(stems, rows, strict=True)) for column, rows in measured.items()})
-    summaries = {}
-    for column in (*sites, ENSEMBLE):
-        if all(column in seed for seed in seeds):
-            summaries[column] = summarize(list(over_seeds(column, [seed[column] for seed in seeds]).values()))
-    return tuple(shown_value(summaries[column], metric) if column in summaries else BLANK for metric, column in columns)
+    return {
+        column: summarize(list(over_seeds(column, [seed[column] for seed in seeds]).values()))
+        for column in (*sites, ENSEMBLE)
+        if seeds and all(column in seed for seed in seeds)
+    }
 
 
-def measure_networks(networks: Mapping[str, nn.Module], samples: list[Sample]) -> dict[str, list[Row]]:
-    """The metrics of every sample under each network, and under ENSEMBLE, the mean of the networks' probabilities (C,H,W)."""
+def measure_networks(
+    networks: Mapping[str, nn.Module], samples: list[Sample], classes: Sequence[str] = ()
+) -> dict[str, list[Row]]:
+    """The metrics of every sample under each network, and under ENSEMBLE, the mean of the networks' probabilities (C,H,W).
+
+    With `classes`, the names of the classes, also those of each class.
+    """
     masks = torch.stack([sample["mask"] for sample in samples])
     rows: dict[str, list[Row]] = {}
     total: Tensor | None = None
     for name, network in networks.items():
         maps = torch.cat([part.cpu() for part, _ in predict(network, samples)])
-        rows[name] = measure(maps, masks)
+        rows[name] = measure(maps, masks, classes)
         total = maps if total is None else total + maps
     if total is not None:
-        rows[ENSEMBLE] = measure(total / len(networks), masks)
+        rows[ENSEMBLE] = measure(total / len(networks), masks, classes)
     return rows
