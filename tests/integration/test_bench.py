@@ -1,6 +1,7 @@
 """`feddp bench`: every benchmark that needs no federation runs once with tiny sizes; what the others compute from events is
 tested on events made by hand."""
 
+import functools
 import json
 import multiprocessing
 import os
@@ -429,9 +430,9 @@ def test_gpu_speed(bench, toy):
     pass has the products twice more, except for the first layer's input, which needs no gradient."""
     tiny = "--size", 32, "--batches", 2, "--seconds", 0, "--matrix", 8, "--copied", 1
     found = bench("gpu_speed", "--device", "cpu", "--network", toy, "--computes", "float32", *tiny)
-    assert [line["measured"] for line in found] == ["copy", "matrix", "training", "training, images on the CPU", "inference"]
-    training, same_on_cpu, inference = found[2:]
-    assert same_on_cpu["flop"] == training["flop"]
+    assert [line["measured"] for line in found] == ["copy", "matrix", "training, images on the CPU", "training", "inference"]
+    from_cpu, training, inference = found[2:]
+    assert from_cpu["flop"] == training["flop"]
     assert inference["flop"] == 2 * 2 * 32**2 * (3 * 4 + 4)
     assert training["flop"] == 3 * inference["flop"] - 2 * 2 * 32**2 * 3 * 4
     assert training["images_per_second"] == pytest.approx(2 / training["seconds"])
@@ -440,6 +441,20 @@ def test_gpu_speed(bench, toy):
     assert inference["of_bandwidth"] == pytest.approx(
         inference["least_bytes"] / inference["seconds"] / found[0]["bytes_per_second"]
     )
+
+
+def test_gpu_speed_trains_with_the_images_where_it_says(bench, toy, monkeypatch):
+    """The first of the three measures a site without its images on the GPU."""
+    given = []
+    monkeypatch.setattr(gpu_speed, "placed", lambda samples, device: [{**sample, "stem": "placed"} for sample in samples])
+    for name in ("training", "inference"):
+        real = getattr(gpu_speed, name)
+        measured = functools.wraps(real)(lambda *words, real=real: given.append(words[-1][0]["stem"]) or real(*words))
+        monkeypatch.setattr(gpu_speed, name, measured)
+    tiny = "--size", 32, "--batches", 2, "--seconds", 0, "--matrix", 8, "--copied", 1
+    found = bench("gpu_speed", "--device", "cpu", "--network", toy, "--computes", "float32", *tiny)
+    assert given == ["image-0", "placed", "placed"]
+    assert [line["images_on"] for line in found[2:]] == ["cpu"] * 3
 
 
 def test_gpu_speed_says_that_the_autocast_of_inference_is_its_own(bench, toy):

@@ -36,7 +36,7 @@ def compare_images(best: Scores, second: Scores) -> str:
     return f"n = {len(pairs)} test images, {differing} of them differ, {median}, p = {p:.4g}"
 
 
-def sentence(methods: Mapping[str, Scores], last: Collection[str] = ()) -> str:
+def sentence(methods: Mapping[str, Scores], last: Collection[str]) -> str:
     """The note below Table I.
 
     Args:
@@ -48,8 +48,8 @@ def sentence(methods: Mapping[str, Scores], last: Collection[str] = ()) -> str:
         return "Wilcoxon signed-rank test: needs two methods that finished at every site."
     found = compare_images(methods[names[0]], methods[names[1]])
     test = f"Wilcoxon signed-rank test (two-sided, per image, seeds averaged), {names[0]} against {names[1]}: {found}."
-    ends = [name for name in names if name in last]
-    return f"{test} Only {ends[0]} is of the last round, or went on from it." if len(ends) == 1 else test
+    ends, best = ([name for name in names if (name in last) == wanted] for wanted in (True, False))
+    return f"{test} {ends[0]} is of the last round, or went on from it; {best[0]} is of its best." if ends and best else test
 
 
 def interval(strata: Sequence[Sequence[float]]) -> tuple[float, float] | None:

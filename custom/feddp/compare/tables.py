@@ -30,7 +30,7 @@ OVER_SEEDS = "Here ± is the population standard deviation over the seeds, of ea
 Line = tuple[Sequence[str], Measured, str]  # a row's labels, what it is of, before or after the last stage
 
 
-def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int, last: Collection[str] = ()) -> list[ResultTable]:
+def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int, last: Collection[str]) -> list[ResultTable]:
     """Table I or II with the test of its best two, each class, the other metrics, the spread, and the cases if any.
 
     Args:

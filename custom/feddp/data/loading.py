@@ -155,7 +155,7 @@ def _collated(
         yield collated if symmetries is None else _warped(collated, symmetries[start : start + batch])
 
 
-def to(batch: Batch | Sample, device: torch.device | str) -> Batch:
+def to(batch: Batch, device: torch.device | str) -> Batch:
     """Returns the batch with its tensors on `device`, as `moved`."""
     return _mapped(batch, lambda value: moved(value, device))
 

@@ -1,15 +1,16 @@
-"""Where the images of a site lie while it trains: on its GPU if there is room.
+"""Where the images of a site lie while it trains: on its GPU if there is room, else in the CPU's memory.
 
-From the CPU's memory one thread collates each batch, pins it and copies it: at 384 px a fast GPU waits for that.
+From there one thread collates each batch, pins it and copies it, which at 384 px is expected to take longer than a fast GPU
+takes for the step.
 """
 
 from typing import cast
 
 import torch
 
-from feddp.data.loading import Sample, to
+from feddp.data.loading import Sample
 
-SHARE = 8  # of a GPU's free memory, one part in so many may hold one list of samples; the rest is for training
+SHARE = 16  # a list of samples may take a sixteenth of a GPU's free memory: a site has two or three, and may not be alone there
 
 
 def placed(samples: list[Sample], device: torch.device) -> list[Sample]:
@@ -17,7 +18,12 @@ def placed(samples: list[Sample], device: torch.device) -> list[Sample]:
     if device.type != "cuda":
         return samples
     free, _ = torch.cuda.mem_get_info(device)
-    return within(free // SHARE, samples, device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of what torch keeps for itself
+    try:
+        return within((free + unused) // SHARE, samples, device)
+    except torch.OutOfMemoryError:  # another process was quicker
+        torch.cuda.empty_cache()
+        return samples
 
 
 def within(room: int, samples: list[Sample], device: torch.device) -> list[Sample]:
@@ -25,4 +31,8 @@ def within(room: int, samples: list[Sample], device: torch.device) -> list[Sampl
     tensors = [value for sample in samples for value in sample.values() if isinstance(value, torch.Tensor)]
     if sum(value.nbytes for value in tensors if value.device.type != device.type) > room:
         return samples
-    return [cast(Sample, to(sample, device)) for sample in samples]
+    return [cast(Sample, {name: _on(value, device) for name, value in sample.items()}) for sample in samples]
+
+
+def _on(value: object, device: torch.device) -> object:
+    return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -117,6 +117,11 @@ class SiteContext:
     def _ledger(self) -> Ledger:
         return Ledger(self.name, self.kept)
 
+    def release(self) -> None:
+        """Takes the site's images off its GPU."""
+        if self._site is not None:
+            self._site.leave_gpu()
+
     def open(self) -> Site:
         """Returns the site with its images, opened once per process.
 

@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +47,11 @@ class Pool(SiteContext):
         super().__init__(POOL, LOCAL, Expected(request.plan), None, policy, kept, simulated=True)
         self._folders, self._initial = folders, request.initial
 
-    @cached_property
-    def _pooled(self) -> PooledSite:
-        site = PooledSite(POOL, self._folders[0], self.plan, self.store, self.device, self._initial)
-        site.folders, site.stopped = self._folders, lambda: self.stopped()
-        return site
-
     def open(self) -> Site:
-        return self._pooled
+        if self._site is None:
+            self._site = site = PooledSite(POOL, self._folders[0], self.plan, self.store, self.device, self._initial)
+            site.folders, site.stopped = self._folders, lambda: self.stopped()
+        return self._site
 
 
 def run(request: Request) -> dict[str, Any]:

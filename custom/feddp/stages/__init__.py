@@ -70,12 +70,12 @@ def answered(task: str, message: Message, host: Host) -> Message:
 
     consents = not spec.consent or host.consents(spec.consent)
     if spec.kind in (Kind.HANDSHAKE, Kind.COLLECTION) and spec.stage in STAGES:
-        with memory_of(host.name):
+        with memory_of(host.name, host.release):
             host.open()  # a site that cannot open its images fails here, before it consents
     if spec.kind is Kind.HANDSHAKE or (spec.kind is Kind.COLLECTION and not consents):
         return Message(scalars={"consent": consents})
     if spec.kind is Kind.DELIVERY and message.tensors and not consents:
         raise PolicyError(f"site {host.name} does not consent to the exchange {spec.consent!r}, yet it was sent tensors")
-    with memory_of(host.name):
+    with memory_of(host.name, host.release):
         answer = stage_of(spec.stage).answer(task, message, host)
     return Message(answer.tensors, {"consent": consents, **answer.scalars}) if "consent" in spec.scalars else answer

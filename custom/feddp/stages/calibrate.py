@@ -4,7 +4,6 @@ among the sites that consent; then every site tunes its own network, guided by t
 from collections.abc import Mapping
 
 from feddp import protocol
-from feddp.data.placing import placed
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, STAGES, TRAIN
 from feddp.partition import Tensors
@@ -60,7 +59,7 @@ def calibrate(site: Site, peers: Mapping[str, Tensors]) -> Tuned:
         for peer, tensors in peers.items():
             spec.check(peer, tensors)
         site.store.write(PEERS, together(peers))
-        samples = placed(with_inconsistency(site.network, peer_networks(site), samples, settings.delta), site.device)
+        samples = site.placed(with_inconsistency(site.network, peer_networks(site), samples, settings.delta))
         loss = calibration_loss(loss, settings.lambda_, settings.delta)
     return tuned(site, SLOT, settings.calibration_epochs, settings.calibration_lr, loss, samples)
 

@@ -83,6 +83,7 @@ class Site:
             require_bfloat16(self.device, f"site {name}")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
         self._secret, self._run = secret, run
+        self._on_gpu = True  # its images, where there is room
         self.method = build_method(plan)
         self.network = build_network(plan)
         if initial is not None:
@@ -97,11 +98,11 @@ class Site:
 
     @cached_property
     def samples(self) -> list[Sample]:
-        return placed(self._split(*self.plan.training.trained_on), self.device)
+        return self.placed(self._split(*self.plan.training.trained_on))
 
     @cached_property
     def validation(self) -> list[Sample]:
-        return placed(self._split(self.plan.training.selection), self.device)
+        return self.placed(self._split(self.plan.training.selection))
 
     @cached_property
     def empty_dice(self) -> float:
@@ -111,6 +112,16 @@ class Site:
     @cached_property
     def test(self) -> list[Sample]:
         return self._split("test")
+
+    def leave_gpu(self) -> None:
+        """Takes the images off the GPU for as long as this process lives, because its memory was too small."""
+        self._on_gpu = False
+        for name in ("samples", "validation"):
+            self.__dict__.pop(name, None)
+
+    def placed(self, samples: list[Sample]) -> list[Sample]:
+        """Returns the samples on the GPU if there is room (`feddp.data.placing`), else as they are."""
+        return placed(samples, self.device) if self._on_gpu else samples
 
     def _split(self, *splits: str) -> list[Sample]:
         if lacking := self.folder.lacking(*splits):

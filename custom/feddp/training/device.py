@@ -2,7 +2,7 @@
 
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -49,8 +49,11 @@ def require_bfloat16(device: torch.device, called: str) -> None:
 
 
 @contextmanager
-def memory_of(site: str) -> Iterator[None]:
+def memory_of(site: str, release: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Names the remedy where torch lacks memory in the block.
+
+    Args:
+        release: called where a GPU's memory is full, to drop what the site can do without.
 
     Raises:
         InputError: in place of torch's error; names the site. What the GPU's cache holds is freed for other processes.
@@ -66,6 +69,7 @@ def memory_of(site: str) -> Iterator[None]:
             traceback.clear_frames(cause.__traceback__)
             cause = cause.__cause__ or cause.__context__
         if gpu:
+            release()
             torch.cuda.empty_cache()
         what = "GPU" if gpu else "machine"
         shared = ", or let fewer sites share the GPU" if gpu else ""

@@ -143,7 +143,7 @@ def test_each_sites_spread_over_the_seeds(result):
     so 43.89 ± 4.46. HD = 10 (1 − Dice). `other` is the same under both. `lost` failed under a seed: one seed has no spread."""
     lost = Result({0: result("lost", ONE[:1]).folders[0]}, {1: "broke"})
     named = {"one": result("one", ONE), "other": result("other", OTHER), "lost": lost, "never": Result({}, {0: "broke"})}
-    table = methods_tables(named, list(SITES), 2)[-1]
+    table = methods_tables(named, list(SITES), 2, ())[-1]
     assert (table.name, table.heads[:5]) == (
         "seeds",
         ("Method", *(f"Dice (%) {c}" for c in (*SITES, "Average")), "IoU (%) site-1"),
@@ -157,7 +157,7 @@ def test_each_sites_spread_over_the_seeds(result):
     assert cells[3] == ["never", "failed: broke", *[""] * 8]
     assert table.best() == {(0, 1), (1, 2), (0, 3), (0, 4), (1, 5), (0, 6), (0, 7), (1, 8), (0, 9)}
     assert "over the seeds" in table.notes[0]
-    assert "seeds" not in [table.name for table in methods_tables({"one": result("single", ONE[:1])}, list(SITES), 1)]
+    assert "seeds" not in [table.name for table in methods_tables({"one": result("single", ONE[:1])}, list(SITES), 1, ())]
 
 
 def test_failed_runs_are_in_the_table(result):
@@ -196,7 +196,7 @@ def test_cases_take_the_images_place(result):
     one = with_cases(result("one", ONE), seeds)
     old = result("old", OTHER)
     partly = with_cases(result("partly", OTHER), [{"site-1": seed["site-1"]} for seed in seeds])
-    more = methods_tables({"one": one, "old": old, "partly": partly}, list(SITES), 2)
+    more = methods_tables({"one": one, "old": old, "partly": partly}, list(SITES), 2, ())
     table = more[-1]
     assert table.name == "volumes"
     assert table.heads[1:6] == (*(f"Dice (%) {c}" for c in (*SITES, "Average", "± seeds")), "IoU (%) site-1")
@@ -232,7 +232,7 @@ def test_each_of_several_classes_has_a_table(result):
     write_run(tmp := both.folders[1].parent / "again", ONE[1])
     both.folders[1] = tmp
     named = {"one": one, "old": old, "both": both}
-    tables = methods_tables(named, list(SITES), 2)
+    tables = methods_tables(named, list(SITES), 2, ())
     assert [table.name for table in tables] == [
         "methods",
         "methods_class_1",
@@ -252,7 +252,7 @@ def test_each_of_several_classes_has_a_table(result):
 
 
 def test_runs_without_volumes_have_no_table_of_them(result):
-    tables = methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), 2)
+    tables = methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), 2, ())
     assert [table.name for table in tables] == ["methods", "methods_more", "spread", "seeds"]
 
 
@@ -293,17 +293,16 @@ def test_wilcoxon_by_hand(result):
     assert best_two(found) == ["b", "w"]
     said = compare_images(found["b"], found["w"])
     assert said == "n = 5 test images, 5 of them differ, median difference +3.00 points of Dice, p = 0.0625"
-    assert "b against w: n = 5" in sentence(found)
     for alike in ((), ("b", "w"), ("x",)):
-        assert sentence(found, alike).endswith("p = 0.0625.")
-    for alone in ("b", "w"):
-        assert sentence(found, (alone,)).endswith(f"p = 0.0625. Only {alone} is of the last round, or went on from it.")
+        assert sentence(found, alike).endswith(f"b against w: {said}.")
+    for one, other in (("b", "w"), ("w", "b")):
+        assert sentence(found, (one,)).endswith(f". {one} is of the last round, or went on from it; {other} is of its best.")
 
 
 def test_wilcoxon_where_nothing_differs(result):
     same = scores(result("a", ONE), list(SITES))
     assert compare_images(same, same) == "no difference in any image (n = 4)"
-    assert "needs two methods" in sentence({"a": same})
+    assert "needs two methods" in sentence({"a": same}, ())
 
 
 def test_seconds_and_bytes_by_hand(result):

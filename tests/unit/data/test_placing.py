@@ -38,14 +38,36 @@ def test_batches_of_placed_samples_are_there():
     assert (part["image"].device, part["image"].shape, part["mask"].device) == (META, (2, 3, 8, 8), META)
 
 
-@pytest.mark.parametrize("free", [8 * 3 * BYTES, 8 * 3 * BYTES - 1])
-def test_an_eighth_of_a_gpu_s_free_memory_is_for_one_list(monkeypatch, free):
-    """The remaining seven are for training; `total` does not matter, because other processes may use the GPU."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1 << 40))
-    rooms = []
-    monkeypatch.setattr(placing, "within", lambda room, samples, device: rooms.append((room, device)))
-    placed(toy(), torch.device("cuda:1"))
-    assert rooms == [(free // 8, torch.device("cuda:1"))]
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of which `free` bytes are free for all processes, and 100 of the 300 that torch keeps are unused."""
+
+    def make(free: int) -> torch.device:
+        found = {"mem_get_info": (free, 1 << 40), "memory_reserved": 300, "memory_allocated": 200}
+        for name, value in found.items():
+            monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+        monkeypatch.setattr(placing, "within", lambda room, samples, device: ("within", room, device))
+        return torch.device("cuda:1")
+
+    return make
+
+
+@pytest.mark.parametrize(("free", "room"), [(1500, 100), (1499, 99), (0, 6)])
+def test_a_sixteenth_of_a_gpu_s_free_memory_is_for_one_list(gpu, free, room):
+    """(1500 + 100) / 16 = 100 bytes. What other processes use counts as used; what torch keeps unused counts as free."""
+    device = gpu(free)
+    assert placed(toy(), device) == ("within", room, device)
+
+
+def test_where_another_process_was_quicker_they_stay(gpu, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    emptied, samples, device = [], toy(), gpu(1500)
+    monkeypatch.setattr(placing, "within", full)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    assert placed(samples, device) is samples
+    assert emptied == [True]
 
 
 def test_on_the_cpu_they_stay():

@@ -101,7 +101,7 @@ def test_a_stage_whose_answer_lacks_memory_says_so(monkeypatch, plan_for, task, 
         raise error
 
     monkeypatch.setattr(stage_of(protocol.spec_of(task).stage), "answer", answer)
-    host = SimpleNamespace(name="A", plan=plan_for(), request=None, consents=lambda word: True)
+    host = SimpleNamespace(name="A", plan=plan_for(), request=None, consents=lambda word: True, release=list)
     with pytest.raises(
         InputError, match=f"^site A: its {what} has too little memory .* smaller --set batch, --size or --network"
     ):
@@ -113,9 +113,29 @@ def test_a_site_that_lacks_memory_when_it_is_opened_says_so_too(plan_for, task):
     def opened():
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    host = SimpleNamespace(name="A", plan=plan_for(), request=None, consents=lambda word: True, open=opened)
+    host = SimpleNamespace(name="A", plan=plan_for(), request=None, consents=lambda word: True, open=opened, release=list)
     with pytest.raises(InputError, match="^site A: its GPU has too little memory"):
         answered(task, Message(), host)
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [(torch.OutOfMemoryError("CUDA out of memory."), ["released", "emptied"]), (RuntimeError("can't allocate memory"), [])],
+)
+@pytest.mark.parametrize("task", [protocol.INTRODUCE, protocol.TRAIN])
+def test_where_a_gpu_is_full_the_site_releases_its_images_before_the_cache_is_emptied(
+    monkeypatch, plan_for, task, error, wanted
+):
+    def fails(*_):
+        raise error
+
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
+    monkeypatch.setattr(stage_of(protocol.spec_of(task).stage), "answer", fails)
+    about = {"name": "A", "plan": plan_for(), "request": None, "open": fails, "consents": lambda word: True}
+    with pytest.raises(InputError):
+        answered(task, Message(), SimpleNamespace(**about, release=lambda: calls.append("released")))
+    assert calls == wanted
 
 
 @pytest.mark.parametrize("ask", [lambda: asked_for("cpu"), lambda: dealt("cpu", ["A"]), lambda: settle("cuda", 1)])
