@@ -5,7 +5,7 @@ memory (bytes read and written). PyTorch counts an epoch's arithmetic. Its least
 backward pass, written and read once, and what the optimiser reads and writes; of inference, the parameters and images read, and
 the maps written. Shares of the bounds say how far the loop is from them.
 
-A site holds its images on the GPU where there is room; `training, images on the CPU` is the rate without that. Each line says
+A site holds its images on the GPU where there is room; `training, images on the CPU` is of a site without. Each line says
 where the images were; on the GPU they count in its peak memory.
 
 `inference` in bfloat16 is under an autocast of this benchmark, which the product's `predict` does not have: it predicts in

@@ -82,7 +82,7 @@ def test_methods_leave_tables_and_curves(compare, fake, tmp_path, strange, monke
     assert "**53.50 ± 2.50**" in table
     assert (
         "feddp against fedavg: n = 4 test images, 4 of them differ, median difference +9.00 points of Dice, p = 0.125. feddp is"
-        " of the last round, or went on from it; fedavg is of its best." in table
+        " of the last round or went on from it; fedavg is of the best round." in table
     )
     assert "feddp against fedavg" in " ".join(done.output.split())
     assert found["Runs that failed"].endswith("None.\n")

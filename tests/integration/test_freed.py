@@ -17,7 +17,6 @@ from feddp.flare import messages
 from feddp.flare.controller import StageController
 from feddp.flare.persistor import SharedTensorPersistor
 from support.server import SITES, Engine, good
-from support.site import FlareSite
 
 ROUNDS = 5
 
@@ -104,14 +103,3 @@ def _answered(communicator, site):
         numbers = messages.unpack(good(site, name, {}, scalars))[1]
         with communicator._engine.new_context() as fl_ctx:
             communicator.process_submission(client, name, id, messages.pack(given, **numbers), fl_ctx)
-
-
-def test_a_site_whose_gpu_is_full_loads_its_images_anew(toy, plan_for, tiny_root, tmp_path):
-    """They are no longer placed on the GPU then (`Site.leave_gpu`). Before a site is open there is nothing to take off."""
-    site = FlareSite(plan_for(network=toy), tmp_path, simulated=True, data=tiny_root / "site-1")
-    context = site.component.context(site.fl_ctx)
-    context.release()
-    before = context.open().samples
-    assert context.open().samples is before
-    context.release()
-    assert context.open().samples is not before

@@ -49,7 +49,9 @@ def sentence(methods: Mapping[str, Scores], last: Collection[str]) -> str:
     found = compare_images(methods[names[0]], methods[names[1]])
     test = f"Wilcoxon signed-rank test (two-sided, per image, seeds averaged), {names[0]} against {names[1]}: {found}."
     ends, best = ([name for name in names if (name in last) == wanted] for wanted in (True, False))
-    return f"{test} {ends[0]} is of the last round, or went on from it; {best[0]} is of its best." if ends and best else test
+    return (
+        f"{test} {ends[0]} is of the last round or went on from it; {best[0]} is of the best round." if ends and best else test
+    )
 
 
 def interval(strata: Sequence[Sequence[float]]) -> tuple[float, float] | None:

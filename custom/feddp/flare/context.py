@@ -117,10 +117,9 @@ class SiteContext:
     def _ledger(self) -> Ledger:
         return Ledger(self.name, self.kept)
 
-    def release(self) -> None:
-        """Takes the site's images off its GPU."""
-        if self._site is not None:
-            self._site.leave_gpu()
+    def release(self) -> bool:
+        """Takes the site's images off its GPU; returns whether any lay there."""
+        return self._site is not None and self._site.leave_gpu()
 
     def open(self) -> Site:
         """Returns the site with its images, opened once per process.

@@ -92,7 +92,7 @@ class AtSite(Protocol):
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """The training images and masks. On a GPU with room their tensors lie there."""
+        """The training images and masks. Their tensors lie on the network's device or on the CPU."""
 
     def segmentation_loss(self, logits: Tensor, mask: Tensor) -> Tensor:
         """Returns L_seg of logits and masks (B,C,H,W), a scalar."""

@@ -6,6 +6,7 @@ The stage `x` is the module `feddp.stages.x`. `feddp.methods.base.STAGES` gives 
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -66,16 +67,23 @@ def answered(task: str, message: Message, host: Host) -> Message:
     spec = protocol.spec_of(task)
     if task not in protocol.tasks_of(stages_of(host.plan, host.request is not None)):
         raise PolicyError(f"site {host.name}: task {task} belongs to no stage of this job; it was not answered")
-    from feddp.training.device import memory_of  # imported here: the server's side of a job needs no torch for it
+    from feddp.training.device import FullGPU, memory_of  # imported here: the server's side of a job needs no torch for it
 
     consents = not spec.consent or host.consents(spec.consent)
     if spec.kind in (Kind.HANDSHAKE, Kind.COLLECTION) and spec.stage in STAGES:
-        with memory_of(host.name, host.release):
+        with memory_of(host.name):
             host.open()  # a site that cannot open its images fails here, before it consents
     if spec.kind is Kind.HANDSHAKE or (spec.kind is Kind.COLLECTION and not consents):
         return Message(scalars={"consent": consents})
     if spec.kind is Kind.DELIVERY and message.tensors and not consents:
         raise PolicyError(f"site {host.name} does not consent to the exchange {spec.consent!r}, yet it was sent tensors")
-    with memory_of(host.name, host.release):
-        answer = stage_of(spec.stage).answer(task, message, host)
+    try:
+        with memory_of(host.name):
+            answer = stage_of(spec.stage).answer(task, message, host)
+    except FullGPU as error:
+        if not host.release():
+            raise
+        logging.getLogger("feddp").warning("%s. Its images left the GPU, and task %s is repeated", error, task)
+        with memory_of(host.name):
+            answer = stage_of(spec.stage).answer(task, message, host)
     return Message(answer.tensors, {"consent": consents, **answer.scalars}) if "consent" in spec.scalars else answer

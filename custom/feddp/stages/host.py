@@ -44,5 +44,5 @@ class Host(Protocol):
     def open(self) -> Site:
         """Returns the site with its images; it is opened once per process."""
 
-    def release(self) -> None:
-        """Takes the site's images off its GPU, whose memory was too small."""
+    def release(self) -> bool:
+        """Takes the site's images off its GPU, whose memory was too small; returns whether any lay there."""

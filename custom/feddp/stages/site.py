@@ -83,7 +83,7 @@ class Site:
             require_bfloat16(self.device, f"site {name}")
         self.name, self.folder, self.plan, self.store, self.stopped = name, folder, plan, store, stopped
         self._secret, self._run = secret, run
-        self._on_gpu = True  # its images, where there is room
+        self._may_place, self._has_placed = True, False  # images on the GPU
         self.method = build_method(plan)
         self.network = build_network(plan)
         if initial is not None:
@@ -113,15 +113,19 @@ class Site:
     def test(self) -> list[Sample]:
         return self._split("test")
 
-    def leave_gpu(self) -> None:
-        """Takes the images off the GPU for as long as this process lives, because its memory was too small."""
-        self._on_gpu = False
-        for name in ("samples", "validation"):
-            self.__dict__.pop(name, None)
+    def leave_gpu(self) -> bool:
+        """Keeps the images in the CPU's memory from now on, in this process; returns whether any lay on the GPU."""
+        left, self._may_place, self._has_placed = self._has_placed, False, False
+        if left:
+            for name in ("samples", "validation"):
+                self.__dict__.pop(name, None)  # loaded again when needed
+        return left
 
     def placed(self, samples: list[Sample]) -> list[Sample]:
         """Returns the samples on the GPU if there is room (`feddp.data.placing`), else as they are."""
-        return placed(samples, self.device) if self._on_gpu else samples
+        found = placed(samples, self.device) if self._may_place else samples
+        self._has_placed |= found is not samples
+        return found
 
     def _split(self, *splits: str) -> list[Sample]:
         if lacking := self.folder.lacking(*splits):

@@ -2,7 +2,7 @@
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,6 +12,10 @@ from feddp.reading import short
 
 FULL = ("error: out of memory", "ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")  # as CUDA, cuBLAS and cuDNN say it of a GPU
 BFLOAT16 = ("avx512_bf16", "bf16")  # a CPU's instructions for it: x86, ARM
+
+
+class FullGPU(InputError):
+    """A GPU has too little memory."""
 
 
 def usable(name: str, called: str, remedy: str) -> torch.device:
@@ -49,14 +53,12 @@ def require_bfloat16(device: torch.device, called: str) -> None:
 
 
 @contextmanager
-def memory_of(site: str, release: Callable[[], None] = lambda: None) -> Iterator[None]:
+def memory_of(site: str) -> Iterator[None]:
     """Names the remedy where torch lacks memory in the block.
 
-    Args:
-        release: called where a GPU's memory is full, to drop what the site can do without.
-
     Raises:
-        InputError: in place of torch's error; names the site. What the GPU's cache holds is freed for other processes.
+        FullGPU: in place of torch's error; names the site. What the GPU's cache holds is freed for other processes.
+        InputError: the same where the machine's memory is full.
     """
     try:
         yield
@@ -69,11 +71,10 @@ def memory_of(site: str, release: Callable[[], None] = lambda: None) -> Iterator
             traceback.clear_frames(cause.__traceback__)
             cause = cause.__cause__ or cause.__context__
         if gpu:
-            release()
             torch.cuda.empty_cache()
         what = "GPU" if gpu else "machine"
         shared = ", or let fewer sites share the GPU" if gpu else ""
-        raise InputError(
+        raise (FullGPU if gpu else InputError)(
             f"site {site}: its {what} has too little memory ({short(str(error).splitlines()[0], 200)}); submit the job with a"
             f" smaller --set batch, --size or --network{shared}"
         ) from error

@@ -296,7 +296,9 @@ def test_wilcoxon_by_hand(result):
     for alike in ((), ("b", "w"), ("x",)):
         assert sentence(found, alike).endswith(f"b against w: {said}.")
     for one, other in (("b", "w"), ("w", "b")):
-        assert sentence(found, (one,)).endswith(f". {one} is of the last round, or went on from it; {other} is of its best.")
+        assert sentence(found, (one,)).endswith(
+            f". {one} is of the last round or went on from it; {other} is of the best round."
+        )
 
 
 def test_wilcoxon_where_nothing_differs(result):

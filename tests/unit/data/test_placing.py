@@ -54,7 +54,9 @@ def gpu(monkeypatch):
 
 @pytest.mark.parametrize(("free", "room"), [(1500, 100), (1499, 99), (0, 6)])
 def test_a_sixteenth_of_a_gpu_s_free_memory_is_for_one_list(gpu, free, room):
-    """(1500 + 100) / 16 = 100 bytes. What other processes use counts as used; what torch keeps unused counts as free."""
+    """(1500 + 100) / 16 = 100 bytes; 1599 / 16 and 100 / 16 are rounded down.
+
+    What other processes use counts as used; what torch keeps unused counts as free."""
     device = gpu(free)
     assert placed(toy(), device) == ("within", room, device)
 

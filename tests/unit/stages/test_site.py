@@ -660,27 +660,27 @@ def test_a_site_places_what_it_trains_and_chooses_with(plan_for, open_site, toy,
     """Training and validation images are read in every round, test images in the evaluation alone. Where the GPU's memory was
     too small they are loaded anew, and no longer placed."""
     counts = []
-    monkeypatch.setattr(
-        "feddp.stages.site.placed", lambda samples, device: counts.append((len(samples), device.type)) or samples
-    )
+    copied = lambda samples, device: counts.append((len(samples), device.type)) or [*samples]  # noqa: E731
+    monkeypatch.setattr("feddp.stages.site.placed", copied)
+    site = open_site(plan_for(network=toy))
+    assert not site.leave_gpu(), "nothing lay there"
     site = open_site(plan_for(network=toy))
     before = site.samples, site.validation
     assert [len(samples) for samples in (*before, site.test)] == [8, 2, 2]
     assert counts == [(8, "cpu"), (2, "cpu")]
-    site.leave_gpu()
+    assert site.leave_gpu()
+    assert not site.leave_gpu(), "nothing is left there"
     assert not any(one is other for one, other in zip(before, (site.samples, site.validation), strict=True))
     assert [len(site.samples), len(site.validation), len(site.placed(site.test))] == [8, 2, 2]
     assert len(counts) == 2
 
 
 def test_the_calibration_places_its_maps(adopted, monkeypatch):
-    """Else a batch's images would be collated on the GPU, and its δ on the CPU."""
+    """Else δ's maps would be collated on the CPU, and copied for each batch."""
     one, two = adopted()
     placed, trained = [], []
     monkeypatch.setattr(one, "placed", lambda samples: placed.extend(samples) or placed)
     monkeypatch.setattr("feddp.stages.calibrate.tuned", lambda *given: trained.append(given[-1]))
-    _ = one.samples
-    placed.clear()
     calibrate(one, {"site-2": personal(two)})
     assert trained[0] is placed
     assert len(placed) == 8

@@ -118,24 +118,23 @@ def test_a_site_that_lacks_memory_when_it_is_opened_says_so_too(plan_for, task):
         answered(task, Message(), host)
 
 
-@pytest.mark.parametrize(
-    ("error", "wanted"),
-    [(torch.OutOfMemoryError("CUDA out of memory."), ["released", "emptied"]), (RuntimeError("can't allocate memory"), [])],
-)
-@pytest.mark.parametrize("task", [protocol.INTRODUCE, protocol.TRAIN])
-def test_where_a_gpu_is_full_the_site_releases_its_images_before_the_cache_is_emptied(
-    monkeypatch, plan_for, task, error, wanted
-):
-    def fails(*_):
+FULL, SMALL = torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("can't allocate memory")
+
+
+@pytest.mark.parametrize(("error", "held", "asked"), [(FULL, True, 2), (FULL, False, 1), (SMALL, True, 1)])
+def test_a_task_is_repeated_once_where_images_left_a_full_gpu(monkeypatch, plan_for, error, held, asked):
+    """Not where none lay there, nor where the machine's own memory is full: nothing would be different then."""
+    tasks: list[str] = []
+
+    def fails(task, message, host):
+        tasks.append(task)
         raise error
 
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
-    monkeypatch.setattr(stage_of(protocol.spec_of(task).stage), "answer", fails)
-    about = {"name": "A", "plan": plan_for(), "request": None, "open": fails, "consents": lambda word: True}
-    with pytest.raises(InputError):
-        answered(task, Message(), SimpleNamespace(**about, release=lambda: calls.append("released")))
-    assert calls == wanted
+    monkeypatch.setattr(stage_of("train"), "answer", fails)
+    host = SimpleNamespace(name="A", plan=plan_for(), request=None, consents=lambda word: True, release=lambda: held)
+    with pytest.raises(InputError, match="^site A: its (GPU|machine) has too little memory"):
+        answered(protocol.TRAIN, Message(), host)
+    assert tasks == [protocol.TRAIN] * asked
 
 
 @pytest.mark.parametrize("ask", [lambda: asked_for("cpu"), lambda: dealt("cpu", ["A"]), lambda: settle("cuda", 1)])
