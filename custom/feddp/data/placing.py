@@ -10,7 +10,7 @@ import torch
 
 from feddp.data.loading import Sample
 
-# a list of samples may take a sixteenth of a GPU's free memory: a site has three at most, and four sites leave half of it free
+# a list of samples may take a sixteenth of a GPU's free memory: a site has three at most, and four sites leave 46 % of it free
 SHARE = 16
 
 

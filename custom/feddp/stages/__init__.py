@@ -77,13 +77,18 @@ def answered(task: str, message: Message, host: Host) -> Message:
         return Message(scalars={"consent": consents})
     if spec.kind is Kind.DELIVERY and message.tensors and not consents:
         raise PolicyError(f"site {host.name} does not consent to the exchange {spec.consent!r}, yet it was sent tensors")
-    try:
+
+    def attempt() -> Message:
         with memory_of(host.name):
-            answer = stage_of(spec.stage).answer(task, message, host)
+            return stage_of(spec.stage).answer(task, message, host)
+
+    answer: Message | None = None
+    try:
+        answer = attempt()
     except FullGPU as error:
         if not host.release():
             raise
         logging.getLogger("feddp").warning("%s. Its images left the GPU, and task %s is repeated", error, task)
-        with memory_of(host.name):
-            answer = stage_of(spec.stage).answer(task, message, host)
+    if answer is None:  # not in the handler: a second error would hold on to the first
+        answer = attempt()
     return Message(answer.tensors, {"consent": consents, **answer.scalars}) if "consent" in spec.scalars else answer

@@ -67,8 +67,10 @@ def memory_of(site: str) -> Iterator[None]:
         if not gpu and "can't allocate memory" not in str(error):
             raise
         cause: BaseException | None = error
-        while cause is not None:  # their frames hold the failed step's tensors
+        cleared: list[BaseException] = []
+        while cause is not None and cause not in cleared:  # their frames hold the failed step's tensors
             traceback.clear_frames(cause.__traceback__)
+            cleared.append(cause)
             cause = cause.__cause__ or cause.__context__
         if gpu:
             torch.cuda.empty_cache()

@@ -79,6 +79,14 @@ def test_what_the_failed_step_held_is_free_when_the_cache_is_emptied(monkeypatch
     assert left == [None]
 
 
+def test_errors_that_name_each_other_come_to_an_end():
+    """As where one error object is raised again while an error that it caused is handled."""
+    full, other = torch.OutOfMemoryError("CUDA out of memory."), ValueError("no buffer")
+    full.__cause__, other.__cause__ = other, full
+    with pytest.raises(InputError, match="its GPU"), memory_of("A"):
+        raise full
+
+
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError("can't allocate memory")])
 def test_other_errors_pass(error):
     with pytest.raises(type(error), match=str(error)), memory_of("A"):
