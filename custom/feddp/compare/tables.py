@@ -1,9 +1,8 @@
 """The tables of a comparison: test metrics of methods, of studies and at unseen sites."""
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from feddp.compare.leave_one_out import UnseenResult
 from feddp.compare.scores import AVERAGE, CASE, FINAL, IMAGE, Measured, Result, Unit, classes_of, has_cases, scores
@@ -60,11 +59,16 @@ def class_tables(
     name: str, title: str, heads: Sequence[str], lines: Sequence[Line], sites: list[str], seeds: int
 ) -> list[ResultTable]:
     """Dice and ASSD of each class alone, one table for each; none where there is one class."""
-    alone = partial(scores_table, heads=heads, lines=lines, metrics=("dice", "assd"), sites=sites, seeds=seeds, per_site=True)
-    return [
-        alone(f"{name}_class_{number}", f"{title}: {one} alone", class_name=one)
-        for number, one in enumerate(classes_of(result for _, result, _ in lines), 1)
-    ]
+
+    def alone(name: str, title: str, class_name: str) -> ResultTable:
+        return scores_table(name, title, heads, lines, ("dice", "assd"), sites, seeds, per_site=True, class_name=class_name)
+
+    return by_class(alone, name, title, classes_of(result for _, result, _ in lines))
+
+
+def by_class(table: Callable[[str, str, str], ResultTable], name: str, title: str, classes: Iterable[str]) -> list[ResultTable]:
+    """Returns `table(name, title, class)` of each class, with a name and a title of its own."""
+    return [table(f"{name}_class_{number}", f"{title}: {one} alone", one) for number, one in enumerate(classes, 1)]
 
 
 def study_table(

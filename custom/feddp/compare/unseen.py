@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.compare.scores import Result, Summary, over_seeds
-from feddp.compare.tables import OPTIMISTIC, failed
+from feddp.compare.tables import OPTIMISTIC, by_class, failed
 from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.data.loading import Sample, load
 from feddp.data.progress import track
@@ -59,8 +59,7 @@ def unseen_tables(
     }
     count = len(folder.rows_of("test"))
     notes = [f"{count} images of {folder.site} in split test. Ensemble: the mean of the sites' probability maps."]
-    absent = {label: result.folders and found[label].keys() != {*sites, ENSEMBLE} for label, result in methods.items()}
-    if blank := [label for label in methods if absent[label]]:
+    if blank := [label for label, result in methods.items() if result.folders and found[label].keys() != {*sites, ENSEMBLE}]:
         notes.append(f"{BLANK}: a network of a site is not there ({', '.join(blank)}).")
     if any("test" in result.selections for result in methods.values()):
         notes.append(OPTIMISTIC)
@@ -77,8 +76,7 @@ def unseen_tables(
         return ResultTable(name, title, heads, better, tuple(rows), tuple(notes))
 
     title = f"Table IV: the unseen site {folder.site}"
-    alone = [table(f"unseen_class_{n}", f"{title}: {one} alone", one) for n, one in enumerate(classes, 1)]
-    return [table("unseen", title, ""), *alone]
+    return [table("unseen", title, ""), *by_class(table, "unseen", title, classes)]
 
 
 def _summaries(

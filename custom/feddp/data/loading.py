@@ -157,7 +157,7 @@ def _collated(
 
 def to(batch: Batch, device: torch.device | str) -> Batch:
     """Returns the batch with its tensors on `device`, as `moved`."""
-    return _mapped(batch, lambda value: moved(value, device))
+    return mapped(batch, lambda value: moved(value, device))
 
 
 def moved(value: torch.Tensor, device: torch.device | str) -> torch.Tensor:
@@ -181,8 +181,9 @@ def _warped(batch: Batch, symmetries: torch.Tensor) -> Batch:
         value = torch.where(down, value.flip(-2), value)
         return torch.where(transposed, value.mT, value)
 
-    return _mapped(batch, warp)
+    return mapped(batch, warp)
 
 
-def _mapped(batch: Mapping[str, object], change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+def mapped(batch: Mapping[str, object], change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """Returns a batch, or a sample, with each of its tensors changed; its other entries stay."""
     return cast(Batch, {name: change(value) if isinstance(value, torch.Tensor) else value for name, value in batch.items()})

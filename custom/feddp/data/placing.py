@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from feddp.data.loading import Sample
+from feddp.data.loading import Sample, mapped
 
 # a list of samples may take a sixteenth of a GPU's free memory: a site has three at most, and four sites leave 46 % of it free
 SHARE = 16
@@ -32,8 +32,5 @@ def within(room: int, samples: list[Sample], device: torch.device) -> list[Sampl
     tensors = [value for sample in samples for value in sample.values() if isinstance(value, torch.Tensor)]
     if sum(value.nbytes for value in tensors if value.device.type != device.type) > room:
         return samples
-    return [cast(Sample, {name: _on(value, device) for name, value in sample.items()}) for sample in samples]
-
-
-def _on(value: object, device: torch.device) -> object:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+    # not pinned first, as by `to`: this is done once, and torch would keep the pinned memory
+    return [cast(Sample, mapped(sample, lambda value: value.to(device))) for sample in samples]
