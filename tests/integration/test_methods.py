@@ -229,12 +229,13 @@ def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, t
         assert all(own[key].equal(ends[1][name][key]) for key in own)
 
 
-@pytest.mark.parametrize("method", ["fedlc", "feddg", "iop_fl", "virtual_class", "pflfe", "fedbabu"])
+@pytest.mark.parametrize("method", ["fedlc", "feddg", "iop_fl", "virtual_class", "pflfe", "fedbabu", "ditto"])
 def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, tiny_root, tmp_path, method):
-    """Of the shapes that test_environments.py does not run in FLARE's processes: an exchange at every epoch, one before the
+    """Of the shapes that test_environments.py does not run in FLARE's simulator: an exchange at every epoch, one before the
     rounds, a personal model that is accumulated from what is sent, a network of the method's own, two aggregations a round,
-    and a tuning."""
-    more = {"fedbabu": {"tune_epochs": 1}, "fedlc": {"heads_epochs": 2}}.get(method, {})
+    a tuning, and a personal model that IGC exchanges."""
+    igc = {"stages": (*METHODS["ditto"].stages, "calibrate")}
+    more = {"fedbabu": {"tune_epochs": 1}, "fedlc": {"heads_epochs": 2}, "ditto": igc}.get(method, {})
     plan = plan_for(method=method, network="pvt", start="last", **more)
     (tmp_path / "server").mkdir()
     policy = {"consent": list(protocol.CONSENTS), "seed": "plan", "min_images": 1, "std_images": 1}
