@@ -125,7 +125,7 @@ class FakeRuns:
         self.broken: set[str] = set()
         self.error = FedDPError
 
-    def __call__(self, data, out, options, env="sim", device="cpu", threads=None, without_consent=(), sites=SITES):
+    def __call__(self, data, out, options, env="sim", device="cpu", threads=None, without_consent=(), sites=SITES, rounds=None):
         assert not out.exists(), "feddp run refuses a folder that holds anything"
         self.calls.append((f"{out.parent.name}/{out.name}", options))
         self.places.append((env, device, threads))

@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 
 from feddp.compare.scores import BEFORE, FINAL, Result
+from feddp.compare.shared_rounds import SharedRounds
 from feddp.compare.variants import WHEN, Common, Variant
 from feddp.errors import FedDPError, InputError
 from feddp.files import RESULTS, RUN, write_json
@@ -196,8 +197,12 @@ class Campaign:
                     raise InputError(f"--methods: {other} and {one} are the same run; name one of them")
 
     def execute(self, place: Place = Place()) -> dict[Variant, Result]:
-        """Runs what is not finished, as `attempt_all`."""
-        reasons = attempt_all("run", self.runs, lambda run: self._execute(run, place))
+        """Runs what is not finished, as `attempt_all`; without FLARE, rounds that several runs have in common once."""
+        runs, shared = self.runs, None
+        if place.env == "local":
+            shared = SharedRounds(runs, self.out)
+            runs = shared.together(runs)
+        reasons = attempt_all("run", runs, lambda run: self._execute(run, place, shared))
         self.failed = {run.name: reasons[run.folder] for run in self.runs if run.folder in reasons}
         return {variant: _result(self._runs[slug], reasons, variant.when) for variant, slug in self._slugs.items()}
 
@@ -249,19 +254,28 @@ class Campaign:
         folder = self.out / "runs" / slug / f"seed-{seed}"
         return Run(replace(variant, when=FINAL), variant.options(self.common, seed), wanted, folder, self.label)
 
-    def _execute(self, run: Run, place: Place) -> None:
+    def _execute(self, run: Run, place: Place, shared: SharedRounds | None) -> None:
         if not run.began():
             shutil.rmtree(run.folder, ignore_errors=True)
         machine = f"{platform.platform()}, {os.cpu_count()} CPUs, device {place.device}, torch {torch.__version__}"
         run.note(False, machine)
         threads = place.threads if METHODS[run.options.method].federated else None
         run_options.run_here(
-            self.data, run.folder, run.options, env=place.env, device=place.device, threads=threads, sites=self.sites
+            self.data,
+            run.folder,
+            run.options,
+            env=place.env,
+            device=place.device,
+            threads=threads,
+            sites=self.sites,
+            rounds=None if shared is None else shared.folder(run),
         )
         # hundreds of MB per run: every site's states and copies of the job
         for folder in (WORKSPACE, SIMULATOR):
             shutil.rmtree(run.folder / folder, ignore_errors=True)
         run.note(True, machine)
+        if shared is not None:
+            shared.release(run)
 
 
 def _result(runs: Sequence[Run], reasons: Mapping[Path, str], when: str) -> Result:

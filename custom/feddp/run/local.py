@@ -14,6 +14,7 @@ from feddp.flare.configuration import APPS, FILES, SERVER
 from feddp.flare.context import SiteContext
 from feddp.flare.kept import files_of, kept_below
 from feddp.jobs.folder import LOCAL
+from feddp.run import rounds
 from feddp.run.answering import Answering, LocalSites, note
 from feddp.run.session import Request
 from feddp.run.workers import WorkersServer, started, workers_of
@@ -139,7 +140,11 @@ def local(request: Request, job: Path) -> Iterator[LocalRun]:
 
     def serve(server: Path, log: Path, stopped: threading.Event) -> None:
         config = (job / APPS[SERVER] / FILES[SERVER]).parent
+        if request.rounds is not None:
+            rounds.take(plan, root, request.rounds)
         memory = ServerMemory(plan, LOCAL, server, files_of(kept_below(server), LOCAL), config)
+        if request.rounds is not None:
+            memory.watch(partial(rounds.keep, plan, root, request.rounds), earlier=False)
         with ExitStack() as stack:
             asked: Server
             if (count := workers_of(request)) == 1:

@@ -148,6 +148,7 @@ def run_here(
     without_consent: Sequence[str] = (),
     sites: Sequence[str] | None = None,
     verbose: bool = False,
+    rounds: Path | None = None,
 ) -> dict[str, Any]:
     """Runs over sites below `data` on this machine; leaves tables and networks in `out`, returns the results.
 
@@ -159,6 +160,7 @@ def run_here(
         without_consent: sites that refuse every exchange among sites.
         sites: those that take part; all of them if None.
         verbose: shows the lines of the logs too.
+        rounds: where runs with equal rounds keep and find them (`feddp.run.rounds`), if `env` is "local".
 
     Raises:
         InputError: an option is wrong, `out` is taken, or the run failed; says which, and where its log is.
@@ -172,7 +174,7 @@ def run_here(
     policies = policies_of(plan, data, device, without_consent)
     where = {"env": env, "device": device, "threads": threads, "without-consent": list(without_consent)}
     config = write_config({"data": data.resolve(), "sites": list(sites), **options.typed(), **where}, plan.digest()[:12])
-    request = Request(plan, policies, out, threads, options.initial(plan), env, config=config, verbose=verbose)
+    request = Request(plan, policies, out, threads, options.initial(plan), env, config=config, verbose=verbose, rounds=rounds)
     if not METHODS[options.method].federated:
         if env == "poc" or threads is not None or without_consent:
             raise InputError(

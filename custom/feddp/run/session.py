@@ -78,6 +78,7 @@ class Request:
     resume: str = ""  # the id of the run that is continued
     config: str = ""  # the content of run.yaml
     verbose: bool = False  # show the lines of the logs
+    rounds: Path | None = None  # where runs with equal rounds keep and find them (`feddp.run.rounds`), if env is "local"
 
     def __post_init__(self) -> None:
         admitting = SitePolicy.admitting(self.plan)  # the user starts all sites, so he is their administrator

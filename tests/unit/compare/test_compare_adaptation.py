@@ -433,7 +433,7 @@ def test_a_run_of_some_sites_asks_no_other(root, tmp_path, toy, monkeypatch):
 class Driven:
     """In the place of `run_here`: the plain loop, and what a run of it leaves for a hospital outside."""
 
-    def __call__(self, data, out, options, env="sim", device="cpu", threads=None, without_consent=(), sites=None):
+    def __call__(self, data, out, options, env="sim", device="cpu", threads=None, without_consent=(), sites=None, rounds=None):
         names, metadata = federation_of(data, sites)
         plan = options.plan(metadata, names)
         done = drive(plan, data, out / "workspace", tuple(names))

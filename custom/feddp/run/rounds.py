@@ -1,0 +1,88 @@
+"""Rounds that several runs have in common (`feddp compare --env local`): one run trains them, the others go on after them.
+
+FedDP with λ = 0 and with λ = 1 differ in the calibration alone, FineTune and FedAvg in the tuning and in the round that they
+choose. What the participants have on their disks after the last round, as a run that is killed then would leave it, serves
+all of them; each has the bits of a run of its own. The seconds of the rounds are those of the run that trained them.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from hashlib import sha256
+from json import dumps
+from pathlib import Path
+
+from feddp.files import Event, write_json, writing
+from feddp.flare.kept import files_of, kept_below
+from feddp.jobs.folder import LOCAL
+from feddp.methods import METHODS
+from feddp.methods.base import TRAIN, Method
+from feddp.plan.schema import Plan
+from feddp.stages.memory import LATEST
+from feddp.training.claim import PLAN
+from feddp.training.settings import Calibration, Heads, Tuning, key
+
+_LATER = {key(each.name) for group in (Tuning, Calibration, Heads) for each in fields(group)} | {"start"}
+
+
+def digest_of(plan: Plan) -> str:
+    """Returns a digest that is equal for plans with the same rounds: those that differ in later stages, in their settings, or
+    in the round that they choose."""
+    settings = {name: value for name, value in plan.to_json().get("settings", {}).items() if name not in _LATER}
+    trained = {
+        **plan.to_json(),
+        "method": _trains(METHODS[plan.method]).__qualname__,
+        "stages": plan.stages[: plan.stages.index(TRAIN) + 1],
+        "settings": settings,
+        "best_per_site": plan.best_per_site,  # its sites note their own best rounds
+    }
+    return sha256(dumps(trained, sort_keys=True).encode()).hexdigest()
+
+
+def _trains(method: type[Method]) -> type[Method]:
+    """Returns the class that defines a method's rounds: its base's, where it changes nothing but the stages and its label."""
+    while method is not Method and {name for name in vars(method) if not name.startswith("__")} <= {"stages", "label"}:
+        (method,) = method.__bases__
+    return method
+
+
+def keep(plan: Plan, workspace: Path, folder: Path, event: Event) -> None:
+    """Takes the participants' files into `folder` when `event` is the end of the last round; nothing where it has some."""
+    if event["event"] != "round" or event["round"] != plan.rounds or folder.exists():
+        return
+    part = folder.with_name(f"{folder.name}.part")
+    with writing(folder):
+        shutil.rmtree(part, ignore_errors=True)  # of an attempt that was killed
+        for name, source in _participants(plan, workspace):
+            _copy(source, part / name, plan)
+        os.replace(part, folder)
+
+
+def take(plan: Plan, workspace: Path, folder: Path) -> None:
+    """Puts what `keep` left in `folder`, if it left something, into the workspace of a run that has no round of its own."""
+    participants = dict(_participants(plan, workspace))
+    if not folder.exists() or (participants["server"] / f"{LATEST}.safetensors").exists():
+        return
+    print(f"its {plan.rounds} rounds are those of another run of this comparison", file=sys.stderr)
+    with writing(workspace):
+        for name, target in reversed(participants.items()):  # the server last: by its file the run has rounds
+            _copy(folder / name, target, plan)
+
+
+def _participants(plan: Plan, workspace: Path) -> Iterator[tuple[str, Path]]:
+    """The server's and every site's own folder of the run."""
+    for name in ("server", *plan.sites):
+        yield name, files_of(kept_below(workspace / name), LOCAL)
+
+
+def _copy(source: Path, target: Path, plan: Plan) -> None:
+    """Tensors by a second name of their file, which nobody edits; files to which lines are added as they are; the `plan`'s own
+    plan.json."""
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_json(target / PLAN, plan.to_json())
+    for path in sorted(source.glob("[!.]*"), key=lambda path: path.stem == LATEST):
+        if path.name != PLAN:
+            (target / path.name).unlink(missing_ok=True)  # of an attempt that was killed
+            (os.link if path.suffix == ".safetensors" else shutil.copy)(path, target / path.name)
