@@ -200,7 +200,7 @@ class Campaign:
         """Runs what is not finished, as `attempt_all`; without FLARE, rounds that several runs have in common once."""
         runs, shared = self.runs, None
         if place.env == "local":
-            shared = SharedRounds(runs, self.out)
+            shared = SharedRounds(runs, self.out, _machine(place))
             runs = shared.together(runs)
         reasons = attempt_all("run", runs, lambda run: self._execute(run, place, shared))
         self.failed = {run.name: reasons[run.folder] for run in self.runs if run.folder in reasons}
@@ -257,7 +257,7 @@ class Campaign:
     def _execute(self, run: Run, place: Place, shared: SharedRounds | None) -> None:
         if not run.began():
             shutil.rmtree(run.folder, ignore_errors=True)
-        machine = f"{platform.platform()}, {os.cpu_count()} CPUs, device {place.device}, torch {torch.__version__}"
+        machine = _machine(place)
         run.note(False, machine)
         threads = place.threads if METHODS[run.options.method].federated else None
         run_options.run_here(
@@ -276,6 +276,10 @@ class Campaign:
         run.note(True, machine)
         if shared is not None:
             shared.release(run)
+
+
+def _machine(place: Place) -> str:
+    return f"{platform.platform()}, {os.cpu_count()} CPUs, device {place.device}, torch {torch.__version__}"
 
 
 def _result(runs: Sequence[Run], reasons: Mapping[Path, str], when: str) -> Result:

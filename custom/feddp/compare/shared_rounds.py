@@ -33,18 +33,20 @@ SomeRun = TypeVar("SomeRun", bound=Trained)
 
 
 class SharedRounds:
-    """The rounds of `runs`, whose comparison has the folder `out`."""
+    """The rounds of `runs`, whose comparison has the folder `out`. Those of another machine or device are not used."""
 
-    def __init__(self, runs: Sequence[Trained], out: Path):
+    def __init__(self, runs: Sequence[Trained], out: Path, machine: str):
         self._of: dict[Path, Path] = {}  # {a run's folder: that of its rounds}
         self._runs: dict[Path, list[Trained]] = {}
         for run in runs:
             plan = Plan.from_json(run.wanted["plan"])
             if METHODS[plan.method].federated:
-                text = digest_of(plan) + json.dumps(run.wanted["data"], sort_keys=True)
+                text = digest_of(plan) + json.dumps(run.wanted["data"], sort_keys=True) + machine
                 folder = out / FOLDER / sha256(text.encode()).hexdigest()[:16]
                 self._of[run.folder] = folder
                 self._runs.setdefault(folder, []).append(run)
+        for run in runs:
+            self.release(run)  # of a comparison that was killed when all had finished
 
     def together(self, runs: Sequence[SomeRun]) -> list[SomeRun]:
         """Returns `runs` in their order, but those with the same rounds one after the other."""
@@ -60,10 +62,13 @@ class SharedRounds:
         return folder if any(not other.is_finished() for other in others) else None
 
     def release(self, run: Trained) -> None:
-        """Removes the rounds of a finished run, where no unfinished one needs them."""
+        """Removes the rounds of a run, where no unfinished one needs them."""
         folder = self._of.get(run.folder)
         if folder is not None and folder.exists() and all(other.is_finished() for other in self._runs[folder]):
-            shutil.rmtree(folder)
+            part = folder.with_name(f"{folder.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            folder.rename(part)  # half removed, it would look whole
+            shutil.rmtree(part)
             if not any(folder.parent.iterdir()):
                 folder.parent.rmdir()
 

@@ -144,7 +144,7 @@ def local(request: Request, job: Path) -> Iterator[LocalRun]:
             rounds.take(plan, root, request.rounds)
         memory = ServerMemory(plan, LOCAL, server, files_of(kept_below(server), LOCAL), config)
         if request.rounds is not None:
-            memory.watch(partial(rounds.keep, plan, root, request.rounds), earlier=False)
+            memory.watch(partial(rounds.keep, memory, root, request.rounds), earlier=False)
         with ExitStack() as stack:
             asked: Server
             if (count := workers_of(request)) == 1:

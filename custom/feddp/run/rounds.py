@@ -14,17 +14,20 @@ from hashlib import sha256
 from json import dumps
 from pathlib import Path
 
+from feddp.errors import StorageError
 from feddp.files import Event, write_json, writing
 from feddp.flare.kept import files_of, kept_below
 from feddp.jobs.folder import LOCAL
 from feddp.methods import METHODS
 from feddp.methods.base import TRAIN, Method
 from feddp.plan.schema import Plan
-from feddp.stages.memory import LATEST
+from feddp.stages.memory import LATEST, ServerMemory
 from feddp.training.claim import PLAN
 from feddp.training.settings import Calibration, Heads, Tuning, key
 
 _LATER = {key(each.name) for group in (Tuning, Calibration, Heads) for each in fields(group)} | {"start"}
+# in a method's class, what does not change its rounds
+_NO_ROUND = {"stages", "label", "__module__", "__doc__", "__qualname__", "__firstlineno__", "__static_attributes__"}
 
 
 def digest_of(plan: Plan) -> str:
@@ -33,7 +36,7 @@ def digest_of(plan: Plan) -> str:
     settings = {name: value for name, value in plan.to_json().get("settings", {}).items() if name not in _LATER}
     trained = {
         **plan.to_json(),
-        "method": _trains(METHODS[plan.method]).__qualname__,
+        "method": _trains(METHODS[plan.method]),
         "stages": plan.stages[: plan.stages.index(TRAIN) + 1],
         "settings": settings,
         "best_per_site": plan.best_per_site,  # its sites note their own best rounds
@@ -41,23 +44,31 @@ def digest_of(plan: Plan) -> str:
     return sha256(dumps(trained, sort_keys=True).encode()).hexdigest()
 
 
-def _trains(method: type[Method]) -> type[Method]:
-    """Returns the class that defines a method's rounds: its base's, where it changes nothing but the stages and its label."""
-    while method is not Method and {name for name in vars(method) if not name.startswith("__")} <= {"stages", "label"}:
+def _trains(method: type[Method]) -> str:
+    """Names the class that defines a method's rounds: its base, where it changes nothing but the stages and its label."""
+    while method.__bases__ != (object,) and vars(method).keys() <= _NO_ROUND and len(method.__bases__) == 1:
         (method,) = method.__bases__
-    return method
+    return f"{method.__module__}.{method.__qualname__}"
 
 
-def keep(plan: Plan, workspace: Path, folder: Path, event: Event) -> None:
-    """Takes the participants' files into `folder` when `event` is the end of the last round; nothing where it has some."""
-    if event["event"] != "round" or event["round"] != plan.rounds or folder.exists():
+def keep(memory: ServerMemory, workspace: Path, folder: Path, event: Event) -> None:
+    """Takes the participants' files into `folder` when `event` is the end of the last round; nothing where it has some.
+
+    A round without a site is this run's own bad luck: then nothing is kept. Nor is it where the disk does not take it: the run
+    goes on, and the others train by themselves.
+    """
+    plan = memory.plan
+    if event["event"] != "round" or event["round"] != plan.rounds or memory.missed or folder.exists():
         return
     part = folder.with_name(f"{folder.name}.part")
-    with writing(folder):
+    try:
         shutil.rmtree(part, ignore_errors=True)  # of an attempt that was killed
         for name, source in _participants(plan, workspace):
             _copy(source, part / name, plan)
         os.replace(part, folder)
+    except (OSError, StorageError) as error:
+        print(f"warning: these rounds are not kept for other runs: {error}", file=sys.stderr)
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def take(plan: Plan, workspace: Path, folder: Path) -> None:

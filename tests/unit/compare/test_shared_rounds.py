@@ -5,10 +5,12 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from feddp.compare.runs import Campaign, Place
+from feddp.compare.runs import Campaign, Place, _machine
+from feddp.compare.shared_rounds import SharedRounds
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
-from feddp.run.rounds import digest_of
+from feddp.methods.fedavg import FedAvg
+from feddp.run.rounds import _trains, digest_of
 from feddp.stages import calibrate
 from feddp.stages import train as stage
 
@@ -108,6 +110,72 @@ def test_nothing_is_kept_for_nobody(campaign, monkeypatch):
     monkeypatch.setattr("feddp.run.rounds.keep", lambda *arguments: kept.append(arguments))
     campaign("fedavg", "feddp").execute(HERE)
     assert kept == []
+
+
+def test_rounds_without_a_site_are_no_other_runs(campaign, trained, monkeypatch):
+    """A site fails in a round of the first run, by chance: the second run trains, and misses nobody."""
+    train, failed = stage.train, []
+
+    def failing(site, shared, round, *arguments):
+        if site.name == "site-2" and round == 0 and not failed:
+            failed.append(site.name)
+            raise RuntimeError("by chance")
+        return train(site, shared, round, *arguments)
+
+    monkeypatch.setattr(stage, "train", failing)
+    made = campaign("feddp@min_sites=1", "feddp@min_sites=1@lambda=0")
+    made.execute(HERE)
+    assert (made.failed, failed) == ({}, ["site-2"])
+    first, second = (json.loads((run.folder / "results.json").read_text()) for run in made.runs)
+    assert first["missed"] == {"site-2": 1}
+    assert "missed" not in second
+    assert trained == [call for call in ONCE if call != ("site-2", 0)] + ONCE
+
+
+def test_what_a_killed_comparison_left_is_removed(campaign, trained):
+    """It was killed after its last run had finished, when it had not removed the rounds, or half of them."""
+    made = campaign(*SAME[:2])
+    shared = SharedRounds(made.runs, made.out, _machine(HERE))
+    made.execute(HERE)
+    folder = shared._of[made.runs[0].folder]
+    for name in (folder, folder.with_name(f"{folder.name}.part")):
+        (name / "server").mkdir(parents=True)
+    campaign(*SAME[:2]).execute(HERE)
+    assert not (made.out / "rounds").exists()
+    assert trained == ONCE
+
+
+def test_rounds_that_cannot_be_kept_cost_no_run(campaign, trained, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("feddp.run.rounds._copy", full)
+    made = campaign(*SAME[:2])
+    made.execute(HERE)
+    assert made.failed == {}
+    assert "warning: these rounds are not kept for other runs" in capsys.readouterr().err
+    assert trained == ONCE * 2
+
+
+class Longer(FedAvg):
+    """Of another package: its rounds are FedAvg's, and more follows."""
+
+    stages = ("train", "tune")
+
+
+class Set(FedAvg):
+    def __init__(self, hyper):
+        super().__init__(hyper)
+
+
+class Mixed(Longer, Set):
+    stages = ("train",)
+
+
+def test_a_method_of_another_package_has_its_base_rounds_only_if_nothing_else_is_its_own():
+    named = type("FedAvg", (FedAvg,), {"round": lambda self, site: 0.0})
+    assert _trains(Longer) == _trains(FedAvg)
+    assert len({_trains(each) for each in (FedAvg, Set, Mixed, named)}) == 4
 
 
 def test_which_plans_have_the_same_rounds(plan_for):
