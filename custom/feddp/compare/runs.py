@@ -46,6 +46,11 @@ class Place:
         """The device on which a comparison itself computes."""
         return self.device.split(",")[0].strip()
 
+    @property
+    def machine(self) -> str:
+        """This machine with the sites' devices, as a run's record names it."""
+        return f"{platform.platform()}, {os.cpu_count()} CPUs, device {self.device}, torch {torch.__version__}"
+
 
 class Attempt(Protocol):
     """Something that may be finished, and fails alone."""
@@ -198,11 +203,9 @@ class Campaign:
 
     def execute(self, place: Place = Place()) -> dict[Variant, Result]:
         """Runs what is not finished, as `attempt_all`; without FLARE, rounds that several runs have in common once."""
-        runs, shared = self.runs, None
-        if place.env == "local":
-            shared = SharedRounds(runs, self.out, _machine(place))
-            runs = shared.together(runs)
-        reasons = attempt_all("run", runs, lambda run: self._execute(run, place, shared))
+        shared = SharedRounds(self.runs if place.env == "local" else (), self.out, place.machine)
+        ordered = sorted(self.runs, key=shared.place)
+        reasons = attempt_all("run", ordered, lambda run: self._execute(run, place, shared))
         self.failed = {run.name: reasons[run.folder] for run in self.runs if run.folder in reasons}
         return {variant: _result(self._runs[slug], reasons, variant.when) for variant, slug in self._slugs.items()}
 
@@ -254,11 +257,10 @@ class Campaign:
         folder = self.out / "runs" / slug / f"seed-{seed}"
         return Run(replace(variant, when=FINAL), variant.options(self.common, seed), wanted, folder, self.label)
 
-    def _execute(self, run: Run, place: Place, shared: SharedRounds | None) -> None:
+    def _execute(self, run: Run, place: Place, shared: SharedRounds) -> None:
         if not run.began():
             shutil.rmtree(run.folder, ignore_errors=True)
-        machine = _machine(place)
-        run.note(False, machine)
+        run.note(False, place.machine)
         threads = place.threads if METHODS[run.options.method].federated else None
         run_options.run_here(
             self.data,
@@ -268,18 +270,13 @@ class Campaign:
             device=place.device,
             threads=threads,
             sites=self.sites,
-            rounds=None if shared is None else shared.folder(run),
+            rounds=shared.folder(run),
         )
         # hundreds of MB per run: every site's states and copies of the job
         for folder in (WORKSPACE, SIMULATOR):
             shutil.rmtree(run.folder / folder, ignore_errors=True)
-        run.note(True, machine)
-        if shared is not None:
-            shared.release(run)
-
-
-def _machine(place: Place) -> str:
-    return f"{platform.platform()}, {os.cpu_count()} CPUs, device {place.device}, torch {torch.__version__}"
+        run.note(True, place.machine)
+        shared.tidy()
 
 
 def _result(runs: Sequence[Run], reasons: Mapping[Path, str], when: str) -> Result:

@@ -5,13 +5,13 @@ choose. What the participants have on their disks after the last round, as a run
 all of them; each has the bits of a run of its own. The seconds of the rounds are those of the run that trained them.
 """
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from hashlib import sha256
-from json import dumps
 from pathlib import Path
 
 from feddp.errors import StorageError
@@ -33,20 +33,20 @@ _NO_ROUND = {"stages", "label", "__module__", "__doc__", "__qualname__", "__firs
 def digest_of(plan: Plan) -> str:
     """Returns a digest that is equal for plans with the same rounds: those that differ in later stages, in their settings, or
     in the round that they choose."""
-    settings = {name: value for name, value in plan.to_json().get("settings", {}).items() if name not in _LATER}
+    content = plan.to_json()
     trained = {
-        **plan.to_json(),
+        **content,
         "method": _trains(METHODS[plan.method]),
         "stages": plan.stages[: plan.stages.index(TRAIN) + 1],
-        "settings": settings,
+        "settings": {name: value for name, value in content.get("settings", {}).items() if name not in _LATER},
         "best_per_site": plan.best_per_site,  # its sites note their own best rounds
     }
-    return sha256(dumps(trained, sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps(trained, sort_keys=True).encode()).hexdigest()
 
 
 def _trains(method: type[Method]) -> str:
     """Names the class that defines a method's rounds: its base, where it changes nothing but the stages and its label."""
-    while method.__bases__ != (object,) and vars(method).keys() <= _NO_ROUND and len(method.__bases__) == 1:
+    while vars(method).keys() <= _NO_ROUND and len(method.__bases__) == 1:
         (method,) = method.__bases__
     return f"{method.__module__}.{method.__qualname__}"
 
@@ -60,7 +60,7 @@ def keep(memory: ServerMemory, workspace: Path, folder: Path, event: Event) -> N
     plan = memory.plan
     if event["event"] != "round" or event["round"] != plan.rounds or memory.missed or folder.exists():
         return
-    part = folder.with_name(f"{folder.name}.part")
+    part = _part(folder)
     try:
         shutil.rmtree(part, ignore_errors=True)  # of an attempt that was killed
         for name, source in _participants(plan, workspace):
@@ -80,6 +80,18 @@ def take(plan: Plan, workspace: Path, folder: Path) -> None:
     with writing(workspace):
         for name, target in reversed(participants.items()):  # the server last: by its file the run has rounds
             _copy(folder / name, target, plan)
+
+
+def remove(folder: Path) -> None:
+    """Removes what `keep` left in `folder`. What is half removed does not look whole."""
+    part = _part(folder)
+    shutil.rmtree(part, ignore_errors=True)
+    folder.rename(part)
+    shutil.rmtree(part)
+
+
+def _part(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.part")
 
 
 def _participants(plan: Plan, workspace: Path) -> Iterator[tuple[str, Path]]:

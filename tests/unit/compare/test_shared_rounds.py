@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from feddp.compare.runs import Campaign, Place, _machine
+from feddp.compare.runs import Campaign, Place
 from feddp.compare.shared_rounds import SharedRounds
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
@@ -135,9 +135,8 @@ def test_rounds_without_a_site_are_no_other_runs(campaign, trained, monkeypatch)
 def test_what_a_killed_comparison_left_is_removed(campaign, trained):
     """It was killed after its last run had finished, when it had not removed the rounds, or half of them."""
     made = campaign(*SAME[:2])
-    shared = SharedRounds(made.runs, made.out, _machine(HERE))
+    folder = SharedRounds(made.runs, made.out, HERE.machine).folder(made.runs[0])
     made.execute(HERE)
-    folder = shared._of[made.runs[0].folder]
     for name in (folder, folder.with_name(f"{folder.name}.part")):
         (name / "server").mkdir(parents=True)
     campaign(*SAME[:2]).execute(HERE)
