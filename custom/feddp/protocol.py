@@ -109,14 +109,13 @@ class Number:
 class Table:
     """Summaries (`CELL`) per metric; with `by`, one such table for each name in it; `by` None: for each of the plan's sites.
 
-    Every number of a table is measured over the images `over`. With `classes`, a plan of several classes adds the summaries of
-    each class to those of the means over classes.
+    Every number of a table is measured over the images `over`. A plan of several classes adds the summaries of each class to
+    those of the means over classes.
     """
 
     metrics: tuple[str, ...]
     over: Over
     by: tuple[str, ...] | None = ()
-    classes: bool = False
 
 
 COUNT, FLAG = Number(), Number(flag=True)
@@ -132,8 +131,8 @@ SCALARS: Mapping[str, Number | Table] = {
     **dict.fromkeys(("loss", "loss_before"), LOSS),
     "empty_masks": Number(over=Over.UNSEEN),
     "scores": Table(METRICS, Over.UNSEEN),
-    **dict.fromkeys(WHEN, Table(METRICS, Over.TEST, classes=True)),
-    VOLUMES: Table(VOLUME_METRICS, Over.CASES, by=WHEN, classes=True),
+    **dict.fromkeys(WHEN, Table(METRICS, Over.TEST)),
+    VOLUMES: Table(VOLUME_METRICS, Over.CASES, by=WHEN),
     "peers": Table(METRICS, Over.TEST, by=None),
 }
 NUMBERS: Mapping[str, Number | Table] = {**CELL, **SCALARS}  # with the numbers inside tables
@@ -227,7 +226,7 @@ def numbers_of(task: str, sites: Sequence[str], classes: Sequence[str]) -> dict[
 def _below(scalar: Number | Table, sites: Sequence[str], classes: Sequence[str]) -> Any:
     if isinstance(scalar, Number):
         return scalar
-    table = {name: _cell(name.split("_", 1)[0]) for name in columns(scalar.metrics, classes if scalar.classes else ())}
+    table = {name: _cell(name.split("_", 1)[0]) for name in columns(scalar.metrics, classes)}
     return table if scalar.by == () else dict.fromkeys(sites if scalar.by is None else scalar.by, table)
 
 

@@ -25,7 +25,7 @@ from feddp.run.predict import predict
 from feddp.run.session import Request
 from feddp.stages.memory import start_file
 from feddp.stages.results import gathered
-from feddp.training.columns import METRICS
+from feddp.training.columns import METRICS, columns
 from feddp.training.metrics import summarize
 
 LN3 = math.log(3)
@@ -172,6 +172,17 @@ def test_scores_are_of_the_masks_at_the_network_s_size(feddp, run, site, tmp_pat
     assert [scores["images"][stem]["dice"] for stem in stems] == pytest.approx([1, 0.4])
     assert scores["images"][stems[0]]["assd"] == 0
     assert scores["summary"]["dice"] == {"mean": pytest.approx(0.7), "std": pytest.approx(0.3), "n": 2}
+
+
+def test_scores_of_several_classes_are_shown_a_line_each(feddp, run, pngs, tmp_path, monkeypatch):
+    scores = {name: {"mean": number / 100, "std": 0.0, "n": 1} for number, name in enumerate(columns(METRICS, ("disc", "cup")))}
+    done = {"kept_epoch": None, "images": 1, "seconds_per_image": 0.1, "losses": [], "empty_masks": 0, "scores": scores}
+    monkeypatch.setattr(unseen_site, "adapt", lambda *arguments: done)
+    code, out, err = feddp("adapt", "--models", run, "--images", pngs, "--out", tmp_path / "out", "--score")
+    assert code == 0, err
+    mean, disc, cup = out.splitlines()[1:]
+    assert (mean[:26], disc[:36]) == ("dice 0.0000; iou 0.0100; h", "dice_disc 0.0600; iou_disc 0.0700; h")
+    assert cup.endswith("; assd-medpy_cup 0.1700")
 
 
 @pytest.mark.parametrize("volumes", [True, False])

@@ -20,6 +20,7 @@ from feddp.networks.weights import fingerprint, save_network
 from feddp.plan.resolve import build_network, initial_tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import rounded
+from feddp.training.columns import METRICS, columns
 from feddp.training.store import by_site, together
 from support.server import SUMMARY, Run
 from support.site import FlareSite
@@ -39,8 +40,8 @@ def state_of(plan, seed):
 
 
 @pytest.fixture
-def plan(toy, plan_for):
-    return plan_for(network=toy, sites=("A", "B", "C"))
+def plan(toy, plan_for, request):
+    return plan_for(network=toy, sites=("A", "B", "C"), classes=getattr(request, "param", ("lesion",)))
 
 
 @pytest.fixture
@@ -420,6 +421,16 @@ def test_an_answer_of_the_newcomers_that_is_not_numbers_is_refused(server, plan,
 def test_scores_are_in_the_results_where_they_were_asked_for(server, plan):
     done = server(good(plan, N_adapt=lambda tensors, scalars: messages.pack(**scalars, scores=SUMMARY)))
     assert json.loads((done.folder / "results.json").read_text())["scores"] == SUMMARY
+
+
+@pytest.mark.parametrize("plan", [("disc", "cup")], indirect=True)
+def test_scores_of_several_classes_have_every_class(server, plan):
+    whole = dict.fromkeys(columns(METRICS, plan.classes), SUMMARY["dice"])
+    done = server(good(plan, N_adapt=lambda tensors, scalars: messages.pack(**scalars, scores=whole)))
+    assert json.loads((done.folder / "results.json").read_text())["scores"] == whole
+    whole.pop("assd_cup")
+    done = server(good(plan, N_adapt=lambda tensors, scalars: messages.pack(**scalars, scores=whole)))
+    assert "adapt: 0 of 1 sites answered well" in done.panics[0]
 
 
 # --- all of them ---------------------------------------------------------------------------------------------------

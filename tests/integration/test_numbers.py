@@ -143,7 +143,7 @@ def test_volumes_count_cases(hospital, dealt):
 
 
 def test_numbers_of_classes_leave_as_the_means_do(hospital, dealt, plan_for, toy):
-    """Rounded, without deviation, or not at all; of the site's own networks, never of its peers', and of no other class."""
+    """Rounded, without deviation, or not at all; of its peers' networks too, and of no other class."""
     names = columns(METRICS, ("disc", "cup"))
     site = hospital(data=dealt(5), plan=plan_for(network=toy, classes=("disc", "cup")), std_images=5)
     said = tables(FINE | {"n": 5}, names)
@@ -155,7 +155,10 @@ def test_numbers_of_classes_leave_as_the_means_do(hospital, dealt, plan_for, toy
     few = said | {"final": said["final"] | {"dice_cup": FINE | {"n": 1}}}
     site.submitted(site.plan, min_images=5)
     assert site.sends("evaluate", messages.pack(**few)) == ({}, {"withheld": 5})
-    site.stopped("evaluate", messages.pack(**said, peers={"site-2": said["final"]}), "'dice_disc' among its scalars")
+    peers = tables(COARSE | {"n": 5}, names)["final"]
+    assert site.sends("evaluate", messages.pack(**said, peers={"site-2": said["final"]}))[1]["peers"] == {"site-2": peers}
+    few = {"site-2": said["final"] | {"dice_cup": FINE | {"n": 1}}}
+    assert site.sends("evaluate", messages.pack(**said, peers=few)) == ({}, {"withheld": 5})
     site.stopped("evaluate", messages.pack(**tables(FINE, ("dice_rim",))), "'dice_rim' among its scalars")
 
 
@@ -270,7 +273,10 @@ def test_results_and_tables_say_what_is_rounded_and_what_is_withheld(tmp_path, p
 
 
 def test_results_hold_each_class_beside_the_mean(tmp_path, plan_for):
-    """The sites' discs 0.9, 0.9 and 0.6, mean 0.8 ± √0.02; each cup 0.3. A site that says nothing of a class is refused."""
+    """The sites' discs 0.9, 0.9 and 0.6, mean 0.8 ± √0.02; each cup 0.3; A measured C's network too, its cup 0.4.
+
+    A site that says nothing of a class is refused, be it of its own network or of a peer's.
+    """
 
     def answer(site, task, tensors, scalars):
         if task != "evaluate":
@@ -278,17 +284,22 @@ def test_results_hold_each_class_beside_the_mean(tmp_path, plan_for):
         said = tables({"mean": 0.5, "std": 0.1, "n": 9}, columns(METRICS, ("disc", "cup")))["final"]
         for name, mean in (("dice_disc", 0.6 if site == "C" else 0.9), ("dice_cup", 0.3)):
             said = said | {name: {"mean": mean, "std": 0.1, "n": 9}}
-        if site == "B" and not told:
+        peers = {"C": said | {"dice_cup": {"mean": 0.4, "std": 0.1, "n": 9}}} if site == "A" else {}
+        if site == silent == "B":
             said.pop("assd_cup")
-        return messages.pack(before_calibration=said, final=said, peers={})
+        if site == silent == "A":
+            peers["C"].pop("assd_cup")
+        return messages.pack(before_calibration=said, final=said, peers=peers)
 
     plan = plan_for(method="fedavg", rounds=1, classes=("disc", "cup"))
-    for told in (True, False):
-        run = Run(tmp_path / str(told), plan, SITES, answer)
+    for silent in ("", "A", "B"):
+        run = Run(tmp_path / f"silent-{silent}", plan, SITES, answer)
         run.run("train", "evaluate")
-        assert [event["site"] for event in run.progress("refused")] == ([] if told else ["B"])
-        if told:
-            results = json.loads((tmp_path / str(told) / "results.json").read_text())
+        assert [event["site"] for event in run.progress("refused")] == ([silent] if silent else [])
+        if not silent:
+            results = json.loads((tmp_path / "silent-/results.json").read_text())
+            assert results["matrix"].keys() == {"A"}
+            assert [results["matrix"]["A"][model]["dice_cup"]["mean"] for model in ("A", "C")] == [0.3, 0.4]
             final = results["average"]["final"]
             assert final["dice_disc"] == pytest.approx({"mean": 0.8, "std": 0.02**0.5, "n": 3})
             assert final["dice_cup"] == pytest.approx({"mean": 0.3, "std": 0, "n": 3})
@@ -297,6 +308,8 @@ def test_results_hold_each_class_beside_the_mean(tmp_path, plan_for):
             (shown,) = [line for line in lines if line.startswith("| final, disc |")]
             assert shown.startswith("| final, disc | 90.00 ± 10.00 | 90.00 ± 10.00 | 60.00 ± 10.00 | 80.00 ± 14.14 |")
             assert any(line.startswith("| before, cup | 30.00 ± 10.00 |") for line in lines)
+            rows = [line for line in lines if line.startswith("| A |")]  # both classes' mean, the disc, the cup
+            assert rows == ["| A | 50.00 | 50.00 |", "| A | 90.00 | 90.00 |", "| A | 30.00 | 40.00 |"]
 
 
 @pytest.mark.parametrize("secure", [True, False])

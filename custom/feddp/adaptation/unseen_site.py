@@ -20,7 +20,6 @@ from feddp.data.pixels import write_png
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import ADAPTED, SCORES, write_json
-from feddp.training.columns import METRICS
 from feddp.training.metrics import THRESHOLD, measure, summarize
 from feddp.training.volumes import measure_volumes
 
@@ -42,8 +41,8 @@ def adapt(
 
     Returns:
         The content of adapt.json: how, models, settings, the losses, the epoch that was kept, the numbers of images and of
-        empty masks, seconds per image (adaptation, prediction and writing); with `score`, also the summary of the means over
-        the classes (`metrics.summarize`).
+        empty masks, seconds per image (adaptation, prediction and writing); with `score`, also the summary over the images
+        (`metrics.summarize`).
 
     Raises:
         InputError: there are no images, images or classes do not fit the models, or `out` is not empty.
@@ -113,4 +112,4 @@ def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> d
         cases = measure_volumes(predicted, masks, [site.case_of(row) for row in site.rows_of(SPLIT)], site.classes)
         content |= {"volumes": summarize(list(cases.values())), "cases": cases}
     write_json(out / SCORES, content)
-    return {"scores": {metric: summary[metric] for metric in METRICS}}
+    return {"scores": summary}

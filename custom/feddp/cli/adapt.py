@@ -39,6 +39,7 @@ def adapt(
     from feddp.adaptation.models import read_models
     from feddp.reading import counted
     from feddp.reporting.tables import Value
+    from feddp.training.columns import METRICS, class_names, of_class
     from feddp.training.device import asked_for
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -63,9 +64,9 @@ def adapt(
         mixed = ", or --mix softmax" if how == ROUTING and mix != "softmax" else ""
         console.print(f"every mask is empty; {why}{mixed}")
     if score:
-        scores = [Value(cell["mean"], cell["std"] if cell["n"] > 1 else None, 4) for cell in done["scores"].values()]
-        cells = [f"{metric} {value}" for metric, value in zip(done["scores"], scores, strict=True)]
-        print("; ".join(cells))
+        scores = {name: Value(cell["mean"], cell["std"] if cell["n"] > 1 else None, 4) for name, cell in done["scores"].items()}
+        for name in ("", *class_names(scores)):
+            print("; ".join(f"{of_class(metric, name)} {scores[of_class(metric, name)]}" for metric in METRICS))
 
 
 def job_outside(

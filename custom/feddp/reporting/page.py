@@ -50,8 +50,10 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         lines += ["", "By case, all test slices of a patient as one volume (± over a site's test cases):", ""]
         lines += _before_and_final({column: part.get(VOLUMES, {}) for column, part in parts.items()}, _CASE_METRICS)
     if results["matrix"]:
-        lines += ["", "Test Dice (%) of every exchanged network (columns, before calibration) at every site (rows):", ""]
-        lines += _matrix(results["matrix"])
+        for name in ("", *_classes(parts.values())):
+            what = f"Test Dice (%){f' of {name} alone' if name else ''}"
+            lines += ["", f"{what} of every exchanged network (columns, before calibration) at every site (rows):", ""]
+            lines += _matrix(results["matrix"], of_class("dice", name))
     return "\n".join(lines) + "\n"
 
 
@@ -146,10 +148,10 @@ def _classes(parts: Iterable[Mapping[str, Any]]) -> list[str]:
     return class_names(name for part in parts for when in WHEN for name in part.get(when, {}))
 
 
-def _matrix(matrix: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
+def _matrix(matrix: Mapping[str, Mapping[str, Any]], metric: str) -> Iterable[str]:
     models = sorted({model for row in matrix.values() for model in row})
     rows = [
-        [site, *(f"{100 * row[model]['dice']['mean']:.2f}" if model in row else "" for model in models)]
+        [site, *(f"{100 * row[model][metric]['mean']:.2f}" if metric in row.get(model, {}) else "" for model in models)]
         for site, row in sorted(matrix.items())
     ]
     return markdown_lines(["", *models], rows)

@@ -5,8 +5,9 @@ for the unseen site. The unseen site answers with numbers only; its images and m
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -28,7 +29,7 @@ from feddp.stages.host import Host
 from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.stages.site import last_network
-from feddp.training.columns import METRICS
+from feddp.training.columns import METRICS, columns
 from feddp.training.device import usable
 from feddp.training.seeds import seed_of
 from feddp.training.store import by_site, together
@@ -51,7 +52,7 @@ def serve(server: Server) -> None:
     answers, without = _collect(server, request)
     donors = exchange.peers_of(server, newcomer, answers)
     message = Message(exchange.of_peers(donors, answers) | together({GLOBAL: shared}))
-    answer = server.ask(protocol.ADAPT, {newcomer: message}, NUMBERS, _check)[newcomer]
+    answer = server.ask(protocol.ADAPT, {newcomer: message}, NUMBERS, partial(_check, server.plan.classes))[newcomer]
     names = (*NUMBERS, *FIT, "scores", WITHHELD, STD_WITHHELD)
     numbers = {name: answer.scalars[name] for name in names if name in answer.scalars}
     who = {"newcomer": newcomer, "donors": donors, "without": without}
@@ -94,11 +95,11 @@ def _collect(server: Server, request: AdaptationRequest) -> tuple[dict[str, Mess
     return answers, without
 
 
-def _check(site: str, answer: Message) -> None:
+def _check(classes: Sequence[str], site: str, answer: Message) -> None:
     fit = [answer.scalars[name] for name in FIT if name in answer.scalars]
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in fit):
         raise ContributionError(f"site {site}: its losses or its epoch are not finite numbers")
-    if "scores" in answer.scalars and not is_whole(answer.scalars["scores"], METRICS, answer.scalars):
+    if "scores" in answer.scalars and not is_whole(answer.scalars["scores"], columns(METRICS, classes), answer.scalars):
         raise ContributionError(f"site {site}: its scores lack a metric, or hold one that is not a finite number")
 
 

@@ -43,7 +43,8 @@ def serve(server: Server) -> None:
                 sites[site]["round"] = round
     absent = sorted(set(server.joined()) - sites.keys())
     missing = {site: memory.lost.get(site, f"site {site} did not evaluate") for site in absent}
-    matrix = {site: _row(site, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
+    names = columns(METRICS, plan.classes)
+    matrix = {site: _row(site, names, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
     shared, personal = (memory.expected.spec(sent) for sent in (Sent.SHARED, Sent.PERSONAL))
     nbytes = {"shared": (shared.halved if plan.federation.half else shared).nbytes, "personal": personal.nbytes}
     results = gathered(plan, sites, memory.start_round, memory.best_round, missing, matrix, nbytes)
@@ -70,16 +71,16 @@ def _result(server: Server, site: str, answer: Message) -> dict[str, Any]:
     return result
 
 
-def _row(site: str, answer: Message) -> dict[str, Any]:
+def _row(site: str, names: Sequence[str], answer: Message) -> dict[str, Any]:
     own = answer.scalars["before_calibration"]
-    return {**answer.scalars["peers"], site: {metric: own[metric] for metric in METRICS}}
+    return {**answer.scalars["peers"], site: {name: own[name] for name in names}}
 
 
 def _check(classes: Sequence[str], site: str, answer: Message) -> None:
     peers, whole = answer.scalars.get("peers"), True
     if WITHHELD not in answer.scalars or {*WHEN, "peers"} & answer.scalars.keys():  # the tables come together
-        whole = all(is_whole(answer.scalars.get(when), columns(METRICS, classes), answer.scalars) for when in WHEN)
-        whole &= isinstance(peers, dict) and all(is_whole(summary, METRICS, answer.scalars) for summary in peers.values())
+        tables = [answer.scalars.get(when) for when in WHEN] + (list(peers.values()) if isinstance(peers, dict) else [None])
+        whole = all(is_whole(table, columns(METRICS, classes), answer.scalars) for table in tables)
     if VOLUMES in answer.scalars:  # of a site whose images are slices
         volumes = answer.scalars[VOLUMES]
         whole &= isinstance(volumes, dict) and volumes.keys() == set(WHEN)
@@ -117,7 +118,7 @@ def evaluate(site: Site) -> dict[str, Any]:
 
     Returns:
         {"before_calibration": summary, "final": summary, "peers": {site: summary}}, each as `metrics.summarize` returns it.
-        If there are several classes, the summaries of this site's networks, not of its peers', hold those of each class too.
+        If there are several classes, the summaries hold those of each class too.
         If the images are slices of volumes, also VOLUMES: {"before_calibration": summary, "final": summary} over the cases.
     """
     final = site.latest()
@@ -149,10 +150,11 @@ def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, fin
 def _measure(site: Site, state: Mapping[str, Tensor], own: bool = True) -> tuple[Rows, Rows]:
     """Returns the metrics per test image, by file stem, and per case if the images are slices of volumes.
 
-    Those of this site's `own` networks have the classes' values and, where a spacing is known, distances in millimetres.
+    Those of several classes have each class's values too; those of this site's `own` networks, where a spacing is known,
+    distances in millimetres.
     """
     site.network.load_state_dict(state)
-    classes = site.plan.classes if own else ()
+    classes = site.plan.classes
     rows: list[Row] = []
     maps: list[Tensor] = []
     listed = {row.image: row for row in site.folder.rows}

@@ -21,7 +21,7 @@ from feddp.data.folder import write_site
 from feddp.errors import FedDPError
 from feddp.networks import build
 from feddp.partition import NORM, resolve
-from feddp.training.columns import METRICS
+from feddp.training.columns import METRICS, columns
 
 LN3 = math.log(3)
 CPU = torch.device("cpu")
@@ -321,7 +321,8 @@ def test_models_are_the_networks_tensors_or_refused(toy):
 def test_each_of_several_classes_is_scored_alone(toy, tmp_path):
     """A network that says both classes everywhere; `b` lies in `a`. The first image is `a` everywhere and `b` nowhere: Dice 1
     and 0. In the second 256 of 1024 pixels are both: 2 · 256/(1024 + 256) = 0.4 each. As one case: 2 · 1280/(2048 + 1280) =
-    10/13 and 2 · 256/(2048 + 256) = 2/9. The numbers that are returned, and that a job sends, are means over the classes."""
+    10/13 and 2 · 256/(2048 + 256) = 2/9.
+    What a job sends is the summary."""
     models = models_of(toy)
     models.stacks["head.weight"].zero_()
     models.stacks["head.bias"].fill_(10)
@@ -343,4 +344,5 @@ def test_each_of_several_classes_is_scored_alone(toy, tmp_path):
     (case,) = scores["cases"].values()
     assert [case[name] for name in names] == pytest.approx([10 / 13, 2 / 9, (10 / 13 + 2 / 9) / 2])
     assert scores["volumes"]["dice_b"]["mean"] == case["dice_b"]
-    assert tuple(done["scores"]) == METRICS
+    assert done["scores"] == scores["summary"]
+    assert tuple(scores["summary"]) == columns(METRICS, ("a", "b"))

@@ -58,11 +58,13 @@ def test_a_number_outside_its_bounds_is_refused(name, value):
         ("final", "dice_cup", 0.5, None),
         ("final", "dice_cup", 1.5, "final/dice_cup/mean is 1.5, not a finite number from 0 to 1"),
         ("final", "dice_rim", 0.5, "final is .*, not a table of"),
-        ("peers", "dice_cup", 0.5, "peers/B is .*, not a table of"),
+        ("peers", "dice_cup", 0.5, None),
+        ("peers", "dice_cup", 1.5, "peers/B/dice_cup/mean is 1.5, not a finite number from 0 to 1"),
+        ("peers", "dice_rim", 0.5, "peers/B is .*, not a table of"),
     ],
 )
 def test_numbers_of_classes_have_the_bounds_of_their_metric(where, name, value, why):
-    """Those of the plan's classes, and of the site's own networks alone."""
+    """Those of the plan's classes, of the site's own networks and of its peers'."""
     known = protocol.numbers_of("evaluate", ("A", "B"), ("disc", "cup"))
     more = SUMMARY | {name: {"mean": value, "std": 0.0, "n": 3}}
     said = EVALUATED | {where: more if where == "final" else {"B": more}}
