@@ -95,7 +95,6 @@ def main(arguments: Sequence[str]) -> None:
 
 def judged(method: str, network: str, data: Path, folder: Path, device: str) -> dict[str, str | float]:
     """Returns the outcome of a method and its figures. `folder` is for its runs."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with patch.dict(NETWORKS, {STILL: partial(still, network)}):
         found = compared(method, data, folder, device)
     tolerance = FACTOR * found["of rounding"]

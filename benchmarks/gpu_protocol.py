@@ -83,9 +83,10 @@ def rounds_of(out: Path) -> list[Event]:
 
 
 def extrapolated(out: Path, rounds: int) -> dict[str, object]:
-    """Returns the measured rounds, and the seconds of all: the first, and the median of the others for each other one."""
+    """Returns the measured rounds, and the seconds of all: the first two, and the median of the others for each other one."""
     seconds = [event["seconds"] for event in rounds_of(out)]
-    later = seconds[1:] or seconds  # the first loads images and starts the GPU
-    guess = (seconds[0] + (rounds - 1) * median(later)) if seconds else None
+    early = seconds[:2]  # they load the images, first the training and then the validation images, and start the GPU
+    later = seconds[2:] or seconds[1:] or seconds
+    guess = (sum(early) + (rounds - len(early)) * median(later)) if seconds else None
     found = {"rounds_measured": len(seconds), "seconds_per_round": median(later) if later else None}
     return found | {"all_rounds_seconds": guess, "covers": COVERS, "extrapolated": len(seconds) < rounds}

@@ -23,7 +23,7 @@ from feddp.training.loop import adamw, fit_epoch
 from feddp.training.losses import segmentation_loss
 from feddp.training.settings import Training, from_settings
 
-PATIENCE = 40  # seconds for what is not measured: the starts, the first epoch
+PATIENCE = 60  # seconds for what is not measured: the starts, the first epoch
 
 
 def main(arguments: Sequence[str]) -> None:

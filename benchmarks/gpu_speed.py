@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from benchmarks.common import BF16, FP32, compute_settings, count, images, line, parser, wait
 from feddp.data.loading import Sample
@@ -49,7 +49,6 @@ def main(arguments: Sequence[str]) -> None:
     given = options.parse_args(arguments)
     device = asked_for(given.device)
     settle(device.type, 1)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     bandwidth = copied(device, given.copied, given.seconds)
     line("gpu_speed", {"measured": "copy", "bytes_per_second": bandwidth}, given.device)
     rates = {}
@@ -112,7 +111,7 @@ def training(given, compute: str, dtype: torch.dtype, batch: int, samples: Seque
         return fit_epoch(network, optimizer, chosen, lambda logits, part: loss(logits, part["mask"]), settings, seed=0)
 
     epoch(samples[:batch])  # the optimiser's moments are there from the first step on
-    with FlopCounterMode(display=False) as counter:
+    with counting() as counter:
         epoch(samples[:batch])
     parameters = sum(value.numel() for value in network.parameters())
     least = 2 * kept(network, torch.stack([sample["image"] for sample in samples[:batch]]).to(given.device), dtype)
@@ -130,12 +129,21 @@ def inference(given, compute: str, dtype: torch.dtype, batch: int, samples: Sequ
         with torch.autocast(torch.device(given.device).type, torch.bfloat16, enabled=compute == BF16):
             return sum(part["image"].nbytes + maps.nbytes for maps, part in predict(network, chosen, batch))
 
-    with FlopCounterMode(display=False) as counter:
+    with counting() as counter:
         least = every(samples[:batch]) + sum(value.nbytes for value in network.parameters())
     reset(given.device)
     seconds = fastest(lambda: every(samples), given.device, given.seconds) * batch / len(samples)
     found = {"seconds": seconds, "flop": counter.get_total_flops(), "least_bytes": least}
     return found | {"images_per_second": batch / seconds} | peak(given.device)
+
+
+def counting() -> FlopCounterMode:
+    """PyTorch's counter, mended for grouped convolutions: in their backward pass it counts the weights' gradient by group."""
+
+    def backward(gradient, image, weight, _bias, _stride, _padding, _dilation, transposed, _out, _groups, wanted, **_) -> int:
+        return sum(map(bool, wanted[:2])) * conv_flop_count(image, weight, gradient, transposed)
+
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: backward})
 
 
 def kept(network: nn.Module, image: Tensor, dtype: torch.dtype) -> int:
@@ -148,8 +156,8 @@ def kept(network: nn.Module, image: Tensor, dtype: torch.dtype) -> int:
         storage = value.untyped_storage()
         if storage.data_ptr() not in own:
             found[storage.data_ptr()] = storage.nbytes()
-            alive.append(value)
-        return value
+            alive.append(value.detach())
+        return value.detach()  # a saved output that is returned itself would refer to itself, and never be freed
 
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value),

@@ -1,8 +1,8 @@
 """A round's work at a site against plain practice: float32, every image decoded in every epoch, evaluation image by image.
 
 Ours decodes once, onto the GPU where one computes, trains, and evaluates in batches on the device. Plain practice decodes the
-images anew, trains a bare loop with the same augmentation, predicts one validation image at a time, and measures it on the CPU.
-Both measure Dice and IoU, as a round does, and no distances.
+images anew, in the same process and not by workers, trains a bare loop with the same augmentation, predicts one image
+at a time, and measures it on the CPU. Both measure Dice and IoU, as a round does, and no distances.
 """
 
 import tempfile

@@ -2,6 +2,7 @@
 tested on events made by hand."""
 
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -443,6 +444,24 @@ def test_gpu_speed(bench, toy):
     )
 
 
+def test_gpu_speed_counts_convolutions_in_groups():
+    """8 channels, each with its 3 × 3 weights, on 16² pixels, and both gradients: three times 2 · 16² · 8 · 9 operations."""
+    image = torch.zeros(1, 8, 16, 16, requires_grad=True)
+    layer = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8)
+    with gpu_speed.counting() as counter:
+        layer(image).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 16**2 * 8 * 9
+
+
+def test_what_gpu_speed_counts_as_kept_is_freed():
+    """By hand: the image, 3 · 32² values of 4 bytes, and the ReLU's output, 4 · 32², which the ReLU itself saves."""
+    network, outputs = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 1, 1)), []
+    network[1].register_forward_hook(lambda _, given, output: outputs.append(weakref.ref(output)))
+    assert gpu_speed.kept(network, torch.zeros(1, 3, 32, 32), torch.float32) == 4 * (3 + 4) * 32**2
+    gc.collect()
+    assert outputs[0]() is None
+
+
 def test_gpu_speed_trains_with_the_images_where_it_says(bench, toy, monkeypatch):
     """The first of the three measures a site without its images on the GPU."""
     given = []
@@ -607,12 +626,15 @@ def test_gpu_protocol_whose_run_fails_has_failed(protocol):
 
 
 def test_gpu_protocol_extrapolates_from_the_median(tmp_path):
-    """9 s for the first round, and 199 times the median of 2, 3 and 7 s: 9 + 199 · 3 = 606."""
-    for seconds in (9.0, 2.0, 7.0, 3.0):
+    """After one round 200 times its 9 s; after two 9 + 199 · 5 = 1004; then the median of the others, of 2, 7 and 3 s at last:
+    9 + 5 + 198 · 3 = 608."""
+    expected = [(9, 1800), (5, 1004), (2, 410), (4.5, 905), (3, 608)]
+    for number, seconds in enumerate((9.0, 5.0, 2.0, 7.0, 3.0), 1):
         append_event(tmp_path / "progress.jsonl", "round", seconds=seconds)
-    found = gpu_protocol.extrapolated(tmp_path, 200)
-    assert (found["rounds_measured"], found["seconds_per_round"], found["all_rounds_seconds"]) == (4, 3, 606)
-    assert found["extrapolated"]
+        found = gpu_protocol.extrapolated(tmp_path, 200)
+        assert found["rounds_measured"] == number
+        assert (found["seconds_per_round"], found["all_rounds_seconds"]) == expected[number - 1]
+        assert found["extrapolated"]
 
 
 FAKE = """#!/usr/bin/env bash

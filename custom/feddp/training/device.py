@@ -88,8 +88,8 @@ def _is_full(error: Exception) -> bool:
 
 
 def _without_tf32() -> None:
-    """On a GPU, torch's default lets convolutions round float32 to TF32, which has ten bits."""
-    torch.backends.cudnn.allow_tf32 = False
+    """On a GPU, torch's default lets convolutions round float32 to TF32, which has ten bits; an environment, products too."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 def settle(device: str, threads: int) -> None:

@@ -148,9 +148,11 @@ def test_a_task_is_repeated_once_where_images_left_a_full_gpu(monkeypatch, plan_
 @pytest.mark.parametrize("ask", [lambda: asked_for("cpu"), lambda: dealt("cpu", ["A"]), lambda: settle("cuda", 1)])
 def test_every_way_to_a_device_leaves_float32_as_it_is(monkeypatch, ask):
     """A command such as `feddp predict` never settles a process: it only asks for its device."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    places = torch.backends.cudnn, torch.backends.cuda.matmul
+    for place in places:
+        monkeypatch.setattr(place, "allow_tf32", True)
     ask()
-    assert not torch.backends.cudnn.allow_tf32
+    assert not any(place.allow_tf32 for place in places)
 
 
 @pytest.mark.parametrize(
