@@ -208,7 +208,7 @@ def _scalar(name: str, scalar: protocol.Number | protocol.Table) -> tuple[str, s
     if isinstance(scalar, protocol.Number):
         bounds = "true or false" if scalar.flag else f"{scalar.least:,} to {scalar.most:,}"
     if isinstance(scalar, protocol.Table):
-        leaves = f"mean, std and n of {codes(scalar.metrics)}" + (", of each class too if there are several" * scalar.classes)
+        leaves = f"mean, std and n of {codes(scalar.metrics)}, of each class too if there are several"
     elif scalar.digits is not None:
         leaves = f"{scalar.digits} significant digits"
     else:
