@@ -51,7 +51,8 @@ class Options:
 
     Args:
         method: one of METHODS.
-        calibration_epochs: of the last stage at a site; 0 leaves the stage out, None is the setting's default.
+        calibration_epochs: of the last stage at a site; 0 leaves the stage out, None is the setting's default. A
+            setting of that stage itself goes before it.
         settings: hyper-parameters as `key=value`.
         then: "igc" appends the calibration to any method.
         weights: a checkpoint file to start from, or "timm".
@@ -109,7 +110,7 @@ class Options:
             stages = tuple(stage for stage in stages if stage not in (HEADS, CALIBRATE))
         elif epochs is not None:
             names = {HEADS: "heads_epochs", CALIBRATE: "calibration_epochs"}
-            values |= {name: epochs for stage, name in names.items() if stage in stages}
+            values = {name: epochs for stage, name in names.items() if stage in stages} | values
         plan = Plan(
             method=self.method,
             network=self.network,

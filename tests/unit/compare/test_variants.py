@@ -1,9 +1,12 @@
 """What a variant's text means as a run's options."""
 
+from dataclasses import replace
+
 import pytest
 
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
+from feddp.plan.schema import Plan
 
 COMMON = Common(rounds=3, calibration_epochs=4, network="pvt_v2_b0-fpn", size=64, settings=("lr=0.01", "private=query,key"))
 
@@ -72,10 +75,19 @@ def test_options_hold_what_the_runs_share():
 
 
 def test_epochs_at_home_reach_the_stages_that_have_them():
-    """4 epochs: for the calibration of feddp and +igc, and finetune's tuning; not for local and fedavg, which refuse them."""
+    """4 epochs: for the calibration of feddp and +igc, fedlc's heads and finetune's tuning, unless the stage has a setting of
+    its own; not for local and fedavg, which refuse them."""
 
     def epochs(text: str, common: Common = COMMON):
         return Variant.parse(text).options(common, 0).calibration_epochs, settings(text, common).get("tune_epochs")
+
+    def plan(text: str, more: tuple[str, ...] = ()) -> Plan:
+        options = Variant.parse(text).options(Common(rounds=3, calibration_epochs=4, network="pvt_v2_b0-fpn", size=64), 0)
+        metadata = {"channels": 3, "classes": ("lesion",), "labels": "nested"}
+        return replace(options, settings=(*options.settings, *more)).plan(metadata, ["A", "B"])
+
+    def heads(text: str) -> int:
+        return plan(text).heads.heads_epochs
 
     assert epochs("feddp") == (4, None)
     assert epochs("fedavg+igc") == (4, None)
@@ -91,5 +103,7 @@ def test_epochs_at_home_reach_the_stages_that_have_them():
     assert epochs("feddp@calibration_epochs=2", own) == (2, "3")
     assert "calibration_epochs" not in settings("feddp@calibration_epochs=2", own)
     assert epochs("feddp", Common(1, None, "pvt_v2_b0-fpn", 32)) == (None, None)
+    assert plan("feddp", ("calibration_epochs=9",)).calibration.calibration_epochs == 9
+    assert [heads(text) for text in ("fedlc", "fedlc@heads_epochs=9", "fedlc@calibration_epochs=9")] == [4, 9, 9]
     with pytest.raises(FedDPError, match="calibration_epochs='x' is not a whole number"):
         Variant.parse("feddp@calibration_epochs=x").options(COMMON, 0)
