@@ -17,7 +17,7 @@
 #
 # The whole set has 54 MiB, 34 of them scipy. Leave out what the machine has: the first line of packages, 7 MiB, is enough
 # beside timm, scipy, psutil, threadpoolctl and typer and what these need. The machine's versions are then used, and recorded.
-# A machine that is lent takes 64 MiB in all, and this checkout has 24: there, carry the first line alone, in .whl/, which git ignores.
+# A machine that is lent takes 64 MiB in all, and this checkout has 25: there, carry the first line alone, in .whl/, which git ignores.
 #
 # OUT: gets gpu.jsonl, a line of JSON for every figure as it is measured, and gpu.log. It must hold no earlier gpu.jsonl.
 # The exit code is 1 if a step failed; the others run all the same. PYTHON names another interpreter.

@@ -5,7 +5,7 @@ are separate lists, because they are reviewed by hand.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -14,7 +14,7 @@ from feddp.methods.base import HEADS as HEADS_STAGE
 from feddp.methods.base import SPECTRA as SPECTRA_STAGE
 from feddp.methods.base import TRAIN as TRAIN_STAGE
 from feddp.methods.base import TUNE as TUNE_STAGE
-from feddp.training.columns import METRICS, VOLUME_METRICS, columns
+from feddp.training.columns import DISTANCES, METRICS, VOLUME_METRICS, columns
 
 EVALUATE_STAGE, ADAPT_STAGE = "evaluate", "adapt"
 # the consent words of a site's policy
@@ -107,7 +107,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Table:
-    """Summaries (`CELL`) per metric; with `by`, one such table for each name in it; `by` None: for each of the plan's sites.
+    """Summaries (`cell`) per metric; with `by`, one such table for each name in it; `by` None: for each of the plan's sites.
 
     Every number of a table is measured over the images `over`. A plan of several classes adds the summaries of each class to
     those of the means over classes.
@@ -121,7 +121,6 @@ class Table:
 COUNT, FLAG = Number(), Number(flag=True)
 METRIC = Number(decimals=3, over=Over.SELECTION, most=1)
 LOSS = Number(digits=3, over=Over.TRAIN, least=-LARGEST)
-CELL = {"mean": Number(decimals=3), "std": Number(decimals=3), "n": COUNT}  # measured over the images of its table
 SCALARS: Mapping[str, Number | Table] = {
     "consent": FLAG,
     **dict.fromkeys(("round", "phase", "epoch", "samples", "images"), COUNT),
@@ -135,8 +134,6 @@ SCALARS: Mapping[str, Number | Table] = {
     VOLUMES: Table(VOLUME_METRICS, Over.CASES, by=WHEN),
     "peers": Table(METRICS, Over.TEST, by=None),
 }
-NUMBERS: Mapping[str, Number | Table] = {**CELL, **SCALARS}  # with the numbers inside tables
-SHARES = ("dice", "iou")  # the metrics of tables that are at most 1
 MEASURED = frozenset(name for name, scalar in SCALARS.items() if scalar.over)
 _TRAINED = ("loss", "samples", "seconds", *PARTS)
 _SCORED, _TUNED = ("round", "dice", "iou"), ("loss", "iou_before", "iou", "epoch")
@@ -207,11 +204,11 @@ def with_shared() -> list[str]:
     return [spec.name for spec in TASKS.values() if spec.kind in (Kind.ROUND, Kind.SCORE)]
 
 
-def rounded(name: str, value: Any) -> Any:
-    """Returns a number, or every number of a table, as it leaves."""
+def rounded(name: str, value: Any, above: str = "") -> Any:
+    """Returns a number, or every number of a table, as it leaves. `above` is what has it: in a table, a metric."""
     if isinstance(value, Mapping):
-        return {below: rounded(below, each) for below, each in value.items()}
-    number = NUMBERS.get(name)
+        return {below: rounded(below, each, name) for below, each in value.items()}
+    number = {**SCALARS, **cell(above)}.get(name)
     return number.rounded(value) if isinstance(number, Number) else value
 
 
@@ -226,12 +223,14 @@ def numbers_of(task: str, sites: Sequence[str], classes: Sequence[str]) -> dict[
 def _below(scalar: Number | Table, sites: Sequence[str], classes: Sequence[str]) -> Any:
     if isinstance(scalar, Number):
         return scalar
-    table = {name: _cell(name.split("_", 1)[0]) for name in columns(scalar.metrics, classes)}
+    table = {name: cell(name) for name in columns(scalar.metrics, classes)}
     return table if scalar.by == () else dict.fromkeys(sites if scalar.by is None else scalar.by, table)
 
 
-def _cell(metric: str) -> dict[str, Number]:
-    return {name: replace(number, most=1) if metric in SHARES and number.decimals else number for name, number in CELL.items()}
+def cell(column: str) -> dict[str, Number]:
+    """Returns the numbers of a table's cell: a distance keeps three digits, a share three decimals, which are as many."""
+    value = Number(digits=3) if column.split("_", 1)[0] in DISTANCES else Number(decimals=3, most=1)
+    return {"mean": value, "std": value, "n": COUNT}
 
 
 def consents_of(stages: Iterable[str]) -> list[str]:

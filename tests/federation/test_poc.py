@@ -103,7 +103,7 @@ def test_feddp_runs_through_both_stages_on_certificates(feddp):
             assert set(site[when]) == {"dice", "iou", "hd", "hd95", "assd", "assd-medpy"}
             assert 0 <= site[when]["dice"]["mean"] <= 1
             assert site[when]["dice"]["n"] >= 2
-            assert all("std" not in cell and cell == rounded("", cell) for cell in site[when].values())
+            assert all("std" not in cell and cell == rounded(name, cell) for name, cell in site[when].items())
         assert site["std_withheld"] == 20
     assert results["rounded"] is True
 
@@ -203,7 +203,7 @@ def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does
     first, least = here["losses"][0], min(here["losses"])
     assert (said["loss_before"], said["loss"]) == (rounded("loss", first), rounded("loss", least))
     exact = json.loads((tmp_path / "masks/scores.json").read_text())["summary"]
-    assert said["scores"] == {m: {"mean": rounded("mean", cell["mean"]), "n": cell["n"]} for m, cell in exact.items()}
+    assert said["scores"] == {m: {"mean": rounded("mean", cell["mean"], m), "n": cell["n"]} for m, cell in exact.items()}
 
     assert {path: path.read_bytes() for site in donors for path in earlier.store(site).iterdir()} == before
     assert not list(job.store(newcomer).rglob("*.safetensors"))

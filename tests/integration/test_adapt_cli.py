@@ -175,6 +175,7 @@ def test_scores_are_of_the_masks_at_the_network_s_size(feddp, run, site, tmp_pat
 
 
 def test_scores_of_several_classes_are_shown_a_line_each(feddp, run, pngs, tmp_path, monkeypatch):
+    """The metric of column k is k/100: six means from 0 on, six of the disc from 6 on, six of the cup up to 17."""
     scores = {name: {"mean": number / 100, "std": 0.0, "n": 1} for number, name in enumerate(columns(METRICS, ("disc", "cup")))}
     done = {"kept_epoch": None, "images": 1, "seconds_per_image": 0.1, "losses": [], "empty_masks": 0, "scores": scores}
     monkeypatch.setattr(unseen_site, "adapt", lambda *arguments: done)

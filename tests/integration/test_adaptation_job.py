@@ -431,6 +431,7 @@ def test_scores_of_several_classes_have_every_class(server, plan):
     whole.pop("assd_cup")
     done = server(good(plan, N_adapt=lambda tensors, scalars: messages.pack(**scalars, scores=whole)))
     assert "adapt: 0 of 1 sites answered well" in done.panics[0]
+    assert "scores lack a metric" in done.progress("refused")[0]["reason"]
 
 
 # --- all of them ---------------------------------------------------------------------------------------------------

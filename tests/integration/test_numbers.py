@@ -23,8 +23,8 @@ from support.server import SITES, Run, good
 from support.site import NUMBERS
 
 PIXELS = 32 * 32
-FINE = {"mean": 0.123456789, "std": 0.0987654321, "n": 2}
-COARSE = {"mean": 0.123, "std": 0.099, "n": 2}
+FINE = {"mean": 0.123456789, "std": 0.298765432, "n": 2}  # three decimals are three digits
+COARSE = {"mean": 0.123, "std": 0.299, "n": 2}
 MEANS = {"mean": 0.123, "n": 2}
 
 
@@ -69,7 +69,13 @@ def dealt(tiny_root, tmp_path):
         ),
         ("evaluate", tables(FINE), tables(COARSE)),
         ("evaluate", {"peers": {"site-2": {"dice": FINE}}}, {"peers": {"site-2": {"dice": COARSE}}}),
-        ("evaluate", tables({"mean": 123.456789, "std": 9.87654, "n": 2}), tables({"mean": 123.457, "std": 9.877, "n": 2})),
+        (
+            "evaluate",
+            tables({"mean": 0.0123456, "std": 9.87654, "n": 2}, ("hd", "assd-medpy")),
+            tables({"mean": 0.0123, "std": 9.88, "n": 2}, ("hd", "assd-medpy")),
+        ),
+        ("evaluate", tables({"mean": 0.0123456, "n": 2}, ("iou",)), tables({"mean": 0.012, "n": 2}, ("iou",))),
+        ("evaluate", {"peers": {"site-2": {"hd95": {"mean": 123.456}}}}, {"peers": {"site-2": {"hd95": {"mean": 123.0}}}}),
         (
             "adapt",
             {"images": 2, "empty_masks": 1, "seconds": 0.123, "loss_before": 0.98765, "loss": 0.12345, "epoch": 3},
@@ -79,7 +85,7 @@ def dealt(tiny_root, tmp_path):
     ],
 )
 def test_what_leaves_is_rounded_and_counts_are_not(hospital, task, said, left):
-    """Metrics to three decimals, pixels too, losses to three digits, seconds to tenths; what has left once passes as it is."""
+    """Shares to three decimals, pixels and losses to three digits, seconds to tenths; what has left once passes as it is."""
     site = hospital(consent=["calibration", "outside"])
     assert site.sends(task, messages.pack(**said)) == ({}, left)
     assert site.sends(task, messages.pack(**left)) == ({}, left)
@@ -101,10 +107,10 @@ def test_nothing_that_a_job_sets_changes_it(hospital, plan_for, toy, settings):
 def test_rounding_twice_is_rounding_once():
     """And halves, which binary numbers seldom are, too."""
     rng = np.random.default_rng(0)
-    for name in ("iou", "mean", "loss", "seconds", "samples"):
+    for name, above in (("iou", ""), ("mean", "dice"), ("mean", "hd95_cup"), ("loss", ""), ("seconds", ""), ("samples", "")):
         values = [*(rng.random(2000) * 10.0 ** rng.integers(-4, 4, 2000)).tolist(), 0.0005, 0.0015, 0.5, 0.0, 1.0, 1e300]
-        once = [rounded(name, value) for value in values]
-        assert [rounded(name, value) for value in once] == once
+        once = [rounded(name, value, above) for value in values]
+        assert [rounded(name, value, above) for value in once] == once
         assert (once == values) == (name == "samples")
 
 
@@ -160,6 +166,29 @@ def test_numbers_of_classes_leave_as_the_means_do(hospital, dealt, plan_for, toy
     few = {"site-2": said["final"] | {"dice_cup": FINE | {"n": 1}}}
     assert site.sends("evaluate", messages.pack(**said, peers=few)) == ({}, {"withheld": 5})
     site.stopped("evaluate", messages.pack(**tables(FINE, ("dice_rim",))), "'dice_rim' among its scalars")
+
+
+@pytest.mark.parametrize(("settings", "left"), [({}, COARSE), ({"std_images": 4}, MEANS), ({"min_images": 4}, None)])
+def test_scores_of_classes_leave_an_unseen_site_as_the_means_do(hospital, dealt, plan_for, toy, settings, left):
+    """Three test images, to which the site adapts."""
+    names = columns(METRICS, ("disc", "cup"))
+    plan = plan_for(network=toy, classes=("disc", "cup"))
+    site = hospital(data=dealt(3), plan=plan, consent=["outside"], std_images=3)
+    site.submitted(site.plan, **settings)
+    said = {"images": 3, "scores": dict.fromkeys(names, FINE | {"n": 3})}
+    kept = {} if left is None else {"scores": dict.fromkeys(names, left | {"n": 3})}
+    word = {"withheld": 4} if left is None else {"std_withheld": 4} if left is MEANS else {}
+    assert site.sends("adapt", messages.pack(**said)) == ({}, {"images": 3} | kept | word)
+
+
+def test_sites_may_have_the_names_of_numbers(hospital, dealt, plan_for, toy):
+    """Peers called n and std: their tables are tables, counted and without deviations like others."""
+    site = hospital(data=dealt(5), plan=plan_for(network=toy, sites=("n", "site-1", "std")), std_images=6)
+    said = tables(FINE | {"n": 5}) | {"peers": dict.fromkeys(("n", "std"), tables(FINE | {"n": 5})["final"])}
+    kept = tables(MEANS | {"n": 5}) | {"peers": dict.fromkeys(("n", "std"), tables(MEANS | {"n": 5})["final"])}
+    assert site.sends("evaluate", messages.pack(**said)) == ({}, kept | {"std_withheld": 6})
+    few = said | {"peers": {"n": tables(FINE | {"n": 1})["final"]}}
+    assert site.sends("evaluate", messages.pack(**few)) == ({}, {"withheld": 2})
 
 
 # --- five images, one mean ----------------------------------------------------------------------------------------------------
@@ -262,7 +291,7 @@ def test_results_and_tables_say_what_is_rounded_and_what_is_withheld(tmp_path, p
     text = write_markdown(results | {"rounded": True})
     assert text.splitlines()[5].startswith("| final | 12.30 ± — | 12.30 ± — | 12.30 ± — | 12.30 ± 0.00 | 0.12 ± — |")
     why = "A: its policy withholds the standard deviation (± —) over fewer than 20 test images or cases."
-    coarse = "Each site rounded what it measured, metrics to three decimals and losses to three digits, before it left."
+    coarse = "Each site rounded what it sent: Dice and IoU to three decimals, distances and losses to three digits."
     assert {why, coarse} <= set(text.splitlines())
     Console(width=120).print(table(results | {"rounded": True}))
     shown = " ".join(capsys.readouterr().out.split())
@@ -275,7 +304,7 @@ def test_results_and_tables_say_what_is_rounded_and_what_is_withheld(tmp_path, p
 def test_results_hold_each_class_beside_the_mean(tmp_path, plan_for):
     """The sites' discs 0.9, 0.9 and 0.6, mean 0.8 ± √0.02; each cup 0.3; A measured C's network too, its cup 0.4.
 
-    A site that says nothing of a class is refused, be it of its own network or of a peer's.
+    A site that says nothing of a class of its own network is refused; of a peer's, an earlier version says nothing of classes.
     """
 
     def answer(site, task, tensors, scalars):
@@ -284,22 +313,22 @@ def test_results_hold_each_class_beside_the_mean(tmp_path, plan_for):
         said = tables({"mean": 0.5, "std": 0.1, "n": 9}, columns(METRICS, ("disc", "cup")))["final"]
         for name, mean in (("dice_disc", 0.6 if site == "C" else 0.9), ("dice_cup", 0.3)):
             said = said | {name: {"mean": mean, "std": 0.1, "n": 9}}
-        peers = {"C": said | {"dice_cup": {"mean": 0.4, "std": 0.1, "n": 9}}} if site == "A" else {}
-        if site == silent == "B":
+        cup, alone = {"dice_cup": {"mean": 0.4, "std": 0.1, "n": 9}}, dict.fromkeys(METRICS, said["dice"])
+        peers = {"A": {"C": said | cup}, "B": {"C": alone}}.get(site, {})
+        before = said | {"dice_cup": {"mean": 0.2, "std": 0.1, "n": 9}}
+        if site == silent:
             said.pop("assd_cup")
-        if site == silent == "A":
-            peers["C"].pop("assd_cup")
-        return messages.pack(before_calibration=said, final=said, peers=peers)
+        return messages.pack(before_calibration=before, final=said, peers=peers)
 
     plan = plan_for(method="fedavg", rounds=1, classes=("disc", "cup"))
-    for silent in ("", "A", "B"):
+    for silent in ("", "B"):
         run = Run(tmp_path / f"silent-{silent}", plan, SITES, answer)
         run.run("train", "evaluate")
         assert [event["site"] for event in run.progress("refused")] == ([silent] if silent else [])
         if not silent:
             results = json.loads((tmp_path / "silent-/results.json").read_text())
-            assert results["matrix"].keys() == {"A"}
-            assert [results["matrix"]["A"][model]["dice_cup"]["mean"] for model in ("A", "C")] == [0.3, 0.4]
+            assert results["matrix"].keys() == {"A", "B"}
+            assert [results["matrix"]["A"][model]["dice_cup"]["mean"] for model in ("A", "C")] == [0.2, 0.4]
             final = results["average"]["final"]
             assert final["dice_disc"] == pytest.approx({"mean": 0.8, "std": 0.02**0.5, "n": 3})
             assert final["dice_cup"] == pytest.approx({"mean": 0.3, "std": 0, "n": 3})
@@ -307,9 +336,10 @@ def test_results_hold_each_class_beside_the_mean(tmp_path, plan_for):
             lines = write_markdown(results).splitlines()
             (shown,) = [line for line in lines if line.startswith("| final, disc |")]
             assert shown.startswith("| final, disc | 90.00 ± 10.00 | 90.00 ± 10.00 | 60.00 ± 10.00 | 80.00 ± 14.14 |")
-            assert any(line.startswith("| before, cup | 30.00 ± 10.00 |") for line in lines)
-            rows = [line for line in lines if line.startswith("| A |")]  # both classes' mean, the disc, the cup
-            assert rows == ["| A | 50.00 | 50.00 |", "| A | 90.00 | 90.00 |", "| A | 30.00 | 40.00 |"]
+            assert any(line.startswith("| before, cup | 20.00 ± 10.00 |") for line in lines)
+            rows = [line for line in lines if line.startswith(("| A |", "| B |"))]  # both classes' mean, the disc, the cup
+            assert rows[0::2] == ["| A | 50.00 |  | 50.00 |", "| A | 90.00 |  | 90.00 |", "| A | 20.00 |  | 40.00 |"]
+            assert rows[1::2] == ["| B |  | 50.00 | 50.00 |", "| B |  | 90.00 |  |", "| B |  | 20.00 |  |"]
 
 
 @pytest.mark.parametrize("secure", [True, False])

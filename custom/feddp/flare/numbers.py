@@ -67,7 +67,10 @@ def without_std(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, l
 
 
 def _means(value: Any) -> Any:
-    return {name: _means(below) for name, below in value.items() if name != "std"} if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping):
+        return value
+    # a table of peers may hold a site with the name of a number
+    return {name: _means(below) for name, below in value.items() if name != "std" or isinstance(below, Mapping)}
 
 
 def _counts(task: str, plan: Plan, data: Path) -> dict[str, int]:
@@ -93,4 +96,5 @@ def _sizes(value: Any) -> list[float]:
     """Returns every `n` in a table."""
     if not isinstance(value, dict):
         return []
-    return [n for name, below in value.items() for n in ([below] if name == "n" else _sizes(below))]
+    below = [n for each in value.values() for n in _sizes(each)]
+    return below if isinstance(value.get("n", {}), dict) else [value["n"], *below]

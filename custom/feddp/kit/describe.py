@@ -61,7 +61,7 @@ def _outside(job: Job, request: AdaptationRequest, policy: SitePolicy) -> list[s
     return [
         f"no training: {', '.join(request.donors)} give their whole networks of job {request.job} to {request.newcomer}",
         f"{request.newcomer} adapts them to its images ({request.how}) and sends counts and losses"
-        + (", and the mean metrics of its masks" if request.score else ""),
+        + (", and the mean metrics of its masks, of each class too" if request.score else ""),
         f"settings of the adaptation that differ from the defaults: {changed}",
         _consent(OUTSIDE, policy),
     ]

@@ -11,7 +11,7 @@ from feddp.reading import counted
 from feddp.reporting.tables import BLANK, SHOWN, markdown_lines, shown_value
 from feddp.training.columns import class_names, of_class
 
-_ROUNDED = "Each site rounded what it measured, metrics to three decimals and losses to three digits, before it left."
+_ROUNDED = "Each site rounded what it sent: Dice and IoU to three decimals, distances and losses to three digits."
 _BEFORE = {
     False: "before: the networks of the selected round; final: after the local stages, where the method has any.",
     True: "before: the federation's network; final: after local post-training.",
@@ -50,7 +50,7 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         lines += ["", "By case, all test slices of a patient as one volume (± over a site's test cases):", ""]
         lines += _before_and_final({column: part.get(VOLUMES, {}) for column, part in parts.items()}, _CASE_METRICS)
     if results["matrix"]:
-        for name in ("", *_classes(parts.values())):
+        for name in ("", *class_names(name for row in results["matrix"].values() for cell in row.values() for name in cell)):
             what = f"Test Dice (%){f' of {name} alone' if name else ''}"
             lines += ["", f"{what} of every exchanged network (columns, before calibration) at every site (rows):", ""]
             lines += _matrix(results["matrix"], of_class("dice", name))

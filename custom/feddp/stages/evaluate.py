@@ -43,8 +43,7 @@ def serve(server: Server) -> None:
                 sites[site]["round"] = round
     absent = sorted(set(server.joined()) - sites.keys())
     missing = {site: memory.lost.get(site, f"site {site} did not evaluate") for site in absent}
-    names = columns(METRICS, plan.classes)
-    matrix = {site: _row(site, names, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
+    matrix = {site: _row(site, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
     shared, personal = (memory.expected.spec(sent) for sent in (Sent.SHARED, Sent.PERSONAL))
     nbytes = {"shared": (shared.halved if plan.federation.half else shared).nbytes, "personal": personal.nbytes}
     results = gathered(plan, sites, memory.start_round, memory.best_round, missing, matrix, nbytes)
@@ -71,16 +70,16 @@ def _result(server: Server, site: str, answer: Message) -> dict[str, Any]:
     return result
 
 
-def _row(site: str, names: Sequence[str], answer: Message) -> dict[str, Any]:
-    own = answer.scalars["before_calibration"]
-    return {**answer.scalars["peers"], site: {name: own[name] for name in names}}
+def _row(site: str, answer: Message) -> dict[str, Any]:
+    return {**answer.scalars["peers"], site: answer.scalars["before_calibration"]}
 
 
 def _check(classes: Sequence[str], site: str, answer: Message) -> None:
     peers, whole = answer.scalars.get("peers"), True
     if WITHHELD not in answer.scalars or {*WHEN, "peers"} & answer.scalars.keys():  # the tables come together
-        tables = [answer.scalars.get(when) for when in WHEN] + (list(peers.values()) if isinstance(peers, dict) else [None])
-        whole = all(is_whole(table, columns(METRICS, classes), answer.scalars) for table in tables)
+        whole = all(is_whole(answer.scalars.get(when), columns(METRICS, classes), answer.scalars) for when in WHEN)
+        # of peers, an evaluation by an earlier version has the means over classes alone
+        whole &= isinstance(peers, dict) and all(is_whole(summary, METRICS, answer.scalars) for summary in peers.values())
     if VOLUMES in answer.scalars:  # of a site whose images are slices
         volumes = answer.scalars[VOLUMES]
         whole &= isinstance(volumes, dict) and volumes.keys() == set(WHEN)

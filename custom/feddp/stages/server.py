@@ -14,7 +14,7 @@ from feddp.methods.aggregation import outliers
 from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.protocol import COUNT, MEASURED, STD_WITHHELD, WITHHELD, Kind, Number, rounded
-from feddp.reading import shown
+from feddp.reading import short, shown
 from feddp.sealing.envelope import OVERHEAD, recipients_of
 from feddp.sealing.handshake import LIMIT
 from feddp.sealing.session import HANDSHAKE, SEALED, as_bytes
@@ -199,7 +199,7 @@ def _check_number(site: str, name: str, value: Any, known: Any) -> None:
             wanted = "true or false" if known.flag else f"a finite number from {known.least} to {known.most}"
             raise ContributionError(f"site {site}: its answer's {name} is {shown(value)}, not {wanted}")
     elif not isinstance(value, Mapping) or not value.keys() <= known.keys():
-        raise ContributionError(f"site {site}: its answer's {name} is {shown(value)}, not a table of {', '.join(known)}")
+        raise ContributionError(f"site {site}: its answer's {name} is {shown(value)}, not a table of {short(', '.join(known))}")
     else:
         for below, each in value.items():
             _check_number(site, f"{name}/{below}", each, known[below])

@@ -199,8 +199,7 @@ class Site:
         if not self._evaluation.exists():
             return None
         stored: dict[str, Any] = json.loads(self._evaluation.read_text(encoding="utf-8"))
-        tables = (stored[WHEN[-1]], *stored["peers"].values())
-        return stored if all(tuple(table) == columns(METRICS, self.plan.classes) for table in tables) else None
+        return stored if tuple(stored[WHEN[-1]]) == columns(METRICS, self.plan.classes) else None
 
     def keep_evaluation(self, found: dict[str, Any]) -> None:
         """Stores the evaluation of the present results."""

@@ -578,6 +578,10 @@ def test_disc_and_cup_are_stored_and_summarized_apart(plan_for, open_site, toy, 
     assert images == {stems[0]: pytest.approx((2 / 3, 0)), stems[1]: (1, 1)}
     (case,) = rows_of(site, "cases.csv")
     assert (float(case["dice_disc"]), float(case["dice_cup"])) == pytest.approx((6 / 7, 0))
+    # what a version that had means alone of peers left is kept: their networks are gone, nobody could measure them again
+    found["peers"]["site-2"] = {metric: found["final"][metric] for metric in METRICS}
+    site.keep_evaluation(found)
+    assert evaluate(site) == found
 
 
 def test_of_one_class_nothing_is_stored_twice(slices):
