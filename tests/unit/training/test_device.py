@@ -145,14 +145,26 @@ def test_a_task_is_repeated_once_where_images_left_a_full_gpu(monkeypatch, plan_
     assert tasks == [protocol.TRAIN] * asked
 
 
-@pytest.mark.parametrize("ask", [lambda: asked_for("cpu"), lambda: dealt("cpu", ["A"]), lambda: settle("cuda", 1)])
-def test_every_way_to_a_device_leaves_float32_as_it_is(monkeypatch, ask):
-    """A command such as `feddp predict` never settles a process: it only asks for its device."""
+@pytest.fixture
+def tf32():
+    """Both places in which torch keeps whether float32 may become TF32, which it may during the test.
+
+    Not by monkeypatch: they are no attributes that could be deleted.
+    """
     places = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [place.allow_tf32 for place in places]
     for place in places:
-        monkeypatch.setattr(place, "allow_tf32", True)
+        place.allow_tf32 = True
+    yield places
+    for place, value in zip(places, before, strict=True):
+        place.allow_tf32 = value
+
+
+@pytest.mark.parametrize("ask", [lambda: asked_for("cpu"), lambda: dealt("cpu", ["A"]), lambda: settle("cuda", 1)])
+def test_every_way_to_a_device_leaves_float32_as_it_is(tf32, ask):
+    """A command such as `feddp predict` never settles a process: it only asks for its device."""
     ask()
-    assert not any(place.allow_tf32 for place in places)
+    assert not any(place.allow_tf32 for place in tf32)
 
 
 @pytest.mark.parametrize(
