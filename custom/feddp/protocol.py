@@ -208,7 +208,7 @@ def rounded(name: str, value: Any, above: str = "") -> Any:
     """Returns a number, or every number of a table, as it leaves. `above` is what has it: in a table, a metric."""
     if isinstance(value, Mapping):
         return {below: rounded(below, each, name) for below, each in value.items()}
-    number = {**SCALARS, **cell(above)}.get(name)
+    number = cell(above).get(name) or SCALARS.get(name)
     return number.rounded(value) if isinstance(number, Number) else value
 
 
