@@ -18,6 +18,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.flare.sealing import identity_of, simulated
 from feddp.flare.unused import remove_unused
 from feddp.flare.workspace import kept
+from feddp.lean import import_monai
 from feddp.plan.schema import Plan
 from feddp.sealing.session import Session
 from feddp.stages.tensors import Expected
@@ -57,6 +58,7 @@ class SiteComponent(FLComponent):
             if not here:
                 require_gate(site)
             policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), here)
+            import_monai()
             self._context = SiteContext(
                 site, run, self.expected, self.request, policy, kept(fl_ctx), here, str(fl_ctx.get_job_id())
             )
