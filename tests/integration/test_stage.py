@@ -418,6 +418,28 @@ def test_a_silent_site_is_waited_for_where_too_few_others_answered(tmp_path, pla
     assert "site B: no answer to train" in run.panics[0]
 
 
+@pytest.mark.parametrize(("tries", "waits"), [(controller.REPEATS, True), (controller.REPEATS + 1, False)])
+def test_a_site_whose_answer_never_arrives_is_lost(tmp_path, plan_for, monkeypatch, tries, waits):
+    """B says again and again that its answer is ready, and the server cannot read it: the round goes on without B."""
+    monkeypatch.setattr(controller, "SILENT", 3.0)
+
+    def answer(site, task, tensors, scalars):
+        if site != "B":
+            return good(site, task, tensors, scalars)
+        for _ in range(tries):
+            run.active("B", controller.READY, None)
+        return None
+
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer)
+    run.open = {"B"}
+    started = time.monotonic()
+    run.run("train")
+    assert (time.monotonic() - started > 3.0) == waits
+    assert run.panics == []
+    assert [(e["site"], e["reason"]) for e in run.progress("refused")][:1] == [("B", "site B: no answer to train")]
+    assert run.memory.lost.keys() == {"B"}
+
+
 @pytest.mark.parametrize("final", [None, {}, {**dict.fromkeys(METRICS, {"mean": float("nan"), "std": 0, "n": 1})}])
 def test_an_evaluation_that_lacks_a_number_is_refused_and_said(final, tmp_path, plan_for):
     def answer(site, task, tensors, scalars):

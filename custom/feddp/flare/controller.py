@@ -30,7 +30,9 @@ POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 # for. A site's job process gives one every 10 s, also while it computes
 SILENT, GONE = 30.0, 600.0
 CLIENTS = 5.0  # seconds between two looks, while the server waits, at which clients have registered anew
-REPEATS = 10  # how often the server notes the same sign of a site while it waits: a site may repeat one without end
+# how often the server notes the same sign of a site while it waits: a site may repeat one without end; and how often a site may
+# say that its answer is ready, which the server then cannot read
+REPEATS = 10
 READY = "taskCheck"  # FLARE's client asks so, when it has an answer, whether the server still wants it
 
 
@@ -185,7 +187,12 @@ class FlareServer(Server):
         self._learned = time.monotonic()
 
     def _silence(self, site: str) -> float:
-        """Returns the seconds since a site's last sign of life, or since it was asked if there was none."""
+        """Returns the seconds since a site's last sign of life, or since it was asked if there was none.
+
+        A site that sends again and again an answer that does not arrive is as good as silent.
+        """
+        if self._controller.noted["computed", site] > REPEATS:
+            return float("inf")
         return time.monotonic() - self._controller.heard.get(site, self._asked)
 
 

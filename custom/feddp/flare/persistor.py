@@ -22,6 +22,7 @@ from feddp.flare.kept import files_of
 from feddp.flare.messages import register_tensors
 from feddp.flare.site import runs_of
 from feddp.flare.tracking import round_event, tracking
+from feddp.flare.unread import outlive_unread_answers
 from feddp.flare.unused import remove_unused
 from feddp.flare.workspace import kept_by
 from feddp.plan.schema import Plan
@@ -56,6 +57,7 @@ class SharedTensorPersistor(FLComponent):
         self._standing, self._read, self._asked = Standing(self.plan), 0, threading.Lock()
         self._tracking: Tracking | None = None
         register_tensors()
+        outlive_unread_answers()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._memory is not None:
