@@ -9,7 +9,8 @@ if [ ! -e .venv/ready ] || [ requirements.lock -nt .venv/ready ]; then
     }
     echo "Making the environment in .venv (a few minutes, once) ..." >&2
     "$python" -m venv .venv
-    pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check"
+    # Python compiles what it imports; pip would compile all 18,000 files, one by one, before anything starts
+    pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"
     # every file is held against its hash; what comes as source (pyhocon, feddp) is built by the locked setuptools, which is
     # therefore the first, and not by one that pip would fetch for it
     sed -n '/^setuptools==/,/[^\\]$/p' requirements.lock > .venv/setuptools.lock

@@ -31,11 +31,10 @@ from support.line import DOWN, UP, line_of
 pytestmark = [pytest.mark.simulator, pytest.mark.poc]
 
 SITES = ("site-1", "site-2")
-# the environment in which the POC gets a method's job: two stages and private tensors; a personal model that IGC exchanges. The
-# other shapes: test_flares_controllers_and_executors_come_to_the_bits_of_one_process (test_methods)
-METHODS = {"feddp": ProdEnv, "ditto": PocEnv}
-SIMULATED = {"feddp"}  # Ditto's controllers and executors in one process: the same test
-LONG = {"method": "fedavg", "rounds": 3, "local_epochs": 2}  # a round long enough to be caught computing
+# the environment in which the POC gets a method's job. FedDP has two stages and private tensors; the other shapes:
+# test_flares_controllers_and_executors_come_to_the_bits_of_one_process (test_methods)
+METHODS = {"feddp": ProdEnv, "fedavg": PocEnv}
+LONG = {"rounds": 3, "settings": {"batch": 4, "start": "last", "local_epochs": 2}}  # a round long enough to be caught computing
 
 
 def policies_of(root: Path, plans) -> dict[str, dict]:
@@ -50,21 +49,16 @@ def policies_of(root: Path, plans) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def recipes(tiny_root):
-    common = {"data": tiny_root, "rounds": 2, "size": 32, "settings": {"batch": 4, "start": "last"}, "calibration_epochs": 1}
-    igc = {"feddp": None, "ditto": "igc"}
-    return {name: PersonalizedRecipe(method=name, name=name, then=igc[name], **common) for name in METHODS}
+    short = {"rounds": 2, "settings": {"batch": 4, "start": "last"}, "calibration_epochs": 1}
+    own = {"feddp": short, "fedavg": LONG}
+    return {name: PersonalizedRecipe(method=name, name=name, data=tiny_root, size=32, **own[name]) for name in METHODS}
 
 
 @pytest.fixture(scope="module")
-def long(plan_for):
-    return plan_for(start="last", **LONG)
-
-
-@pytest.fixture(scope="module")
-def poc(tmp_path_factory, tiny_root, recipes, long):
+def poc(tmp_path_factory, tiny_root, recipes):
     """The one POC of these tests: its kits, the lead's session, and the line through which site-2 reaches the server."""
-    plans = [*(recipe.plan for recipe in recipes.values()), long]
-    request = Request(long, policies_of(tiny_root, plans), tmp_path_factory.mktemp("poc"))
+    plans = [recipe.plan for recipe in recipes.values()]
+    request = Request(plans[0], policies_of(tiny_root, plans), tmp_path_factory.mktemp("poc"))
     with line_of(provisioned(request)[0] / "site-2") as line, federation(request) as (kits, lead):
         yield kits, lead, line
 
@@ -103,15 +97,14 @@ def _same_project(kits: Path, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def submitted(poc, tmp_path_factory, recipes):
-    """Runs a plan on the POC, and calls `meanwhile` again and again; gives the server's files and the sites'."""
+    """Runs a method's job on the POC, and calls `meanwhile` again and again; gives the server's files and the sites'."""
     kits, lead, _ = poc
 
-    def run(plan, meanwhile=lambda job: None):
-        folder = export(plan, tmp_path_factory.mktemp("jobs") / plan.method)
+    def run(method, meanwhile=lambda job: None):
+        recipe = recipes[method]
+        folder = export(recipe.plan, tmp_path_factory.mktemp("jobs") / method)
         with pytest.MonkeyPatch.context() as patch:
-            recipe = next((recipe for recipe in recipes.values() if recipe.plan is plan), None)
-            session = lead if recipe is None else Executed(lead, recipe, env_of(METHODS[plan.method], kits, patch))
-            job = PocJob(kits, session, folder)
+            job = PocJob(kits, Executed(lead, recipe, env_of(METHODS[method], kits, patch)), folder)
         deadline = time.monotonic() + 240
         while not job.finished():
             assert time.monotonic() < deadline, job.log.read_text()[-2000:]
@@ -144,22 +137,20 @@ def same(one: dict[str, dict], other: dict[str, dict]) -> None:
         assert all(torch.equal(other[what][key], wanted[key]) for key in wanted), what
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_same_bits_in_every_environment(method, recipes, submitted, tiny_root, tmp_path):
-    plan = recipes[method].plan
+def test_the_same_bits_in_every_environment(recipes, submitted, tiny_root, tmp_path):
+    recipe = recipes["feddp"]
+    plan = recipe.plan
     locally = here(tiny_root, plan, tmp_path / "local")
     wanted = tensors_here(tmp_path / "local")
-    server, stores = submitted(plan)
+    server, stores = submitted("feddp")
     same(wanted, tensors_of(server, stores, plan))
-    folders = [server]
-    if method in SIMULATED:
-        env = SimEnv(clients=list(SITES), workspace_root=str(tmp_path / "recipe"))
-        (tmp_path / "sim").symlink_to(recipes[method].execute(env).get_result())
-        results = json.loads((tmp_path / "sim" / RESULTS).read_text())
-        assert {**results, "job": ""} == {**locally, "job": ""}
-        same(wanted, tensors_here(tmp_path / "sim"))
-        assert not (tmp_path / "sim" / "local").exists(), "FLARE's own allow-list, which SimEnv writes"
-        folders.append(tmp_path / "sim")
+    env = SimEnv(clients=list(SITES), workspace_root=str(tmp_path / "recipe"))
+    (tmp_path / "sim").symlink_to(recipe.execute(env).get_result())
+    results = json.loads((tmp_path / "sim" / RESULTS).read_text())
+    assert {**results, "job": ""} == {**locally, "job": ""}
+    same(wanted, tensors_here(tmp_path / "sim"))
+    assert not (tmp_path / "sim" / "local").exists(), "FLARE's own allow-list, which SimEnv writes"
+    folders = [server, tmp_path / "sim"]
     curves = [curves_of(folder / TENSORBOARD) for folder in (tmp_path / "local", *folders)]
     scores = [{tag: points for tag, points in found.items() if tag.startswith(("train/loss/", "val/"))} for found in curves]
     assert all(found == scores[0] for found in scores)
@@ -169,7 +160,7 @@ def test_the_same_bits_in_every_environment(method, recipes, submitted, tiny_roo
         assert summary["final_round"] == plan.rounds
 
 
-def test_a_broken_connection_costs_no_round(poc, submitted, long, tiny_root, tmp_path):
+def test_a_broken_connection_costs_no_round(poc, submitted, recipes, tiny_root, tmp_path):
     """It breaks for 3 s while site-2 computes its first round and in the middle of its second contribution, and for 8 s in the
     middle of the third task: too long for FLARE's own repetitions. Both processes of site-2 use it: its FLARE client and the
     job's.
@@ -178,7 +169,8 @@ def test_a_broken_connection_costs_no_round(poc, submitted, long, tiny_root, tmp
     that of the third task are 1.5 n bytes away. Each site trains each of the three rounds once, and none is missed.
     """
     kits, _, line = poc
-    nbytes, before = Expected(long).spec(Sent.SHARED).nbytes, line.cuts
+    plan = recipes["fedavg"].plan
+    nbytes, before = Expected(plan).spec(Sent.SHARED).nbytes, line.cuts
     log: list[str] = []
     begun = threading.Event()
 
@@ -191,12 +183,12 @@ def test_a_broken_connection_costs_no_round(poc, submitted, long, tiny_root, tmp
             line.cut_after(3 * nbytes // 2, UP, 3)
             line.cut_after(3 * nbytes // 2, DOWN, 8)
 
-    server, stores = submitted(long, cut)
+    server, stores = submitted("fedavg", cut)
     assert line.cuts - before == 3
     closed = [computing(log[:number]) for number, entry in enumerate(log) if "Connection" in entry and "is closed" in entry]
     assert closed[0] == 1, "the control"
-    here(tiny_root, long, tmp_path / "local")
-    same(tensors_here(tmp_path / "local"), tensors_of(server, stores, long))
+    here(tiny_root, plan, tmp_path / "local")
+    same(tensors_here(tmp_path / "local"), tensors_of(server, stores, plan))
     for store in stores.values():
         assert [event["round"] for event in read_events(store / RECORD) if event["event"] == "train"] == [0, 1, 2]
     events = read_events(server / PROGRESS)

@@ -14,7 +14,8 @@ from feddp.networks import build
 from feddp.networks.weights import save_network
 
 
-def feddp(*arguments):
+def typed(*arguments):
+    """A command in a process of its own."""
     command = [sys.executable, "-m", "feddp", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
@@ -47,7 +48,7 @@ def test_every_command_has_a_help(command):
 
 
 def test_a_mistake_is_one_line_and_exit_code_two(tmp_path):
-    done = feddp("run", "--data", tmp_path / "nowhere", "--out", tmp_path / "out")
+    done = typed("run", "--data", tmp_path / "nowhere", "--out", tmp_path / "out")
     assert done.returncode == 2
     assert done.stderr.startswith("feddp: ")
     assert str(tmp_path / "nowhere") in done.stderr
@@ -63,7 +64,7 @@ def test_a_run_that_cannot_be_is_refused_before_it_starts(tmp_path, option, mess
     (tmp_path / "file").write_text("mine")
     arguments = {"--data": tmp_path / "data", "--out": tmp_path / "out", "--size": 32}
     arguments[option] = {"--device": "cuda:99", "--out": tmp_path / "file"}[option]
-    done = feddp("run", *(word for pair in arguments.items() for word in pair))
+    done = typed("run", *(word for pair in arguments.items() for word in pair))
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -71,44 +72,59 @@ def test_a_run_that_cannot_be_is_refused_before_it_starts(tmp_path, option, mess
     assert not (tmp_path / "out").exists()
 
 
-def test_a_personal_network_runs_at_home(tmp_path):
-    """A network whose last layer says class 1 everywhere (bias 10, weight 0): masks of ones, at each image's own size."""
+@pytest.fixture
+def taken_home(tmp_path):
+    """A network whose last layer says class 1 everywhere (bias 10, weight 0), and two images."""
     network = build("pvt_v2_b0-fpn", 3, 1, seed=0)
     torch.nn.init.zeros_(network.segmentation_head[0].weight)
     torch.nn.init.constant_(network.segmentation_head[0].bias, 10)
     metadata = {"network": "pvt_v2_b0-fpn", "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32"}
     save_network(tmp_path / "network.safetensors", network.state_dict(), metadata)
     (tmp_path / "images").mkdir()
-    for name, size in (("a", (40, 30)), ("b", (64, 64))):
+    sizes = {"a": (40, 30), "b": (64, 64)}
+    for name, size in sizes.items():
         Image.new("RGB", size, (10, 200, 30)).save(tmp_path / f"images/{name}.png")
-    arguments = ("predict", "--network", tmp_path / "network.safetensors", "--images", tmp_path / "images")
-    done = feddp(*arguments, "--out", tmp_path / "masks")
+    return ("predict", "--network", tmp_path / "network.safetensors"), sizes
+
+
+def test_a_personal_network_runs_at_home(taken_home, tmp_path):
+    """Masks of ones, at each image's own size."""
+    arguments, sizes = taken_home
+    done = typed(*arguments, "--images", tmp_path / "images", "--out", tmp_path / "masks")
     assert done.returncode == 0, done.stderr
-    for name, size in (("a", (40, 30)), ("b", (64, 64))):
+    for name, size in sizes.items():
         with Image.open(tmp_path / f"masks/{name}.png") as mask:
             assert mask.size == size
             assert (np.asarray(mask) == 1).all()
-    for wrong, said in ((["--device", "cuda:99"], "--device cuda:99 cannot be used"), ([], "network.safetensors: not empty")):
-        done = feddp(*arguments, "--out", tmp_path / ("gpu" if wrong else "network.safetensors"), *wrong)
-        assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
-        assert said in done.stderr
+
+
+def test_what_cannot_be_predicted_is_one_line(feddp, taken_home, tmp_path):
+    arguments, _ = taken_home
+    arguments = (*arguments, "--images", tmp_path / "images")
+    for wrong, message in (
+        (["--device", "cuda:99"], "--device cuda:99 cannot be used"),
+        ([], "network.safetensors: not empty"),
+    ):
+        code, _, said = feddp(*arguments, "--out", tmp_path / ("gpu" if wrong else "network.safetensors"), *wrong)
+        assert (code, len(said.strip().splitlines())) == (2, 1)
+        assert message in said
     assert not (tmp_path / "gpu").exists()
     (tmp_path / "empty").mkdir()
     (tmp_path / "grey").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "grey/c.png")
-    for images, said in (
+    for images, message in (
         ("empty", "holds no image"),
         ("nowhere", "does not exist"),
         ("images/a.png", "is a file; name its folder"),
         ("grey", "has 1 channel(s), but the network expects 3. Save it as 8-bit RGB"),
     ):
-        done = feddp(*arguments[:3], "--images", tmp_path / images, "--out", tmp_path / "x")
-        assert (done.returncode, "dataset.json" in done.stderr) == (2, False)
-        assert said in done.stderr
+        code, _, said = feddp(*arguments[:3], "--images", tmp_path / images, "--out", tmp_path / "x")
+        assert (code, "dataset.json" in said) == (2, False)
+        assert message in said
 
 
 def test_a_seed_is_not_negative(tmp_path):
-    done = feddp("run", "--data", tmp_path, "--out", tmp_path / "out", "--seed", -1)
+    done = typed("run", "--data", tmp_path, "--out", tmp_path / "out", "--seed", -1)
     assert done.returncode == 2
     assert "equal to 0" in done.stderr
 
