@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -418,26 +419,52 @@ def test_a_silent_site_is_waited_for_where_too_few_others_answered(tmp_path, pla
     assert "site B: no answer to train" in run.panics[0]
 
 
-@pytest.mark.parametrize(("tries", "waits"), [(controller.REPEATS, True), (controller.REPEATS + 1, False)])
-def test_a_site_whose_answer_never_arrives_is_lost(tmp_path, plan_for, monkeypatch, tries, waits):
-    """B says again and again that its answer is ready, and the server cannot read it: the round goes on without B."""
+@pytest.mark.parametrize(("tries", "waits"), [(controller.TRIES - 1, True), (controller.TRIES, False)])
+def test_a_site_whose_answers_cannot_be_read_is_lost_for_one_task(tmp_path, plan_for, monkeypatch, tries, waits):
+    """Of B's answers to the first round that many came and could not be read: the round goes on without B, at once or after B
+    was silent for 3 s. B lives, and is asked again in the second."""
+    failed = Counter({"B": 7})  # before
     monkeypatch.setattr(controller, "SILENT", 3.0)
+    monkeypatch.setattr(controller, "unread", failed.copy)
 
     def answer(site, task, tensors, scalars):
-        if site != "B":
+        if (site, task, scalars.get("round")) != ("B", "train", 0):
             return good(site, task, tensors, scalars)
-        for _ in range(tries):
-            run.active("B", controller.READY, None)
+        failed["B"] += tries
+        run.heard["B"] = time.monotonic()
         return None
 
-    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer)
-    run.open = {"B"}
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=2), SITES, answer)
+    run.open, asked = {"B"}, run.broadcast
+
+    def broadcast(task, fl_ctx, targets, min_responses):
+        asked(task, fl_ctx, targets, min_responses)
+        if len(run.sent) == 1:
+            run.open = set()
+
+    run.broadcast = broadcast
     started = time.monotonic()
     run.run("train")
     assert (time.monotonic() - started > 3.0) == waits
     assert run.panics == []
-    assert [(e["site"], e["reason"]) for e in run.progress("refused")][:1] == [("B", "site B: no answer to train")]
-    assert run.memory.lost.keys() == {"B"}
+    trained = [targets for task, targets, _ in run.sent if task == "train"]
+    assert trained == [SITES, ["A", "C"] if waits else SITES]
+    assert [(e["site"], e["reason"]) for e in run.progress("refused")] == [("B", "site B: no answer to train")]
+
+
+def test_a_job_whose_site_cannot_be_read_and_is_needed_ends(tmp_path, plan_for, monkeypatch):
+    failed = Counter()
+    monkeypatch.setattr(controller, "unread", failed.copy)
+
+    def answer(site, task, tensors, scalars):
+        failed["B"] += controller.TRIES * (site == "B")
+        return None if site == "B" else good(site, task, tensors, scalars)
+
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1, min_sites=3), SITES, answer)
+    run.open = {"B"}
+    run.run("train")
+    assert "2 of 3 sites answered well" in run.panics[0]
+    assert "site B: no answer to train" in run.panics[0]
 
 
 @pytest.mark.parametrize("final", [None, {}, {**dict.fromkeys(METRICS, {"mean": float("nan"), "std": 0, "n": 1})}])

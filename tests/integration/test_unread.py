@@ -1,16 +1,19 @@
-"""A site's answer that the server of a job cannot read: FLARE ends the job's process, ours goes on."""
+"""A site's answer that the server of a job cannot read: FLARE ends the job's process, ours goes on and counts it."""
 
 from types import SimpleNamespace
 
 import pytest
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet import cell
-from nvflare.fuel.f3.cellnet.defs import CellChannel
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
 
-from feddp.flare.unread import outlive_unread_answers
+from feddp.flare.persistor import SharedTensorPersistor
+from feddp.flare.unread import outlive_unread_answers, unread
+
+SERVER = SimpleNamespace(fqcn="server.job")
 
 
 class Ended(BaseException):
@@ -18,44 +21,72 @@ class Ended(BaseException):
 
 
 @pytest.fixture
-def job(monkeypatch):
-    """The cell of a job's process of the server, and what it does with an answer whose reading raises an error."""
-    asked = cell._is_server_job_cell  # of a process in which a test before may have changed it
-    monkeypatch.setattr(cell, "_is_server_job_cell", getattr(asked, "__wrapped__", asked))
+def flares(monkeypatch):
+    """FLARE as it is, in a process in which a test before may have changed it, and which does not end."""
 
     def end(code):
         raise Ended(code)
 
+    for place, name in ((cell, "_is_server_job_cell"), (cell.Adapter, "call")):
+        now = getattr(place, name)
+        monkeypatch.setattr(place, name, getattr(now, "__wrapped__", now))
     monkeypatch.setattr(cell.os, "_exit", end)
-    return SimpleNamespace(fqcn="server.job")
 
 
-def arrives(monkeypatch, info, error):
-    def unreadable(*arguments, **more):
-        raise error
+@pytest.fixture
+def arrives(flares, monkeypatch):
+    """An answer comes to the server's process of a job, and reading it raises an error."""
 
-    monkeypatch.setattr(cell, "decode_payload", unreadable)
-    headers = {StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND, StreamHeaderKey.TOPIC: ServerCommandNames.SUBMIT_UPDATE}
-    own = SimpleNamespace(decode_pass_through_channels=(), decode_pass_through_topics=(), get_fobs_context=lambda props: {})
-    future = SimpleNamespace(headers=headers, result=lambda: b"")
-    cell.Adapter(lambda request: Message(), info, own).call(future)
+    def arrive(error, topic=ServerCommandNames.SUBMIT_UPDATE, broken=None):
+        def unreadable(*arguments, **more):
+            raise error
+
+        monkeypatch.setattr(cell, "decode_payload", unreadable)
+        headers = {StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND, StreamHeaderKey.TOPIC: topic}
+        headers[MessageHeaderKey.ORIGIN] = "site-2.job"
+        own = SimpleNamespace(decode_pass_through_channels=(), decode_pass_through_topics=(), get_fobs_context=lambda props: {})
+        future = SimpleNamespace(headers=headers, result=lambda: b"", error=broken)
+        cell.Adapter(lambda request: Message(), SERVER, own).call(future)
+
+    return arrive
 
 
-def test_the_job_goes_on_and_the_sender_gets_the_error(job, monkeypatch):
-    """FLARE hands what `call` raises to the sender (BlobHandler._run_blob_cb)."""
+def test_the_job_goes_on_and_the_answer_is_counted(arrives):
+    """What `call` raises, FLARE tells the sender (BlobHandler._run_blob_cb). Another request's or a broken stream's error is
+    no answer that could not be read."""
+    error = RuntimeError("failed to download from site-2")
     with pytest.raises(Ended):
-        arrives(monkeypatch, job, RuntimeError("failed to download from site-2"))  # the control
+        arrives(error)  # the control
     outlive_unread_answers()
+    before = unread()
     with pytest.raises(RuntimeError, match="failed to download from site-2"):
-        arrives(monkeypatch, job, RuntimeError("failed to download from site-2"))
+        arrives(error)
+    assert unread() - before == {"site-2": 1}
+    for more in ({"topic": ServerCommandNames.GET_TASK}, {"broken": BlobSizeError("cut")}):
+        with pytest.raises(RuntimeError, match="failed to download"):
+            arrives(error, **more)
+    assert unread() - before == {"site-2": 1}
 
 
-def test_a_message_of_the_servers_that_is_too_large_ends_the_job_as_before(job, monkeypatch):
+def test_a_message_of_the_servers_that_is_too_large_ends_the_job_as_before(arrives):
     """Whether FLARE learns it from what it calls, or from a future or a message with no error being handled."""
-    for _ in range(2):  # and twice is once
-        outlive_unread_answers()
+    outlive_unread_answers()
     with pytest.raises(Ended):
-        arrives(monkeypatch, job, BlobSizeError("too large"))
+        arrives(BlobSizeError("too large"))
     refused = SimpleNamespace(exception=lambda: BlobSizeError("too large"))
     with pytest.raises(Ended):
-        cell.Adapter(None, job, None)._handle_reply_stream_done(refused)
+        cell.Adapter(None, SERVER, None)._handle_reply_stream_done(refused)
+    own = SimpleNamespace(requests_dict={}, core_cell=SimpleNamespace(my_info=SERVER), logger=SimpleNamespace(critical=print))
+    said = Message({StreamHeaderKey.ERROR_TYPE: BlobSizeError.__name__}, None)
+    with pytest.raises(Ended):
+        cell.Cell._process_stream_error(own, said)
+
+
+def test_a_jobs_server_goes_on_and_counts_once(arrives, plan_for):
+    """Its persistor sees to it, also the second one in a process."""
+    for _ in range(2):
+        SharedTensorPersistor(plan_for().to_json())
+    before = unread()
+    with pytest.raises(RuntimeError, match="unreadable"):
+        arrives(RuntimeError("unreadable"))
+    assert unread() - before == {"site-2": 1}

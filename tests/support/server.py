@@ -88,7 +88,7 @@ class Run:
             )
             stage.system_panic = lambda reason, fl_ctx: self.panics.append(reason)
             stage.start_controller(self.fl_ctx)
-            self.heard, self.active = stage.heard, stage.communicator.client_is_active
+            self.heard = stage.heard
             stage.control_flow(Signal(), self.fl_ctx)
         return self
 

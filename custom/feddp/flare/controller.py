@@ -20,6 +20,7 @@ from feddp import protocol
 from feddp.errors import ContributionError, FedDPError, Stopped, StorageError
 from feddp.flare import messages
 from feddp.flare.persistor import persistor_of
+from feddp.flare.unread import unread
 from feddp.stages import served, stage_of
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
@@ -30,9 +31,8 @@ POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 # for. A site's job process gives one every 10 s, also while it computes
 SILENT, GONE = 30.0, 600.0
 CLIENTS = 5.0  # seconds between two looks, while the server waits, at which clients have registered anew
-# how often the server notes the same sign of a site while it waits: a site may repeat one without end; and how often a site may
-# say that its answer is ready, which the server then cannot read
-REPEATS = 10
+REPEATS = 10  # how often the server notes the same sign of a site while it waits: a site may repeat one without end
+TRIES = 5  # answers to a task that the server could not read, after which it waits for the site no more
 READY = "taskCheck"  # FLARE's client asks so, when it has an answer, whether the server still wants it
 
 
@@ -104,6 +104,7 @@ class FlareServer(Server):
         self._controller, self._abort_signal, self._fl_ctx = controller, abort_signal, fl_ctx
         self._asked = float("-inf")  # the time of the last request
         self._learned = time.monotonic()  # the time of the last look at the clients' tokens
+        self._unread = unread()  # before the last request
 
     def joined(self) -> list[str]:
         return [client.name for client in self._fl_ctx.get_engine().get_clients()]
@@ -138,6 +139,7 @@ class FlareServer(Server):
                 self._controller.note("again", client_task.client.name, task=task)
 
         self._controller.noted.clear()
+        self._unread = unread()
         parcels = [(list(sites), data)] if isinstance(data, Message) else [([site], data[site]) for site in sites]
         tasks = []
         for targets, message in parcels:
@@ -167,7 +169,9 @@ class FlareServer(Server):
         for each in tasks:
             if error := getattr(each, "exception", None):  # FLARE puts there what `received` raised: no site is to blame
                 raise error
-        return {site for site in sites if site not in answered and self._silence(site) > SILENT}
+        lost = {site for site in sites if site not in answered and self._silence(site) > SILENT}
+        self._unread = unread()  # such a site is asked again, if it lives
+        return lost
 
     def _end(self, tasks: Sequence[Task]) -> None:
         """Has FLARE end tasks that all sites have answered, now and not at the next look of its monitor."""
@@ -189,9 +193,9 @@ class FlareServer(Server):
     def _silence(self, site: str) -> float:
         """Returns the seconds since a site's last sign of life, or since it was asked if there was none.
 
-        A site that sends again and again an answer that does not arrive is as good as silent.
+        A site whose answers to a task cannot be read is as good as silent.
         """
-        if self._controller.noted["computed", site] > REPEATS:
+        if unread()[site] - self._unread[site] >= TRIES:
             return float("inf")
         return time.monotonic() - self._controller.heard.get(site, self._asked)
 

@@ -6,22 +6,48 @@ sends its answer again, and one that was started again is given its task again.
 """
 
 import sys
+import threading
+from collections import Counter
 from functools import wraps
 from typing import Any
 
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+
+_LOST: Counter[str] = Counter()
+_ONE = threading.Lock()  # FLARE reads answers in threads
+
+
+def unread() -> Counter[str]:
+    """Returns how many answers of each site this process could not read, by the origin that the server's gate has checked."""
+    with _ONE:
+        return _LOST.copy()
 
 
 def outlive_unread_answers() -> None:
     """Makes this process, a server's of a job, go on. A message of the server's that is too large ends it as before."""
-    ends = cell._is_server_job_cell  # FLARE asks it, while it handles the error, whether to end the process
+    ends, call = cell._is_server_job_cell, cell.Adapter.call
     if hasattr(ends, "__wrapped__"):  # it is done
         return
 
-    @wraps(ends)
+    @wraps(ends)  # FLARE asks it, while it handles the error, whether to end the process
     def ends_for_size(my_info: Any) -> bool:
         error = sys.exc_info()[1]
         return (error is None or isinstance(error, BlobSizeError)) and ends(my_info)
 
-    cell._is_server_job_cell = ends_for_size
+    @wraps(call)
+    def counted(adapter: cell.Adapter, future: Any, *args: Any, **more: Any) -> None:
+        try:
+            call(adapter, future, *args, **more)
+        except Exception:
+            arrived = future.error is None  # as a message, which does not mean that it could be read
+            if arrived and future.headers.get(StreamHeaderKey.TOPIC) == ServerCommandNames.SUBMIT_UPDATE:
+                with _ONE:
+                    _LOST[FQCN.get_root(future.headers[MessageHeaderKey.ORIGIN])] += 1
+            raise
+
+    cell._is_server_job_cell, cell.Adapter.call = ends_for_size, counted

@@ -23,8 +23,8 @@ class _Met(threading.local):
 class Session:
     """A site's sealing state between the tasks of a job.
 
-    It is only in memory: a restarted process has no challenge and opens no envelope, so earlier envelopes cannot be replayed to
-    it. If the site was restarted within an exchange, it fails that stage.
+    It is only in memory: a restarted process has no challenge, so earlier envelopes cannot be replayed to it. Nor does it open
+    those that were sealed for the handshake of the process before.
     """
 
     def __init__(self, identity: Identity, job: str):
