@@ -9,15 +9,13 @@ if [ ! -e .venv/ready ] || [ requirements.lock -nt .venv/ready ]; then
     }
     echo "Making the environment in .venv (a few minutes, once) ..." >&2
     "$python" -m venv .venv
-    # pip would compile its 18,000 files on one core; they are compiled on all of them below
-    pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"
+    pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check"
     # every file is held against its hash; what comes as source (pyhocon, feddp) is built by the locked setuptools, which is
     # therefore the first, and not by one that pip would fetch for it
     sed -n '/^setuptools==/,/[^\\]$/p' requirements.lock > .venv/setuptools.lock
     $pip --require-hashes -r .venv/setuptools.lock
     $pip --require-hashes --no-build-isolation --use-pep517 -r requirements.lock
     $pip --no-deps --no-build-isolation -e .
-    .venv/bin/python -m compileall -qq -j 0 "$PWD/.venv/lib" || true  # some packages bring files that no Python 3 compiles
     touch .venv/ready
 fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -391,9 +391,11 @@ def hostile(federation, feddp, fedavg, tmp_path_factory):
     made += [job("filter", "client", filtered), job("server", "server", added(AT_SERVER))]
     made.append(job("renamed", "client", _one_task_more))
     behind = {"min_clients": 1, "deploy_map": {"app_server": ["server"], "app_client": [WITHOUT]}}
-    for name, change in (("widget", added(f"nvflare.app_common.{WIDGETS[0]}")), ("filter", filtered)):
-        made.append(job(f"behind-{name}", "client", change))
+    for path in WIDGETS:
+        made.append(job(f"behind-{path.rsplit('.', 1)[1]}", "client", added(f"nvflare.app_common.{path}")))
         described(made[-1], **behind)
+    made.append(job("behind-filter", "client", filtered))
+    described(made[-1], **behind)
     made.append(jobs.export(replace(plan_of(shipped), seed=2), root / "behind-unapproved"))
     described(made[-1], **behind)
     made.append(jobs.export(replace(plan_of(shipped), seed=1), root / STUDY, STUDY))
@@ -448,7 +450,10 @@ def test_nobody_brings_code(federation, tmp_path, app):
         federation.session.submit_job(str(folder))
 
 
-@pytest.mark.parametrize(("name", "path"), [("widget", f"nvflare.app_common.{WIDGETS[0]}"), ("filter", FILTER)])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [*((path.rsplit(".", 1)[1], f"nvflare.app_common.{path}") for path in WIDGETS), ("filter", FILTER)],
+)
 def test_behind_the_admission_a_class_off_the_hospitals_list_is_not_loaded(federation, hostile, name, path):
     """At a hospital that took the admission out; no task reaches it."""
     id, meta = hostile[f"behind-{name}"]
