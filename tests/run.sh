@@ -15,7 +15,7 @@ if ! command -v chromium > /dev/null && command -v apt-get > /dev/null && [ "$(i
     { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; } >&2 ||
         echo "chromium was not installed; tests/integration/test_report_browser.py will fail" >&2
 fi
-# networks this small gain nothing from threads, which wait for one another where three files run on two cores
+# networks this small gain nothing from threads, which wait for one another where several files run on two cores
 export OMP_NUM_THREADS=1
-# three files at a time, in their order: federations come first, and wait more than they compute
-exec python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
+# four files at a time on two cores, in their order: federations come first, and wait more than they compute
+exec python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
