@@ -32,6 +32,7 @@ from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.server.fed_server import FederatedServer
 
 SERVER, A, B, CONSOLE = "server", "hospital-a", "hospital-b", "_admin_" + str(uuid.UUID(int=7, version=4))
 JOB, OTHER = str(uuid.UUID(int=1, version=4)), str(uuid.UUID(int=2, version=4))
@@ -139,6 +140,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fede
     monkeypatch.setattr(RxTask, "rx_task_map", {})
     monkeypatch.setattr(StatsPoolManager, "pools", {})
     monkeypatch.setattr(NetManager, "get_spec", NetManager.get_spec)
+    monkeypatch.setattr(FederatedServer, "authentication_check", FederatedServer.authentication_check)
     monkeypatch.setattr(DatumManager, "add_datum", DatumManager.add_datum)
     monkeypatch.setattr(lobs, "get_datum_dir", lobs.get_datum_dir)
     flare_decomposers.register()

@@ -27,6 +27,7 @@ from feddp.flare.archive import require_small
 from feddp.flare.arrival import Arrival, Refused, require_awaited, shown
 from feddp.flare.cell_gate import Gate
 from feddp.flare.cells import SERVER
+from feddp.flare.claimed import only_own_name
 
 
 class SiteGate(Gate):
@@ -127,6 +128,12 @@ class ServerGate(Gate):
     def __init__(self) -> None:
         super().__init__()
         NetManager.get_spec = _no_commands
+        from nvflare.private.fed.server.fed_server import FederatedServer  # not above: a site's processes read this file too
+
+        def refused(server: Any, request: Message, why: str) -> None:
+            self._note(server.cell, request, why)
+
+        FederatedServer.authentication_check = only_own_name(FederatedServer.authentication_check, refused)
 
     def covers(self, name: str) -> bool:
         return bool(FQCN.get_root(name) == SERVER)
