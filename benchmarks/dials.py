@@ -34,6 +34,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.common import count, natural
 from feddp.compare.patients import PatientScores
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Scores, read_rows
 from feddp.compare.statistics import FEW, interval_of_few
@@ -295,21 +296,32 @@ def draw(path: Path, dial: str, rows: Rows, onsets: Mapping[str, float | str]) -
     figure.savefig(path, dpi=150)
 
 
+def _value(text: str) -> float:
+    """Reads where a dial stands, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
+    return value
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "feddp bench dials", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("dial", choices=[dial.name for dial in fields(Dials)])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--values", type=float, nargs="+", default=[0, 0.25, 0.5, 0.75, 1])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--values", type=_value, nargs="+", default=[0, 0.25, 0.5, 0.75, 1])
+    parser.add_argument("--seeds", type=natural, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=f"of {', '.join(METHODS)}")
     parser.add_argument("--network", default=DEFAULT)
-    parser.add_argument("--sites", type=int, default=4)
-    parser.add_argument("--images", type=int, default=60, help="per site")
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--epochs", type=int, default=10, help="of tuning and calibration")
+    parser.add_argument("--sites", type=count, default=4)
+    parser.add_argument("--images", type=count, default=60, help="per site")
+    parser.add_argument("--size", type=count, default=64)
+    parser.add_argument("--rounds", type=count, default=50)
+    parser.add_argument("--epochs", type=natural, default=10, help="of tuning and calibration")
     parser.add_argument("--thin", action="store_true", help="vessels instead of lesions")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="for every method")
     given = vars(parser.parse_args(arguments))

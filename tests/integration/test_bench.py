@@ -21,7 +21,20 @@ from packaging.requirements import Requirement
 from torch import nn
 
 import feddp as package
-from benchmarks import calibration, common, gpu_agree, gpu_protocol, gpu_sites, gpu_speed, gpu_stages, local, loop, round, start
+from benchmarks import (
+    calibration,
+    common,
+    gpu_agree,
+    gpu_protocol,
+    gpu_sites,
+    gpu_speed,
+    gpu_stages,
+    local,
+    loop,
+    round,
+    start,
+    watch,
+)
 from benchmarks.leak import invert
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
@@ -102,6 +115,21 @@ def test_what_the_page_says_works(feddp, toy):
 
 def test_the_page_explains_each():
     assert [name for name in NAMES if f"`{name}`" not in text_of("docs/results/speed.md")] == []
+
+
+def test_watch_ends_with_the_run(monkeypatch, tmp_path, capsys):
+    """Or says that there is none. A run's process is seen once, and 61 s later no more."""
+    clock = [0.0]
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + 61))
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch, "processes_below", lambda out: [])
+    with pytest.raises(InputError, match="has no run: no process of one was found for 60 s; start it with --env poc first"):
+        watch.main([str(tmp_path)])
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3 * 2**20, shared=2**20))
+    monkeypatch.setattr(watch, "kind_of", lambda process: "server")
+    monkeypatch.setattr(watch, "processes_below", lambda out: [process] if clock[0] < 200 else [])
+    watch.main([str(tmp_path)])
+    assert capsys.readouterr().out == ""
 
 
 # --- what they share -----------------------------------------------------------------------------------------------------

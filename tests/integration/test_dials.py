@@ -105,6 +105,18 @@ def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
         dials.main(others)
 
 
+@pytest.mark.parametrize(
+    "wrong", ["--seeds -1", "--sites 0", "--rounds 0", "--images 0", "--values 2", "--values nan", "--values x", "--epochs -1"]
+)
+def test_what_cannot_be_is_refused_before_the_settings_are_noted(dials, tmp_path, capsys, wrong):
+    """Else the corrected command would be refused, as one of other settings."""
+    with pytest.raises(SystemExit) as ended:
+        dials.main(["style", "--out", str(tmp_path / "out"), *SMALL.split(), *wrong.split()])
+    assert ended.value.code == 2
+    assert f"error: argument {wrong.split()[0]}: {wrong.split()[1]} is not a" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_results_of_unknown_settings_are_not_taken(dials, tmp_path):
     (tmp_path / "style").mkdir()
     with pytest.raises(InputError, match="with their settings is missing; choose another --out"):

@@ -23,7 +23,9 @@ from feddp.compare.tested import empty_masks, patients, with_structures
 from feddp.compare.unseen import open_unseen, unseen_tables
 from feddp.compare.variants import Variant
 from feddp.data.folder import SiteFolder
+from feddp.errors import InputError
 from feddp.files import COMPARISON, read_results, write_json
+from feddp.reading import read_own
 from feddp.reporting.tables import ResultTable
 
 SPREAD = (
@@ -56,6 +58,7 @@ def compare(request: ComparisonRequest) -> Comparison:
     outside = LeaveOneOut(around, request.common, request.seeds, request.data, request.out) if around else None
     dealt = (request.common, request.seeds, request.data, request.out, request.folds)
     campaigns = fold_campaigns(methods, *dealt) if request.folds else []
+    _remove_tables(request.out)
     (request.out / COMPARISON).unlink(missing_ok=True)  # while it runs, it is not finished (`feddp runs slim`)
     if campaigns:
         return _write(request, fold_tables(campaigns, methods, request.seeds, request.place), campaigns)
@@ -120,6 +123,14 @@ def _write(
         },
     )
     return Comparison(tables[0], failed)
+
+
+def _remove_tables(out: Path) -> None:
+    """Removes the files of the tables of the comparison that finished here before: this one may not write all of them anew."""
+    if (out / COMPARISON).exists():
+        for table in read_own(out / COMPARISON, InputError, "remove it, or choose another --out")["tables"]:
+            for ending in ("csv", "tex"):
+                (out / f"table_{table['name']}.{ending}").unlink(missing_ok=True)
 
 
 def _stored(result: Result, out: Path) -> dict[str, dict[int, str]]:

@@ -9,11 +9,11 @@ import torch
 
 from feddp import protocol
 from feddp.compare.scores import Result
-from feddp.compare.tables import failed
+from feddp.compare.tables import failed, labelled
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.files import NETWORK, PROGRESS, Event, read_results, site_folder
-from feddp.methods.base import SPECTRA, STAGES, TRAIN
+from feddp.methods.base import LOCAL_STAGES, SPECTRA, STAGES, TRAIN
 from feddp.networks.weights import load_personal
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 from feddp.stages.accounting import ROUND, SITE, accounted
@@ -44,7 +44,7 @@ _STAGE_TIMES = (
 def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> ResultTable:
     """One row per method, averaged over its seeds; `data` is the root of the sites' folders."""
     rows: list[tuple[Cell, ...]] = [
-        (label, *(_row(result, data, device) if result.folders else failed(result, len(_HEADS))))
+        (labelled(label, result), *(_row(result, data, device) if result.folders else failed(result, len(_HEADS))))
         for label, result in methods.items()
     ]
     heads = ("Method", *_HEADS)
@@ -60,7 +60,7 @@ def times_table(methods: Mapping[str, Result]) -> ResultTable:
         times = [accounted(read_progress(folder / PROGRESS)) for folder in result.folders.values()]
         cells = [_mean([time["rounds"][name] for time in times]) for name in ROUND]
         cells += [_mean([site[name] for time in times for site in time["sites"].values()]) for name in SITE]
-        rows.append((label, *(cells if times else failed(result, len(ROUND + SITE)))))
+        rows.append((labelled(label, result), *(cells if times else failed(result, len(ROUND + SITE)))))
     heads = ("Method", *(name.capitalize() for name in ROUND + SITE))
     return ResultTable("times", "Seconds per round", heads, (None,) * len(heads), tuple(rows), _TIMES)
 
@@ -73,7 +73,7 @@ def stages_table(methods: Mapping[str, Result]) -> ResultTable:
     rows: list[tuple[Cell, ...]] = []
     for label, times in runs.items():
         cells = [_mean([[time.get(name) for time in times]]) for name in names]
-        rows.append((label, *(cells if times else failed(methods[label], len(names)))))
+        rows.append((labelled(label, methods[label]), *(cells if times else failed(methods[label], len(names)))))
     heads = ("Method", *(name.capitalize() for name in names))
     return ResultTable("stages", "Seconds per stage", heads, (None,) * len(heads), tuple(rows), _STAGE_TIMES)
 
@@ -93,10 +93,9 @@ def train_seconds(events: list[Event]) -> float:
 
 
 def local_seconds(events: list[Event]) -> float:
-    """Wall-clock seconds from the first request of the local stages after training to their last response; 0 without them."""
-    asked = [event["time"] for event in events if event["event"] == "ask" and _is_local(event)]
-    answered = [event["time"] for event in events if event["event"] == "answer" and _is_local(event)]
-    return float(max(answered) - min(asked)) if asked and answered else 0.0
+    """Wall-clock seconds of the local stages after training, each request until its last answer; 0 without them."""
+    stages = accounted(events)["stages"]
+    return float(sum(stage["wall"] for name, stage in stages.items() if name in LOCAL_STAGES))
 
 
 def traffic(events: list[Event]) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from feddp.compare.runs import Campaign, Place
-from feddp.compare.scores import FINAL
+from feddp.compare.scores import FINAL, classes_of
 from feddp.compare.tables import class_tables, scores_table, spread_table
 from feddp.compare.variants import Common, Variant
 from feddp.data.folder import SiteFolder, find_sites
@@ -44,14 +44,15 @@ def fold_tables(
     campaigns: Sequence[Campaign], methods: Sequence[Variant], seeds: Sequence[int], place: Place
 ) -> list[ResultTable]:
     """Runs every method in every fold where it is not finished yet; the methods' tables over the folds."""
+    done = [(campaign.execute(place), campaign.sites) for campaign in campaigns]
+    classes = classes_of(result for results, _ in done for result in results.values())  # a fold may have no finished run
     tables: list[list[ResultTable]] = []
-    for campaign in campaigns:
-        results = campaign.execute(place)
-        named, sites = {variant.label: results[variant] for variant in methods}, campaign.sites
+    for results, sites in done:
+        named = {variant.label: results[variant] for variant in methods}
         rows = [((label,), result, FINAL) for label, result in named.items()]
         title, metrics = f"The methods, {len(campaigns)} folds", ("dice", "assd")
         first = scores_table("methods", title, ("Method",), rows, metrics, sites, len(seeds), per_site=True)
-        by_class = class_tables("methods", "The methods", ("Method",), rows, sites, len(seeds))
+        by_class = class_tables("methods", "The methods", ("Method",), rows, sites, len(seeds), classes)
         tables.append([first, *by_class, spread_table(named, sites)])
     return [over_folds(same) for same in zip(*tables, strict=True)]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from feddp.compare.patients import Names, PatientScores
-from feddp.compare.reference import REFERENCE, reference
+from feddp.compare.reference import REFERENCE, reference, unlike
 from feddp.compare.scores import Scores
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
@@ -46,9 +46,10 @@ _NOTE = (
     " chance where the interval of their difference (as in *Which methods differ*) leaves out 0. The papers used other images,"
     " sizes and trainings: the order of methods is compared, not their values. Their images of polyps and"
     " eyes always show the structure, so images with an empty mask are left out. τ: the pairs in the same order less those in"
-    " the other, divided by both together. FedAvg is taken of the round that the other method takes (*Which methods differ*);"
-    " other pairs may be of a best and of a last round."
+    " the other, divided by both together."
 )
+_ROUNDS = "A pair with FedAvg takes it of the round that the other method takes (*Which methods differ*)"
+_OTHERS = "; other pairs may be of a best and of a last round."
 
 
 def orderings_table(found: Mapping[str, Scores], names: Names, last: Collection[str] = ()) -> ResultTable | None:
@@ -59,7 +60,9 @@ def orderings_table(found: Mapping[str, Scores], names: Names, last: Collection[
             where it is here (`feddp.compare.reference`).
     """
     rows: list[tuple[Cell, ...]] = []
-    notes = [_NOTE]
+    uneven = [label for label in unlike(found, last) if reference(label, found, last) == REFERENCE]
+    but = f", except beside {', '.join(uneven)}" if uneven else ""
+    notes = [f"{_NOTE} {_ROUNDS}{but}{_OTHERS}"]
     for table in PUBLISHED:
         if sum(label in table.averages for label in found) > 1:
             row, other = _compared(table, found, names, last)

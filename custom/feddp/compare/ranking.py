@@ -127,9 +127,17 @@ def _rounds(methods: Sequence[str], last: Collection[str]) -> list[str]:
         for name in LAST
         if name in against and REFERENCE in against
     ]
-    if found := unlike(methods, last):
-        notes.append(
-            f"{', '.join(found)}: of the last round, or gone on from it, but compared with {REFERENCE}, the best round."
-            f" To compare with FedAvg's last round, add {LAST[1]} beside finetune, which needs no run more, or {LAST[0]}."
-        )
+    for ends in (True, False):
+        if found := [label for label in unlike(methods, last) if (label in last) == ends]:
+            notes.append(_uneven(found, reference(found[0], methods, last), ends))
     return notes
+
+
+def _uneven(found: Sequence[str], base: str, ends: bool) -> str:
+    """Says that the methods `found`, of the last round if `ends`, else of the best, are compared with one of the other."""
+    kind, other = ("last round, or gone on from it,", "best") if ends else ("best round,", "last")
+    said = f"{', '.join(found)}: of the {kind} but compared with {base}, of the {other} round."
+    if base == REFERENCE:
+        more = f"add {LAST[1]} beside finetune, which needs no run more, or {LAST[0]}"
+        return f"{said} To compare with FedAvg's last round, {more}."
+    return f"{said} To compare with FedAvg's best round, add {REFERENCE}." if base in LAST else said

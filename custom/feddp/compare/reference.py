@@ -26,7 +26,8 @@ def reference(label: str, found: Collection[str], last: Collection[str]) -> str:
 
 
 def unlike(found: Collection[str], last: Collection[str]) -> list[str]:
-    """The methods of the last round that are compared with FedAvg's best, because FedAvg's last has no row."""
-    if REFERENCE not in found or REFERENCE in last:
-        return []
-    return [label for label in found if label in last and label not in LAST and reference(label, found, last) == REFERENCE]
+    """The methods that are compared with a network of the other choice of round, because there is none of their own.
+
+    Not FedAvg's own rows, between which the choice of the round is what is compared.
+    """
+    return [label for label in found if label not in LAST and (label in last) != (reference(label, found, last) in last)]

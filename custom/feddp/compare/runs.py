@@ -22,6 +22,8 @@ from rich.console import Console
 from feddp.compare.scores import BEFORE, FINAL, Result
 from feddp.compare.shared_rounds import SharedRounds
 from feddp.compare.variants import WHEN, Common, Variant
+from feddp.data.digest import pixels_digest
+from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, InputError
 from feddp.files import RESULTS, RUN, write_json
 from feddp.jobs.folder import federation_of
@@ -31,6 +33,8 @@ from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.run import options as run_options
 from feddp.run.session import SIMULATOR, WORKSPACE
+
+PIXELS = "pixels"  # of a run's record: digests of what the sites' images and masks show
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,10 @@ class Run:
             if self.folder.exists():
                 raise InputError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
             return False
-        stored = json.loads(self.record.read_text(encoding="utf-8"))
-        stored.pop("machine")  # a run made on another machine counts
+        stored = self._stored()
         # not by results.json alone: it does not say which data were read
-        finished = bool(stored.pop("finished")) and (self.folder / RESULTS).exists()
-        if finished and stored != self.wanted:
+        finished = bool(stored["finished"]) and (self.folder / RESULTS).exists()
+        if finished and not self._is_of(stored):
             raise InputError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
         return finished
 
@@ -124,8 +127,15 @@ class Run:
         """Whether the folder holds this run, unfinished: it is continued."""
         if not self.record.exists() or not (self.folder / RUN).exists() or (self.folder / RESULTS).exists():
             return False
-        stored = json.loads(self.record.read_text(encoding="utf-8"))
-        return {name: stored.get(name) for name in self.wanted} == self.wanted
+        return self._is_of(self._stored())
+
+    def _stored(self) -> dict[str, Any]:
+        stored: dict[str, Any] = json.loads(self.record.read_text(encoding="utf-8"))
+        return stored
+
+    def _is_of(self, stored: Mapping[str, Any]) -> bool:
+        """Whether a record is of this plan and these data, on whatever machine. Earlier versions noted no pixels."""
+        return all(stored.get(name, value if name == PIXELS else None) == value for name, value in self.wanted.items())
 
     def note(self, finished: bool, machine: str) -> None:
         self.record.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +144,7 @@ class Run:
     @property
     def machine(self) -> str:
         """The machine that it was run on."""
-        return str(json.loads(self.record.read_text(encoding="utf-8"))["machine"])
+        return str(self._stored()["machine"])
 
 
 class Campaign:
@@ -210,13 +220,13 @@ class Campaign:
         return {variant: _result(self._runs[slug], reasons, variant.when) for variant, slug in self._slugs.items()}
 
     @cached_property
-    def _data(self) -> dict[str, str]:
-        """A digest of each site's dataset.json and split.csv: data prepared again in the same folder are other data."""
-        digests = {}
+    def _data(self) -> dict[str, dict[str, str]]:
+        """Of each site a digest of dataset.json and split.csv, and one of what images and masks show."""
+        texts = {}
         for site in self.sites:
             content = b"".join((self.data / site / name).read_bytes() for name in ("dataset.json", "split.csv"))
-            digests[site] = hashlib.sha256(content).hexdigest()
-        return digests
+            texts[site] = hashlib.sha256(content).hexdigest()
+        return {"data": texts, PIXELS: {site: pixels_digest(SiteFolder.open(self.data / site)) for site in self.sites}}
 
     def _add(self, variant: Variant, seeds: Sequence[int]) -> None:
         plan = self._plan(variant, seeds[0])
@@ -253,7 +263,7 @@ class Campaign:
 
     def _run(self, variant: Variant, slug: str, seed: int) -> Run:
         plan = self._plan(variant, seed).to_json()
-        wanted = {"plan": json.loads(json.dumps(plan)), "data": self._data}
+        wanted = {"plan": json.loads(json.dumps(plan)), **self._data}
         folder = self.out / "runs" / slug / f"seed-{seed}"
         return Run(replace(variant, when=FINAL), variant.options(self.common, seed), wanted, folder, self.label)
 

@@ -38,7 +38,8 @@ class SharedRounds:
         for number, run in enumerate(runs):
             plan = Plan.from_json(run.wanted["plan"])
             if METHODS[plan.method].federated:
-                text = digest_of(plan) + json.dumps(run.wanted["data"], sort_keys=True) + machine
+                data = {name: value for name, value in run.wanted.items() if name != "plan"}
+                text = digest_of(plan) + json.dumps(data, sort_keys=True) + machine
                 folder = out / FOLDER / sha256(text.encode()).hexdigest()[:16]
                 self._of[run.folder] = folder
                 self._runs.setdefault(folder, []).append(run)

@@ -17,10 +17,6 @@ APART = "Rows without a federation, or without some of the seeds, compete neithe
 BY_CASE = (
     "All test slices of a patient are one volume; ± is over a site's test cases. Sites whose images are no slices have none."
 )
-START = (
-    "Methods without a local stage select the best round on the selection split, in Local Train each site its own;"
-    " the others select the last round (Algorithm 1)."
-)
 INSIDE = "Inside n: the first n of the other sites in alphabetical order."
 SECONDS = "Seconds a sample: adaptation, prediction and writing, on the machine that did it; means over sites and seeds."
 SEEDS = "± seeds"
@@ -44,7 +40,7 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int, la
     ends = {label: result for label, result in competing.items() if result.when == FINAL} or competing  # no run against itself
     test = sentence({label: scores(result, sites) for label, result in ends.items()}, last)
     by_class = class_tables("methods", "The methods", ("Method",), rows, sites, seeds)
-    tables = [replace(first, notes=(test, START, *first.notes)), *by_class, more, spread_table(named, sites)]
+    tables = [replace(first, notes=(test, _rounds(named, last), *first.notes)), *by_class, more, spread_table(named, sites)]
     if seeds > 1:
         title = "The methods by site, ± over the seeds, as IOP-FL's Table I"
         tables.append(seeds_table("seeds", title, ("Method",), rows, ("dice", "iou", "hd"), sites, seeds))
@@ -55,15 +51,43 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int, la
     return tables
 
 
+def _rounds(named: Iterable[str], last: Collection[str]) -> str:
+    """Says of which round the methods' networks are."""
+    kinds = {
+        True: "the last round, or gone on from it (Algorithm 1)",
+        False: "the round that is best on the selection split, in Local Train each site's own",
+    }
+    found = {ends: [label for label in named if (label in last) == ends] for ends in kinds}
+    if not all(found.values()):
+        return f"All networks are of {kinds[not found[False]]}."
+    return " ".join(f"Of {kinds[ends]}: {', '.join(found[ends])}." for ends in kinds)
+
+
+def labelled(label: str, result: Measured, seeds: int | None = None) -> str:
+    """A row's label, which says so where not all `seeds` finished; if None, those that finished and those that failed."""
+    seeds = len(result.folders) + len(result.failed) if seeds is None else seeds
+    return label + (f" ({seeds - len(result.failed)} of {seeds} seeds)" if result.folders and result.failed else "")
+
+
 def class_tables(
-    name: str, title: str, heads: Sequence[str], lines: Sequence[Line], sites: list[str], seeds: int
+    name: str,
+    title: str,
+    heads: Sequence[str],
+    lines: Sequence[Line],
+    sites: list[str],
+    seeds: int,
+    classes: Sequence[str] | None = None,
 ) -> list[ResultTable]:
-    """Dice and ASSD of each class alone, one table for each; none where there is one class."""
+    """Dice and ASSD of each class alone, one table for each; none where there is one class.
+
+    Args:
+        classes: those of the rows if None.
+    """
 
     def alone(name: str, title: str, class_name: str) -> ResultTable:
         return scores_table(name, title, heads, lines, ("dice", "assd"), sites, seeds, per_site=True, class_name=class_name)
 
-    return by_class(alone, name, title, classes_of(result for _, result, _ in lines))
+    return by_class(alone, name, title, classes_of(result for _, result, _ in lines) if classes is None else classes)
 
 
 def by_class(table: Callable[[str, str, str], ResultTable], name: str, title: str, classes: Iterable[str]) -> list[ResultTable]:
@@ -130,9 +154,8 @@ def scores_table(
     columns = [(metric, column) for metric in metrics for column in shown]
     rows = []
     for labels, result, when in lines:
-        some = f" ({seeds - len(result.failed)} of {seeds} seeds)" if result.folders and result.failed else ""
         cells = _values(result, when, columns, sites, unit, class_name) if result.folders else failed(result, len(columns))
-        rows.append((*labels[:-1], labels[-1] + some, *cells))
+        rows.append((*labels[:-1], labelled(labels[-1], result, seeds), *cells))
     optimistic = any("test" in result.selections for _, result, _ in lines)
     apart = frozenset(i for i, (_, result, _) in enumerate(lines) if not result.competes)
     better: list[Better | None] = [None if column == SEEDS else SHOWN[metric].better for metric, column in columns]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.compare.scores import Result, Summary, over_seeds
-from feddp.compare.tables import OPTIMISTIC, by_class, failed
+from feddp.compare.tables import APART, OPTIMISTIC, by_class, failed, labelled
 from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.data.loading import Sample, load
 from feddp.data.progress import track
@@ -63,6 +63,8 @@ def unseen_tables(
         notes.append(f"{BLANK}: a network of a site is not there ({', '.join(blank)}).")
     if any("test" in result.selections for result in methods.values()):
         notes.append(OPTIMISTIC)
+    if apart := frozenset(i for i, result in enumerate(methods.values()) if not result.competes):
+        notes.append(APART)
     columns = [(metric, column) for metric in _METRICS for column in (*sites, ENSEMBLE)]
     heads = ("Method", *(f"{SHOWN[m].head} {c}" for m, c in columns))
     better = (None, *(SHOWN[m].better for m, _ in columns))
@@ -72,8 +74,8 @@ def unseen_tables(
         for label, result in methods.items():
             here = found[label]
             cells = [shown_value(here[column], m, class_name) if column in here else BLANK for m, column in columns]
-            rows.append((label, *(cells if result.folders else failed(result, len(columns)))))
-        return ResultTable(name, title, heads, better, tuple(rows), tuple(notes))
+            rows.append((labelled(label, result), *(cells if result.folders else failed(result, len(columns)))))
+        return ResultTable(name, title, heads, better, tuple(rows), tuple(notes), apart)
 
     title = f"Table IV: the unseen site {folder.site}"
     return [table("unseen", title, ""), *by_class(table, "unseen", title, classes)]

@@ -1,6 +1,7 @@
 """Folds of a site's folder for cross-validation: the same images and masks with other splits."""
 
 import csv
+import filecmp
 import os
 import shutil
 from dataclasses import replace
@@ -36,7 +37,7 @@ def write_fold(site: SiteFolder, target: Path, lines: Lines) -> None:
     metadata = (site.path / "dataset.json").read_bytes()
     if not target.exists():
         _write(site, target, metadata, lines)
-    elif not _holds(target, metadata, lines):
+    elif not _holds(target, metadata, lines) or not all(_is_same(file, target / name) for name, file in _files(site).items()):
         raise InputError(f"{target} holds other folds, or the folds of other data; choose another --out, or remove it")
 
 
@@ -48,10 +49,16 @@ def _write(site: SiteFolder, target: Path, metadata: bytes, lines: Lines) -> Non
     (partial / "dataset.json").write_bytes(metadata)
     with open(partial / "split.csv", "w", newline="", encoding="utf-8") as stream:
         csv.writer(stream, lineterminator="\n").writerows(lines)
-    for file in (path for row in site.rows for path in (site.image_path(row.image), site.mask_path(row.image))):
-        (target_file := partial / file.relative_to(site.path)).parent.mkdir(exist_ok=True)
-        _place(real(file, site.path), target_file)
+    for name, file in _files(site).items():
+        (partial / name).parent.mkdir(exist_ok=True)
+        _place(file, partial / name)
     partial.rename(target)
+
+
+def _files(site: SiteFolder) -> dict[Path, Path]:
+    """Returns {the path of an image or a mask in the site's folder: the file}."""
+    named = (path for row in site.rows for path in (site.image_path(row.image), site.mask_path(row.image)))
+    return {path.relative_to(site.path): real(path, site.path) for path in named}
 
 
 def _place(file: Path, target: Path) -> None:
@@ -59,6 +66,13 @@ def _place(file: Path, target: Path) -> None:
         os.link(file, target)
     except OSError:  # another file system, a file system without links, or another user's file
         shutil.copyfile(file, target)
+
+
+def _is_same(file: Path, kept: Path) -> bool:
+    try:
+        return os.path.samefile(file, kept) or filecmp.cmp(file, kept, shallow=False)
+    except OSError:
+        return False
 
 
 def _holds(target: Path, metadata: bytes, lines: Lines) -> bool:

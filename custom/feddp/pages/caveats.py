@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields
 
 from feddp.compare.statistics import FEW, LEAST, METRIC, RESAMPLES
 from feddp.methods.base import round_of
 from feddp.pages.collected import Collected, Measurements
 from feddp.pages.differences import IMAGES, SITES
+from feddp.training.settings import Training
 
 _CONDITIONS = ("network", "size", "rounds", "weights", "selection")  # in results.json, which two compared runs should share
+# in its settings, which holds those that were given: how networks are trained and measured; `selection` is above
+_SETTINGS = tuple(field.name for field in fields(Training) if field.name != "selection")
 _NAMED = 4  # methods and sites that a sentence lists
 
 
@@ -42,6 +46,11 @@ def caveats(subject: Measurements, references: Sequence[Measurements], collected
             shown = ", ".join(f"{label}: {'none' if value in (None, '') else value}" for label, value in values.items())
             yield f"These runs differ in {name} ({shown}), so a difference may come from that."
     each = {m.label: m.runs[0].results for m in compared}
+    for name in _SETTINGS:
+        given = {label: str(found.get("settings", {}).get(name, "default")) for label, found in each.items()}
+        if len(set(given.values())) > 1:
+            shown = ", ".join(f"{label}: {value}" for label, value in given.items())
+            yield f"These runs differ in {name} ({shown}), so a difference may come from that."
     rounds = {label: round_of(r.get("settings", {}).get("start", "auto"), r["stages"]) for label, r in each.items()}
     if len(set(rounds.values())) > 1:
         shown = ", ".join(f"{label}: {which}" for label, which in rounds.items())

@@ -21,7 +21,7 @@ from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_resul
 from feddp.limits import RESULTS_BYTES
 from feddp.methods import METHODS
 from feddp.methods.base import STAGES
-from feddp.protocol import STD_WITHHELD, WHEN, WITHHELD
+from feddp.protocol import STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import is_count, is_name, is_text, read_json, shown, without_paths
 from feddp.reporting.tables import ResultTable
 from feddp.stages.events import read_progress
@@ -53,10 +53,12 @@ class FinishedRun:
     def name(self) -> str:
         return f"{self.label}, seed {self.results['seed']}"
 
-    def summary(self, site: str, when: str) -> Mapping[str, Mapping[str, float]]:
-        """The summaries of a site's test metrics (`metrics.summarize`); empty where its policy withholds them."""
+    def summary(self, site: str, when: str, volumes: bool = False) -> Mapping[str, Mapping[str, float]]:
+        """The summaries of a site's test metrics (`metrics.summarize`), of its images or of its volumes; empty where its policy
+        withholds them, or where it has no volumes."""
         shown = WHEN[0] if self.last == WHEN[0] else when
-        found: Mapping[str, Mapping[str, float]] = self.results["sites"].get(site, {}).get(shown, {})
+        entry = self.results["sites"].get(site, {})
+        found: Mapping[str, Mapping[str, float]] = (entry.get(VOLUMES, {}) if volumes else entry).get(shown, {})
         return found
 
     def rows(self, site: str, when: str) -> Rows | None:
@@ -85,9 +87,10 @@ class Measurements:
     def result(self) -> Result:
         return Result({run.results["seed"]: run.folder for run in self.runs}, dict(enumerate(self.failed)))
 
-    def means(self, metric: str, when: str = WHEN[1]) -> dict[str, float]:
-        """{site: mean over its test images, then over the seeds}, of the sites that every run has."""
-        each = [{s: cells[metric]["mean"] for s in run.sites if metric in (cells := run.summary(s, when))} for run in self.runs]
+    def means(self, metric: str, when: str = WHEN[1], volumes: bool = False) -> dict[str, float]:
+        """{site: mean over its test images or volumes, then over the seeds}, of the sites that every run has."""
+        found = [{site: run.summary(site, when, volumes) for site in run.sites} for run in self.runs]
+        each = [{site: cells[metric]["mean"] for site, cells in sites.items() if metric in cells} for sites in found]
         return {site: float(np.mean([found[site] for found in each])) for site in each[0] if all(site in f for f in each)}
 
     def rows(self, site: str, when: str = WHEN[1]) -> Rows | None:

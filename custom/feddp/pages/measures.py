@@ -11,7 +11,7 @@ from feddp.compare.statistics import METRIC
 from feddp.pages.collected import Collected, FinishedRun, Measurements
 from feddp.pages.differences import Difference, points
 from feddp.pages.verdict import Verdict
-from feddp.protocol import VOLUMES, WHEN
+from feddp.protocol import WHEN
 from feddp.reporting.tables import BLANK, SHOWN, Cell, ResultTable, Value
 from feddp.training.columns import class_names, of_class
 
@@ -186,15 +186,14 @@ def stages(collected: Collected) -> ResultTable | None:
 
 def volume_table(collected: Collected) -> ResultTable | None:
     """Dice by case, where images are slices of volumes."""
-    rows = []
-    for label, found in collected.methods.items():
-        each = [run.results["sites"][s].get(VOLUMES, {}).get(WHEN[1]) for run in found.runs[:1] for s in run.sites]
-        means = dict(zip(found.runs[0].sites, each, strict=True))
-        cells = [Value(100 * m[METRIC]["mean"]) if (m := means.get(s)) else BLANK for s in collected.sites]
-        if any(isinstance(cell, Value) for cell in cells):
-            rows.append((label, *cells))
+    each = {label: found.means(METRIC, volumes=True) for label, found in collected.methods.items()}
+    rows: list[tuple[Cell, ...]] = [
+        (label, *(Value(100 * means[site]) if site in means else BLANK for site in collected.sites))
+        for label, means in each.items()
+        if means
+    ]
     heads = ("Method", *collected.sites)
-    note = "All test slices of a patient as one volume; of the first seed."
+    note = "All test slices of a patient are one volume; means over the seeds."
     return (
         _turned(ResultTable("volumes", "Dice (%) by case", heads, (None,) * len(heads), tuple(rows), (note,))) if rows else None
     )

@@ -38,6 +38,7 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "±": r"$\pm$",
     "λ": r"$\lambda$",
     "δ": r"$\delta$",
+    "τ": r"$\tau$",
     "✓": r"$\surd$",
     BLANK: "---",
 }

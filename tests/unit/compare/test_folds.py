@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 
@@ -13,6 +14,7 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.reporting.tables import BLANK, ResultTable, Value
 from feddp.run import options as run_options
+from feddp.training.columns import METRICS, of_class
 from support.compare_runs import FakeRuns, compare_in, read, row
 
 
@@ -108,6 +110,21 @@ def test_finished_folds_are_not_run_again_and_keep_their_data(compare, fake, tmp
     assert [folder for folder, _ in fake.calls[calls:]] == ["local/seed-0"] * 3
 
 
+def test_tables_that_a_comparison_does_not_write_again_are_removed(compare, fake, tmp_path):
+    """Only its own, which its comparison.json names."""
+    assert compare("--methods", "fedavg", "--folds", 3).exit_code == 0
+    other = tmp_path / "out/table_mine.csv"
+    other.write_text("mine")
+    before = {path.name for path in (tmp_path / "out").glob("table_*")}
+    listed = json.loads((tmp_path / "out/comparison.json").read_text())
+    listed["tables"].append(listed["tables"][0] | {"name": "gone"})
+    (tmp_path / "out/comparison.json").write_text(json.dumps(listed))
+    for ending in ("csv", "tex"):
+        (tmp_path / f"out/table_gone.{ending}").write_text("old")
+    assert compare("--methods", "fedavg", "--folds", 3).exit_code == 0
+    assert {path.name for path in (tmp_path / "out").glob("table_*")} == before
+
+
 def test_other_folds_in_the_same_folder_are_refused(compare, fake):
     assert compare("--methods", "fedavg", "--folds", 3).exit_code == 0
     calls = len(fake.calls)
@@ -115,6 +132,22 @@ def test_other_folds_in_the_same_folder_are_refused(compare, fake):
         done = compare("--methods", "fedavg", *other)
         assert "holds other folds, or the folds of other data; choose another --out" in str(done.exception)
     assert len(fake.calls) == calls
+
+
+def test_the_folds_of_an_image_that_has_changed_since_are_refused(compare, fake, tiny_root, tmp_path):
+    """They are links to the file as it was, which a new file in its place does not change."""
+    root = shutil.copytree(tiny_root, tmp_path / "data")
+    assert compare("--methods", "fedavg", "--folds", 3, data=root).exit_code == 0
+    image = next((root / "site-1/images").iterdir())
+    content = image.read_bytes()
+    image.unlink()
+    image.write_bytes(content)
+    assert compare("--methods", "fedavg", "--folds", 3, data=root).exit_code == 0, "a copy is the same image"
+    image.unlink()
+    shutil.copyfile(next(path for path in image.parent.iterdir() if path.read_bytes() != content), image)
+    done = compare("--methods", "fedavg", "--folds", 3, data=root)
+    assert "holds other folds, or the folds of other data; choose another --out" in str(done.exception)
+    assert len(fake.calls) == 3
 
 
 def test_a_site_with_too_few_patients_is_named_before_anything_is_written(compare, fake, tmp_path):
@@ -146,6 +179,27 @@ def test_what_cannot_be_is_refused_before_anything_is_written(compare, fake, tmp
     assert message in str(compare(*arguments).exception)
     assert not fake.calls
     assert not (tmp_path / "out").exists()
+
+
+def test_a_fold_without_a_finished_run_keeps_the_tables_of_the_classes(fake, tiny_root, tmp_path, toy, monkeypatch):
+    """Its runs write no table from which the classes could be read."""
+
+    class OfClasses(FoldRuns):
+        def __call__(self, data, out, options, **more):
+            if data.parent.name == "fold-2":
+                raise FedDPError("no memory")
+            super().__call__(data, out, options, **more)
+            for path in out.glob("sites/*/images.csv"):
+                lines = path.read_text().splitlines()
+                heads = "".join(f",{of_class(metric, 'disc')}" for metric in METRICS)
+                more = [heads] + [",0.5" * len(METRICS)] * (len(lines) - 1)
+                path.write_text("".join(f"{line}{end}\n" for line, end in zip(lines, more, strict=True)))
+
+    monkeypatch.setattr(run_options, "run_here", OfClasses())
+    done = compare_in(tmp_path / "out", toy, tiny_root)("--methods", "fedavg", "--folds", 3)
+    assert "1 runs failed" in str(done.exception)
+    (row,) = read(tmp_path / "out/table_methods_class_1.csv")
+    assert row["Dice (%) site-1"] == "failed: no memory"
 
 
 def test_what_is_no_number_in_a_fold_is_none_over_folds():

@@ -74,8 +74,23 @@ def test_a_table_without_the_last_round_says_so(found):
     (table,) = ranking_tables(found("fedavg", "feddp", "fedbn"), NAMES, NAMES, LAST)
     assert unlike(["fedavg", "feddp", "fedbn"], LAST) == ["feddp"]
     assert any(note.startswith("feddp: of the last round") for note in table.notes)
-    assert unlike(["fedavg", "feddp", "fedbn"], LAST | {"fedavg"}) == []
-    assert unlike(["local", "feddp"], LAST) == []
+    assert unlike(["fedavg", "feddp", "fedbn"], LAST | {"fedavg", "fedbn"}) == []
+    assert unlike(["local", "feddp"], LAST) == ["feddp"]
+
+
+def test_a_table_without_the_best_round_says_so(found):
+    (table,) = ranking_tables(found("finetune@when=before", "feddp", "fedbn"), NAMES, NAMES, LAST)
+    assert unlike(["finetune@when=before", "feddp", "fedbn"], LAST) == ["fedbn"]
+    (note,) = [note for note in table.notes if note.startswith("fedbn: of the best round")]
+    assert "compared with finetune@when=before, of the last round. To compare with FedAvg's best round, add fedavg." in note
+
+
+def test_published_orders_say_with_whom_fedavg_is_of_another_round(found):
+    methods = found("fedavg", "feddp", "finetune@when=before")
+    assert "except" not in orderings_table(methods, NAMES, LAST).notes[0]
+    del methods["finetune@when=before"]
+    note = orderings_table(methods, NAMES, LAST).notes[0]
+    assert "that the other method takes (*Which methods differ*), except beside feddp;" in note
 
 
 def test_one_pair_is_one_test(found):

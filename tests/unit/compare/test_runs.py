@@ -1,8 +1,12 @@
 """Which runs a comparison starts: every one planned first, each once, finished ones not again."""
 
+import json
+import re
 import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from feddp.compare.runs import Campaign
 from feddp.compare.studies import STUDIES
@@ -149,11 +153,35 @@ def test_a_finished_run_of_another_plan_or_other_data_is_refused_before_anything
         campaign("local", "fedavg", rounds=3)
     shutil.copytree(tiny_root, tmp_path / "copy")
     assert campaign("fedavg", data=tmp_path / "copy").runs[0].is_finished(), "the same data, moved"
-    with open(tmp_path / "copy/site-1/split.csv", "a") as split:
-        split.write("another,patient,test\n")
+    split = tmp_path / "copy/site-1/split.csv"
+    text = split.read_bytes()
+    split.write_bytes(re.sub(rb"(,P000,)\w+", rb"\1test", text))
     with pytest.raises(FedDPError, match="finished with another plan or other data"):
         campaign("fedavg", data=tmp_path / "copy")
+    split.write_bytes(text)
+    assert campaign("fedavg", data=tmp_path / "copy").runs[0].is_finished(), "the control"
     assert len(fake.calls) == 1
+
+
+def test_a_corrected_mask_makes_other_data(campaign, fake, tiny_root, tmp_path):
+    """Its dataset.json and split.csv are the same. Another encoding of the same pixels is no other mask."""
+    campaign("fedavg").execute()
+    shutil.copytree(tiny_root, tmp_path / "copy")
+    mask = next((tmp_path / "copy/site-2/masks").iterdir())
+    pixels = np.asarray(Image.open(mask)).copy()
+    size = mask.stat().st_size
+    Image.fromarray(pixels).save(mask, compress_level=0)
+    assert mask.stat().st_size != size
+    assert campaign("fedavg", data=tmp_path / "copy").runs[0].is_finished()
+    pixels[0, 0] = 1 - pixels[0, 0]
+    Image.fromarray(pixels).save(mask)
+    with pytest.raises(FedDPError, match="finished with another plan or other data"):
+        campaign("fedavg", data=tmp_path / "copy")
+    record = campaign("fedavg").runs[0].record
+    stored = json.loads(record.read_text())
+    del stored["pixels"]  # as earlier versions wrote it
+    record.write_text(json.dumps(stored))
+    assert campaign("fedavg", data=tmp_path / "copy").runs[0].is_finished()
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(campaign, tmp_path):

@@ -1,10 +1,19 @@
 """The numbers of the tables, against sums done by hand."""
 
 import csv
+from pathlib import Path
 
 import pytest
 
-from feddp.compare.efficiency import inference_ms, local_seconds, stages_table, times_table, traffic, train_seconds
+from feddp.compare.efficiency import (
+    efficiency_table,
+    inference_ms,
+    local_seconds,
+    stages_table,
+    times_table,
+    traffic,
+    train_seconds,
+)
 from feddp.compare.figures import draw_methods, maxima, mean_curve
 from feddp.compare.scores import BEFORE, CASE, FINAL, Result, scores
 from feddp.compare.statistics import best_two, compare_images, sentence
@@ -83,9 +92,9 @@ def test_the_csv_reads_back_with_all_digits(table, tmp_path):
 
 
 def test_latex_escapes_what_has_a_meaning_there():
-    table = ResultTable("t", "t", ("Dice (%)", "λ"), (None, None), ((r"a_b & 5% \ #1 {x} $ ^ ~ |", "✓ — 1 ± 2"),))
+    table = ResultTable("t", "t", ("Dice (%)", "λ, δ, τ"), (None, None), ((r"a_b & 5% \ #1 {x} $ ^ ~ |", "✓ — 1 ± 2"),))
     body = table.latex().splitlines()
-    assert body[3] == r"Dice (\%) & $\lambda$ \\"
+    assert body[3] == r"Dice (\%) & $\lambda$, $\delta$, $\tau$ \\"
     assert body[5] == (
         r"a\_b \& 5\% \textbackslash{} \#1 \{x\} \$ \textasciicircum{} \textasciitilde{} \textbar{} & $\surd$ --- 1 $\pm$ 2 \\"
     )
@@ -309,11 +318,14 @@ def test_wilcoxon_where_nothing_differs(result):
 
 def test_seconds_and_bytes_by_hand(result):
     """Three rounds of 2 s; 2 sites receive and send 100 bytes in each, and receive 100 more to adopt: 3 (200 + 200) + 200 =
-    1400. At home: each gives 3 bytes and receives 3, 12 together; asked at 10 s, last answered at 12 + 3 s: 5 s, without
-    the evaluation that follows."""
+    1400. At home: each gives 3 bytes and receives 3, 12 together; 3 s to collect and 3 s to calibrate: 6 s, without the
+    evaluation that follows, and without the night for which a run was broken off between the two."""
     events = read_events(result("x", [ONE[0]], events=federation(3, home=True)).folders[0] / PROGRESS)
     assert train_seconds(events) == 6
-    assert local_seconds(events) == 5
+    assert local_seconds(events) == 6
+    broken_off = [e for e in events if e["event"] != "answer" or e["task"] != "calibrate"]
+    a_night_later = [e | {"time": e["time"] + 28_800} for e in events if e.get("task") == "calibrate"]
+    assert local_seconds([*broken_off, *a_night_later]) == 6
     assert traffic(events) == (1400, 12)
     without = federation(3, home=False)
     assert (local_seconds(without), traffic(without)) == (0, (1400, 0))
@@ -395,3 +407,22 @@ def test_inference_is_timed_one_image_at_a_time_after_three_passes():
     network = Counting()
     assert inference_ms(network, [torch.zeros(3, 8, 8)] * 5) > 0
     assert network.shapes == [(1, 3, 8, 8)] * 8
+
+
+def test_the_note_says_of_which_round_each_method_is(result):
+    """With start=last all are of the last round, whatever their stages."""
+    named = {"fedavg": result("a", ONE), "feddp": result("b", OTHER)}
+
+    def said(last):
+        return methods_tables(named, list(SITES), 2, last)[0].notes[1]
+
+    best = "the round that is best on the selection split, in Local Train each site's own"
+    assert said({"feddp"}) == f"Of the last round, or gone on from it (Algorithm 1): feddp. Of {best}: fedavg."
+    assert said({"fedavg", "feddp"}) == "All networks are of the last round, or gone on from it (Algorithm 1)."
+    assert said(()) == f"All networks are of {best}."
+
+
+def test_seeds_that_are_missing_are_named_in_every_table_of_times(result):
+    some = Result(result("a", ONE[:1], events=federation(3, home=True)).folders, {1: "broke", 2: "broke"})
+    tables = (times_table({"a": some}), stages_table({"a": some}), efficiency_table({"a": some}, Path("data"), "cpu"))
+    assert [table.rows[0][0] for table in tables] == ["a (1 of 3 seeds)"] * 3

@@ -30,8 +30,8 @@ def unseen(tmp_path):
 def run_of(tmp_path, toy):
     """A finished run whose sites' networks say these probabilities (disc, cup) at every pixel."""
 
-    def make(**sites) -> Result:
-        run = tmp_path / "run"
+    def make(federated=True, failed=None, **sites) -> Result:
+        run = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         for site, probabilities in sites.items():
             network = NETWORKS[toy](3, 2)
             torch.nn.init.zeros_(network.head.weight)
@@ -39,9 +39,9 @@ def run_of(tmp_path, toy):
             about = {"network": toy, "channels": "3", "classes": '["disc", "cup"]', "labels": "nested", "size": "32"}
             save_network(run / "sites" / site / "network.safetensors", network.state_dict(), {**about, "site": site})
         run.joinpath("results.json").write_text(
-            json.dumps({"sites": {site: {} for site in sites}, "selection": "val", "federated": True})
+            json.dumps({"sites": {site: {} for site in sites}, "selection": "val", "federated": federated})
         )
-        return Result({0: run}, {})
+        return Result({0: run}, failed or {})
 
     return make
 
@@ -68,3 +68,16 @@ def test_a_network_that_is_missing_leaves_blanks_in_each(unseen, run_of):
     for table in tables:
         assert [cell == BLANK for cell in table.rows[0][1:]] == [False, True, True] * 2
         assert "a network of a site is not there (fedavg)" in " ".join(table.notes)
+
+
+def test_who_has_fewer_seeds_or_no_federation_does_not_compete(unseen, run_of):
+    """All say cup nowhere; of disc, fedavg says nothing (Dice 0), the others everything."""
+    runs = {
+        "fedavg": run_of(A=(0.1, 0.1)),
+        "feddp": run_of(A=(0.9, 0.1), failed={1: "out of memory"}),
+        "centralized": run_of(A=(0.9, 0.1), federated=False),
+    }
+    for table in unseen_tables(runs, unseen, ["A"], 32, "cpu"):
+        assert [row[0] for row in table.rows] == ["fedavg", "feddp (1 of 2 seeds)", "centralized"]
+        assert {row for row, _ in table.best()} == {0}
+        assert any("compete neither for the best value" in note for note in table.notes)

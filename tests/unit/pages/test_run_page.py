@@ -12,9 +12,9 @@ from feddp.cli import app
 from feddp.errors import InputError
 from feddp.pages import charts, measures, run_page, template
 from feddp.pages.attendance import attendance
-from feddp.pages.collected import collect
+from feddp.pages.collected import Collected, FinishedRun, Measurements, collect
 from feddp.pages.run_page import report
-from feddp.protocol import EVALUATING, LOADING, STORING
+from feddp.protocol import EVALUATING, LOADING, STORING, WHEN
 from feddp.reporting.tables import BLANK, ResultTable, Value
 from feddp.stages.accounting import SITE
 from support.compare_runs import SITES, federation, write_run
@@ -347,3 +347,20 @@ def test_a_pixel_needs_a_site():
     assert isinstance(done.exception, InputError)
     done = CliRunner().invoke(app, ["report", "x", "--site", "y", "--pixel", "a,2"])
     assert "write X,Y" in str(done.exception)
+
+
+def test_volumes_are_of_the_row_s_networks_and_of_all_seeds(tmp_path):
+    """Before: (0.4 + 0.6) / 2 = 0.5; after: (0.7 + 0.9) / 2 = 0.8. site-2 has pictures."""
+
+    def of(last, seed, before, final):
+        volumes = {when: {"dice": {"mean": dice}} for when, dice in zip(WHEN, (before, final), strict=True)}
+        results = {"seed": seed, "sites": {"site-1": {"volumes": volumes}, "site-2": {}}}
+        return FinishedRun(tmp_path, "x", results, last)
+
+    methods = {
+        name: Measurements(name, (of(last, 0, 0.4, 0.7), of(last, 1, 0.6, 0.9)))
+        for name, last in (("before", WHEN[0]), ("after", WHEN[1]))
+    }
+    table = measures.volume_table(Collected(methods, {}, (), {}))
+    assert table.heads == ("Method", "site-1", "site-2")
+    assert [tuple(map(str, row)) for row in table.rows] == [("before", "50.00", BLANK), ("after", "80.00", BLANK)]

@@ -255,8 +255,22 @@ def test_uneven_comparisons_say_so(tmp_path):
     assert "The seeds differ: FedDP has 0, 1, 2; FedAvg has 0." in verdict.findings[0].more
     assert "These runs differ in rounds (FedDP: 3, FedAvg: 9), so a difference may come from that." in verdict.scope
     assert "These runs differ in size (FedDP: 32, FedAvg: 64), so a difference may come from that." in verdict.scope
+    assert not any("differ in lr" in sentence for sentence in verdict.scope)
     assert "Optimistic: rounds and epochs were chosen on the test images (selection=test)." in verdict.scope
     assert not any("One seed" in line for line in verdict.scope)
+
+
+def test_other_settings_of_the_training_say_so(tmp_path):
+    """What is given to one run alone. Settings of a method's own are part of the method."""
+    given = {"lr": 0.1, "largest_component": True, "lambda": 0.5}
+    folders = [
+        write_run(tmp_path / "dp", flat(A=0.6, B=0.6), settings=given),
+        write_run(tmp_path / "avg", flat(A=0.5, B=0.5), method="fedavg"),
+    ]
+    scope = judge(collect(folders)).scope
+    assert "These runs differ in lr (FedDP: 0.1, FedAvg: default), so a difference may come from that." in scope
+    assert "These runs differ in largest_component (FedDP: True, FedAvg: default), so a difference may come from that." in scope
+    assert not any("lambda" in sentence for sentence in scope)
 
 
 @pytest.mark.parametrize("even", [False, True])
