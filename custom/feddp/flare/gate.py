@@ -199,7 +199,9 @@ class ServerGate(Gate):
         if headers.get(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
             raise Refused("a site may not end the server's job")
         stream = headers.get(StreamHeaderKey.STREAM_ID)
-        sent = ByteStreamer.tx_task_map.get(stream) if isinstance(stream, int) else None
+        if type(stream) is not int:  # FLARE would find stream 5 by 5.0 too, and stream 1 by True
+            raise Refused("its stream has no number")
+        sent = ByteStreamer.tx_task_map.get(stream)
         if sent is not None and sent.target != arrival.origin:
             raise Refused("the stream goes to another site")
 
