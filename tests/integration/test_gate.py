@@ -596,6 +596,21 @@ def test_a_site_reports_of_its_own_streams_alone(federation, gated, topic, strea
     assert len(reached) == (own if gated else 2)
 
 
+@GATED
+@pytest.mark.parametrize("topic", [STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC])
+def test_a_console_reports_of_its_own_streams_alone(federation, gated, topic, monkeypatch):
+    """FLARE's numbers of streams follow each other: a member could stop the answers and downloads of all other people."""
+    gated and ServerGate()
+    reached = heard(federation.cell(SERVER), STREAM_CHANNEL, topic)
+    monkeypatch.setitem(ByteStreamer.tx_task_map, 77, SimpleNamespace(target=CONSOLE))
+    for of in (CONSOLE[:-1] + "9", CONSOLE):
+        for error in ("StreamError", "BlobSizeError"):  # the second one ends a job's process, and not this one
+            report = {StreamHeaderKey.STREAM_ID: 77, StreamHeaderKey.ERROR_MSG: "x", StreamHeaderKey.ERROR_TYPE: error}
+            federation.hand(SERVER, STREAM_CHANNEL, topic, None, origin=of, person=of, **report)
+    assert len(reached) == (2 if gated else 4)
+    assert len(re.findall("the stream goes to another receiver", federation.audit.read_text())) == (2 if gated else 0)
+
+
 @pytest.mark.parametrize("topic", ["get_clients", "update_run_status", "heartbeat"])
 def test_what_the_servers_own_jobs_say_is_taken_from_them_alone(federation, topic):
     ServerGate()
