@@ -43,13 +43,14 @@ from nvflare.private.json_configer import JsonConfigurator
 from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.security import FLAuthorizer
 
+from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError
 from feddp.flare.admission import AdmittedApp, AdmittingDeployer
 from feddp.flare.archive import read_app
 from feddp.flare.job_folder import read_folder
 from feddp.flare.policy import SitePolicy
 from feddp.flare.unused import removed_of
-from feddp.jobs.folder import export
+from feddp.jobs.folder import export, write_job
 from feddp.kit.approve import read_job
 from feddp.provision import AUTHORIZATION, GUARD
 from support.certificates import Office
@@ -220,6 +221,19 @@ def test_a_job_gets_no_more_of_a_run_than_the_run_gave(hospital, plan, tmp_path)
     hospital.policy(SitePolicy.admitting(plan) | {"consent": ["calibration"]})
     said = hospital.deploys(job, job=str(uuid.uuid4()))
     assert "belongs to a run that began under another consent in privacy.json; submit the job as a new one" in said
+
+
+def test_an_adaptation_gets_no_network_of_a_run_that_keeps_more_private(hospital, plan, tmp_path):
+    """The hospital has loosened `private` since the run. Consent and data may change: it consents after the run."""
+    request = AdaptationRequest("site-9", (SITE,), RUN)
+    job = write_job(tmp_path / "late", "feddp", plan, request, None)
+    approved = {"approve": [{"job": "late", "plan": plan.digest(request.to_json())}], "consent": ["outside"]}
+    terms = {"data": "/other/place", "private": ["query"], "consent": [], "recipients": []}
+    (stored(hospital, plan) / "terms.json").write_text(json.dumps(terms))
+    hospital.policy(approved)
+    hospital.refuses(job, f"{RUN} belongs to a run that keeps query private here", "leave this site out of the adaptation")
+    hospital.policy(approved | {"private": ["query"]})
+    assert hospital.deploys(job) is None
 
 
 def test_what_a_job_continues_is_an_id_of_flares(hospital, plan, tmp_path):

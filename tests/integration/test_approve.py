@@ -237,6 +237,21 @@ def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
         )
 
 
+def test_an_adaptation_of_a_run_that_keeps_more_private_is_not_approved(plan_for, tmp_path, kit):
+    request = AdaptationRequest("N", ("site-1",), "0d2c1f2e-1111-4222-8333-444455556666")
+    folder = write_job(tmp_path / "late", "feddp", plan_for(sites=SITES), request, None)
+    run = kit / "feddp" / request.job
+    run.mkdir(parents=True)
+    terms = {"data": "/d", "private": ["query", "head"], "consent": [], "recipients": None}
+    (run / "terms.json").write_text(json.dumps(terms))
+    edit(kit, private=["query"])
+    code, said = approve(folder, kit, "--yes")
+    assert code == 2
+    assert f"refused: {run} belongs to a run that keeps head private here" in said
+    edit(kit, private=["query", "head"])
+    assert approve(folder, kit, "--yes")[0] == 0
+
+
 def test_only_a_hospitals_kit_approves(folder, kit):
     (kit / "startup/fed_client.json").rename(kit / "startup/fed_server.json")
     content = json.loads((kit / "startup/fed_server.json").read_text())

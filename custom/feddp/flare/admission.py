@@ -31,7 +31,7 @@ from feddp.flare.documents import only_json, require_equal
 from feddp.flare.job_folder import admitted, read_folder, require_meta
 from feddp.flare.kept import JOB_ID, files_of
 from feddp.flare.policy import SitePolicy
-from feddp.flare.terms import require_no_wider
+from feddp.flare.terms import require_as_private, require_no_wider
 from feddp.flare.unused import removed_of
 from feddp.flare.workspace import kept_by
 from feddp.training.claim import require_stored_plan
@@ -91,6 +91,8 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
             raise PolicyError(f"{META}: deploy_map does not name site {site}")
         policy = self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx)
         policy.accept(site, job.plan, job.asked)
+        if job.request:
+            require_as_private(files_of(kept, job.request.job), policy)
         if job.resume:
             if not JOB_ID.fullmatch(job.resume):
                 raise PolicyError("the run that it continues does not have the form of FLARE's job ids")
