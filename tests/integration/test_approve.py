@@ -237,6 +237,22 @@ def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
         )
 
 
+def test_a_policy_that_takes_any_plan_keeps_its_word(folder, plan_for, tmp_path, kit):
+    """An adaptation is not covered by it, and has no place beside it: the site would refuse every job."""
+    edit(kit, approve="any")
+    request = AdaptationRequest("N", ("site-1",), "0d2c1f2e-1111-4222-8333-444455556666")
+    late = write_job(tmp_path / "late", "feddp", plan_for(sites=SITES), request, None)
+    code, said = approve(late, kit, "--yes")
+    assert code == 2
+    assert f'refused: `approve` is "any" in {kit / "local/privacy.json"}, which does not cover an adaptation; write' in said
+    assert properties(kit)["approve"] == "any"
+    code, said = approve(folder, kit, "--yes")
+    assert (code, "takes it already" in said) == (0, True)
+    edit(kit, approve=[])
+    assert approve(late, kit, "--yes")[0] == 0
+    assert policy(kit).approves(plan_for(sites=SITES), request.to_json())
+
+
 def test_an_adaptation_of_a_run_that_keeps_more_private_is_not_approved(plan_for, tmp_path, kit):
     request = AdaptationRequest("N", ("site-1",), "0d2c1f2e-1111-4222-8333-444455556666")
     folder = write_job(tmp_path / "late", "feddp", plan_for(sites=SITES), request, None)
