@@ -32,7 +32,7 @@ from feddp.flare.job_folder import admitted, read_folder, require_meta
 from feddp.flare.kept import JOB_ID, files_of
 from feddp.flare.policy import SitePolicy
 from feddp.flare.terms import require_as_private, require_no_wider
-from feddp.flare.unused import removed_of
+from feddp.flare.unused import removed_of, require_not_removed
 from feddp.flare.workspace import kept_by
 from feddp.training.claim import require_stored_plan
 
@@ -96,11 +96,7 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         if job.resume:
             if not JOB_ID.fullmatch(job.resume):
                 raise PolicyError("the run that it continues does not have the form of FLARE's job ids")
-            if os.path.lexists(removed_of(kept, job.resume)):
-                raise PolicyError(
-                    f"site {site}: it removed the run {job.resume}, which was unused for long (`keep_days` in privacy.json);"
-                    " submit the job as a new one, or leave this site out"
-                )
+            require_not_removed(site, kept, job.resume)
             require_stored_plan(files_of(kept, job.resume), job.plan.to_json())
             require_no_wider(files_of(kept, job.resume), policy)
 
