@@ -221,6 +221,24 @@ def test_a_folder_that_no_site_would_take_is_not_approved(folder, kit, tmp_path)
     assert approve(folder, kit, "--yes")[0] == 0
 
 
+@pytest.mark.parametrize("side", ["client", "server"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_no_pipe_in_a_jobs_folder_is_waited_for(folder, kit, side, make):
+    """A folder of that name was an error of the system, without a remedy."""
+    file = f"config/config_fed_{side}.json"
+    (folder / f"app_{side}" / file).unlink()
+    make(folder / f"app_{side}" / file)
+    with pytest.raises(FedDPError, match=f"^app_{side}: {file} is not a regular file; export the job with `feddp job`"):
+        approve(folder, kit, "--yes")
+
+
+def test_a_pipe_as_the_policy_is_named(folder, kit):
+    (kit / "local/privacy.json").unlink()
+    os.mkfifo(kit / "local/privacy.json")
+    with pytest.raises(FedDPError, match=r"local/privacy\.json is not a regular file; correct it"):
+        approve(folder, kit, "--yes")
+
+
 def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
     """Of a request with other donors nothing was said."""
     plan = plan_for(sites=SITES)

@@ -23,7 +23,7 @@ from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
-from feddp.errors import FedDPError, PolicyError
+from feddp.errors import BadFile, FedDPError, PolicyError
 from feddp.flare.archive import read_app
 from feddp.flare.audit import audit, one_line
 from feddp.flare.configuration import APPS, CLIENT, FILES, META, SERVER, require_object
@@ -34,6 +34,8 @@ from feddp.flare.policy import SitePolicy
 from feddp.flare.terms import require_as_private, require_no_wider
 from feddp.flare.unused import removed_of, require_not_removed
 from feddp.flare.workspace import kept_by
+from feddp.limits import JSON_BYTES
+from feddp.reading import read
 from feddp.training.claim import require_stored_plan
 
 
@@ -147,12 +149,14 @@ def scope_properties(privacy: Path, scope: str) -> dict[str, Any] | None:
     """Returns the current properties of a scope in a site's privacy.json; None if it has no such scope.
 
     Raises:
-        PolicyError: the file cannot be read.
+        PolicyError: the file cannot be read, is too large, or is no regular file, such as a pipe.
     """
     try:
-        scopes = json.loads(privacy.read_text(encoding="utf-8"))["scopes"]
+        scopes = json.loads(read(privacy, JSON_BYTES))["scopes"]
         matches = [entry for entry in scopes if entry["name"] == scope]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except BadFile as bad:
+        raise PolicyError(f"{privacy} {bad.problem.what}; correct it") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise PolicyError(f"{privacy} cannot be read ({type(error).__name__}: {error}); correct it") from error
     if len(matches) > 1:
         raise PolicyError(f"{privacy} has the scope {scope} twice; remove one")
