@@ -21,12 +21,14 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
 
 import pytest
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobLauncherSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
@@ -48,6 +50,7 @@ from feddp.errors import FedDPError
 from feddp.flare.admission import AdmittedApp, AdmittingDeployer
 from feddp.flare.archive import read_app
 from feddp.flare.job_folder import read_folder
+from feddp.flare.launcher import Restarting
 from feddp.flare.policy import SitePolicy
 from feddp.flare.unused import removed_of
 from feddp.jobs.folder import export, write_job
@@ -160,6 +163,36 @@ def test_who_may_not_submit_signs_no_job(hospital, folder, office, role):
     FLARE's deployer takes all of them, the control."""
     hospital.refuses(signed(folder, office, role), "its signer somebody has no right to submit_job here")
     assert hospital.deploys(folder, deployer=AppDeployer) is None
+
+
+class Launcher(JobLauncherSpec):
+    """Notes what it is told to start."""
+
+    def __init__(self):
+        super().__init__()
+        self.started = []
+
+    def launch_job(self, job_meta, fl_ctx):
+        self.started.append(job_meta[JobConstants.JOB_ID])
+        return SimpleNamespace()
+
+
+@pytest.mark.parametrize("role", ["lead", "member", None])
+def test_what_lies_deployed_is_not_started_without_a_right(hospital, folder, office, role):
+    """A server may say so before the admission has looked at the signers, or after a kill in between: as FLARE's deployer
+    leaves it."""
+    assert hospital.deploys(signed(folder, office, role), deployer=AppDeployer) is None
+    launcher, fl_ctx = Launcher(), FLContext()
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(hospital.kit), SITE), private=True, sticky=False)
+    if role == "lead":
+        Restarting(launcher).launch_job({JobConstants.JOB_ID: JOB}, fl_ctx)
+        assert launcher.started == [JOB]
+        return
+    with pytest.raises(FedDPError, match=f"job {JOB} not started: its signer somebody has no right to submit_job here"):
+        Restarting(launcher).launch_job({JobConstants.JOB_ID: JOB}, fl_ctx)
+    assert launcher.started == []
+    assert f"[job {JOB} not started: its signer somebody has no right to submit_job here]" in hospital.audit.read_text()
+    assert not (hospital.kit / JOB).exists()
 
 
 def test_no_other_project_signs_a_job(hospital, folder, office):
