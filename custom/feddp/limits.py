@@ -34,6 +34,7 @@ ARCHIVE_BYTES = 256 * 1024 * MIB  # bytes of all files of a zip, unpacked
 # descriptions
 JSON_BYTES = MIB  # bytes of dataset.json, metadata of a network's file; parsed, they may take thirty times that memory
 CONFIG_BYTES = MIB // 16  # bytes of run.yaml, which holds some forty short lines
+PEM_BYTES = MIB // 16  # bytes of a certificate or a key: a key of 16,384 bits has 13 KB
 JSON_DEPTH = 32  # levels of a JSON file: our files have six levels
 RESULTS_BYTES = 128 * MIB  # bytes of results.json: the means of 100 sites with 100 networks each, of five classes, are 44 MiB
 EVENT_BYTES = 256 * MIB  # bytes of progress.jsonl: 1000 rounds of 100 sites are 60 MiB

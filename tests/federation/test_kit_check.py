@@ -1,6 +1,7 @@
 """`feddp kit check` on kits that would run code, show single images or be read by others: each is refused with its reason, and
 nothing that a kit names is loaded, built or run to find out."""
 
+import base64
 import json
 import os
 import shutil
@@ -11,23 +12,31 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, x25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.lighter.impl.cert import _CertState
 from typer.testing import CliRunner
 
 from feddp.cli import app
+from feddp.errors import FedDPError
 from feddp.flare.policy import SitePolicy
 from feddp.kit.check import check
 from feddp.kit.effective import effective
+from feddp.kit.here import here_problems
 from feddp.kit.renew import forget
+from feddp.kit.startup import README
 from feddp.provision import COMPONENTS, GUARD
-from feddp.sealing.kit import Kit
+from feddp.sealing.kit import AGAIN, Kit
+from feddp.sealing.kit_certificates import certificate_problems
 from support import ROOT
+from support.certificates import PROJECT, Office, put, signed
 
 pytestmark = pytest.mark.tools
 
 SHIPPED = ROOT / "provisioning"
+UNREAD = {README, "privacy.json.sample"}  # by FLARE and by the check
 SERVER, LEAD = "server.example.org", "lead@consortium.org"
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
@@ -70,6 +79,14 @@ def said(kit: Path) -> list[str]:
     done = CliRunner().invoke(app, ["kit", "check", "--offline", str(kit)])
     assert done.exit_code == 2, done.output
     return done.output.splitlines()
+
+
+def problems_of(kit: Path) -> list[str]:
+    """The same, also where one file ends the check."""
+    try:
+        return [str(problem) for problem in check(kit, offline=True)[1]]
+    except FedDPError as error:
+        return [str(error)]
 
 
 def edit(path: Path, change) -> None:
@@ -178,6 +195,7 @@ def test_python_in_the_kits_folder(kit, code, module, left):
 
 POPEN = "subprocess.Popen"
 CONSUMER = "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"
+MANAGER = "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager"
 UPDATE = "feddp.flare.update_privacy.UpdatePrivacy"
 BUILDS = {"path": UPDATE, "args": {"mechanism": {"path": "os.mkdir", "args": {"path": "/x"}}}}
 
@@ -263,6 +281,27 @@ def test_a_pipe_in_place_of_a_file_is_named(kit):
     (kit / "local/log_config.json").unlink(missing_ok=True)
     os.mkfifo(kit / "local/log_config.json")
     assert "is not a regular file" in "\n".join(said(kit))
+
+
+@pytest.mark.parametrize("owner", ["hospital-a", SERVER, LEAD])
+def test_no_pipe_in_a_kit_is_waited_for(copy, owner):
+    kit = copy(owner)
+    for path in [path for path in below(kit) if path.is_file()]:
+        content, bits = path.read_bytes(), mode(path)
+        path.unlink()
+        os.mkfifo(path, bits)
+        assert [line for line in problems_of(kit) if line.startswith(f"{path}: ")] or path.name in UNREAD
+        path.unlink()
+        path.write_bytes(content)
+        path.chmod(bits)
+    assert check(kit, offline=True)[1] == []
+
+
+def test_no_pipe_in_a_kit_for_containers_is_waited_for(kit):
+    launcher = {"id": "x", "path": "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher", "args": {}}
+    edit(kit / "local/resources.json", lambda r: r["components"].append(launcher))
+    os.mkfifo(kit / "local/study_runtime.yaml", 0o600)
+    assert f"{kit}/local/study_runtime.yaml: is not a regular file" in "\n".join(said(kit))
 
 
 def test_what_came_with_a_kit_that_never_ran_is_shown(kit):
@@ -354,6 +393,90 @@ def test_a_changed_configuration_is_found(kit, change, words):
     edit(kit / "startup/fed_client.json", change)
     (line,) = said(kit)
     assert words in line
+
+
+def patched(*changes):
+    """The same file with other bytes of its DER, of equal length, in their place."""
+
+    def change(pem: bytes) -> bytes:
+        first, *lines, last = pem.decode().strip().splitlines()
+        der = base64.b64decode("".join(lines))
+        for old, new in changes:
+            assert old in der
+            der = der.replace(old, new)
+        return "\n".join((first, base64.encodebytes(der).decode().strip(), last, "")).encode()
+
+    return change
+
+
+def of_another_curve(_: bytes) -> bytes:
+    """A key whose parser does not know its curve: P-192v2 by the last digit of P-256's number."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return patched((b"\x2a\x86\x48\xce\x3d\x03\x01\x07", b"\x2a\x86\x48\xce\x3d\x03\x01\x02"))(pem)
+
+
+VERSION_3, RSA = b"\xa0\x03\x02\x01\x02", b"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01"  # as DER has them
+OTHER_VERSION = patched((VERSION_3, VERSION_3[:-1] + b"\x07"))
+OTHER_ALGORITHM = patched((RSA, RSA[:-1] + b"\x63"))
+
+
+@pytest.mark.parametrize("owner", ["hospital-a", LEAD])
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("client.crt", OTHER_VERSION, "cannot be read ("),
+        ("rootCA.pem", OTHER_VERSION, "cannot be read ("),
+        ("client.crt", OTHER_ALGORITHM, "cannot be read ("),
+        ("rootCA.pem", OTHER_ALGORITHM, "cannot be read ("),
+        ("client.crt", "CN", "cannot be read ("),
+        ("client.key", of_another_curve, "cannot be read ("),
+        ("client.crt", lambda pem: pem + b"\n" * 2**16, "has 6"),  # and several digits more
+    ],
+)
+def test_a_certificate_or_key_of_no_usual_kind_is_named(copy, owner, name, change, words):
+    path = copy(owner) / "startup" / name
+    if change == "CN":  # not UTF-8
+        change = patched((owner.encode(), b"\xff" + owner.encode()[1:]))
+    path.write_bytes(change(path.read_bytes()))
+    (line,) = said(path.parents[1])
+    assert line.startswith(f"{path}: {words}")
+    assert line.endswith(f". {AGAIN}.")
+
+
+def test_a_key_that_makes_no_tls_connection_is_named(kit):
+    """Its own consortium has signed it."""
+    office, key = Office(), x25519.X25519PrivateKey.generate()
+    put(kit / "startup/rootCA.pem", certificate=office.root)
+    put(kit / "startup/client.crt", certificate=signed("hospital-a", PROJECT, key, office.key))
+    (kit / "startup/client.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    assert certificate_problems(Kit.open(kit)) == []
+    (problem,) = here_problems(Kit.open(kit))
+    assert "makes no TLS connection with this kit's certificate" in str(problem)
+
+
+@pytest.mark.parametrize("pem", [OTHER_VERSION, "pipe"])
+def test_a_leads_certificate_from_which_a_poc_takes_the_name(copy, pem):
+    """In POC mode, FLARE's configuration names nobody."""
+    kit = copy(LEAD)
+    edit(kit / "startup/fed_admin.json", lambda c: c["admin"].update(uid_source="cert"))
+    assert Kit.open(kit).name == LEAD, "the control"
+    path = kit / "startup/client.crt"
+    content = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path) if pem == "pipe" else path.write_bytes(pem(content))
+    with pytest.raises(FedDPError, match="client.crt: is not a regular file|is not as FLARE writes it .InvalidVersion"):
+        Kit.open(kit)
+
+
+@pytest.mark.parametrize("number", ["two", "2", None, True, 1.0, -1, [1]])
+def test_a_number_of_gpus_is_a_number(kit, number):
+    """FLARE's client does not start with another one."""
+    manager = {"id": "resource_manager", "path": MANAGER, "args": {"num_of_gpus": number, "mem_per_gpu_in_GiB": 0}}
+    edit(kit / "local/resources.json", lambda r: r["components"].append(manager))
+    (line,) = said(kit)
+    expected = f"has num_of_gpus {number!r}, which is not a number of GPUs. Write 0 or more."
+    assert line == f"{kit}/local/resources.json: {expected}"
 
 
 def test_a_file_more_in_startup(kit):

@@ -16,6 +16,7 @@ from feddp.errors import FedDPError
 from feddp.files import WEIGHTS
 from feddp.flare import messages
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.terms import TERMS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.plan.resolve import build_network, initial_tensors
 from feddp.plan.schema import Plan
@@ -213,6 +214,36 @@ def test_a_consenting_donor_gives_the_network_of_its_last_stage(hospital, plan):
     expected = state_of(plan, 2)
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def begun(site, private):
+    """The terms under which the earlier job began at the site: without consent, under other data."""
+    terms = {"data": "/elsewhere", "private": private, "consent": [], "recipients": []}
+    (site.folder / "feddp" / JOB / TERMS).write_text(json.dumps(terms))
+    return site
+
+
+def test_a_donor_gives_no_network_of_a_run_that_keeps_more_private(hospital, plan):
+    """In another scope, or after a change of `private`: the guard knows the present words alone. Consent after the run is the
+    usual case."""
+    donor = begun(left(hospital("A", consent=["outside"]), state_of(plan, 1)), ["query"])
+    assert donor.answer(protocol.GIVE_MODEL).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert "belongs to a run that keeps query private here, and `private` in privacy.json no longer" in donor.last_error()
+    kept = begun(left(hospital("B", consent=["outside"], private=["query"]), state_of(plan, 1)), ["query"])
+    assert kept.answer(protocol.GIVE_MODEL).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
+    assert "2 tensors that may not leave" in kept.guard_error
+    assert messages.unpack(begun(donor, []).answer(protocol.GIVE_MODEL))[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("plan.json", "{}"), (TERMS, "{"), (TERMS, '{"data": "x", "private": 0, "consent": [], "recipients": null}')],
+)
+def test_a_donor_gives_no_network_of_a_run_whose_terms_are_not_known(hospital, plan, file, text):
+    donor = left(hospital("A", consent=["outside"]), state_of(plan, 1))
+    (donor.folder / "feddp" / JOB / file).write_text(text)
+    assert donor.answer(protocol.GIVE_MODEL).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert donor.last_error().endswith("; leave this site out of the adaptation")
 
 
 @pytest.mark.parametrize("consent", [[], ["calibration"]])

@@ -21,12 +21,14 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
 
 import pytest
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobLauncherSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
@@ -43,13 +45,15 @@ from nvflare.private.json_configer import JsonConfigurator
 from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.security import FLAuthorizer
 
+from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError
 from feddp.flare.admission import AdmittedApp, AdmittingDeployer
 from feddp.flare.archive import read_app
 from feddp.flare.job_folder import read_folder
+from feddp.flare.launcher import Restarting
 from feddp.flare.policy import SitePolicy
 from feddp.flare.unused import removed_of
-from feddp.jobs.folder import export
+from feddp.jobs.folder import export, write_job
 from feddp.kit.approve import read_job
 from feddp.provision import AUTHORIZATION, GUARD
 from support.certificates import Office
@@ -161,6 +165,36 @@ def test_who_may_not_submit_signs_no_job(hospital, folder, office, role):
     assert hospital.deploys(folder, deployer=AppDeployer) is None
 
 
+class Launcher(JobLauncherSpec):
+    """Notes what it is told to start."""
+
+    def __init__(self):
+        super().__init__()
+        self.started = []
+
+    def launch_job(self, job_meta, fl_ctx):
+        self.started.append(job_meta[JobConstants.JOB_ID])
+        return SimpleNamespace()
+
+
+@pytest.mark.parametrize("role", ["lead", "member", None])
+def test_what_lies_deployed_is_not_started_without_a_right(hospital, folder, office, role):
+    """A server may say so before the admission has looked at the signers, or after a kill in between: as FLARE's deployer
+    leaves it."""
+    assert hospital.deploys(signed(folder, office, role), deployer=AppDeployer) is None
+    launcher, fl_ctx = Launcher(), FLContext()
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(hospital.kit), SITE), private=True, sticky=False)
+    if role == "lead":
+        Restarting(launcher).launch_job({JobConstants.JOB_ID: JOB}, fl_ctx)
+        assert launcher.started == [JOB]
+        return
+    with pytest.raises(FedDPError, match=f"job {JOB} not started: its signer somebody has no right to submit_job here"):
+        Restarting(launcher).launch_job({JobConstants.JOB_ID: JOB}, fl_ctx)
+    assert launcher.started == []
+    assert f"[job {JOB} not started: its signer somebody has no right to submit_job here]" in hospital.audit.read_text()
+    assert not (hospital.kit / JOB).exists()
+
+
 def test_no_other_project_signs_a_job(hospital, folder, office):
     said = hospital.deploys(signed(folder, Office(), "lead"))
     assert "does not pass signature verification" in said
@@ -220,6 +254,19 @@ def test_a_job_gets_no_more_of_a_run_than_the_run_gave(hospital, plan, tmp_path)
     hospital.policy(SitePolicy.admitting(plan) | {"consent": ["calibration"]})
     said = hospital.deploys(job, job=str(uuid.uuid4()))
     assert "belongs to a run that began under another consent in privacy.json; submit the job as a new one" in said
+
+
+def test_an_adaptation_gets_no_network_of_a_run_that_keeps_more_private(hospital, plan, tmp_path):
+    """The hospital has loosened `private` since the run. Consent and data may change: it consents after the run."""
+    request = AdaptationRequest("site-9", (SITE,), RUN)
+    job = write_job(tmp_path / "late", "feddp", plan, request, None)
+    approved = {"approve": [{"job": "late", "plan": plan.digest(request.to_json())}], "consent": ["outside"]}
+    terms = {"data": "/other/place", "private": ["query"], "consent": [], "recipients": []}
+    (stored(hospital, plan) / "terms.json").write_text(json.dumps(terms))
+    hospital.policy(approved)
+    hospital.refuses(job, f"{RUN} belongs to a run that keeps query private here", "leave this site out of the adaptation")
+    hospital.policy(approved | {"private": ["query"]})
+    assert hospital.deploys(job) is None
 
 
 def test_what_a_job_continues_is_an_id_of_flares(hospital, plan, tmp_path):

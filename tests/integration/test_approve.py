@@ -221,6 +221,24 @@ def test_a_folder_that_no_site_would_take_is_not_approved(folder, kit, tmp_path)
     assert approve(folder, kit, "--yes")[0] == 0
 
 
+@pytest.mark.parametrize("side", ["client", "server"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_no_pipe_in_a_jobs_folder_is_waited_for(folder, kit, side, make):
+    """A folder of that name was an error of the system, without a remedy."""
+    file = f"config/config_fed_{side}.json"
+    (folder / f"app_{side}" / file).unlink()
+    make(folder / f"app_{side}" / file)
+    with pytest.raises(FedDPError, match=f"^app_{side}: {file} is not a regular file; export the job with `feddp job`"):
+        approve(folder, kit, "--yes")
+
+
+def test_a_pipe_as_the_policy_is_named(folder, kit):
+    (kit / "local/privacy.json").unlink()
+    os.mkfifo(kit / "local/privacy.json")
+    with pytest.raises(FedDPError, match=r"local/privacy\.json is not a regular file; correct it"):
+        approve(folder, kit, "--yes")
+
+
 def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
     """Of a request with other donors nothing was said."""
     plan = plan_for(sites=SITES)
@@ -235,6 +253,37 @@ def test_a_newcomers_job_is_approved_as_what_it_is(plan_for, tmp_path, kit):
         policy(kit).accept(
             "site-1", plan, AdaptationRequest("M", ("site-1", "site-2"), request.job, settings={"epochs": 3}).to_json()
         )
+
+
+def test_a_policy_that_takes_any_plan_keeps_its_word(folder, plan_for, tmp_path, kit):
+    """An adaptation is not covered by it, and has no place beside it: the site would refuse every job."""
+    edit(kit, approve="any")
+    request = AdaptationRequest("N", ("site-1",), "0d2c1f2e-1111-4222-8333-444455556666")
+    late = write_job(tmp_path / "late", "feddp", plan_for(sites=SITES), request, None)
+    code, said = approve(late, kit, "--yes")
+    assert code == 2
+    assert f'refused: `approve` is "any" in {kit / "local/privacy.json"}, which does not cover an adaptation; write' in said
+    assert properties(kit)["approve"] == "any"
+    code, said = approve(folder, kit, "--yes")
+    assert (code, "takes it already" in said) == (0, True)
+    edit(kit, approve=[])
+    assert approve(late, kit, "--yes")[0] == 0
+    assert policy(kit).approves(plan_for(sites=SITES), request.to_json())
+
+
+def test_an_adaptation_of_a_run_that_keeps_more_private_is_not_approved(plan_for, tmp_path, kit):
+    request = AdaptationRequest("N", ("site-1",), "0d2c1f2e-1111-4222-8333-444455556666")
+    folder = write_job(tmp_path / "late", "feddp", plan_for(sites=SITES), request, None)
+    run = kit / "feddp" / request.job
+    run.mkdir(parents=True)
+    terms = {"data": "/d", "private": ["query", "head"], "consent": [], "recipients": None}
+    (run / "terms.json").write_text(json.dumps(terms))
+    edit(kit, private=["query"])
+    code, said = approve(folder, kit, "--yes")
+    assert code == 2
+    assert f"refused: {run} belongs to a run that keeps head private here" in said
+    edit(kit, private=["query", "head"])
+    assert approve(folder, kit, "--yes")[0] == 0
 
 
 def test_only_a_hospitals_kit_approves(folder, kit):

@@ -8,6 +8,8 @@ from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
 from nvflare.private.aux_runner import AuxRunner
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.server.fed_server import FederatedServer
@@ -45,7 +47,7 @@ def asks(monkeypatch, tmp_path):
         server.server_state = HotState(ssid="ssid")
         server.client_manager = SimpleNamespace(clients=TOKENS)
         messages = AuxRunner(None)
-        messages.topic_table["__job_heartbeat__"] = alive
+        messages.topic_table["__job_heartbeat__"] = messages.topic_table["__task_check__"] = alive
         contexts = type("Context", (), {"__enter__": lambda self: context(), "__exit__": lambda self, *error: None})
         engine = SimpleNamespace(server=server, new_context=contexts, dispatch=messages.dispatch)
 
@@ -71,11 +73,13 @@ def asks(monkeypatch, tmp_path):
 
 
 HEARTBEAT = ("aux_communication", "__job_heartbeat__")
+CHECK = ("aux_communication", "__task_check__")
 TASK = ("server_command", ServerCommandNames.GET_TASK)
 
 
 def test_a_site_that_names_itself_is_heard(asks):
     assert asks(*HEARTBEAT, A) == ([A], [])
+    assert asks(*CHECK, A) == ([A], [])
     assert asks(*TASK, A) == ([(A, A)], [])
 
 
@@ -83,6 +87,8 @@ def test_a_site_that_names_itself_is_heard(asks):
     ("request_", "name", "token", "flares"),
     [
         (HEARTBEAT, B, "token of a", B),
+        # each invented name wrote lines of its own into the run's progress, without end
+        (CHECK, "invented", "token of a", "invented"),
         (TASK, B, "token of a", (A, B)),
         (TASK, A, "token of b", (B, A)),
         (TASK, None, "token of a", (A, None)),
@@ -95,3 +101,15 @@ def test_a_site_that_names_another_is_not(asks, request_, name, token, flares):
     assert len(lines) == 1
     assert f"from {A}.{JOB}" in lines[0]
     assert "a site may send for itself only" in lines[0]
+
+
+def test_a_request_is_refused_before_flare_has_stored_its_cell(monkeypatch, tmp_path):
+    """FLARE's server starts its cell first, and remembers it afterwards."""
+    with in_process(monkeypatch, tmp_path) as federation:
+        ServerGate()
+        server, content = object.__new__(FederatedServer), Shareable()
+        server.cell = None
+        content.set_peer_props({ReservedKey.IDENTITY_NAME: B})
+        headers = {MessageHeaderKey.ORIGIN: f"{A}.{JOB}", MessageHeaderKey.CHANNEL: HEARTBEAT[0]}
+        assert server.authentication_check(Message(headers, content), {}) == "a site may send for itself only"
+        assert len(federation.lines()) == 1

@@ -584,15 +584,31 @@ def test_no_site_ends_the_servers_job_by_a_report(federation, gated, monkeypatch
 
 @GATED
 @pytest.mark.parametrize("topic", [STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC])
-def test_a_site_reports_of_its_own_streams_alone(federation, gated, topic, monkeypatch):
-    """FLARE stops a stream at an error from anybody."""
+@pytest.mark.parametrize(("stream", "written", "own"), [(77, 77, 1), (77, 77.0, 0), (1, True, 0)])
+def test_a_site_reports_of_its_own_streams_alone(federation, gated, topic, stream, written, own, monkeypatch):
+    """FLARE stops a stream at an error from anybody, and finds it by any value that equals its number."""
     gated and ServerGate()
     reached = heard(federation.cell(SERVER_JOB), STREAM_CHANNEL, topic)
-    monkeypatch.setitem(ByteStreamer.tx_task_map, 77, SimpleNamespace(target=A_JOB))
+    monkeypatch.setitem(ByteStreamer.tx_task_map, stream, SimpleNamespace(target=A_JOB))
     for of in (f"{B}.{JOB}", A_JOB):
-        report = {StreamHeaderKey.STREAM_ID: 77, StreamHeaderKey.ERROR_MSG: "x"}
+        report = {StreamHeaderKey.STREAM_ID: written, StreamHeaderKey.ERROR_MSG: "x"}
         federation.hand(SERVER_JOB, STREAM_CHANNEL, topic, None, origin=of, by=SERVER, **report)
-    assert len(reached) == (1 if gated else 2)
+    assert len(reached) == (own if gated else 2)
+
+
+@GATED
+@pytest.mark.parametrize("topic", [STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC])
+def test_a_console_reports_of_its_own_streams_alone(federation, gated, topic, monkeypatch):
+    """FLARE's numbers of streams follow each other: a member could stop the answers and downloads of all other people."""
+    gated and ServerGate()
+    reached = heard(federation.cell(SERVER), STREAM_CHANNEL, topic)
+    monkeypatch.setitem(ByteStreamer.tx_task_map, 77, SimpleNamespace(target=CONSOLE))
+    for of in (CONSOLE[:-1] + "9", CONSOLE):
+        for error in ("StreamError", "BlobSizeError"):  # the second one ends a job's process, and not this one
+            report = {StreamHeaderKey.STREAM_ID: 77, StreamHeaderKey.ERROR_MSG: "x", StreamHeaderKey.ERROR_TYPE: error}
+            federation.hand(SERVER, STREAM_CHANNEL, topic, None, origin=of, person=of, **report)
+    assert len(reached) == (2 if gated else 4)
+    assert len(re.findall("the stream goes to another receiver", federation.audit.read_text())) == (2 if gated else 0)
 
 
 @pytest.mark.parametrize("topic", ["get_clients", "update_run_status", "heartbeat"])

@@ -188,6 +188,18 @@ def test_a_job_that_continues_an_old_run_keeps_it(hospital, kept):
     assert not (kept / OLD).exists()
 
 
+def test_a_job_that_continues_a_removed_run_is_refused_in_its_own_process(hospital, kept):
+    """In a container the parent process, which admits the job, does not see the volume with the runs."""
+    site = hospital(keep_days=7)
+    removed_of(kept, OLD).mkdir(parents=True)
+    assert trains(site.submitted(site.plan, YOUNG, resume=OLD)) == ReturnCode.EXECUTION_EXCEPTION
+    error = site.audited()[-1]
+    assert f"it removed the run {OLD}, which was unused for long" in error
+    assert not (kept / OLD / "plan.json").exists(), "it took no part as a site that was absent so far"
+    assert trains(site.submitted(site.plan, OLD)) == ReturnCode.EXECUTION_EXCEPTION, "the run's own job, started again"
+    assert trains(site.submitted(site.plan, OWN)) == "", "the control"
+
+
 def test_an_adaptation_keeps_the_run_whose_networks_it_needs(hospital, kept):
     site = hospital(keep_days=7, consent=["outside"])
     site.request = AdaptationRequest("site-1", ("site-2",), OLD, "average").to_json()

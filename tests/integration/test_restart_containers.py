@@ -255,7 +255,7 @@ def test_the_sites_administrator_reads_why_a_job_was_started_again(tmp_path, mon
             return engine.start()
 
     fl_ctx = FLContext()
-    workspace = SimpleNamespace(get_run_dir=lambda job: str(tmp_path / job))
+    workspace = SimpleNamespace(get_run_dir=lambda job: str(tmp_path / job), get_app_dir=lambda job: str(tmp_path / job))
     fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True, sticky=False)
     handle = Restarting(Launcher()).launch_job({JobConstants.JOB_ID: "some-job"}, fl_ctx)
     handle.wait()

@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from nvflare.apis.client import Client
@@ -14,7 +15,7 @@ from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.wf_comm_server import WFCommServer
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from feddp.flare import controller, messages
 from feddp.protocol import Sent
@@ -71,6 +72,26 @@ def _first(tensors):
     return next(name for name, value in tensors.items() if value.ndim == 4)
 
 
+def _header(key, value):
+    """The answer with a header of a type of its own."""
+
+    def edit(tensors, scalars):
+        message = messages.pack(tensors, **scalars)
+        message.set_header(key, value)
+        return message
+
+    return edit
+
+
+def _kind(value):
+    def edit(tensors, scalars):
+        message = messages.pack(tensors, **scalars)
+        message["DXO"]["kind"] = value
+        return message
+
+    return edit
+
+
 REFUSED = {
     "missing": (lambda t, s: messages.pack({n: v for n, v in t.items() if n != _first(t)}, **s), "is missing"),
     "extra": (lambda t, s: messages.pack({**t, "intruder": torch.zeros(1)}, **s), "intruder is not expected"),
@@ -88,6 +109,13 @@ REFUSED = {
     "no samples": (lambda t, s: messages.pack(t, **{**s, "samples": 0}), "0 training samples"),
     "unreadable": (lambda t, s: Shareable(), "cannot be read as tensors and scalars"),
     "silence": (lambda t, s: None, "no answer"),
+    # FLARE's own comparisons raise errors of any type for these
+    "names of two types": (lambda t, s: messages.pack({**t, 1: torch.zeros(1), "zz": torch.zeros(1)}, **s), "is not a text"),
+    "names of bytes": (lambda t, s: messages.pack({name.encode(): value for name, value in t.items()}, **s), "is not a text"),
+    "a tensor as content type": (_header(ReservedHeaderKey.CONTENT_TYPE, torch.zeros(2)), "cannot be read as tensors"),
+    "an array as return code": (_header(ReservedHeaderKey.RC, np.zeros(2)), "ended with a code that FLARE does not have"),
+    "an array as kind": (_kind(np.zeros(2)), "cannot be read as tensors"),
+    "a text as kind": (_kind("x" * 10**6), "a message has the kind 'xxxx"),
 }
 
 
@@ -106,6 +134,7 @@ def test_a_bad_contribution_is_refused_named_and_the_round_goes_on(kind, tmp_pat
     assert [e["site"] for e in refused] == ["B"]
     assert "site B" in refused[0]["reason"]
     assert reason in refused[0]["reason"]
+    assert len(refused[0]["reason"]) < 400
     first, (last, _) = run.memory.first(), run.memory.load("shared_latest")
     for name in first:
         torch.testing.assert_close(last[name], first[name] + 2)

@@ -23,7 +23,7 @@ from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
-from feddp.errors import FedDPError, PolicyError
+from feddp.errors import BadFile, FedDPError, PolicyError
 from feddp.flare.archive import read_app
 from feddp.flare.audit import audit, one_line
 from feddp.flare.configuration import APPS, CLIENT, FILES, META, SERVER, require_object
@@ -31,9 +31,11 @@ from feddp.flare.documents import only_json, require_equal
 from feddp.flare.job_folder import admitted, read_folder, require_meta
 from feddp.flare.kept import JOB_ID, files_of
 from feddp.flare.policy import SitePolicy
-from feddp.flare.terms import require_no_wider
-from feddp.flare.unused import removed_of
+from feddp.flare.terms import require_as_private, require_no_wider
+from feddp.flare.unused import removed_of, require_not_removed
 from feddp.flare.workspace import kept_by
+from feddp.limits import JSON_BYTES
+from feddp.reading import read
 from feddp.training.claim import require_stored_plan
 
 
@@ -91,14 +93,12 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
             raise PolicyError(f"{META}: deploy_map does not name site {site}")
         policy = self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx)
         policy.accept(site, job.plan, job.asked)
+        if job.request:
+            require_as_private(files_of(kept, job.request.job), policy)
         if job.resume:
             if not JOB_ID.fullmatch(job.resume):
                 raise PolicyError("the run that it continues does not have the form of FLARE's job ids")
-            if os.path.lexists(removed_of(kept, job.resume)):
-                raise PolicyError(
-                    f"site {site}: it removed the run {job.resume}, which was unused for long (`keep_days` in privacy.json);"
-                    " submit the job as a new one, or leave this site out"
-                )
+            require_not_removed(site, kept, job.resume)
             require_stored_plan(files_of(kept, job.resume), job.plan.to_json())
             require_no_wider(files_of(kept, job.resume), policy)
 
@@ -130,7 +130,7 @@ def require_signers(workspace: Workspace, job_id: str) -> None:
     for signer in (Person(*signer) for signer in signers):
         allowed, _ = AuthorizationService.authorize(AuthzContext(AdminCommandNames.SUBMIT_JOB, signer, signer))
         if not allowed or signer.role == "super":  # for its own tests, FLARE allows that role everything
-            shutil.rmtree(workspace.get_run_dir(job_id))
+            shutil.rmtree(workspace.get_run_dir(job_id), ignore_errors=True)  # a start may have removed it
             raise PolicyError(f"its signer {signer.name} has no right to {AdminCommandNames.SUBMIT_JOB} here")
 
 
@@ -149,12 +149,14 @@ def scope_properties(privacy: Path, scope: str) -> dict[str, Any] | None:
     """Returns the current properties of a scope in a site's privacy.json; None if it has no such scope.
 
     Raises:
-        PolicyError: the file cannot be read.
+        PolicyError: the file cannot be read, is too large, or is no regular file, such as a pipe.
     """
     try:
-        scopes = json.loads(privacy.read_text(encoding="utf-8"))["scopes"]
+        scopes = json.loads(read(privacy, JSON_BYTES))["scopes"]
         matches = [entry for entry in scopes if entry["name"] == scope]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except BadFile as bad:
+        raise PolicyError(f"{privacy} {bad.problem.what}; correct it") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise PolicyError(f"{privacy} cannot be read ({type(error).__name__}: {error}); correct it") from error
     if len(matches) > 1:
         raise PolicyError(f"{privacy} has the scope {scope} twice; remove one")

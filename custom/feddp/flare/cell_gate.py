@@ -77,15 +77,19 @@ class Gate(FLComponent):
             return make_reply(ReturnCode.INVALID_REQUEST)  # FLARE does not send it; a reply would contain the site's token
         return None
 
-    def _note(self, cell: CoreCell, message: Message, why: str, inside: str = "") -> None:
-        """Writes an audit line: the claimed sender, the authenticated sender, channel and topic, and the reason; no values."""
+    def _note(self, cell: CoreCell | None, message: Message, why: str, inside: str = "") -> None:
+        """Writes an audit line: the claimed sender, the authenticated sender, channel and topic, and the reason; no values.
+
+        `cell`: None if the process answers already but FLARE has not yet stored its cell.
+        """
         headers = message.headers or {}
         names = [MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC, StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC]
         where = "/".join(shown(headers[name]) for name in names if headers.get(name))
         endpoint, person = message.get_prop(MessagePropKey.ENDPOINT), message.get_prop(MessagePropKey.COMMON_NAME)
         via = f"{shown(endpoint.name if endpoint else None)} {shown(person)}"
         origin = shown(headers.get(MessageHeaderKey.ORIGIN))
-        self.refusals.add(cells.split(cell.get_fqcn())[1], origin, f"{where} {inside}from {origin} over {via}: {why}")
+        job = cells.split(cell.get_fqcn())[1] if cell else ""
+        self.refusals.add(job, origin, f"{where} {inside}from {origin} over {via}: {why}")
 
     def _decoded(self, message: Message, cell: CoreCell) -> Message | None:
         """FLARE's filter for decoded requests; only the sites' gate checks them."""

@@ -10,7 +10,7 @@ from feddp.errors import PolicyError
 from feddp.flare.budget import Ledger
 from feddp.flare.kept import files_of, secret_of
 from feddp.flare.policy import OWN, SitePolicy
-from feddp.flare.terms import require_terms
+from feddp.flare.terms import require_as_private, require_terms
 from feddp.partition import select
 from feddp.stages.initial import first_network
 from feddp.stages.order import behind
@@ -85,8 +85,16 @@ class SiteContext:
         return secret_of(self.kept) if self.policy.seed == OWN and not self.simulated else ""
 
     def files(self, run: str) -> Path:
-        """Returns this site's folder of a run; raises InputError if `run` is not a valid id."""
-        return files_of(self.kept, run)
+        """Returns this site's folder of a run.
+
+        Raises:
+            InputError: `run` is not a valid id.
+            PolicyError: it is an earlier run, and the policy no longer keeps private what it kept when that run began.
+        """
+        folder = files_of(self.kept, run)
+        if run != self.run:
+            require_as_private(folder, self.policy)
+        return folder
 
     def consents(self, word: str) -> bool:
         return self.policy.consents(word)

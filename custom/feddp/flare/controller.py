@@ -212,9 +212,7 @@ def _released(task: Task, fl_ctx: FLContext) -> None:
 
 def _reply(site: str, task: str, result: Shareable) -> Message:
     code = result.get_return_code(ReturnCode.OK)
-    if code != ReturnCode.OK:
-        known = (
-            code if isinstance(code, str) and code in messages.CODES else "a code that FLARE does not have"
-        )  # a site writes what it likes there
+    if not isinstance(code, str) or code != ReturnCode.OK:  # a site writes what it likes there, an array too
+        known = code if isinstance(code, str) and code in messages.CODES else "a code that FLARE does not have"
         raise ContributionError(f"site {site}: {task} ended with {known}; the site's audit.log has the reason")
     return Message(*messages.unpack(result))

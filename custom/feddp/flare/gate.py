@@ -147,8 +147,8 @@ class ServerGate(Gate):
         to = cells.split(arrival.destination)
         if arrival.destination != me:
             self._forwards(job, sender, to, arrival)
-        if sender == cells.SITE_JOB and arrival.channel == STREAM_CHANNEL:
-            self._reports(message, arrival)
+        if arrival.channel == STREAM_CHANNEL and sender not in (cells.PARENT, cells.CHILD):
+            self._reports(message, arrival, to)
         table = cells.AT_SERVER_JOB if to[1] else cells.AT_SERVER
         if cells.is_bootstrap(me):
             table = cells.AT_BOOTSTRAP
@@ -192,16 +192,18 @@ class ServerGate(Gate):
             raise Refused(f"no message may go from {shown(arrival.origin)} to {shown(arrival.destination)}")
 
     @staticmethod
-    def _reports(message: Message, arrival: Arrival) -> None:
-        """Refuses a site's reports about streams to other sites, whose ids it can guess, and the error "too large", on which
-        FLARE ends the job's process."""
+    def _reports(message: Message, arrival: Arrival, to: tuple[str, str]) -> None:
+        """Refuses a report of a site or a console about a stream to another one, whose id it can guess. To a job's process,
+        also the error "too large", on which FLARE ends the process."""
         headers = message.headers or {}
-        if headers.get(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
+        if to[1] and headers.get(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
             raise Refused("a site may not end the server's job")
         stream = headers.get(StreamHeaderKey.STREAM_ID)
-        sent = ByteStreamer.tx_task_map.get(stream) if isinstance(stream, int) else None
+        if type(stream) is not int:  # FLARE would find stream 5 by 5.0 too, and stream 1 by True
+            raise Refused("its stream has no number")
+        sent = ByteStreamer.tx_task_map.get(stream)
         if sent is not None and sent.target != arrival.origin:
-            raise Refused("the stream goes to another site")
+            raise Refused("the stream goes to another receiver")
 
 
 def _no_commands(manager: NetManager) -> CommandModuleSpec:

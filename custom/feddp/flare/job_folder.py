@@ -9,7 +9,7 @@ from typing import Any
 from nvflare.apis.job_def import JobMetaKey
 
 from feddp.adaptation.request import AdaptationRequest
-from feddp.errors import InputError
+from feddp.errors import BadFile, InputError
 from feddp.files import WEIGHTS
 from feddp.flare.archive import require_files
 from feddp.flare.configuration import (
@@ -25,6 +25,7 @@ from feddp.flare.configuration import (
 )
 from feddp.flare.documents import LARGEST, at, parsed, require_equal
 from feddp.plan.schema import Plan
+from feddp.reading import read
 from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
 
@@ -104,11 +105,13 @@ def read_folder(side: str, app: Path) -> Job:
     if links:
         raise InputError(f"{app.name} holds the link {links[0].relative_to(app)}; export the job with `feddp job`")
     files = [path.relative_to(app).as_posix() for path in sorted(app.rglob("*")) if not path.is_dir() or path.name != "config"]
-    file = app / FILES[side]
     brought = [f"config/{WEIGHTS}"] if side == SERVER and f"config/{WEIGHTS}" in files else []
     require_files(app.name, files, [FILES[side], *brought])
-    with open(file, "rb") as handle:
-        job = admitted(side, handle.read(LARGEST + 1))
+    try:
+        content = read(app / FILES[side], LARGEST)
+    except BadFile as bad:  # without the path: the server, which calls this too, tells the message to the lead
+        raise InputError(f"{app.name}: {FILES[side]} {bad.problem.what}; export the job with `feddp job`") from None
+    job = admitted(side, content)
     if side == SERVER and bool(brought) != bool(job.plan.weights):
         claim, fact = ("has", "is missing") if job.plan.weights else ("has no", "is present")
         raise InputError(f"{app.name}: its plan {claim} initial tensors, but config/{WEIGHTS} {fact}; export the job again")

@@ -15,6 +15,8 @@ from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, JobConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobLauncherSpec, JobReturnCode
 
+from feddp.errors import PolicyError
+from feddp.flare.admission import require_signers
 from feddp.flare.audit import audit
 from feddp.flare.endings import started
 
@@ -52,7 +54,20 @@ class Restarting(JobLauncherSpec):
         self.launcher = launcher
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        """Starts a deployed job.
+
+        The server says when. The app lies in the workspace before the admission has looked at its signers, and stays there
+        if the client is killed meanwhile.
+
+        Raises:
+            PolicyError: the app's signer has no right to submit jobs here; the app is removed.
+        """
         job = str(job_meta.get(JobConstants.JOB_ID))
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        try:
+            require_signers(workspace, job)
+        except PolicyError as error:
+            raise PolicyError(audit(fl_ctx, f"job {job} not started: {error}")) from None
 
         def start() -> JobHandleSpec:
             return self.launcher.launch_job(job_meta, fl_ctx)
@@ -60,7 +75,6 @@ class Restarting(JobLauncherSpec):
         def tell(line: str) -> None:
             self.logger.warning(audit(fl_ctx, f"job {job}: {line}"))
 
-        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         return RestartedJob(start, tell, Path(workspace.get_run_dir(job)) / FLMetaKey.PROCESS_RC_FILE)
 
 

@@ -11,6 +11,7 @@ from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from feddp.errors import ContributionError
+from feddp.reading import shown
 
 # the key of a training task's tensors in the context of its answer: a site's privacy filter works on the difference to them
 RECEIVED = "feddp_received"
@@ -38,8 +39,11 @@ def unpack(message: Shareable) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         dxo = from_shareable(message)
-    except ValueError as error:
-        raise ContributionError(f"a message cannot be read as tensors and scalars: {error}") from None
-    if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
-        raise ContributionError(f"a message has the kind {dxo.data_kind}, which FedDP does not use")
+    except Exception as error:  # of any type: FLARE compares what the sender wrote, and a tensor raises its own
+        raise ContributionError(f"a message cannot be read as tensors and scalars ({type(error).__name__})") from None
+    kind = dxo.data_kind
+    if not isinstance(kind, str) or kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
+        raise ContributionError(f"a message has the kind {shown(kind)}, which FedDP does not use")
+    if not all(isinstance(name, str) for name in dxo.data):
+        raise ContributionError("a message names a tensor by something that is not a text, which FedDP does not do")
     return dxo.data, dict(dxo.meta or {})

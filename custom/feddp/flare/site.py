@@ -16,7 +16,7 @@ from feddp.flare.kept import files_of
 from feddp.flare.messages import register_tensors
 from feddp.flare.policy import SitePolicy
 from feddp.flare.sealing import identity_of, simulated
-from feddp.flare.unused import remove_unused
+from feddp.flare.unused import remove_unused, require_not_removed
 from feddp.flare.workspace import kept
 from feddp.lean import import_monai
 from feddp.plan.schema import Plan
@@ -51,12 +51,14 @@ class SiteComponent(FLComponent):
 
         Raises:
             PolicyError: outside the simulator, the job's scope has no policy or this process's cells have no gate; or the
-                policy does not accept the job, or names a private role that the job's network does not have.
+                policy does not accept the job, or names a private role that the job's network does not have; or the site has
+                removed the run.
         """
         if self._context is None:
             site, run, here = fl_ctx.get_identity_name(), self._run(fl_ctx), simulated(fl_ctx)
             if not here:
                 require_gate(site)
+            require_not_removed(site, kept(fl_ctx), run)  # the admission of a job in a container does not see these files
             policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), here)
             import_monai()
             self._context = SiteContext(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from feddp.errors import PolicyError
 from feddp.flare.kept import JOB_ID, alone
 from feddp.training.claim import PLAN, is_held
 
@@ -19,6 +20,15 @@ _DAY = 86_400.0  # seconds
 def removed_of(kept: Path, run: str) -> Path:
     """Returns the empty folder that stays of a removed run."""
     return kept / "removed" / run
+
+
+def require_not_removed(site: str, kept: Path, run: str) -> None:
+    """Raises PolicyError if the site has removed the run, with which a job would go on."""
+    if os.path.lexists(removed_of(kept, run)):
+        raise PolicyError(
+            f"site {site}: it removed the run {run}, which was unused for long (`keep_days` in privacy.json);"
+            " submit the job as a new one, or leave this site out"
+        )
 
 
 def remove_unused(kept: Path, days: int, present: Collection[str]) -> list[str]:

@@ -12,7 +12,10 @@ from feddp.flare.archive import SIGNATURES
 from feddp.flare.configuration import APPS, META, SIDES
 from feddp.flare.documents import LARGEST, parsed
 from feddp.flare.job_folder import Job, read_folder, require_meta
-from feddp.flare.policy import SitePolicy
+from feddp.flare.kept import files_of
+from feddp.flare.policy import ANY, SitePolicy
+from feddp.flare.terms import require_as_private
+from feddp.flare.workspace import kept_by
 from feddp.kit.containers import Containers
 from feddp.kit.describe import described
 from feddp.sealing.kit import CLIENT as HOSPITAL
@@ -71,7 +74,19 @@ class Approval:
                 reasons.append(f"the job is for {wanted}, but {self.data} has {here}; ask its lead to export it for these")
         if self.kit.name not in (self.job.request.sites if self.job.request else self.job.plan.sites):
             reasons.append(f"the job is not for {self.kit.name}; ask its lead to export it for this hospital too")
-        return reasons
+        if self.policy.approve == ANY and not self.given:  # only an adaptation, and a line has no place beside "any"
+            what = f'`approve` is "{ANY}" in {self.privacy}, which does not cover an adaptation'
+            reasons.append(f"{what}; write the accepted plans there as a list first, and approve the job then")
+        return reasons + self._given_away()
+
+    def _given_away(self) -> list[str]:
+        """The reason against an adaptation with the network of a run that keeps more private than the policy does now."""
+        if self.job.request:
+            try:
+                require_as_private(files_of(kept_by(self.kit.name, str(self.kit.folder)), self.job.request.job), self.policy)
+            except PolicyError as error:
+                return [str(error)]
+        return []
 
     def words(self) -> list[str]:
         """Returns a description of what the job will do at this hospital."""

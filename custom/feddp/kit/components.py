@@ -9,7 +9,8 @@ from nvflare.tool.deploy import deploy_common as flare
 from feddp.errors import Problem
 from feddp.kit.settings import BUILT, resources
 from feddp.provision import AT_SERVER, COMPONENTS, DEPLOYER, GATE, ORPHAN, PRIVATE_FILES, REJOIN, RESTARTER, SETTINGS
-from feddp.sealing.kit import CLIENT, SERVER, Kit, read_json
+from feddp.reading import shown
+from feddp.sealing.kit import CLIENT, SERVER, Kit, components, read_json
 
 _STORAGE = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
 STATSD = "nvflare.fuel_opt.statsd.statsd_reporter.StatsDReporter"  # sends the server's scalars to a host of its choice
@@ -67,11 +68,19 @@ def component_problems(kit: Kit) -> list[Problem]:
     for key, value in SETTINGS[kit.kind].items():
         if content.get(key) != value:
             problems.append(Problem(path, f"lacks {key}", f"Write exactly: {json.dumps({key: value})}"))
+    for number in (args["num_of_gpus"] for args in map(_args, components(path)) if "num_of_gpus" in args):
+        if type(number) is not int or number < 0:
+            problems.append(Problem(path, f"has num_of_gpus {shown(number)}, which is not a number of GPUs", "Write 0 or more"))
     for demanded in COMPONENTS[kit.kind]:
         if not isinstance(there, list) or demanded not in there:
             what = f"lacks the component {demanded['id']}, {demanded['path']}"
             problems.append(Problem(path, what, f"Add exactly this to components: {json.dumps(demanded)}"))
     return problems
+
+
+def _args(component: Mapping[str, Any]) -> Mapping[str, Any]:
+    args = component.get("args")
+    return args if isinstance(args, Mapping) else {}
 
 
 def unreviewed(entry: Any, reviewed: Mapping[str, Any] | set[str], what: str) -> Iterator[str]:

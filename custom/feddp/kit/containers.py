@@ -11,6 +11,8 @@ from nvflare.app_opt.job_launcher.study_data import StudyDatasetMount
 from nvflare.app_opt.job_launcher.study_runtime import StudyRuntime, load_study_runtime_file
 
 from feddp.errors import BadFile, Problem
+from feddp.limits import CONFIG_BYTES
+from feddp.reading import opened
 from feddp.sealing.kit import CLIENT, Kit, components
 
 DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
@@ -47,14 +49,15 @@ class Containers:
         """Reads the kit's settings; returns None if it was not prepared for containers.
 
         Raises:
-            BadFile: FLARE would refuse its local/study_runtime.yaml.
+            BadFile: FLARE would refuse its local/study_runtime.yaml, or that is no regular file.
         """
         if (mode := runtime(kit)) is None:
             return None
         file = kit.folder / "local" / "study_runtime.yaml"
         try:
+            opened(file, CONFIG_BYTES).close()  # FLARE would wait for a pipe
             studies = load_study_runtime_file(str(file), launcher_mode=mode)
-        except ValueError as error:
+        except (FileNotFoundError, ValueError) as error:
             raise BadFile(Problem(file, f"is not accepted by FLARE ({error})", SEE)) from error
         resources = kit.effective("resources.json")
         (launcher, *_) = [c for c in components(resources) if str(c.get("path")).startswith(tuple(LAUNCHERS))]

@@ -25,11 +25,11 @@ def here_problems(kit: Kit) -> list[Problem]:
 def _reach(kit: Kit) -> list[Problem]:
     """Checks that a server of this project listens and accepts this certificate."""
     host, port = kit.server
-    context = ssl.create_default_context(cafile=kit.root)
-    context.check_hostname = False  # FLARE's clients check the root and the common name, not the host
-    context.load_cert_chain(kit.certificate, kit.key)
     wrong, remedy = "", "Start the server, open the firewall, or leave this out with --offline"
     try:
+        context = ssl.create_default_context(cafile=kit.root)
+        context.check_hostname = False  # FLARE's clients check the root and the common name, not the host
+        context.load_cert_chain(kit.certificate, kit.key)
         with socket.create_connection((host, port), timeout=PATIENCE) as plain, context.wrap_socket(plain) as secured:
             secured.settimeout(1)
             if (shown := _name(secured)) != kit.server_identity:
@@ -64,7 +64,7 @@ def _devices(kit: Kit) -> list[Problem]:
     """Checks that each scope's device exists, and the GPUs that FLARE manages: without them its client does not start."""
     problems = []
     path = kit.effective("resources.json")
-    wanted = max((int((c.get("args") or {}).get("num_of_gpus") or 0) for c in components(path)), default=0)
+    wanted = max((c.get("args", {}).get("num_of_gpus", 0) for c in components(path)), default=0)
     if wanted > (there := torch.cuda.device_count()):
         problems.append(Problem(path, f"has num_of_gpus {wanted}, but this machine has {there}", "Correct it"))
     path = kit.folder / "local" / "privacy.json"

@@ -16,7 +16,7 @@ from nvflare.tool.deploy.deploy_common import DOCKER_START_SH, WORKSPACE_MOUNT_P
 
 from feddp.errors import Problem
 from feddp.kit.templates import Section, deviations, rendered, shape
-from feddp.limits import JSON_BYTES
+from feddp.limits import JSON_BYTES, PEM_BYTES
 from feddp.reading import read
 from feddp.sealing.kit import ADMIN, AGAIN, CLIENT, SERVER, Kit, read_json
 
@@ -109,6 +109,6 @@ def _docker(kit: Kit, script: str) -> set[str]:
 
 def _organisation(kit: Kit) -> str:
     """Returns the organisation in the certificate, which the root signed."""
-    subject = x509.load_pem_x509_certificate(kit.certificate.read_bytes()).subject
+    subject = x509.load_pem_x509_certificate(read(kit.certificate, PEM_BYTES)).subject
     named = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     return str(named[0].value) if named else ""

@@ -45,7 +45,7 @@ class Spec:
             ContributionError: it does not; names the site, the tensor and the fault.
         """
         missing = sorted(self.tensors.keys() - tensors.keys())
-        extra = sorted(tensors.keys() - self.tensors.keys())
+        extra = sorted(tensors.keys() - self.tensors.keys(), key=str)  # a site may have sent names that are not texts
         if missing or extra:
             wrong = [f"{name} is missing" for name in missing] + [f"{name} is not expected" for name in extra]
             raise ContributionError(f"site {site}: {len(wrong)} wrong tensor names: {'; '.join(wrong[:3])}")

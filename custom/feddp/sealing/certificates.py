@@ -3,7 +3,7 @@
 from datetime import datetime, timezone
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.x509.oid import NameOID
 
 
@@ -21,7 +21,7 @@ def issued_by(certificate: x509.Certificate, root: x509.Certificate) -> bool:
     """Returns whether the root's key signed the certificate and the certificate names the root as its issuer."""
     try:
         certificate.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
 

@@ -9,7 +9,7 @@ from typing import Any
 from cryptography import x509
 
 from feddp.errors import BadFile, InputError, Problem
-from feddp.limits import JSON_BYTES
+from feddp.limits import JSON_BYTES, PEM_BYTES
 from feddp.reading import is_name, read, short, shown
 from feddp.sealing.certificates import name_of
 
@@ -45,11 +45,10 @@ class Kit:
         content = read_json(path)
         try:
             if kinds[0] == ADMIN and content["admin"].get("uid_source") == "cert":  # in POC mode
-                content["admin"]["username"] = name_of(
-                    x509.load_pem_x509_certificate((path.parent / "client.crt").read_bytes())
-                )
+                pem = read(path.parent / "client.crt", PEM_BYTES)
+                content["admin"]["username"] = name_of(x509.load_pem_x509_certificate(pem))
             return cls(folder, kinds[0], *_identity(kinds[0], content))
-        except (OSError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        except (OSError, AttributeError, KeyError, IndexError, TypeError, ValueError, x509.InvalidVersion) as error:
             why = short(f"{type(error).__name__}: {error}")
             raise BadFile(Problem(path, f"is not as FLARE writes it ({why})", AGAIN)) from error
 

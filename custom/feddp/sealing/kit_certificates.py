@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from feddp.errors import InputError, Problem
+from feddp.errors import BadFile, InputError, Problem
+from feddp.limits import PEM_BYTES
+from feddp.reading import read
 from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid
 from feddp.sealing.kit import AGAIN, Kit
 
 T = TypeVar("T")
 
+UNREADABLE = (ValueError, x509.InvalidVersion, UnsupportedAlgorithm)  # what a certificate's parser raises
 RENEW = "Have it renewed (docs/how-to/provision.md, 'Renewal')"
 
 
@@ -31,8 +35,8 @@ def certificate_problems(kit: Kit, fingerprint: str | None = None) -> list[Probl
     if fingerprint is not None and not re.fullmatch("[0-9a-f]{64}", _plain(fingerprint)):
         raise InputError(f"--fingerprint {fingerprint} is not a SHA-256, which has 64 hexadecimal digits; copy all of them")
     problems: list[Problem] = []
-    certificate = _read(kit.certificate, x509.load_pem_x509_certificate, problems)
-    root = _read(kit.root, x509.load_pem_x509_certificate, problems)
+    certificate = _read(kit.certificate, _certificate, problems)
+    root = _read(kit.root, _certificate, problems)
     key = _read(kit.key, lambda pem: load_pem_private_key(pem, password=None), problems)
     if root is not None:
         problems += _of_the_root(kit, root, fingerprint)
@@ -61,12 +65,21 @@ def _of_the_root(kit: Kit, root: x509.Certificate, fingerprint: str | None) -> l
 def _read(path: Path, parse: Callable[[bytes], T], problems: list[Problem]) -> T | None:
     """Returns the parsed file; on failure returns None and appends a problem."""
     try:
-        return parse(path.read_bytes())
+        return parse(read(path, PEM_BYTES))
     except FileNotFoundError:
         problems.append(Problem(path, "is missing", AGAIN))
-    except (OSError, ValueError, TypeError) as error:  # TypeError: a key with a password, which FLARE cannot open either
+    except BadFile as bad:
+        problems.append(Problem(path, bad.problem.what, AGAIN))
+    except (*UNREADABLE, TypeError) as error:  # TypeError: a key with a password, which FLARE cannot open either
         problems.append(Problem(path, f"cannot be read ({error})", AGAIN))
     return None
+
+
+def _certificate(pem: bytes) -> x509.Certificate:
+    """Returns a certificate whose fields can be read: the parser reads name, dates and key only when they are asked for."""
+    certificate = x509.load_pem_x509_certificate(pem)
+    name_of(certificate), not_yet_valid(certificate), expired(certificate), certificate.public_key()
+    return certificate
 
 
 def _dates(path: Path, certificate: x509.Certificate) -> list[Problem]:

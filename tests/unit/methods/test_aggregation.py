@@ -212,6 +212,7 @@ def without(name):
     [
         (without("w"), "w is missing"),
         (GOOD | {"private": STATE["private"]}, "private is not expected"),
+        (GOOD | dict.fromkeys((1, "zz", b"z"), STATE["private"]), "3 wrong tensor names: 1 is not expected"),
         (GOOD | {"w": torch.ones(3, 2)}, r"w is \(3, 2\) torch.float32, expected \(2, 3\) torch.float32"),
         (GOOD | {"n": torch.ones(1, dtype=torch.int64)}, r"n is \(1,\) torch.int64, expected \(\) torch.int64"),
         (GOOD | {"w": torch.ones(2, 3).double()}, r"w is \(2, 3\) torch.float64"),
