@@ -150,6 +150,36 @@ def test_every_slice_has_its_own_rescale(tmp_path):
     assert [each.max() for each in read(tmp_path / "s").pixels] == [100, 300]
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"RescaleSlope": 2, "RescaleIntercept": -1000}, [-800, -600]),
+        ({"RescaleSlope": None, "RescaleIntercept": None, "ModalityLUTSequence": "table"}, [7, 9]),
+    ],
+    ids=["slope", "table"],
+)
+def test_several_frames_without_groups_are_in_the_units_of_their_file(tmp_path, changes, expected):
+    """As in multi-frame secondary captures. Frames of 100 and 200: 2 · 100 - 1000 = -800 and 2 · 200 - 1000 = -600.
+
+    The table gives 7 to values up to 100, and 9 to those above.
+    """
+    table = Dataset()
+    table.LUTDescriptor, table.ModalityLUTType = [256, 0, 16], "US"
+    table.LUTData = np.where(np.arange(256) > 100, 9, 7).astype("<u2").tobytes()
+    pixels = np.stack([np.full(SHAPE, value, "<u2") for value in (100, 200)])
+    changes = {key: [table] if value == "table" else value for key, value in changes.items()}
+    plain = {"NumberOfFrames": 2, "Rows": SHAPE[0], "ImagePositionPatient": None, "ImageOrientationPatient": None}
+    one(tmp_path / "s", pixels, **plain, **changes)
+    assert [each.max() for each in read(tmp_path / "s").pixels] == expected
+
+
+def test_a_group_of_a_frame_replaces_the_units_of_its_file(both, tmp_path):
+    classic, _, file = both
+    file.RescaleSlope, file.RescaleIntercept = 7, 7
+    file.save_as(tmp_path / "enhanced/s/1.dcm", enforce_file_format=True)
+    assert (read(tmp_path / "enhanced/s").pixels == classic.pixels).all()
+
+
 # -- masks -------------------------------------------------------------------------------------------------------------
 
 
