@@ -14,9 +14,11 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 from feddp.data.check import check
 from feddp.data.folder import SiteFolder
 from feddp.data.formats.dicom_masks import filled
+from feddp.data.formats.pictures import read_picture
 from feddp.data.preparation import Preparation
+from feddp.data.prepare.source import Source
 from feddp.errors import InputError
-from support.scans import APART, SHAPE, SPACING, contours, nifti, series, square
+from support.scans import APART, SHAPE, SPACING, contours, deep_png, nifti, series, square
 
 BOX = np.zeros((12, 10), np.uint8)
 BOX[2:6, 3:9] = 1
@@ -138,6 +140,33 @@ def test_16_bit_tiffs_go_from_the_least_value_to_the_99th_percentile(source, pre
     got = png(site, "p0").astype(float)
     assert got.ndim == (3 if kind == "three channels" else 2)
     assert (got.reshape(12, 10, -1) == wanted[..., None]).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "photometric", "stored", "expected"),
+    [
+        ("u2", "miniswhite", lambda ramp: 65535 - ramp, lambda ramp: ramp),
+        ("i1", "minisblack", lambda ramp: ramp - 60, lambda ramp: ramp - 60),
+        ("u4", "minisblack", lambda ramp: 3 * 2**30 + 256 * ramp, lambda ramp: 3 * 2**30 + 256 * ramp),
+    ],
+    ids=["16 bits with white as 0", "8 bits with a sign", "32 bits without a sign"],
+)
+def test_values_of_a_tiff_are_what_was_stored(source, prepare, kind, photometric, stored, expected):
+    """Where 0 is white, black is 65535, and 65535 - v has the brightness v.
+
+    All are ramps of 120 equal steps: step n becomes round(n / (0.99 · 119) · 255), at most 255, as above. At 3 · 2^30, float32
+    has steps of 256.
+    """
+    seen = []
+
+    def write(f, p):
+        tifffile.imwrite(f"{f}.tif", stored(p.astype(np.int64)).astype(kind), photometric=photometric)
+        seen.append(read_picture(Source(f.parent), f"images/{f.name}.tif").pixels[0])
+
+    site = prepare(source(image=write))
+    ramp = np.arange(120).reshape(12, 10)
+    assert all((each == expected(ramp)).all() for each in seen)
+    assert (png(site, "p0") == np.rint(ramp / 117.81 * 255).clip(0, 255)).all()
 
 
 def test_a_window_says_what_is_black_and_white(source, prepare):
@@ -467,6 +496,21 @@ PICTURES = {
     "one of them in colour": (
         lambda f: Image.new("RGB", (10, 12)).save(f / "clinic/images/p3.png"),
         "has 3 channel(s), but the site's first image 1. Convert all of them with --channels",
+    ),
+    "16 bits in colour": (
+        lambda f: deep_png(f / "clinic/images/p3.png", np.full((12, 10, 3), 256, np.uint16)),
+        "p3.png: has 16 bits in colour or with transparency. Save it with 8 bits, or as a 16-bit TIFF",
+    ),
+    "16 bits with transparency": (
+        lambda f: deep_png(f / "clinic/images/p3.png", np.full((12, 10, 2), 256, np.uint16)),
+        "p3.png: has 16 bits in colour or with transparency",
+    ),
+    "signed values with white as 0": (
+        lambda f: (
+            tifffile.imwrite(f / "clinic/masks/p3.tif", BOX.astype("i2"), photometric="miniswhite")
+            or (f / "clinic/masks/p3.png").unlink()
+        ),
+        "p3.tif: has values of int16 with white as 0. Save it with black as 0",
     ),
     "labels without classes": (
         lambda f: Image.fromarray(BOX * 3).save(f / "clinic/masks/p3.png"),
