@@ -65,6 +65,11 @@ PROBLEMS = {
         "masks/i3.png",
         "(PNG mode I;16)",
     ),
+    "patient in two splits, once with a blank": (
+        lambda s: split(s, ["i0,p0,train", "i1,p0 ,val", *LINES[2:]]),
+        "split.csv",
+        "patient p0 is in train and val",
+    ),
     "patient in two splits": (
         lambda s: split(s, ["i0,p0,train", "i1,p0,val", *LINES[2:]]),
         "split.csv",

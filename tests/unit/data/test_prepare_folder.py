@@ -239,6 +239,23 @@ def test_a_given_split_that_does_not_fit_is_named(source, refused):
     assert "its split.csv gives the splits" in refused(folder, "--split", "1:1")
     given.write_text("\n".join(["image,patient,split", *lines[1:], "p0,a,test"]))
     assert "patient a is in train and test" in refused(folder)
+    given.write_text("\n".join(["image,patient,split", *lines[1:], "p0,a ,test"]))
+    assert "patient a is in train and test" in refused(folder)
+    given.write_text("\n".join(["image,patient,split", *lines, "", "p1 ,b,test"]))
+    assert "split.csv: lists the image p1 in the lines 3 and 9. Keep one of them" in refused(folder)
+
+
+def test_a_blank_behind_a_folder_s_name_makes_no_other_patient(source, prepare):
+    """A program that fills names up with blanks; one that reads the table may cut them."""
+
+    def write(f, p):
+        f.parent.mkdir(exist_ok=True)
+        Image.fromarray(p).save(f"{f}.png")
+
+    site = prepare(source(write, write, ["anna/a", "anna /b", "bert/c", "cleo/d"]))
+    assert {row["image"]: row["patient"] for row in table(site)} == {
+        "anna_a": "anna", "anna_b": "anna", "bert_c": "bert", "cleo_d": "cleo"
+    }  # fmt: skip
 
 
 def test_spacing_is_kept_and_follows_a_resize(source, prepare):

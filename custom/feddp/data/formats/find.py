@@ -103,7 +103,7 @@ def find(tree: Source, folder: str) -> Found:
         elif kind:
             below = PurePosixPath(name).relative_to(folder)
             plain = _joined((*below.parts[:-1], _stem(below.name)))
-            patient = below.parts[0] if len(below.parts) > 1 else plain
+            patient = below.parts[0].strip() if len(below.parts) > 1 else plain
             found.entries.append(FoundImage(plain, kind, (name,), patient))
     if series:
         _group(tree, folder, [name for names in series.values() for name in names], found)
