@@ -58,7 +58,7 @@ def adapt(
     empty = 0
     predictions = predict(adapted.networks, inputs, settings.batch, device)
     for file, shape, logits in zip(source.files, shapes, track(predictions, "Predicting", len(inputs)), strict=True):
-        mask = label_mask(probabilities(logits, shape) > THRESHOLD, models.labels)
+        mask = label_mask(probabilities(logits, shape), models.labels, THRESHOLD).numpy()
         write_png(out / file.name, mask)
         empty += not mask.any()
         if request.score:

@@ -97,4 +97,4 @@ def _mask(model: torch.nn.Module, metadata: Metadata, image: np.ndarray, device:
     with torch.no_grad():
         logits = model(network_input(image, metadata.size, metadata.normalise)[None].to(device))
         maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()
-    return label_mask(maps > threshold, metadata.labels)
+    return label_mask(maps, metadata.labels, threshold).numpy()
