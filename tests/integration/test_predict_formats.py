@@ -316,6 +316,16 @@ def test_files_that_cannot_be_read_are_listed_at_the_end_and_the_others_done(pre
     }  # fmt: skip
 
 
+def test_a_network_that_has_diverged_writes_no_mask(predict, tmp_path, monkeypatch):
+    """A probability that is no number is not above the threshold: the mask would be empty."""
+    (tmp_path / "images").mkdir()
+    Image.fromarray(GREY).save(tmp_path / "images/a.png")
+    monkeypatch.setattr(Bright, "forward", lambda self, x: x[:, :1] * self.thresholds * torch.nan)
+    code, _, err, masks = predict(tmp_path / "images", "--overlay")
+    assert (code, masks.exists()) == (2, False)
+    assert "predictions are not finite; the network has diverged" in err
+
+
 def test_a_format_that_the_images_cannot_have_is_one_line(predict, tmp_path):
     (tmp_path / "images").mkdir()
     Image.fromarray(GREY).save(tmp_path / "images/a.png")
