@@ -316,6 +316,19 @@ def test_files_that_cannot_be_read_are_listed_at_the_end_and_the_others_done(pre
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("picture", ["P7_000.png", "p7/000.jpg"])
+def test_two_images_of_one_mask_are_refused_before_anything_is_written(predict, tmp_path, picture):
+    """The mask of a volume's first slice, P7_000.png, is also that of a picture of this name."""
+    nifti(tmp_path / "images/P7.nii.gz", np.arange(128, dtype=np.int16).reshape(8, 8, 2), np.eye(4))
+    (tmp_path / "images" / picture).parent.mkdir(exist_ok=True)
+    Image.fromarray(GREY).save(tmp_path / "images" / picture)
+    code, _, err, masks = predict(tmp_path / "images")
+    assert (code, masks.exists()) == (2, False)
+    assert f"images/P7.nii.gz and {tmp_path}/images/{picture} may both have the mask" in err
+    (tmp_path / "images" / picture).rename(tmp_path / "images/P7_00.png")
+    assert predict(tmp_path / "images")[0] == 0
+
+
 def test_a_network_that_has_diverged_writes_no_mask(predict, tmp_path, monkeypatch):
     """A probability that is no number is not above the threshold: the mask would be empty."""
     (tmp_path / "images").mkdir()

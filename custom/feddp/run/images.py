@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feddp.data.formats.find import NIFTI, FoundImage, find
+from feddp.data.formats.find import NIFTI, PICTURE, FoundImage, find
 from feddp.data.formats.scan import AXES, Scan, eight_bits, in_channels
 from feddp.data.preparation import KEY, PLANES, Preparation, Window
 from feddp.data.prepare.source import Source
@@ -19,6 +20,7 @@ from feddp.errors import BadFile, InputError, Problem
 from feddp.networks.header import outline
 
 AXIAL = PLANES[-1]
+_NUMBERED = re.compile(r"(.+)_\d{3,}", re.DOTALL)  # the name of a volume's slice (`feddp.data.formats.write.names`)
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,16 @@ class InputImages:
         return tuple(f"{len(names)} of the images, {names[0]} first: {text}" for text, names in self._doubts.items())
 
     def require(self, format: str, kinds: tuple[str, ...]) -> None:
-        """Raises InputError if an image is of none of `kinds`, which alone can have masks in `format`."""
+        """Raises InputError if an image is of none of `kinds`, which alone can have masks in `format`, or two have one mask."""
         if odd := [entry for entry in self.entries if entry.kind not in kinds]:
             name = self._tree.shown(odd[0].files[0])
             raise InputError(f"--format {format}: {name} is no {kinds[0]} image and cannot have it. Use --format png.")
+        volumes = {entry.name.casefold(): entry for entry in self.entries if entry.kind != PICTURE}
+        for entry in self.entries:
+            numbered = _NUMBERED.fullmatch(entry.name)
+            if entry.kind == PICTURE and numbered and (volume := volumes.get(numbered[1].casefold())):
+                both = " and ".join(str(self._tree.shown(each.files[0])) for each in (volume, entry))
+                raise InputError(f"{both} may both have the mask {entry.name}.png. Rename one, or put them into two folders.")
 
     def read(self, what: str) -> Iterator[Opened]:
         """Yields the images, with a bar named `what`; those that cannot be read go to `refused`."""
