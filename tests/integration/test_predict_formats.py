@@ -1,6 +1,7 @@
 """`feddp predict` on pictures, volumes and series: masks in the images' own size, place and format."""
 
 import gzip
+import os
 import shlex
 import shutil
 
@@ -314,6 +315,47 @@ def test_files_that_cannot_be_read_are_listed_at_the_end_and_the_others_done(pre
     assert {file.name for file in masks.iterdir()} == {
         "good.png", "scan_000.png", "scan_001.png", *(f"anna_{n:03d}.png" for n in range(4))
     }  # fmt: skip
+
+
+def test_what_may_be_an_image_and_is_not_read_is_listed_and_texts_are_a_warning(predict, tmp_path):
+    """Files of formats that are not read, a linked folder, a link to nothing and a pipe; hidden files are nobody's images."""
+    images = tmp_path / "images"
+    (images / "deep").mkdir(parents=True)
+    Image.fromarray(GREY).save(images / "good.png")
+    (tmp_path / "elsewhere").mkdir()
+    Image.fromarray(GREY).save(tmp_path / "elsewhere/lost.png")
+    for name in ("scan.nrrd", "deep/scan.mha", "scan.JP2", "unknown", ".DS_Store", "Thumbs.db", "README", "sites.csv", "n.txt"):
+        (images / name).write_text("x")
+    (images / "linked").symlink_to(tmp_path / "elsewhere")
+    (images / "gone.png").symlink_to(tmp_path / "nothing.png")
+    os.mkfifo(images / "pipe")
+    code, out, err, masks = predict(images)
+    assert (code, out) == (1, f"1 mask in {masks}\n")
+    said = err.splitlines()
+    assert said[0] == "warning: left out, as no images: images/README, images/Thumbs.db, images/n.txt and 1 more"
+    unknown = "is no image of a known format. Convert it to PNG, TIFF, NIfTI or DICOM, or leave it out"
+    linked = "is a link to a folder or to nothing, which is not read. Put a readable copy there, or leave it out"
+    odd = "is not a regular file. Put a readable copy there, or leave it out"
+    wrong = {"deep/scan.mha": unknown, "gone.png": linked, "linked": linked, "pipe": odd}
+    wrong |= dict.fromkeys(("scan.JP2", "scan.nrrd", "unknown"), unknown)
+    assert sorted(said[1:]) == [f"{images}/{name}: {what}." for name, what in wrong.items()]
+    assert [file.name for file in masks.iterdir()] == ["good.png"]
+
+
+def test_a_folder_that_cannot_be_read_is_listed(predict, tmp_path, monkeypatch):
+    (tmp_path / "images/secret").mkdir(parents=True)
+    Image.fromarray(GREY).save(tmp_path / "images/good.png")
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    code, _, err, _ = predict(tmp_path / "images")
+    assert code == 1
+    assert "images/secret: is a folder that cannot be read (Permission denied). Put a readable copy there" in err
 
 
 @pytest.mark.parametrize("picture", ["P7_000.png", "p7/000.jpg"])

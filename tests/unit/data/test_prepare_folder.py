@@ -529,6 +529,14 @@ PICTURES = {
         ),
         "p3.tif: has values of int16 with white as 0. Save it with black as 0",
     ),
+    "a patient's folder that is a link": (
+        lambda f: (f / "clinic/images/anna").symlink_to(f / "clinic/masks"),
+        "source/clinic/images/anna: is a link to a folder or to nothing, which is not read. Put a readable copy there",
+    ),
+    "a site's folder that is a link": (
+        lambda f: (f / "south").symlink_to(f / "clinic"),
+        "source/south: is a link to a folder",
+    ),
     "labels without classes": (
         lambda f: Image.fromarray(BOX * 3).save(f / "clinic/masks/p3.png"),
         "p3.png: has the value(s) 3. Use 0 to 1, one value for each of --classes",

@@ -60,6 +60,8 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             not empty, or a site cannot be split so. The first such file ends the preparation; a site is written whole or not.
     """
     tree = Source(source)
+    for wrong in tree.unread.values():  # perhaps a site or a patient
+        raise wrong
     sites = [_site(tree, name, top, options.classes) for name, top in _tops(tree).items()]
     refuse_occupied(out / site.name for site in sites)
     given = {site.name: _given(tree, site) for site in sites}
