@@ -152,10 +152,16 @@ def test_images_are_read_as_the_training_images_were(predict, tmp_path):
         (None, (), ["are not described in its file: see --window", "sliced as axial"]),
         (None, ("--axis", "axial", "--window", "0,200"), []),
         (Preparation("axial", (0.0, 200.0), False), (), ["1 of the images, photo first: of 8 bits, and left as they are"]),
+        (Preparation("axial", None, True, 32), (), []),
+        (
+            Preparation("axial", None, True, 31),
+            (),
+            ["2 of the images, anna first: more than 2 times as large as its training images, of 31 px: scale them down first"],
+        ),
     ],
 )
 def test_what_is_not_as_in_training_is_a_warning(predict, tmp_path, scans, trained, options, said):
-    """A series and a volume of more than 8 bits, and a picture of 8."""
+    """A series of 64 x 32 pixels and a volume of 8 x 8, of more than 8 bits, and a picture of 64 x 32 pixels and 8 bits."""
     nifti(tmp_path / "images/scan.nii", np.arange(512, dtype=np.int16).reshape(8, 8, 8), np.eye(4))
     Image.fromarray(GREY).save(tmp_path / "images/photo.png")
     code, _, err, _ = predict(tmp_path / "images", *options, prepared=trained)

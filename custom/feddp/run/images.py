@@ -21,6 +21,7 @@ from feddp.networks.header import outline
 from feddp.partition import some
 
 AXIAL = PLANES[-1]
+_LARGER = 2  # than prepared training images: then an image that is resized once looks unlike them
 _NUMBERED = re.compile(r"(.+)_\d{3,}", re.DOTALL)  # the name of a volume's slice (`feddp.data.formats.write.names`)
 
 
@@ -69,6 +70,9 @@ class Reading:
         elif trained.window is None and not trained.stretched:
             theirs = "had 8 bits" if self.trained else "are not described in its file"
             yield f"made of the least value to the 99th percentile; the network's training images {theirs}: see --window"
+        if trained.size and max(scan.pixels.shape[1:3]) > _LARGER * trained.size:
+            # preparing averages pixels, and the network's own resizing, which is that of the training too, picks some
+            yield f"more than {_LARGER} times as large as its training images, of {trained.size} px: scale them down first"
 
 
 def _shown(window: Window | None) -> str:

@@ -335,17 +335,20 @@ def made(site):
 
 
 def test_how_images_were_made_is_kept(source, prepare, tmp_path):
-    assert made(prepare(source())) == {"axis": "", "window": None, "stretched": False}
+    assert made(prepare(source())) == {"axis": "", "window": None, "stretched": False, "size": None}
     shutil.rmtree(tmp_path / "out")
     site = prepare(volumes(tmp_path / "volumes"), "--axis", "coronal", "--window=-10,200")
-    assert made(site) == {"axis": "coronal", "window": [-10, 200], "stretched": True}
+    assert made(site) == {"axis": "coronal", "window": [-10, 200], "stretched": True, "size": None}
     assert SiteFolder.open(site).prepared == Preparation("coronal", (-10, 200), True)
+    shutil.rmtree(tmp_path / "out")
+    assert SiteFolder.open(prepare(tmp_path / "source", "--size", 8)).prepared == Preparation(size=8)
 
 
 @pytest.mark.parametrize(
     "entry",
     [{}, [], {"axis": "up", "window": None, "stretched": True}, {"axis": "", "window": [2, 1], "stretched": True}]
-    + [{"axis": "", "window": value, "stretched": True} for value in (5, [1], ["a", "b"], [0, float("inf")], [True, 2])],
+    + [{"axis": "", "window": value, "stretched": True} for value in (5, [1], ["a", "b"], [0, float("inf")], [True, 2])]
+    + [{"axis": "", "window": None, "stretched": True, "size": value} for value in (0, "64", True)],
 )
 def test_another_entry_is_a_problem_of_dataset_json(source, prepare, entry):
     site = prepare(source())

@@ -167,8 +167,8 @@ class Seen:
             if scan.apart is None and len(scan.pixels) > 1:
                 self.uneven.append(name)
 
-    def preparation(self, window: Window | None) -> Preparation:
-        return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched)
+    def preparation(self, window: Window | None, size: int | None) -> Preparation:
+        return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched, size)
 
     def notes(self, classes: Sequence[str]) -> Iterator[str]:
         if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
@@ -217,4 +217,4 @@ def _samples(
             here = resized(mm, mask.shape, size)
             place = Position(entry.name, number, here, scan.apart) if scan.volume else Position(mm=here)
             yield stem, patient, words[patient], *resize(image, mask, size, entry.files[0]), place
-    metadata[KEY] = asdict(seen.preparation(options.window))
+    metadata[KEY] = asdict(seen.preparation(options.window, size))
