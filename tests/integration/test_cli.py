@@ -130,7 +130,13 @@ def test_a_seed_is_not_negative(tmp_path):
 
 
 def test_label_masks_by_hand():
-    """Two classes at four pixels: none, only 1, both, only 2. Nested, 2 needs 1: 0 1 2 0. Exclusive, the last wins: 0 1 2 2."""
-    maps = torch.tensor([[[False, True, True, False]], [[False, False, True, True]]])
-    assert label_mask(maps, "nested").tolist() == [[0, 1, 2, 0]]
-    assert label_mask(maps, "exclusive").tolist() == [[0, 1, 2, 2]]
+    """Of two classes, 0.5 is not above 0.5. Nested, 2 needs 1, and counts if it is less probable too.
+
+    Exclusive, the most probable of those above the threshold counts, and of equal ones the first.
+    """
+    pixels = torch.tensor([(0.5, 0.4), (0.9, 0.2), (0.99, 0.51), (0.51, 0.99), (0.6, 0.6), (0.4, 0.7)])
+    maps = pixels.T.reshape(2, 1, 6)
+    assert label_mask(maps, "nested", 0.5).tolist() == [[0, 1, 2, 2, 2, 0]]
+    assert label_mask(maps, "exclusive", 0.5).tolist() == [[0, 1, 1, 2, 1, 2]]
+    assert label_mask(maps, "exclusive", 0.3).tolist() == [[1, 1, 1, 2, 1, 2]]
+    assert label_mask(torch.stack([maps, maps.flip(0)]), "exclusive", 0.5)[1].tolist() == [[0, 2, 2, 1, 1, 1]]

@@ -1,6 +1,7 @@
 """`feddp predict` on pictures, volumes and series: masks in the images' own size, place and format."""
 
 import gzip
+import os
 import shlex
 import shutil
 
@@ -151,10 +152,16 @@ def test_images_are_read_as_the_training_images_were(predict, tmp_path):
         (None, (), ["are not described in its file: see --window", "sliced as axial"]),
         (None, ("--axis", "axial", "--window", "0,200"), []),
         (Preparation("axial", (0.0, 200.0), False), (), ["1 of the images, photo first: of 8 bits, and left as they are"]),
+        (Preparation("axial", None, True, 32), (), []),
+        (
+            Preparation("axial", None, True, 31),
+            (),
+            ["2 of the images, anna first: more than 2 times as large as its training images, of 31 px: scale them down first"],
+        ),
     ],
 )
 def test_what_is_not_as_in_training_is_a_warning(predict, tmp_path, scans, trained, options, said):
-    """A series and a volume of more than 8 bits, and a picture of 8."""
+    """A series of 64 x 32 pixels and a volume of 8 x 8, of more than 8 bits, and a picture of 64 x 32 pixels and 8 bits."""
     nifti(tmp_path / "images/scan.nii", np.arange(512, dtype=np.int16).reshape(8, 8, 8), np.eye(4))
     Image.fromarray(GREY).save(tmp_path / "images/photo.png")
     code, _, err, _ = predict(tmp_path / "images", *options, prepared=trained)
@@ -314,6 +321,70 @@ def test_files_that_cannot_be_read_are_listed_at_the_end_and_the_others_done(pre
     assert {file.name for file in masks.iterdir()} == {
         "good.png", "scan_000.png", "scan_001.png", *(f"anna_{n:03d}.png" for n in range(4))
     }  # fmt: skip
+
+
+def test_what_may_be_an_image_and_is_not_read_is_listed_and_texts_are_a_warning(predict, tmp_path):
+    """Files of formats that are not read, a linked folder, a link to nothing and a pipe; hidden files are nobody's images."""
+    images = tmp_path / "images"
+    (images / "deep").mkdir(parents=True)
+    Image.fromarray(GREY).save(images / "good.png")
+    (tmp_path / "elsewhere").mkdir()
+    Image.fromarray(GREY).save(tmp_path / "elsewhere/lost.png")
+    for name in ("scan.nrrd", "deep/scan.mha", "scan.JP2", "unknown", ".DS_Store", "Thumbs.db", "README", "sites.csv", "n.txt"):
+        (images / name).write_text("x")
+    (images / "linked").symlink_to(tmp_path / "elsewhere")
+    (images / "gone.png").symlink_to(tmp_path / "nothing.png")
+    os.mkfifo(images / "pipe")
+    code, out, err, masks = predict(images)
+    assert (code, out) == (1, f"1 mask in {masks}\n")
+    said = err.splitlines()
+    assert said[0] == "warning: left out, as no images: images/README, images/Thumbs.db, images/n.txt and 1 more"
+    unknown = "is no image of a known format. Convert it to PNG, TIFF, NIfTI or DICOM, or leave it out"
+    linked = "is a link to a folder or to nothing, which is not read. Put a readable copy there, or leave it out"
+    odd = "is not a regular file. Put a readable copy there, or leave it out"
+    wrong = {"deep/scan.mha": unknown, "gone.png": linked, "linked": linked, "pipe": odd}
+    wrong |= dict.fromkeys(("scan.JP2", "scan.nrrd", "unknown"), unknown)
+    assert sorted(said[1:]) == [f"{images}/{name}: {what}." for name, what in wrong.items()]
+    assert [file.name for file in masks.iterdir()] == ["good.png"]
+
+
+def test_a_folder_that_cannot_be_read_is_listed(predict, tmp_path, monkeypatch):
+    (tmp_path / "images/secret").mkdir(parents=True)
+    Image.fromarray(GREY).save(tmp_path / "images/good.png")
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    code, _, err, _ = predict(tmp_path / "images")
+    assert code == 1
+    assert "images/secret: is a folder that cannot be read (Permission denied). Put a readable copy there" in err
+
+
+@pytest.mark.parametrize("picture", ["P7_000.png", "p7/000.jpg"])
+def test_two_images_of_one_mask_are_refused_before_anything_is_written(predict, tmp_path, picture):
+    """The mask of a volume's first slice, P7_000.png, is also that of a picture of this name."""
+    nifti(tmp_path / "images/P7.nii.gz", np.arange(128, dtype=np.int16).reshape(8, 8, 2), np.eye(4))
+    (tmp_path / "images" / picture).parent.mkdir(exist_ok=True)
+    Image.fromarray(GREY).save(tmp_path / "images" / picture)
+    code, _, err, masks = predict(tmp_path / "images")
+    assert (code, masks.exists()) == (2, False)
+    assert f"images/P7.nii.gz and {tmp_path}/images/{picture} may both have the mask" in err
+    (tmp_path / "images" / picture).rename(tmp_path / "images/P7_00.png")
+    assert predict(tmp_path / "images")[0] == 0
+
+
+def test_a_network_that_has_diverged_writes_no_mask(predict, tmp_path, monkeypatch):
+    """A probability that is no number is not above the threshold: the mask would be empty."""
+    (tmp_path / "images").mkdir()
+    Image.fromarray(GREY).save(tmp_path / "images/a.png")
+    monkeypatch.setattr(Bright, "forward", lambda self, x: x[:, :1] * self.thresholds * torch.nan)
+    code, _, err, masks = predict(tmp_path / "images", "--overlay")
+    assert (code, masks.exists()) == (2, False)
+    assert "predictions are not finite; the network has diverged" in err
 
 
 def test_a_format_that_the_images_cannot_have_is_one_line(predict, tmp_path):

@@ -1,5 +1,7 @@
-"""Small DICOM series with masks, and NIfTI volumes, as a hospital has them."""
+"""Small DICOM series with masks, NIfTI volumes, and pictures that Pillow cannot write, as a hospital has them."""
 
+import struct
+import zlib
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -126,3 +128,13 @@ def enhanced(file: Path, images: Sequence[Dataset], order: Sequence[int]) -> Dat
     file.parent.mkdir(parents=True, exist_ok=True)
     made.save_as(file, enforce_file_format=True)
     return made
+
+
+def deep_png(file: Path, pixels: np.ndarray) -> None:
+    """Writes uint16 pixels (H, W, channels) as a PNG of 16 bits: grey with transparency (2), RGB (3) or RGBA (4)."""
+    height, width, channels = pixels.shape
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in pixels)  # 0: no filter
+    header = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    packed = [struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts]
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))

@@ -20,7 +20,7 @@ from feddp.data.pixels import write_png
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.files import ADAPTED, SCORES, write_json
-from feddp.training.metrics import THRESHOLD, measure, summarize
+from feddp.training.metrics import THRESHOLD, measure, require_finite, summarize
 from feddp.training.volumes import measure_volumes
 
 
@@ -45,7 +45,8 @@ def adapt(
         (`metrics.summarize`).
 
     Raises:
-        InputError: there are no images, images or classes do not fit the models, or `out` is not empty.
+        InputError: there are no images, images or classes do not fit the models, `out` is not empty, or a prediction is not
+            finite.
     """
     refuse_occupied([out])
     source, settings = Images.of(folder), request.settings
@@ -58,7 +59,7 @@ def adapt(
     empty = 0
     predictions = predict(adapted.networks, inputs, settings.batch, device)
     for file, shape, logits in zip(source.files, shapes, track(predictions, "Predicting", len(inputs)), strict=True):
-        mask = label_mask(probabilities(logits, shape) > THRESHOLD, models.labels)
+        mask = label_mask(require_finite(probabilities(logits, shape)), models.labels, THRESHOLD).numpy()
         write_png(out / file.name, mask)
         empty += not mask.any()
         if request.score:

@@ -203,24 +203,29 @@ def _unknown(file: Path, rows: Iterable[Row]) -> Iterator[Problem]:
 
 def read_lines(content: bytes, file: Path) -> list[list[str]]:
     """Returns the fields of every non-empty line of a CSV table; raises BadFile if it is not text or is too large."""
+    return list(numbered_lines(content, file).values())
+
+
+def numbered_lines(content: bytes, file: Path) -> dict[int, list[str]]:
+    """Returns {number of the line, from 1: its fields}, and raises, as `read_lines`."""
     try:
         # utf-8-sig: spreadsheets write byte-order marks
-        return list(_fields(content.decode("utf-8-sig")))
+        return dict(_fields(content.decode("utf-8-sig")))
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadFile(Problem(file, f"is not readable ({error})", "Write it as UTF-8, comma separated")) from None
 
 
-def _fields(text: str) -> Iterator[list[str]]:
+def _fields(text: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(io.StringIO(text, newline=""), 1):
         if number > TABLE_ROWS:
             raise csv.Error(f"it has more than {TABLE_ROWS} lines")
         if len(line) > TABLE_LINE:
             raise csv.Error(f"line {number} has more than {TABLE_LINE} characters")
         # line by line, because a quoted field may contain line ends and grow as long as the file.
-        # skipinitialspace: people write blanks after commas
+        # skipinitialspace: people write blanks after commas, before a quote too
         for fields in csv.reader([line], skipinitialspace=True):
-            if any(fields):
-                yield fields
+            if any(plain := [field.strip() for field in fields]):  # "P1 " and "P1" are one patient
+                yield number, plain
 
 
 def _unfit(row: Row) -> str:

@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,12 +65,21 @@ def pngs(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.png"))
 
 
-def label_mask(maps: torch.Tensor, labels: str) -> np.ndarray:
-    """Converts boolean class maps (C, H, W) to a mask (H, W) of 0 to C; of several classes at a pixel, the last one counts.
+def label_mask(probabilities: Tensor, labels: str, threshold: float) -> Tensor:
+    """Decodes probabilities (..., C, H, W) to masks of 0 to C, uint8 (..., H, W); a class is where it is above `threshold`.
 
     With nested labels a class counts only inside the classes before it; a mask of nested classes cannot express anything else.
+    With exclusive labels, of several classes at a pixel, the most probable one counts; of equal ones, the first.
+
+    All operations exist in ONNX, which has no cumulative minimum (`feddp.export.graph`).
     """
-    if labels == "nested":
-        return maps.int().cummin(dim=0).values.sum(dim=0).to(torch.uint8).numpy()
-    values = torch.arange(1, len(maps) + 1).view(-1, 1, 1)
-    return (maps * values).amax(dim=0).to(torch.uint8).numpy()
+    if labels == "exclusive":
+        found = probabilities.amax(dim=-3) > threshold
+        return ((probabilities.argmax(dim=-3) + 1) * found).to(torch.uint8)
+    maps = probabilities > threshold
+    inside = maps.select(-3, 0)
+    mask = inside.int()
+    for c in range(1, maps.shape[-3]):
+        inside = inside & maps.select(-3, c)
+        mask = mask + inside.int()
+    return mask.to(torch.uint8)

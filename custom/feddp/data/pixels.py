@@ -23,7 +23,7 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
     if given. Errors use `file` and `remedy`.
 
     Raises:
-        BadFile: the image has another format, or is broken, too large or animated.
+        BadFile: the image has another format, is broken, too large or animated, or has values that Pillow would cut.
     """
     try:
         image = Image.open(stream, formats=formats)
@@ -33,6 +33,10 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
         # a camera's JPEG may hold previews behind its picture (MPO). The number is not counted: in a TIFF this takes hours
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
+        if image.format == "PNG" and image.mode != "I;16" and _png_bits(stream) == 16:  # Pillow keeps the high bytes alone
+            raise BadFile(
+                Problem(file, "has 16 bits in colour or with transparency", "Save it with 8 bits, or as a 16-bit TIFF")
+            )
         if image.format in ("JPEG", "MPO"):
             here = stream.tell()
             stream.seek(0)
@@ -46,6 +50,15 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
         raise BadFile(Problem(file, f"has too many pixels ({error})", "Scale it down")) from None
     except Exception as error:  # the file may hold any bytes, and decoders then raise many kinds of errors
         raise BadFile(Problem(file, _unreadable(error, formats), remedy)) from None
+
+
+def _png_bits(stream: IO[bytes]) -> int:
+    """Returns the bits of a value in the header of a PNG, the byte behind the width and the height."""
+    here = stream.tell()
+    stream.seek(24)
+    (bits,) = stream.read(1)
+    stream.seek(here)
+    return bits
 
 
 def require_scans(file: Path, content: bytes) -> None:

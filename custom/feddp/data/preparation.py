@@ -21,21 +21,25 @@ class Preparation:
         axis: the one of PLANES in which all slices lie; "" if there are no slices, or some lie elsewhere.
         window: the values that became 0 and 255; None: each picture's or volume's own (`feddp.data.formats.scan.eight_bits`).
         stretched: whether there were values of more than 8 bits; otherwise all images had 8 bits and stayed as they were.
+        size: the height and width to which images were resized; None: they kept their own, or an earlier version did not say.
     """
 
     axis: str = ""
     window: Window | None = None
     stretched: bool = False
+    size: int | None = None
 
     @classmethod
     def of(cls, entry: Any) -> "Preparation":
         """Reads the entry; raises ValueError if it is another one."""
-        if not isinstance(entry, dict) or entry.keys() != {"axis", "window", "stretched"}:
+        if not isinstance(entry, dict) or entry.keys() - {"size"} != {"axis", "window", "stretched"}:
             raise ValueError("it must have axis, window and stretched")
-        axis, window, stretched = entry["axis"], entry["window"], entry["stretched"]
+        axis, window, stretched, size = entry["axis"], entry["window"], entry["stretched"], entry.get("size")
         if axis not in ("", *PLANES) or not isinstance(stretched, bool) or not (window is None or is_window(window)):
             raise ValueError(f"axis must be one of {', '.join(PLANES)} or empty, window two rising numbers or null")
-        return cls(axis, None if window is None else (float(window[0]), float(window[1])), stretched)
+        if size is not None and not (type(size) is int and size > 0):
+            raise ValueError("size must be a number of pixels or null")
+        return cls(axis, None if window is None else (float(window[0]), float(window[1])), stretched, size)
 
     @property
     def text(self) -> str:

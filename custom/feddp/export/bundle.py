@@ -96,10 +96,9 @@ def inference(facts: Facts) -> dict[str, Any]:
 
     It has no ignite engine, so MONAI, Pillow and, for the command line, fire suffice.
     """
-    maps = f"(m > {THRESHOLD}).int()"
-    nested = f"$lambda m: {maps}.cumprod(0).sum(0, keepdim=True)"
-    values = f"torch.arange(1, {len(facts.metadata.classes)} + 1).view(-1, 1, 1)"
-    exclusive = f"$lambda m: ({maps} * {values}).amax(0, keepdim=True)"
+    # as `feddp.data.images.label_mask`
+    nested = f"$lambda m: (m > {THRESHOLD}).int().cumprod(0).sum(0, keepdim=True)"
+    exclusive = f"$lambda m: (m.argmax(0, keepdim=True) + 1) * (m.amax(0, keepdim=True) > {THRESHOLD})"
     turn = {"_target_": "Transposed", "indices": [0, 2, 1]}  # MONAI reads and writes pictures as (width, height)
     predicted = "@inferer(item['image'].as_tensor()[None].to(@device), @network_def)[0].cpu()"
     item = f"{{'pred': MetaTensor({predicted}, meta=item['image'].meta)}}"

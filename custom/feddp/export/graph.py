@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddp.adaptation.models import described
+from feddp.data.images import label_mask
 from feddp.errors import FedDPError
 from feddp.networks.metadata import ZSCORE, Metadata
 from feddp.networks.weights import load_personal
@@ -41,7 +42,7 @@ class Graph(nn.Module):
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 (B, H, W, channels) -> float32 (B, classes, H, W), uint8 (B, H, W)."""
         probabilities = self.probabilities(image.permute(0, 3, 1, 2).float())
-        return probabilities, self._labels(probabilities > THRESHOLD)
+        return probabilities, label_mask(probabilities, self.metadata.labels, THRESHOLD)
 
     def probabilities(self, pixels: Tensor) -> Tensor:
         """float32 (B, channels, H, W) of 0 to 255 -> float32 (B, classes, H, W)."""
@@ -58,18 +59,6 @@ class Graph(nn.Module):
         deviation = centred.square().mean(dim=(2, 3), keepdim=True).sqrt()
         return centred / torch.where(deviation > NO_CONTRAST, deviation, torch.ones_like(deviation))
 
-    def _labels(self, maps: Tensor) -> Tensor:
-        """bool (B, C, H, W) -> uint8 (B, H, W), as `label_mask`; without cumulative minima, which ONNX does not have."""
-        if self.metadata.labels == "nested":
-            inside = maps[:, 0]
-            labels = inside.int()
-            for c in range(1, len(self.metadata.classes)):
-                inside = inside & maps[:, c]
-                labels = labels + inside.int()
-            return labels.to(torch.uint8)
-        values = torch.arange(1, len(self.metadata.classes) + 1, dtype=torch.int32).view(-1, 1, 1)
-        return (maps.int() * values).amax(dim=1).to(torch.uint8)
-
     def verify(self, exported: Callable[[np.ndarray], tuple[np.ndarray, ...]], file: Path) -> None:
         """Raises FedDPError if `exported` differs from this graph on noise of two sizes and batches; names `file`.
 
@@ -83,6 +72,8 @@ class Graph(nn.Module):
             with torch.no_grad():
                 ours, labels = (tensor.numpy() for tensor in self(torch.from_numpy(images)))
             clear = (np.abs(ours - THRESHOLD) > TOLERANCE).all(axis=1)
+            if self.metadata.labels == "exclusive":
+                clear &= (np.diff(np.sort(ours, axis=1)[:, -2:], axis=1) > 2 * TOLERANCE).all(axis=1)  # the two most probable
             apart, wrong = np.abs(theirs - ours).max(), sum((mask != labels)[clear].sum() for mask in masks)
             if not apart <= TOLERANCE or wrong:
                 raise FedDPError(f"{file} and the network differ by {apart:g} ({wrong} pixels): a bug; report it")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,15 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feddp.data.formats.find import NIFTI, FoundImage, find
+from feddp.data.formats.find import NIFTI, PICTURE, FoundImage, find, is_beside
 from feddp.data.formats.scan import AXES, Scan, eight_bits, in_channels
 from feddp.data.preparation import KEY, PLANES, Preparation, Window
 from feddp.data.prepare.source import Source
 from feddp.data.progress import track
 from feddp.errors import BadFile, InputError, Problem
 from feddp.networks.header import outline
+from feddp.partition import some
 
 AXIAL = PLANES[-1]
+_LARGER = 2  # than prepared training images: then an image that is resized once looks unlike them
+_NUMBERED = re.compile(r"(.+)_\d{3,}", re.DOTALL)  # the name of a volume's slice (`feddp.data.formats.write.names`)
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,9 @@ class Reading:
         elif trained.window is None and not trained.stretched:
             theirs = "had 8 bits" if self.trained else "are not described in its file"
             yield f"made of the least value to the 99th percentile; the network's training images {theirs}: see --window"
+        if trained.size and max(scan.pixels.shape[1:3]) > _LARGER * trained.size:
+            # preparing averages pixels, and the network's own resizing, which is that of the training too, picks some
+            yield f"more than {_LARGER} times as large as its training images, of {trained.size} px: scale them down first"
 
 
 def _shown(window: Window | None) -> str:
@@ -97,7 +104,7 @@ class InputImages:
     """The images below `folder`, for a network of `channels` channels.
 
     Attributes:
-        refused: what is wrong with the files that cannot be read, one line each.
+        refused: what is wrong with the files that cannot be read, or are of another format, one line each.
 
     Raises:
         InputError: there is no folder, it is a site's folder, or it holds no image.
@@ -107,20 +114,34 @@ class InputImages:
         self._tree, self._channels, self._reading = Source(_checked(folder)), channels, reading
         found = find(self._tree, folder.resolve().name)
         self.entries, self.refused = found.entries, [str(error) for error in found.refused]
+        self._beside = [name for name in found.others if is_beside(name)]
+        remedy = "Convert it to PNG, TIFF, NIfTI or DICOM, or leave it out"
+        self.refused += [
+            str(Problem(self._tree.shown(name), "is no image of a known format", remedy))
+            for name in found.others
+            if name not in self._beside
+        ]
         self._doubts: dict[str, list[str]] = defaultdict(list)  # the images of each
         if not self.entries and not self.refused:
             raise InputError(f"{folder} holds no image; name a folder with images, such as a site's images/")
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against the images that were read, one line for all of which the same is true."""
-        return tuple(f"{len(names)} of the images, {names[0]} first: {text}" for text, names in self._doubts.items())
+        """What speaks against the images that were read, one line for all of which the same is true; and what was left out."""
+        left_out = [f"left out, as no images: {some(sorted(self._beside), 3)}"] if self._beside else []
+        return (*(f"{len(names)} of the images, {names[0]} first: {text}" for text, names in self._doubts.items()), *left_out)
 
     def require(self, format: str, kinds: tuple[str, ...]) -> None:
-        """Raises InputError if an image is of none of `kinds`, which alone can have masks in `format`."""
+        """Raises InputError if an image is of none of `kinds`, which alone can have masks in `format`, or two have one mask."""
         if odd := [entry for entry in self.entries if entry.kind not in kinds]:
             name = self._tree.shown(odd[0].files[0])
             raise InputError(f"--format {format}: {name} is no {kinds[0]} image and cannot have it. Use --format png.")
+        volumes = {entry.name.casefold(): entry for entry in self.entries if entry.kind != PICTURE}
+        for entry in self.entries:
+            numbered = _NUMBERED.fullmatch(entry.name)
+            if entry.kind == PICTURE and numbered and (volume := volumes.get(numbered[1].casefold())):
+                both = " and ".join(str(self._tree.shown(each.files[0])) for each in (volume, entry))
+                raise InputError(f"{both} may both have the mask {entry.name}.png. Rename one, or put them into two folders.")
 
     def read(self, what: str) -> Iterator[Opened]:
         """Yields the images, with a bar named `what`; those that cannot be read go to `refused`."""

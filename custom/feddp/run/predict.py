@@ -16,7 +16,7 @@ from feddp.networks.metadata import Metadata
 from feddp.networks.weights import load_personal
 from feddp.run.images import InputImages, Reading
 from feddp.training.device import asked_for
-from feddp.training.metrics import THRESHOLD
+from feddp.training.metrics import THRESHOLD, require_finite
 
 OVERLAYS = "overlays"  # the folder of the overlays, in that of the masks
 FORMATS = tuple(WRITERS)
@@ -59,11 +59,12 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", options
     """Writes a mask for every image below `images` to `out`, under its name, with the values of a site's masks.
 
     Resizes an image to the network's training size, and the predicted map back to the image's size. Files that cannot be
-    read do not stop it, unless none can.
+    read, or are of another format, do not stop it, unless none can be read.
 
     Raises:
         InputError: there is no folder or no image, no image can be read or has the network's channels, the file does not hold
-            a network of FedDP, `out` is not empty, the images cannot have this format, or the device does not exist.
+            a network of FedDP, `out` is not empty, the images cannot have this format, two would have one mask, a prediction is
+            not finite, or the device does not exist.
     """
     metadata = described(network)
     found = InputImages(images, metadata.channels, options.reading)
@@ -72,11 +73,11 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", options
     refuse_occupied([out])
     model = load_personal(network).to(asked_for(device))
     folders = [out, *([out / OVERLAYS] if options.overlay else [])]
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
     masks = 0
     for entry, scan, pixels in found.read("Predicting"):
         mask = np.stack([_mask(model, metadata, image, device, options.threshold) for image in pixels])
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
         try:
             masks += len(write(out, entry, scan, mask, metadata.classes, metadata.labels))
         except InputError as error:  # a series that cannot have a SEG
@@ -85,7 +86,7 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", options
         if options.overlay:
             write_overlays(out / OVERLAYS, entry, pixels, mask)
     if not masks:
-        for folder in reversed(folders):
+        for folder in filter(Path.exists, reversed(folders)):
             folder.rmdir()
         others = len(found.refused) - 1
         raise InputError(found.refused[0] + (f" ({others} more files cannot be read)" if others else ""))
@@ -97,4 +98,4 @@ def _mask(model: torch.nn.Module, metadata: Metadata, image: np.ndarray, device:
     with torch.no_grad():
         logits = model(network_input(image, metadata.size, metadata.normalise)[None].to(device))
         maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()
-    return label_mask(maps > threshold, metadata.labels)
+    return label_mask(require_finite(maps), metadata.labels, threshold).numpy()

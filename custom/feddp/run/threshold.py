@@ -17,7 +17,7 @@ from feddp.networks.weights import fingerprint, read_network
 from feddp.reading import read_own
 from feddp.run.conformal import largest_threshold, risk
 from feddp.training.device import asked_for
-from feddp.training.metrics import DIVERGED, THRESHOLD
+from feddp.training.metrics import THRESHOLD, require_finite
 
 FORMAT = "feddp-threshold/1"
 SPLIT = "val"
@@ -89,10 +89,7 @@ def probabilities(graph: Graph, image: np.ndarray) -> torch.Tensor:
     """
     pixels = torch.from_numpy(np.atleast_3d(image).astype(np.float32)).permute(2, 0, 1)[None]
     with torch.no_grad():
-        found: torch.Tensor = graph.probabilities(pixels.to(next(graph.parameters()).device))[0].cpu()
-    if not found.isfinite().all():
-        raise InputError(DIVERGED)
-    return found
+        return require_finite(graph.probabilities(pixels.to(next(graph.parameters()).device))[0].cpu())
 
 
 def inside(maps: torch.Tensor) -> torch.Tensor:

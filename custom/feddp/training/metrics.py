@@ -89,11 +89,16 @@ def millimetres(predicted: Tensor, truth: Tensor, spacing: Sequence[float], clas
     return averaged([{in_mm(metric): row[metric] for metric in MM_METRICS} for row in found], classes)
 
 
-def foreground(probabilities: Tensor) -> Tensor:
-    """Returns whether each probability is above one half, on the CPU; raises InputError if one is not finite."""
+def require_finite(probabilities: Tensor) -> Tensor:
+    """Returns the probabilities; raises InputError if one is not finite, which would count as background."""
     if not torch.isfinite(probabilities).all():
         raise InputError(DIVERGED)
-    return (probabilities > THRESHOLD).cpu()
+    return probabilities
+
+
+def foreground(probabilities: Tensor) -> Tensor:
+    """Returns whether each probability is above one half, on the CPU; raises InputError as `require_finite`."""
+    return (require_finite(probabilities) > THRESHOLD).cpu()
 
 
 def largest_components(probabilities: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from feddp.adaptation.routing import Routed
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
 from feddp.cli.adapt import adapt
 from feddp.data.folder import write_site
+from feddp.data.pixels import write_png
 from feddp.errors import FedDPError
 from feddp.networks import build
 from feddp.partition import NORM, resolve
@@ -346,3 +347,14 @@ def test_each_of_several_classes_is_scored_alone(toy, tmp_path):
     assert scores["volumes"]["dice_b"]["mean"] == case["dice_b"]
     assert done["scores"] == scores["summary"]
     assert tuple(scores["summary"]) == columns(METRICS, ("a", "b"))
+
+
+def test_a_prediction_that_is_not_finite_writes_no_mask(toy, tmp_path):
+    """It is not above the threshold, so its mask would be empty."""
+    models = models_of(toy)
+    models.stacks["head.bias"].fill_(torch.nan)
+    (tmp_path / "images").mkdir()
+    write_png(tmp_path / "images/one.png", np.eye(32, dtype=np.uint8))
+    with pytest.raises(FedDPError, match="predictions are not finite"):
+        unseen_site.adapt(models, "run", tmp_path / "images", tmp_path / "out", AdaptationOptions(GLOBAL, SHORT), CPU)
+    assert not list((tmp_path / "out").iterdir())

@@ -13,6 +13,7 @@ from feddp.cli.data import app
 from feddp.data.check import check
 from feddp.data.folder import write_site
 from feddp.data.names import site_problem
+from support.scans import deep_png
 
 REQUIRED = {"name": "toy", "channels": 3, "classes": ["tumour"], "labels": "nested"}
 LINES = ["i0,p0,train", "i1,p0,train", "i2,p1,val", "i3,p2,test"]
@@ -54,6 +55,21 @@ PROBLEMS = {
     "mask value": (lambda s: png(s / "masks/i3.png", (6, 8), 255), "masks/i3.png", "has the value(s) 255"),
     "multi-channel mask": (lambda s: png(s / "masks/i3.png", (6, 8, 3)), "masks/i3.png", "has 3 channel(s)"),
     "channel count": (lambda s: png(s / "images/i3.png", (6, 8)), "images/i3.png", "dataset.json has 3"),
+    "an image of 16 bits": (
+        lambda s: deep_png(s / "images/i3.png", np.full((6, 8, 3), 256, np.uint16)),
+        "images/i3.png",
+        "has 16 bits in colour or with transparency",
+    ),
+    "a mask of 16 bits": (
+        lambda s: Image.fromarray(np.ones((6, 8), np.uint16)).save(s / "masks/i3.png"),
+        "masks/i3.png",
+        "(PNG mode I;16)",
+    ),
+    "patient in two splits, once with a blank": (
+        lambda s: split(s, ["i0,p0,train", "i1,p0 ,val", *LINES[2:]]),
+        "split.csv",
+        "patient p0 is in train and val",
+    ),
     "patient in two splits": (
         lambda s: split(s, ["i0,p0,train", "i1,p0,val", *LINES[2:]]),
         "split.csv",

@@ -1,14 +1,16 @@
 """Where DICOM slices lie and what their values mean: tilted, turned, incomplete and enhanced series, and masks on them."""
 
 import math
+import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pydicom import dcmread
+from pydicom import Dataset, dcmread
 
 from feddp.data.formats.dicom import load
-from feddp.data.formats.dicom_masks import class_maps
+from feddp.data.formats.dicom_masks import class_maps, series_of
 from feddp.data.formats.find import find
 from feddp.data.formats.write import write_seg
 from feddp.data.prepare.source import Source
@@ -148,6 +150,36 @@ def test_every_slice_has_its_own_rescale(tmp_path):
     assert [each.max() for each in read(tmp_path / "s").pixels] == [100, 300]
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"RescaleSlope": 2, "RescaleIntercept": -1000}, [-800, -600]),
+        ({"RescaleSlope": None, "RescaleIntercept": None, "ModalityLUTSequence": "table"}, [7, 9]),
+    ],
+    ids=["slope", "table"],
+)
+def test_several_frames_without_groups_are_in_the_units_of_their_file(tmp_path, changes, expected):
+    """As in multi-frame secondary captures. Frames of 100 and 200: 2 · 100 - 1000 = -800 and 2 · 200 - 1000 = -600.
+
+    The table gives 7 to values up to 100, and 9 to those above.
+    """
+    table = Dataset()
+    table.LUTDescriptor, table.ModalityLUTType = [256, 0, 16], "US"
+    table.LUTData = np.where(np.arange(256) > 100, 9, 7).astype("<u2").tobytes()
+    pixels = np.stack([np.full(SHAPE, value, "<u2") for value in (100, 200)])
+    changes = {key: [table] if value == "table" else value for key, value in changes.items()}
+    plain = {"NumberOfFrames": 2, "Rows": SHAPE[0], "ImagePositionPatient": None, "ImageOrientationPatient": None}
+    one(tmp_path / "s", pixels, **plain, **changes)
+    assert [each.max() for each in read(tmp_path / "s").pixels] == expected
+
+
+def test_a_group_of_a_frame_replaces_the_units_of_its_file(both, tmp_path):
+    classic, _, file = both
+    file.RescaleSlope, file.RescaleIntercept = 7, 7
+    file.save_as(tmp_path / "enhanced/s/1.dcm", enforce_file_format=True)
+    assert (read(tmp_path / "enhanced/s").pixels == classic.pixels).all()
+
+
 # -- masks -------------------------------------------------------------------------------------------------------------
 
 
@@ -229,13 +261,54 @@ def test_a_seg_that_lies_elsewhere_than_the_slices_it_refers_to_is_named(tmp_pat
         mask(tmp_path)
 
 
-def segmented(tmp_path):
-    """Writes the squares of tmp_path/s to tmp_path/m.dcm."""
+def segmented(tmp_path, above=50):
+    """Writes what is above a value, by default the squares of tmp_path/s, to tmp_path/m.dcm; returns the file."""
     tree = Source(tmp_path)
     (entry,) = find(tree, f"{tmp_path.name}/s").entries
     scan = entry.read(tree, "axial")
-    (file,) = write_seg(tmp_path, entry, scan, (scan.pixels > 50).astype(np.uint8), ("lesion",), "nested")
-    file.rename(tmp_path / "m.dcm")
+    (file,) = write_seg(tmp_path, entry, scan, (scan.pixels > above).astype(np.uint8), ("lesion",), "nested")
+    return file.rename(tmp_path / "m.dcm")
+
+
+def test_a_seg_belongs_to_the_series_on_which_it_was_drawn(tmp_path):
+    """Drawn on one of two series at the same places, it lists both; a lookup takes slices without a frame for empty ones."""
+    first, second = series(tmp_path / "s"), series(tmp_path / "t2")
+    file = segmented(tmp_path)
+    made, listed = dcmread(file), Dataset()
+    listed.SeriesInstanceUID = second[0].SeriesInstanceUID
+    listed.ReferencedInstanceSequence = [Dataset() for _ in second]
+    for item, image in zip(listed.ReferencedInstanceSequence, second, strict=True):
+        item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = image.SOPClassUID, image.SOPInstanceUID
+    made.ReferencedSeriesSequence.append(listed)
+    made.save_as(file)
+    assert series_of(Source(tmp_path), f"{tmp_path.name}/m.dcm") == {first[0].SeriesInstanceUID}
+    assert (mask(tmp_path) == boxes(*((n, *square(n)) for n in range(4)))).all()
+    shutil.rmtree(tmp_path / "s")
+    (tmp_path / "t2").rename(tmp_path / "s")
+    with pytest.raises(FedDPError, match="m.dcm: has frames, but none of them refers to a slice of its series. Export it"):
+        mask(tmp_path)
+
+
+def test_a_seg_that_does_not_say_which_images_are_of_which_series_counts_for_all_it_lists(tmp_path):
+    images = series(tmp_path / "s")
+    file = segmented(tmp_path)
+    made = dcmread(file)
+    del made.ReferencedSeriesSequence[0].ReferencedInstanceSequence
+    made.save_as(file)
+    assert series_of(Source(tmp_path), f"{tmp_path.name}/m.dcm") == {images[0].SeriesInstanceUID}
+
+
+def test_a_seg_of_a_series_on_which_nothing_is_drawn_is_an_empty_mask(tmp_path):
+    """Its frames are empty, or belong to a segment that is no class."""
+    images = series(tmp_path / "s")
+    segmented(tmp_path, above=1e6)
+    assert series_of(Source(tmp_path), f"{tmp_path.name}/m.dcm") == {images[0].SeriesInstanceUID}
+    assert not mask(tmp_path).any()
+    made = dcmread(segmented(tmp_path))
+    made.SegmentSequence.append(deepcopy(made.SegmentSequence[0]))
+    made.SegmentSequence[0].SegmentLabel, made.SegmentSequence[1].SegmentNumber = "bone", 2
+    made.save_as(tmp_path / "m.dcm")
+    assert not mask(tmp_path).any()
 
 
 # -- enhanced files ----------------------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 from feddp.data.check import check
 from feddp.data.folder import SiteFolder
 from feddp.data.formats.dicom_masks import filled
+from feddp.data.formats.pictures import read_picture
 from feddp.data.preparation import Preparation
+from feddp.data.prepare.source import Source
 from feddp.errors import InputError
-from support.scans import APART, SHAPE, SPACING, contours, nifti, series, square
+from support.scans import APART, SHAPE, SPACING, contours, deep_png, nifti, series, square
 
 BOX = np.zeros((12, 10), np.uint8)
 BOX[2:6, 3:9] = 1
@@ -140,6 +142,33 @@ def test_16_bit_tiffs_go_from_the_least_value_to_the_99th_percentile(source, pre
     assert (got.reshape(12, 10, -1) == wanted[..., None]).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "photometric", "stored", "expected"),
+    [
+        ("u2", "miniswhite", lambda ramp: 65535 - ramp, lambda ramp: ramp),
+        ("i1", "minisblack", lambda ramp: ramp - 60, lambda ramp: ramp - 60),
+        ("u4", "minisblack", lambda ramp: 3 * 2**30 + 256 * ramp, lambda ramp: 3 * 2**30 + 256 * ramp),
+    ],
+    ids=["16 bits with white as 0", "8 bits with a sign", "32 bits without a sign"],
+)
+def test_values_of_a_tiff_are_what_was_stored(source, prepare, kind, photometric, stored, expected):
+    """Where 0 is white, black is 65535, and 65535 - v has the brightness v.
+
+    All are ramps of 120 equal steps: step n becomes round(n / (0.99 · 119) · 255), at most 255, as above. At 3 · 2^30, float32
+    has steps of 256.
+    """
+    seen = []
+
+    def write(f, p):
+        tifffile.imwrite(f"{f}.tif", stored(p.astype(np.int64)).astype(kind), photometric=photometric)
+        seen.append(read_picture(Source(f.parent), f"images/{f.name}.tif").pixels[0])
+
+    site = prepare(source(image=write))
+    ramp = np.arange(120).reshape(12, 10)
+    assert all((each == expected(ramp)).all() for each in seen)
+    assert (png(site, "p0") == np.rint(ramp / 117.81 * 255).clip(0, 255)).all()
+
+
 def test_a_window_says_what_is_black_and_white(source, prepare):
     """0 to 119 in the window 20 to 71: (v - 20) · 255 / 51 = 5 (v - 20), cut at 0 and 255."""
     site = prepare(source(), "--window", "20,71")
@@ -210,6 +239,23 @@ def test_a_given_split_that_does_not_fit_is_named(source, refused):
     assert "its split.csv gives the splits" in refused(folder, "--split", "1:1")
     given.write_text("\n".join(["image,patient,split", *lines[1:], "p0,a,test"]))
     assert "patient a is in train and test" in refused(folder)
+    given.write_text("\n".join(["image,patient,split", *lines[1:], "p0,a ,test"]))
+    assert "patient a is in train and test" in refused(folder)
+    given.write_text("\n".join(["image,patient,split", *lines, "", "p1 ,b,test"]))
+    assert "split.csv: lists the image p1 in the lines 3 and 9. Keep one of them" in refused(folder)
+
+
+def test_a_blank_behind_a_folder_s_name_makes_no_other_patient(source, prepare):
+    """A program that fills names up with blanks; one that reads the table may cut them."""
+
+    def write(f, p):
+        f.parent.mkdir(exist_ok=True)
+        Image.fromarray(p).save(f"{f}.png")
+
+    site = prepare(source(write, write, ["anna/a", "anna /b", "bert/c", "cleo/d"]))
+    assert {row["image"]: row["patient"] for row in table(site)} == {
+        "anna_a": "anna", "anna_b": "anna", "bert_c": "bert", "cleo_d": "cleo"
+    }  # fmt: skip
 
 
 def test_spacing_is_kept_and_follows_a_resize(source, prepare):
@@ -289,17 +335,20 @@ def made(site):
 
 
 def test_how_images_were_made_is_kept(source, prepare, tmp_path):
-    assert made(prepare(source())) == {"axis": "", "window": None, "stretched": False}
+    assert made(prepare(source())) == {"axis": "", "window": None, "stretched": False, "size": None}
     shutil.rmtree(tmp_path / "out")
     site = prepare(volumes(tmp_path / "volumes"), "--axis", "coronal", "--window=-10,200")
-    assert made(site) == {"axis": "coronal", "window": [-10, 200], "stretched": True}
+    assert made(site) == {"axis": "coronal", "window": [-10, 200], "stretched": True, "size": None}
     assert SiteFolder.open(site).prepared == Preparation("coronal", (-10, 200), True)
+    shutil.rmtree(tmp_path / "out")
+    assert SiteFolder.open(prepare(tmp_path / "source", "--size", 8)).prepared == Preparation(size=8)
 
 
 @pytest.mark.parametrize(
     "entry",
     [{}, [], {"axis": "up", "window": None, "stretched": True}, {"axis": "", "window": [2, 1], "stretched": True}]
-    + [{"axis": "", "window": value, "stretched": True} for value in (5, [1], ["a", "b"], [0, float("inf")], [True, 2])],
+    + [{"axis": "", "window": value, "stretched": True} for value in (5, [1], ["a", "b"], [0, float("inf")], [True, 2])]
+    + [{"axis": "", "window": None, "stretched": True, "size": value} for value in (0, "64", True)],
 )
 def test_another_entry_is_a_problem_of_dataset_json(source, prepare, entry):
     site = prepare(source())
@@ -467,6 +516,29 @@ PICTURES = {
     "one of them in colour": (
         lambda f: Image.new("RGB", (10, 12)).save(f / "clinic/images/p3.png"),
         "has 3 channel(s), but the site's first image 1. Convert all of them with --channels",
+    ),
+    "16 bits in colour": (
+        lambda f: deep_png(f / "clinic/images/p3.png", np.full((12, 10, 3), 256, np.uint16)),
+        "p3.png: has 16 bits in colour or with transparency. Save it with 8 bits, or as a 16-bit TIFF",
+    ),
+    "16 bits with transparency": (
+        lambda f: deep_png(f / "clinic/images/p3.png", np.full((12, 10, 2), 256, np.uint16)),
+        "p3.png: has 16 bits in colour or with transparency",
+    ),
+    "signed values with white as 0": (
+        lambda f: (
+            tifffile.imwrite(f / "clinic/masks/p3.tif", BOX.astype("i2"), photometric="miniswhite")
+            or (f / "clinic/masks/p3.png").unlink()
+        ),
+        "p3.tif: has values of int16 with white as 0. Save it with black as 0",
+    ),
+    "a patient's folder that is a link": (
+        lambda f: (f / "clinic/images/anna").symlink_to(f / "clinic/masks"),
+        "source/clinic/images/anna: is a link to a folder or to nothing, which is not read. Put a readable copy there",
+    ),
+    "a site's folder that is a link": (
+        lambda f: (f / "south").symlink_to(f / "clinic"),
+        "source/south: is a link to a folder",
     ),
     "labels without classes": (
         lambda f: Image.fromarray(BOX * 3).save(f / "clinic/masks/p3.png"),

@@ -19,7 +19,10 @@ from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, Problem
 from feddp.limits import IMAGE_PIXELS, VOXELS
 
-_OF_ALL = ("Rows", "Columns", "SamplesPerPixel", "SOPInstanceUID", "SeriesInstanceUID", "PixelSpacing", "ImagerPixelSpacing")
+_OF_ALL = (
+    *("Rows", "Columns", "SamplesPerPixel", "SOPInstanceUID", "SeriesInstanceUID", "PixelSpacing", "ImagerPixelSpacing"),
+    *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),  # a functional group replaces them
+)
 # of the files of one image per frame, what an enhanced file has in these groups (PS3.3 C.7.6.16)
 _GROUPS = ("PlanePositionSequence", "PlaneOrientationSequence", "PixelMeasuresSequence", "PixelValueTransformationSequence")
 
@@ -53,6 +56,7 @@ def frames_of(dataset: Dataset) -> list[Dataset]:
 
 def _frame(dataset: Dataset, shared: Dataset, own: Dataset) -> Dataset:
     frame = Dataset()
+    frame.set_original_encoding(*dataset.original_encoding)  # a modality table is read with it
     for keyword in _OF_ALL:
         if keyword in dataset:
             frame[keyword] = dataset[keyword]

@@ -26,11 +26,32 @@ _CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
 
 
 def series_of(tree: Source, name: str) -> set[str]:
-    """Returns the UIDs of the series that a SEG or RTSTRUCT refers to."""
+    """Returns the UIDs of the series that a SEG or RTSTRUCT refers to.
+
+    A SEG may also list series on which nothing was drawn. Where it says which images are of which series, those series count
+    whose images its frames refer to.
+    """
     dataset = load(tree, name, pixels=False)
     with guarded(tree.shown(name), BROKEN):
-        uids = {str(element.value) for element in dataset.iterall() if element.keyword == "SeriesInstanceUID"}
-        return uids - {str(dataset.get("SeriesInstanceUID"))}
+        listed: dict[str, set[str]] = {}
+        for element in dataset.iterall():
+            for item in element.value if element.VR == "SQ" else ():
+                if "SeriesInstanceUID" in item:
+                    listed.setdefault(str(item.SeriesInstanceUID), set()).update(_values(item, "ReferencedSOPInstanceUID"))
+        drawn = _drawn_on(dataset)
+        return {uid for uid, images in listed.items() if images & drawn} or set(listed)
+
+
+def _drawn_on(dataset: Dataset) -> set[str]:
+    """Returns the UIDs of the images that the frames of a SEG refer to; none of an RTSTRUCT."""
+    frames = dataset.get("PerFrameFunctionalGroupsSequence") or ()
+    sources = (each for frame in frames for each in frame.get("DerivationImageSequence") or ())
+    return {uid for each in sources for uid in _values(each, "ReferencedSOPInstanceUID")}
+
+
+def _values(dataset: Dataset, keyword: str) -> set[str]:
+    """Returns the values of an element at any depth."""
+    return {str(element.value) for element in dataset.iterall() if element.keyword == keyword}
 
 
 def class_maps(file: Path, dataset: Dataset, origin: Series, classes: Sequence[str]) -> np.ndarray:
@@ -73,6 +94,8 @@ def _segments(file: Path, dataset: Dataset, origin: Series, classes: Sequence[st
     read = Segmentation.from_dataset(dataset, copy=False)
     _require_placed(file, frames_of(dataset), origin.slices)
     uids = [str(each.SOPInstanceUID) for each in origin.slices]
+    if (drawn := _drawn_on(dataset)) and not drawn & set(uids):  # the lookup takes a slice without a frame for empty
+        raise BadFile(Problem(file, "has frames, but none of them refers to a slice of its series", EXPORT))
     lookup = (
         partial(read.get_pixels_by_source_frame, uids[0], origin.numbers)
         if origin.numbers

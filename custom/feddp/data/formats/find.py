@@ -17,6 +17,12 @@ VOLUMES = (".nii", ".nii.gz")
 SERIES = (".dcm", ".dicom", ".ima")
 CATALOGUE = "dicomdir"  # of a disk's DICOM files
 MASKS = ("", "_mask", "_seg", "_segmentation", "_label")  # what a mask's name has behind its image's
+# of files that lie beside images: texts, tables, and what an exported disk brings
+_BESIDE = (
+    *(".txt", ".md", ".rtf", ".pdf", ".doc", ".docx", ".log", ".htm", ".html", ".css", ".js", ".csv", ".tsv", ".xls", ".xlsx"),
+    *(".ods", ".json", ".yaml", ".yml", ".xml", ".ini", ".inf", ".db", ".bval", ".bvec", ".md5", ".sha256", ".exe", ".dll"),
+    *(".jar", ".ico", ".lnk", ".url", "/readme", "/license", "/licence", f"/{CATALOGUE}"),
+)
 _BEHIND = 20  # bytes of a file's name that follow an image's: the slice, the class, the ending
 
 
@@ -60,7 +66,7 @@ class Found:
         entries: sorted by name.
         annotations: files that are DICOM SEG or RTSTRUCT.
         refused: what is wrong with the files that could not be listed.
-        others: files of other kinds.
+        others: files of other kinds; of these, `is_beside` tells those that are no images.
     """
 
     entries: list[FoundImage] = field(default_factory=list)
@@ -85,6 +91,11 @@ class Found:
         return {each.name.casefold(): each for each in self.entries if each.kind != DICOM}
 
 
+def is_beside(name: str) -> bool:
+    """Whether a file of another kind certainly holds no image, so that nothing is lost with it."""
+    return f"/{name.lower()}".endswith(_BESIDE)
+
+
 def find(tree: Source, folder: str) -> Found:
     """Lists what is below `folder`, a path of `tree`, at any depth. Of DICOM files the headers are read, to group them.
 
@@ -94,6 +105,7 @@ def find(tree: Source, folder: str) -> Found:
     found = Found()
     series: dict[str, list[str]] = defaultdict(list)
     kinds: list[tuple[str, str]] = []
+    found.refused += [wrong for name, wrong in tree.unread.items() if name.startswith(f"{folder}/")]
     for name in sorted(tree.names):
         if name.startswith(f"{folder}/"):
             kinds.append((name, _kind(tree, name, found)))
@@ -103,7 +115,7 @@ def find(tree: Source, folder: str) -> Found:
         elif kind:
             below = PurePosixPath(name).relative_to(folder)
             plain = _joined((*below.parts[:-1], _stem(below.name)))
-            patient = below.parts[0] if len(below.parts) > 1 else plain
+            patient = below.parts[0].strip() if len(below.parts) > 1 else plain
             found.entries.append(FoundImage(plain, kind, (name,), patient))
     if series:
         _group(tree, folder, [name for names in series.values() for name in names], found)

@@ -1,7 +1,7 @@
 """Reads PNG, JPEG, TIFF and BMP of 8 or 16 bits, one picture per file.
 
-Pillow decodes them, except TIFFs that Pillow cannot read or would cut to 8 bits (16 bits in several channels, floating point),
-which tifffile decodes.
+Pillow decodes them, except TIFFs that Pillow cannot read or whose values it would change (`_needs_tifffile`), which tifffile
+decodes.
 """
 
 import io
@@ -24,6 +24,7 @@ GREY, COLOUR = (
     ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"),
 )
 UNREADABLE = "is not a readable image"
+_WHITE_IS_ZERO, _UNSIGNED, _SIGNED = 0, 1, 2  # TIFF's numbers of photometric interpretations and of sample formats
 
 
 def read_picture(tree: Source, name: str) -> Scan:
@@ -65,11 +66,18 @@ def _decoded(content: bytes, file: Path, indexed: str) -> np.ndarray:
 
 
 def _needs_tifffile(content: bytes) -> bool:
-    """Whether Pillow cannot read this TIFF, or would cut its values."""
+    """Whether Pillow cannot read this TIFF, or would change its values.
+
+    It cuts colours of more than 8 bits, takes signed values of 8 bits for unsigned and unsigned ones of 32 bits for signed,
+    and turns white into 0 of 8 bits only.
+    """
     try:
         with Image.open(io.BytesIO(content), formats=("TIFF",)) as image:
-            bits = image.tag_v2.get(258, (1,))  # type: ignore[attr-defined]
-            return max(bits) > 8 and image.mode in COLOUR
+            tags = image.tag_v2  # type: ignore[attr-defined]
+            bits, kind = max(tags.get(258, (1,))), tags.get(339, (_UNSIGNED,))[0]
+            if bits <= 8:
+                return bool(kind == _SIGNED)
+            return image.mode in COLOUR or bool(tags.get(262) == _WHITE_IS_ZERO or (bits == 32 and kind == _UNSIGNED))
     except Exception:  # whatever Pillow says of it: tifffile then says what is wrong
         return True
 
@@ -94,4 +102,8 @@ def _by_tifffile(content: bytes, file: Path) -> np.ndarray:
             values = np.moveaxis(values, 0, -1)
         if values.dtype.kind not in "uif" or values.ndim not in (2, 3):
             raise BadFile(Problem(file, f"has values of {values.dtype}", "Save it with whole or floating point numbers"))
+        if page.photometric == _WHITE_IS_ZERO:
+            if values.dtype.kind != "u":
+                raise BadFile(Problem(file, f"has values of {values.dtype} with white as 0", "Save it with black as 0"))
+            values = (1 << page.bitspersample) - 1 - values
         return values if values.ndim == 2 else values[..., 0] if values.shape[-1] < 3 else values[..., :3]

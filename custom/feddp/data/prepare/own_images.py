@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from feddp.data.description import HEADER, LISTED, SPLITS, Position, read_lines
+from feddp.data.description import HEADER, LISTED, SPLITS, Position, numbered_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, PICTURE, Found, find
 from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
@@ -60,6 +60,8 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             not empty, or a site cannot be split so. The first such file ends the preparation; a site is written whole or not.
     """
     tree = Source(source)
+    for wrong in tree.unread.values():  # perhaps a site or a patient
+        raise wrong
     sites = [_site(tree, name, top, options.classes) for name, top in _tops(tree).items()]
     refuse_occupied(out / site.name for site in sites)
     given = {site.name: _given(tree, site) for site in sites}
@@ -121,10 +123,15 @@ def _given(tree: Source, site: SourceSite) -> dict[str, tuple[str, str]]:
     if name not in tree.names:
         return {}
     file = tree.shown(name)
-    lines = read_lines(tree.read(name, TABLE_BYTES), file)
-    if not lines or lines[0] != HEADER or any(len(line) != 3 or line[2] not in SPLITS for line in lines[1:]):
+    lines = numbered_lines(tree.read(name, TABLE_BYTES), file)
+    (_, header), *rest = lines.items() or [(1, [])]
+    if header != HEADER or any(len(line) != 3 or line[2] not in SPLITS for _, line in rest):
         raise BadFile(Problem(file, "is not a table of image,patient,split with the splits train, val and test", "Correct it"))
-    rows = {image: (patient, split) for image, patient, split in lines[1:]}
+    places: dict[str, int] = {}
+    for number, (image, *_) in rest:
+        if (first := places.setdefault(image, number)) != number:
+            raise BadFile(Problem(file, f"lists the image {image} in the lines {first} and {number}", "Keep one of them"))
+    rows = {image: (patient, split) for _, (image, patient, split) in rest}
     names = {entry.name for entry in site.images.entries}
     if odd := sorted(names ^ rows.keys()):
         what = f"{'lacks' if odd[0] in names else 'lists, without an image,'} {some(odd, 3)}"
@@ -160,8 +167,8 @@ class Seen:
             if scan.apart is None and len(scan.pixels) > 1:
                 self.uneven.append(name)
 
-    def preparation(self, window: Window | None) -> Preparation:
-        return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched)
+    def preparation(self, window: Window | None, size: int | None) -> Preparation:
+        return Preparation(next(iter(self.axes)) if len(self.axes) == 1 else "", window, self.stretched, size)
 
     def notes(self, classes: Sequence[str]) -> Iterator[str]:
         if absent := [name for value, name in enumerate(classes, 1) if value not in self.values]:
@@ -210,4 +217,4 @@ def _samples(
             here = resized(mm, mask.shape, size)
             place = Position(entry.name, number, here, scan.apart) if scan.volume else Position(mm=here)
             yield stem, patient, words[patient], *resize(image, mask, size, entry.files[0]), place
-    metadata[KEY] = asdict(seen.preparation(options.window))
+    metadata[KEY] = asdict(seen.preparation(options.window, size))

@@ -105,7 +105,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             "patients": "cases",
             "volumes": VOLUMES,
             "slices": "axial, with prostate only, numbered in the volume from the feet upwards",
-            KEY: asdict(Preparation("axial", stretched=True)),
+            KEY: asdict(Preparation("axial", stretched=True, size=size)),
             **splitting_of(seed, split),
         }
         write_site(out / site, metadata, samples(site))

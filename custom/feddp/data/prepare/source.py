@@ -2,8 +2,9 @@
 
 import gzip
 import io
+import os
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -13,7 +14,7 @@ from PIL import Image
 
 from feddp.archive import AGAIN, Archive
 from feddp.data.pixels import decode
-from feddp.errors import FedDPError, InputError
+from feddp.errors import BadFile, FedDPError, InputError, Problem
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, MIB
 from feddp.reading import amount, opened
 
@@ -25,18 +26,25 @@ class Source:
     """The files of a folder or zip by name: the source's name and the path below it, separated by /.
 
     Names start with the source's name, so a user may give a layout's top folder or the folder that contains it.
+
+    Attributes:
+        names: of the files.
+        unread: {name: what is wrong with it} of what is neither a file nor a folder that is entered, such as a linked folder.
     """
 
     def __init__(self, path: Path):
         """Lists the files; raises InputError if `path` is neither a folder nor a zip, or has too many files."""
         self.path = Path(path)
         self._zip = None
+        wrong: dict[str, str] = {}
+        found: Iterable[str]
         if self.path.is_dir():
             top = self.path.resolve()
-            files = list(islice((file for file in top.rglob("*") if file.is_file()), ARCHIVE_FILES + 1))
-            if len(files) > ARCHIVE_FILES:
+            below = {f"{top.name}/{name}": what for name, what in islice(_below(top), ARCHIVE_FILES + 1)}
+            if len(below) > ARCHIVE_FILES:
                 raise InputError(f"{self.path} has more than {ARCHIVE_FILES} files. Give the folder of the data set alone.")
-            found = (f"{top.name}/{file.relative_to(top).as_posix()}" for file in files)
+            wrong = {name: what for name, what in below.items() if what}
+            found = below.keys() - wrong.keys()
         elif _is_zip(self.path):
             self._zip = Archive(self.path)
             found = (f"{self.path.stem}/{name}" for name in self._zip.names)
@@ -45,7 +53,9 @@ class Source:
         else:
             raise InputError(f"{self.path}: neither a folder nor a zip. Give the data set as downloaded.")
         # archives of macOS have a hidden file "._name" beside every file
-        self.names = frozenset(n for n in found if not PurePosixPath(n).name.startswith("."))
+        self.names = frozenset(n for n in found if not _is_hidden(n))
+        remedy = "Put a readable copy there, or leave it out"
+        self.unread = {n: BadFile(Problem(self.shown(n), wrong[n], remedy)) for n in sorted(wrong) if not _is_hidden(n)}
 
     def open(self, name: str, most: int) -> IO[bytes]:
         """Opens `name`; read it in parts. Raises BadFile if it has more than `most` bytes or is a link that leads out."""
@@ -132,6 +142,29 @@ def read_up_to(stream: IO[bytes] | gzip.GzipFile, count: int) -> bytes:
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
+
+
+def _below(top: Path) -> Iterator[tuple[str, str]]:
+    """Yields the path below `top` of each file at any depth, with "", and of what is not read, with the reason.
+
+    Linked folders are not entered: links may form a ring, and lead out of the folder.
+    """
+    failed: list[OSError] = []
+    for parent, folders, others in os.walk(top, onerror=failed.append):
+        for path in (Path(parent, name) for name in (*folders, *others)):
+            name = path.relative_to(top).as_posix()
+            if path.is_file():
+                yield name, ""
+            elif path.is_symlink():
+                yield name, "is a link to a folder or to nothing, which is not read"
+            elif not path.is_dir():
+                yield name, "is not a regular file"
+    for error in failed:
+        yield Path(error.filename).relative_to(top).as_posix(), f"is a folder that cannot be read ({error.strerror})"
+
+
+def _is_hidden(name: str) -> bool:
+    return PurePosixPath(name).name.startswith(".")
 
 
 def _is_zip(path: Path) -> bool:
