@@ -407,6 +407,27 @@ def test_a_site_that_missed_stage_1_says_so(plan_for, open_site, toy):
             action(site)
 
 
+def test_a_process_that_dies_at_the_end_of_its_evaluation_leaves_no_peers_tensors(adopted, monkeypatch):
+    """The result is stored, the peers' tensors are not yet removed; the task comes again."""
+    one, two = adopted()
+    calibrate(one, {"site-2": personal(two)})
+    one.store.write("spectra", {"site-2/centres": torch.zeros(1)})
+    kept = one.keep_evaluation
+
+    def killed(found):
+        kept(found)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "keep_evaluation", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(one)
+    assert one.store.has("peers"), "the control"
+    assert evaluate(one)["peers"].keys() == {"site-2"}
+    assert not one.store.has("peers")
+    assert not one.store.has("spectra")
+
+
 def rows_of(site, table="images.csv"):
     with open(site.store.folder / table, newline="") as handle:
         return list(csv.DictReader(handle))
