@@ -26,7 +26,7 @@ from feddp.training.columns import METRICS, columns
 from feddp.training.device import require_bfloat16, usable
 from feddp.training.loop import adamw, copy_of, frozen
 from feddp.training.losses import segmentation_loss
-from feddp.training.store import State, Store, restore_optimizer
+from feddp.training.store import EVALUATION, State, Store, restore_optimizer
 
 SLOTS = tuple(slot for slot in STAGES.values() if slot)
 PEERS = "peers"  # the file with the consenting peers' tensors
@@ -182,8 +182,10 @@ class Site:
     # --- networks on disk --------------------------------------------------------------------------------------------
 
     def save(self, slot: str) -> None:
-        """Writes the network as the result of a stage; an evaluation of earlier results no longer holds."""
+        """Writes the network as the result of a stage; later stages' results, and an evaluation, are of an earlier one."""
         self._evaluation.unlink(missing_ok=True)
+        for later in SLOTS[SLOTS.index(slot) + 1 :]:
+            self.store.remove(later)
         self.store.write(slot, self.network.state_dict(), **self.plan.metadata, **self.folder.metadata, site=self.name)
 
     def restore(self, slot: str) -> None:
@@ -192,7 +194,7 @@ class Site:
 
     @property
     def _evaluation(self) -> Path:
-        return self.store.folder / "evaluation.json"
+        return self.store.folder / EVALUATION
 
     def evaluated(self) -> dict[str, Any] | None:
         """Returns the evaluation of the present results, if there was one; not one of a version with other metrics."""

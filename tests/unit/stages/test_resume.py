@@ -5,7 +5,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file
 
+from feddp import protocol
 from feddp.errors import BadFile, FedDPError, PolicyError
 from feddp.files import read_events
 from feddp.flare.kept import files_of, kept_below
@@ -13,9 +15,10 @@ from feddp.networks import NETWORKS
 from feddp.networks.weights import read_network, save_network
 from feddp.stages.memory import BEST, LATEST, PREVIOUS, ServerMemory, start_file
 from feddp.stages.message import Message
+from feddp.stages.site import last_network
 from feddp.stages.train import Best
 from feddp.training import claim
-from support.broken_off import RUN, Killed, outcome, same, start
+from support.broken_off import RUN, SITES, Killed, Mortal, outcome, same, start
 from support.small import Small
 
 # a private rule, a personal model, an exchange at every epoch, one before the rounds, a tuning, a best round of each site's own
@@ -40,8 +43,8 @@ def toy(monkeypatch) -> str:
 def federation(tiny_root, tmp_path):
     """Starts a job of the run `name`; it ends after `answers` answers."""
 
-    def begin(plan, name, job, answers=float("inf")):
-        return start(plan, tiny_root, tmp_path / name, job, answers)
+    def begin(plan, name, job, answers=float("inf"), made=Mortal):
+        return start(plan, tiny_root, tmp_path / name, job, answers, made)
 
     return begin
 
@@ -81,6 +84,55 @@ def test_more_rounds_are_an_extension(plan_for, federation, toy):
     short, long = (plan_for(network=toy, rounds=rounds, calibration_epochs=1) for rounds in (2, 4))
     federation(short, "grown", "first")
     same(outcome(*federation(long, "whole", "job")), outcome(*federation(long, "grown", "second")))
+
+
+def test_an_extension_is_broken_off_after_every_answer(plan_for, federation, toy):
+    """Whatever the sites have removed of the former end by then."""
+    short, long = (plan_for(network=toy, rounds=rounds, calibration_epochs=1) for rounds in (1, 2))
+    whole = outcome(*federation(long, "whole", "job"))
+    for number in itertools.count(1):
+        name = f"grown-{number}"
+        federation(short, name, "first")
+        try:
+            federation(long, name, "second", answers=number)
+        except Killed:
+            same(whole, outcome(*federation(long, name, "third")))
+        else:
+            assert number == 10, "the control: there were answers to break off after"
+            return
+
+
+# {what site-2 misses: whether it is that task, of the extension}
+MISSED = {
+    "the end": lambda task, round: task == protocol.ADOPT,
+    "a local stage": lambda task, round: task == protocol.CALIBRATE,
+    "all of it until the exchange": lambda task, round: task == protocol.ADOPT or (task == protocol.TRAIN and round >= 2),
+}
+
+
+@pytest.mark.parametrize("what", MISSED)
+def test_a_site_that_misses_a_part_of_an_extension_has_no_part_of_the_former_end(plan_for, federation, toy, tmp_path, what):
+    """As in a run of 4 rounds in which it misses the same: no ρ and no evaluation of round 2, no network of another round."""
+
+    class Away(Mortal):
+        def reply(self, task, site, message):
+            if site == "site-2" and MISSED[what](task, message.scalars.get("round")):
+                raise FedDPError(f"site {site}: away")
+            return super().reply(task, site, message)
+
+    short, long = (plan_for(network=toy, rounds=rounds, calibration_epochs=1, min_sites=1) for rounds in (2, 4))
+    federation(short, "grown", "first")
+    ends = [federation(long, name, "second", made=Away) for name in ("grown", "whole")]
+    results, networks = [], []
+    for root, folder in ends:
+        results.append((folder / "results.json").read_bytes())
+        last = {site: last_network(files_of(kept_below(root / site), RUN)) for site in SITES}
+        networks.append({site: (path.name, load_file(path)) for site, path in last.items() if path})
+    assert results[0] == results[1]
+    grown, whole = networks
+    assert {site: name for site, (name, _) in grown.items()} == {site: name for site, (name, _) in whole.items()}
+    for site, (_, tensors) in whole.items():
+        assert all(tensors[name].equal(value) for name, value in grown[site][1].items())
 
 
 def test_a_finished_run_gives_its_results_again(plan_for, federation, toy):
