@@ -285,6 +285,7 @@ def test_a_saved_network_says_what_it_is(plan_for, open_site, toy):
         "method": "feddp",
         "seed": "5",
         "normalise": "zscore",
+        "selection": "val",
         "site": "site-1",
     }
 
