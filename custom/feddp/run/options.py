@@ -192,8 +192,10 @@ def policies_of(plan: Plan, data: Path, device: str, without_consent: Sequence[s
         InputError: a folder lacks images, or there is no such device.
     """
     for site in plan.sites:
-        if lacking := SiteFolder.open(data / site).lacking(plan.training.selection):
-            raise InputError(lacking)
+        folder = SiteFolder.open(data / site)
+        for split in (plan.training.selection, "test"):
+            if lacking := folder.lacking(split):
+                raise InputError(lacking)
     devices = dealt(device, plan.sites)  # asked for here, not at every site of a federation that has started
     return {
         site: {

@@ -55,7 +55,8 @@ class Site:
         stopped: asked before every step; training raises Stopped once it returns true.
 
     Raises:
-        InputError: the data set does not fit the plan, no image can select a round, or the device is not available.
+        InputError: the data set does not fit the plan, no image can select a round or is a test image, or the device is not
+            available.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class Site:
                 f"site {name}: {folder.path / 'dataset.json'} says (channels, classes, labels) = {found}, the job {wanted};"
                 " submit a job for this data set, or prepare the folder for the job's"
             )
-        if lacking := folder.lacking(plan.training.selection):  # before a round is trained, not after it
-            raise InputError(f"site {name}: {lacking}")
+        for split in (plan.training.selection, "test"):  # before a round is trained, not after it or at the end
+            if lacking := folder.lacking(split):
+                raise InputError(f"site {name}: {lacking}")
         self.device = usable(device, f"site {name}: device", "correct it in the site's policy")
         if plan.training.precision_compute == "bfloat16":
             require_bfloat16(self.device, f"site {name}")

@@ -634,6 +634,9 @@ def test_an_empty_split_is_named(plan_for, open_site, toy, tiny_root, tmp_path):
     # and where the test images choose, as in the paper, there is nothing missing
     site = open_site(plan_for(network=toy, selection="test"), data=data)
     assert (len(site.samples), len(site.validation)) == (10, 2)
+    table.write_text(table.read_text().replace(",test", ",val"))
+    with pytest.raises(FedDPError, match=r"site site-1: .*split.csv has no image in split test; add some$"):
+        open_site(plan_for(network=toy), data=data)
 
 
 def test_where_the_test_images_select_validation_images_are_trained_on(plan_for, open_site, toy):
