@@ -1,6 +1,7 @@
 """A run's files: their names, their readers, and the functions with which the package writes JSON and event lines.
 
 <run>/run.json                       what was asked for, from which an unfinished run is continued
+<run>/weights.safetensors            the tensors from which `centralized` starts, if some were given; else they are in job/
 <run>/run.yaml                       the options as they were typed, from which `feddp run --config` repeats the run
 <run>/results.json                   the results; written last, so a run that has this file is complete
 <run>/results.md                     the results as a table
@@ -48,7 +49,7 @@ IMAGES = "images.csv"
 CASES = "cases.csv"
 RECORD = "record.jsonl"
 ADAPTED = "adapt.json"  # beside the masks of an adaptation: its description
-WEIGHTS = "weights.safetensors"  # in a job, only in the config folder of the server's app
+WEIGHTS = "weights.safetensors"  # initial tensors: of a pooled run beside run.json; of a job in the server's app, in config
 SCORES = "scores.json"  # beside the masks of an adaptation: the metrics per image
 
 Event = dict[str, Any]

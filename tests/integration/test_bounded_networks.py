@@ -80,6 +80,7 @@ BAD = {
     "network": ({"network": "x" * 10**4}, "unknown network 'xxx"),
     "method": ({"method": "magic"}, "unknown method 'magic'"),
     "labels": ({"labels": "some"}, "unknown labels 'some'"),
+    "selection": ({"selection": "train"}, "unknown selection 'train'; it is one of val, test"),
     "layers that are none": ({"layers": "[]"}, "not names with their options"),
     "layers unknown": ({"layers": '{"os": {}}'}, "unknown layers 'os'"),
     "an option too large": ({"layers": '{"local_calibration": {"sites": 1e18}}'}, "not a number from 0 to"),
@@ -103,6 +104,14 @@ def test_predict_refuses_a_network_whose_metadata_are_out_of_bounds(feddp, file,
         raise AssertionError(error)
     assert len(error) < 1500
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_of_an_earlier_version_does_not_say_which_split_selected(file, plan_for, toy):
+    """It is a network of the run around it all the same (`feddp export --to card`), whose plan says it."""
+    earlier, now = (Metadata.of(file(), REQUIRED | texts) for texts in ({}, {"selection": "test"}))
+    assert (earlier.selection, now.selection) == ("", "test")
+    assert earlier == now
+    assert Metadata.of(file(), plan_for(network=toy, selection="test").metadata).selection == "test"
 
 
 def test_predict_takes_the_network_as_a_run_leaves_it(feddp, file, pngs, tmp_path):

@@ -3,7 +3,7 @@
 import csv
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -13,10 +13,13 @@ from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.data.preparation import KEY, Preparation
 from feddp.errors import FedDPError
+from feddp.files import WEIGHTS
 from feddp.jobs.folder import export
+from feddp.networks.weights import save_network
 from feddp.plan.resolve import build_network
 from feddp.run.images import prepared
-from feddp.run.options import Options, run_here
+from feddp.run.options import Options, resume_here, run_here
+from feddp.stages import train as stage
 from feddp.training.loop import adamw, fit_epoch
 from feddp.training.losses import segmentation_loss
 from feddp.training.seeds import seed_of
@@ -78,6 +81,39 @@ def test_it_leaves_what_a_federation_leaves_and_says_what_it_is(run):
 def test_it_says_on_the_terminal_that_nothing_is_federated(tiny_root, tmp_path, capsys):
     run_here(tiny_root, tmp_path / "out", Options("centralized", rounds=1, size=32))
     assert "outside FLARE" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_starts_from_a_checkpoint_is_continued_from_it(tiny_root, tmp_path, monkeypatch, toy):
+    """The process dies in the first round. Without the checkpoint's tensors, the first round would start from the seed's."""
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    plan = Options("centralized", network=toy).plan({"channels": 3, "classes": ("lesion",), "labels": "nested"}, SITES)
+    save_network(checkpoint, {name: value + 1 for name, value in build_network(plan).state_dict().items()}, {})
+    options = replace(OPTIONS, network=toy, weights=str(checkpoint))
+    whole = run_here(tiny_root, tmp_path / "whole", options)
+    out = tmp_path / "out"
+    train = stage.train
+
+    def killed(*_):
+        raise FedDPError("killed")
+
+    monkeypatch.setattr(stage, "train", killed)
+    with pytest.raises(FedDPError, match="killed"):
+        run_here(tiny_root, out, options)
+    monkeypatch.setattr(stage, "train", train)
+    mine = out / WEIGHTS
+    checkpoint.rename(mine.with_suffix(".kept"))  # --resume needs the run's folder alone
+    kept = mine.read_bytes()
+    save_network(mine, build_network(plan).state_dict(), {})
+    with pytest.raises(FedDPError, match=r"weights\.safetensors: tensors of SHA-256 .*; type the same `feddp run` again"):
+        resume_here(out)
+    mine.unlink()
+    with pytest.raises(FedDPError, match=r"out lacks weights\.safetensors, .*; type the same `feddp run` again"):
+        resume_here(out)
+    mine.write_bytes(kept)
+    assert resume_here(out) == whole
+    for site in SITES:
+        one, other = (load_file(each / "sites" / site / "network.safetensors") for each in (out, tmp_path / "whole"))
+        assert all(torch.equal(one[name], value) for name, value in other.items())
 
 
 def test_no_job_carries_it(plan_for, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LABELS = ("nested", "exclusive")
 # how an image becomes the network's input (`feddp.data.loading.network_input`)
 ZSCORE, SCALE = NORMALISATIONS = "zscore", "scale"
+# the split that selected rounds and epochs; with test, the network was trained on the split val, too
+VAL, TEST = SELECTIONS = "val", "test"
 STEP = 32  # the networks halve their input five times
 
 
@@ -28,7 +30,7 @@ class Metadata:
     """Metadata of a network that feddp saved.
 
     Labels and size may be missing ("" and 0): `load_personal` does not need them. A file of an earlier version lacks
-    `normalise`; its network was trained on z-scores.
+    `normalise`; its network was trained on z-scores. It may lack `selection` (""), so two files of one run may differ in it.
     """
 
     network: str
@@ -38,6 +40,7 @@ class Metadata:
     size: int
     normalise: str
     layers: dict[str, dict[str, float]]
+    selection: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, file: Path, texts: Mapping[str, str]) -> Metadata:
@@ -45,7 +48,8 @@ class Metadata:
 
         Args:
             texts: `network` (a name in NETWORKS), `channels`, `classes` (a JSON list of names); optional: `labels`, `size`,
-                `normalise` (a word of NORMALISATIONS) and `layers` (JSON: names in LAYERS with their options).
+                `normalise` (a word of NORMALISATIONS), `layers` (JSON: names in LAYERS with their options) and `selection`
+                (a word of SELECTIONS).
 
         Raises:
             InputError: an entry is missing, unknown or out of range; names `file`.
@@ -59,6 +63,9 @@ class Metadata:
         normalise = texts.get("normalise", ZSCORE)
         if normalise not in NORMALISATIONS:
             raise InputError(f"{file}: unknown normalise {short(normalise)!r}; it is one of {', '.join(NORMALISATIONS)}")
+        selection = texts.get("selection", "")
+        if selection not in ("", *SELECTIONS):
+            raise InputError(f"{file}: unknown selection {short(selection)!r}; it is one of {', '.join(SELECTIONS)}")
         return cls(
             network=texts["network"],
             channels=_number(file, texts, "channels", range(1, CHANNELS + 1)),
@@ -67,6 +74,7 @@ class Metadata:
             size=_number(file, texts, "size", range(STEP, SIZE + 1, STEP)) if "size" in texts else 0,
             normalise=normalise,
             layers=_layers(file, texts.get("layers", "{}")),
+            selection=selection,
         )
 
     def build(self) -> nn.Module:

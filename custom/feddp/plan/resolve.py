@@ -83,9 +83,11 @@ def initial_tensors(plan: Plan, folder: Path) -> dict[str, Tensor] | None:
     return tensors
 
 
-def require_initial(plan: Plan, where: str, tensors: Mapping[str, Tensor] | None) -> None:
+def require_initial(
+    plan: Plan, where: str, tensors: Mapping[str, Tensor] | None, remedy: str = "export the job anew, and submit that"
+) -> None:
     """Raises InputError if `tensors`, which come from `where`, do not have the plan's fingerprint."""
     actual = fingerprint(tensors) if tensors else ""
     if actual != plan.weights:
         here, wanted = (f"tensors of SHA-256 {sha}" if sha else "no initial tensors" for sha in (actual, plan.weights))
-        raise InputError(f"{where}: {here}, but the job's plan has {wanted}; export the job anew, and submit that")
+        raise InputError(f"{where}: {here}, but the job's plan has {wanted}; {remedy}")

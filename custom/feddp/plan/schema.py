@@ -260,7 +260,7 @@ class Plan:
         """The metadata of a network's file (`feddp.networks.weights.load_personal`)."""
         metadata = {"network": self.network, "channels": str(self.channels), "classes": json.dumps(self.classes)}
         metadata |= {"labels": self.labels, "size": str(self.size), "method": self.method, "seed": str(self.seed)}
-        metadata |= {"normalise": self.training.normalise}
+        metadata |= {"normalise": self.training.normalise, "selection": self.training.selection}
         return metadata | ({"layers": json.dumps(self.layers)} if self.layers else {})
 
     @property

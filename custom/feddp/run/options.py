@@ -192,8 +192,10 @@ def policies_of(plan: Plan, data: Path, device: str, without_consent: Sequence[s
         InputError: a folder lacks images, or there is no such device.
     """
     for site in plan.sites:
-        if lacking := SiteFolder.open(data / site).lacking(plan.training.selection):
-            raise InputError(lacking)
+        folder = SiteFolder.open(data / site)
+        for split in (plan.training.selection, "test"):
+            if lacking := folder.lacking(split):
+                raise InputError(lacking)
     devices = dealt(device, plan.sites)  # asked for here, not at every site of a federation that has started
     return {
         site: {
@@ -211,7 +213,7 @@ def resume_here(out: Path, verbose: bool = False) -> dict[str, Any]:
     """Continues the unfinished run in `out` after its last completed round; returns its results.
 
     Raises:
-        InputError: there is no unfinished run in `out`, or as `session.run`.
+        InputError: there is no unfinished run in `out`, its initial tensors are missing, or as `session.run`.
     """
     if not (out / RUN).exists():
         raise InputError(f"{out} holds no run; start one with `feddp run --data ROOT --out {out}`")
@@ -221,7 +223,10 @@ def resume_here(out: Path, verbose: bool = False) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{out / RUN} holds a plan that cannot be continued here: {error}") from None
     jobs = [path for path in (out / "job").glob("[!.]*") if path.is_dir()]
-    initial = read_network(jobs[0] / APPS[SERVER] / "config" / WEIGHTS)[0] if plan.weights and jobs else None
+    file = jobs[0] / APPS[SERVER] / "config" / WEIGHTS if jobs else out / WEIGHTS  # a pooled run has no job
+    if plan.weights and not file.exists():
+        raise InputError(f"{out} lacks {file.name}, the tensors from which this run starts; type the same `feddp run` again")
+    initial = read_network(file)[0] if plan.weights else None
     request = Request(plan, stored["policies"], out, stored["threads"], initial, stored["env"], verbose=verbose)
     if not METHODS[plan.method].federated:
         return pooled.run(request)

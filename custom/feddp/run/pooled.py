@@ -9,12 +9,14 @@ from rich.console import Console
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import Sample, load
-from feddp.files import site_folder
+from feddp.files import WEIGHTS, site_folder
 from feddp.flare.context import SiteContext
 from feddp.flare.kept import files_of, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.jobs.folder import LOCAL
 from feddp.methods.base import TRAIN
+from feddp.networks.weights import save_network
+from feddp.plan.resolve import require_initial
 from feddp.run.local import LocalServer, followed, tracked
 from feddp.run.session import Request, awaited, begin, copy_results, finish
 from feddp.stages import served, train
@@ -58,10 +60,13 @@ def run(request: Request) -> dict[str, Any]:
     """Trains one network on all images, evaluates it at every site and writes the same files as a federated run.
 
     Raises:
-        InputError: the folder is not empty, or a site's data do not fit the plan.
+        InputError: the folder is not empty, a site's data do not fit the plan, or the initial tensors are not the plan's.
     """
     plan, out = request.plan, request.out
+    require_initial(plan, str(out / WEIGHTS), request.initial, "type the same `feddp run` again")
     begin(request)
+    if request.initial is not None:
+        save_network(out / WEIGHTS, request.initial, {})  # for whoever continues the run
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"{plan.method}: all images of {', '.join(request.sites)} in one place, outside FLARE, without a federation")
     folders = {site: SiteFolder.open(Path(request.policies[site]["data"])) for site in request.sites}

@@ -1,5 +1,6 @@
 """`feddp calibrate-threshold`: a threshold for one network at one site, with a bound on what its masks miss."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.export.graph import Graph
 from feddp.files import write_json
+from feddp.networks.metadata import TEST
 from feddp.networks.weights import fingerprint, read_network
 from feddp.reading import read_own
 from feddp.run.conformal import largest_threshold, risk
@@ -29,6 +31,8 @@ def calibrate(network: Path, data: Path, alpha: float, out: Path, device: str = 
     It uses the validation images of the site's folder `data`, in their own size, that have a mask. The threshold is never above
     0.5: a lower one misses less, so the bound holds, and no pixel is lost that the network finds likely.
 
+    A warning says where the network's run trained on validation images: whether those of `data` are others, nobody can tell.
+
     Raises:
         InputError: the data do not fit the network or are too few, `alpha` is out of range, the labels are exclusive ones of
             several classes, or `out` exists.
@@ -41,6 +45,13 @@ def calibrate(network: Path, data: Path, alpha: float, out: Path, device: str = 
         raise InputError(f"{data} has {wrong[0]}, but the network {network} {wrong[1]}; name the network's site")
     if metadata.labels != "nested" and len(metadata.classes) > 1:
         raise InputError(f"{network}: a pixel has one of its {len(metadata.classes)} exclusive classes, which no bound covers")
+    if metadata.selection == TEST:
+        print(
+            f"warning: the run of {network} trained on the split {SPLIT} too (selection=test), and no bound holds for images"
+            f" that a network was trained on. Unless the patients under {SPLIT} in {data} are others, which the run has not"
+            f" seen, name a folder whose split.csv has such patients as {SPLIT}",
+            file=sys.stderr,
+        )
     found: dict[str, list[np.ndarray]] = {}
     for row in track(folder.rows_of(SPLIT), f"Predicting {SPLIT}"):
         file, mask_file = folder.image_path(row.image), folder.mask_path(row.image)

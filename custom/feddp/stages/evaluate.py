@@ -122,6 +122,7 @@ def evaluate(site: Site) -> dict[str, Any]:
     """
     final = site.latest()
     if stored := site.evaluated():
+        _forget_peers(site)  # the process may have ended before it did
         return stored
     before = (site.slots(before=STAGES[site.plan.stages[-1]]) or [final])[-1]
     measured = {slot: _measure(site, site.store.read(slot)[0]) for slot in dict.fromkeys((before, final))}
@@ -130,9 +131,14 @@ def evaluate(site: Site) -> dict[str, Any]:
         found[VOLUMES] = _summaries(site, "case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
     found["peers"] = {peer: _summary(_measure(site, state, own=False)[0]) for peer, state in peer_networks(site).items()}
     site.keep_evaluation(found)
-    for received in (PEERS, RECEIVED_SPECTRA):  # peers' tensors are no longer needed
-        site.store.remove(received)
+    _forget_peers(site)
     return found
+
+
+def _forget_peers(site: Site) -> None:
+    """Removes what other sites sent: after the evaluation nothing needs it."""
+    for received in (PEERS, RECEIVED_SPECTRA):
+        site.store.remove(received)
 
 
 def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, final: str) -> dict[str, Any]:

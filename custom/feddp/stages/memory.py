@@ -26,15 +26,16 @@ from feddp.networks.weights import save_network
 from feddp.partition import Tensors
 from feddp.plan.resolve import initial_tensors
 from feddp.plan.schema import Plan
-from feddp.protocol import Sent
+from feddp.protocol import Sent, rounded
 from feddp.stages.accounting import accounted
+from feddp.stages.scored import IOU, curves
 from feddp.stages.tensors import Expected
 from feddp.training.claim import claim
 from feddp.training.store import read_kept
 
 LATEST, PREVIOUS, BEST = "shared_latest", "shared_previous", "shared_best"
-_NUMBERS = ("start_round", "best_round", "best_iou", "epoch")
-_LISTS = ("peers", "styles", "done", "missed", "empty", "without")
+_NUMBERS = ("start_round", "best_round", "epoch")
+_LISTS = ("best_ious", "peers", "styles", "done", "missed", "empty", "without")
 
 
 class ServerMemory:
@@ -60,7 +61,7 @@ class ServerMemory:
         self.epoch = 0  # completed epochs of an exchange of heads
         self.start_round: int | None = None  # the round from which the stages after stage 1 start
         self.best_round: int | None = None
-        self.best_iou: float | None = None
+        self.best_ious: dict[str, float] = {}  # {site: validation IoU} of the best round (`train.Best`)
         self.done: list[str] = []  # completed stages
         self.handshakes: dict[str, Tensors] = {}  # {consent word: handshakes of the consenting sites, named `<site>/<name>`}
         self.peers: dict[str, list[str]] = {}  # {site: the peers it was calibrated with}
@@ -101,6 +102,9 @@ class ServerMemory:
             self.without = {}  # the sites are asked again
         if extended or TRAIN not in self.done:
             self.done, self.epoch, self.start_round, self.peers = [], 0, None, {}
+        if self.best_round is not None and not self.best_ious:  # an earlier version kept their mean alone
+            scored = curves(self.events()).items()
+            self.best_ious = {site: rounded(IOU, iou[self.best_round]) for site, iou in scored if self.best_round in iou}
         self._link(LATEST)
         self._restore_best()
         self.progress("resumed", round=self.round, of=self.plan.rounds, done=self.done, epoch=self.epoch)
@@ -116,7 +120,7 @@ class ServerMemory:
                 self._link(BEST)
                 return
         self.progress("damaged", message=f"the shared tensors of round {self.best_round}, the best so far, are lost")
-        self.best_round = self.best_iou = None
+        self.best_round, self.best_ious = None, {}
 
     def brought(self) -> Tensors | None:
         """Returns the initial tensors that the job carries, or None.

@@ -13,7 +13,7 @@ from feddp.errors import ContributionError, FedDPError, StorageError
 from feddp.methods.aggregation import outliers
 from feddp.partition import Tensors
 from feddp.plan.schema import Plan
-from feddp.protocol import COUNT, MEASURED, STD_WITHHELD, WITHHELD, Kind, Number, rounded
+from feddp.protocol import COUNT, MEASURED, STD_WITHHELD, WITHHELD, Kind, Number
 from feddp.reading import short, shown
 from feddp.sealing.envelope import OVERHEAD, recipients_of
 from feddp.sealing.handshake import LIMIT
@@ -209,12 +209,3 @@ def nbytes(tensors: Mapping[str, Tensor], half: bool) -> int:
     """Returns the tensors' size in bytes without transport overhead; `half`: float32 travels as float16."""
     found = [value for value in tensors.values() if isinstance(value, Tensor)]
     return sum(value.nbytes // (2 if half and value.dtype == torch.float32 else 1) for value in found)
-
-
-def mean_of(answers: Mapping[str, Message], name: str) -> float | None:
-    """Returns the uniform mean of one scalar over the sites that sent it; None if all withhold it.
-
-    The values are rounded here too: the simulator has no guard that rounds, and must give the same results.
-    """
-    values = [rounded(name, answer.scalars[name]) for answer in answers.values() if name in answer.scalars]
-    return sum(values) / len(values) if values else None

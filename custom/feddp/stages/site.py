@@ -26,7 +26,7 @@ from feddp.training.columns import METRICS, columns
 from feddp.training.device import require_bfloat16, usable
 from feddp.training.loop import adamw, copy_of, frozen
 from feddp.training.losses import segmentation_loss
-from feddp.training.store import State, Store, restore_optimizer
+from feddp.training.store import EVALUATION, State, Store, restore_optimizer
 
 SLOTS = tuple(slot for slot in STAGES.values() if slot)
 PEERS = "peers"  # the file with the consenting peers' tensors
@@ -55,7 +55,8 @@ class Site:
         stopped: asked before every step; training raises Stopped once it returns true.
 
     Raises:
-        InputError: the data set does not fit the plan, no image can select a round, or the device is not available.
+        InputError: the data set does not fit the plan, no image can select a round or is a test image, or the device is not
+            available.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class Site:
                 f"site {name}: {folder.path / 'dataset.json'} says (channels, classes, labels) = {found}, the job {wanted};"
                 " submit a job for this data set, or prepare the folder for the job's"
             )
-        if lacking := folder.lacking(plan.training.selection):  # before a round is trained, not after it
-            raise InputError(f"site {name}: {lacking}")
+        for split in (plan.training.selection, "test"):  # before a round is trained, not after it or at the end
+            if lacking := folder.lacking(split):
+                raise InputError(f"site {name}: {lacking}")
         self.device = usable(device, f"site {name}: device", "correct it in the site's policy")
         if plan.training.precision_compute == "bfloat16":
             require_bfloat16(self.device, f"site {name}")
@@ -182,8 +184,10 @@ class Site:
     # --- networks on disk --------------------------------------------------------------------------------------------
 
     def save(self, slot: str) -> None:
-        """Writes the network as the result of a stage; an evaluation of earlier results no longer holds."""
+        """Writes the network as the result of a stage; later stages' results, and an evaluation, are of an earlier one."""
         self._evaluation.unlink(missing_ok=True)
+        for later in SLOTS[SLOTS.index(slot) + 1 :]:
+            self.store.remove(later)
         self.store.write(slot, self.network.state_dict(), **self.plan.metadata, **self.folder.metadata, site=self.name)
 
     def restore(self, slot: str) -> None:
@@ -192,7 +196,7 @@ class Site:
 
     @property
     def _evaluation(self) -> Path:
-        return self.store.folder / "evaluation.json"
+        return self.store.folder / EVALUATION
 
     def evaluated(self) -> dict[str, Any] | None:
         """Returns the evaluation of the present results, if there was one; not one of a version with other metrics."""

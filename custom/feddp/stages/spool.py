@@ -6,6 +6,7 @@ memory, and the bits are those of contributions in memory.
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Lock
@@ -37,7 +38,9 @@ class Spool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        # after a failed write it writes the rest of its buffer, in vain, and would hide the first error's message
+        with suppress(OSError):
+            self._file.close()
 
     def put(self, tensors: Mapping[str, Tensor]) -> "Spooled":
         """Writes tensors.

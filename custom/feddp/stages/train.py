@@ -24,7 +24,7 @@ from feddp.stages.memory import BEST
 from feddp.stages.message import Message
 from feddp.stages.order import require, state_before
 from feddp.stages.round import LocalRound, keep
-from feddp.stages.server import Server, mean_of
+from feddp.stages.server import Server
 from feddp.stages.site import Scores, Site
 from feddp.stages.spool import Spool
 from feddp.stages.stopwatch import Stopwatch
@@ -75,7 +75,13 @@ def serve(server: Server) -> None:
 
 
 class Best:
-    """Tracks the best round by mean validation IoU; of equal rounds, the first."""
+    """Tracks the best round by mean validation IoU over the same sites; of equal rounds, the first.
+
+    A site that is absent once must not decide: without the weakest site, a round's mean is higher. So two rounds are compared
+    over the sites whose scores of both are known. A site that did not score the best round keeps its part in the choice: its
+    score of an earlier best round counts instead or, of a site that came later, its first one. A site that never sends a score
+    has no part.
+    """
 
     def __init__(self, server: Server):
         self._server = server
@@ -86,16 +92,31 @@ class Best:
         Raises:
             ContributionError: every site withholds its score, and the plan starts later stages from the best round.
         """
-        iou, memory = mean_of(answers, "iou"), self._server.memory
-        if iou is None:
+        memory = self._server.memory
+        # rounded here too: the simulator has no guard that rounds, and must give the same results
+        ious = {
+            site: protocol.rounded("iou", answer.scalars["iou"]) for site, answer in answers.items() if "iou" in answer.scalars
+        }
+        if not ious:
             if self._server.plan.start == "best" and not self._server.plan.best_per_site:
                 raise ContributionError(
                     "no site sent its validation IoU: every site has fewer images than min_images in its policy."
                     " The best round is therefore unknown; submit the job with --set start=last"
                 )
-        elif memory.best_iou is None or iou > memory.best_iou:
-            memory.best_iou, memory.best_round = iou, round
+        elif memory.best_round is None or _exceeds(ious, memory.best_ious):
+            memory.best_ious, memory.best_round = memory.best_ious | ious, round
             memory.keep_best()
+        else:
+            memory.best_ious = ious | memory.best_ious
+
+
+def _exceeds(ious: Mapping[str, float], best: Mapping[str, float]) -> bool:
+    """Whether the mean over the sites in both is higher in `ious`; without such a site it is not."""
+    common = sorted(ious.keys() & best.keys())
+    if not common:
+        return False
+    mean, highest = (sum(scores[site] for site in common) / len(common) for scores in (ious, best))
+    return mean > highest
 
 
 def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Spool) -> dict[str, Message]:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ PLAN, _LOCK = "plan.json", ".lock"
 AS_NEW = "submit the job as a new one"  # the remedy where a run's own files cannot be used
 
 
-def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "") -> None:
+def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "", extends: Callable[[], None] = lambda: None) -> None:
     """Takes a run's folder for this process: saves the plan with which it is first opened, and refuses any other plan.
 
     The server chooses which run a job continues. With another plan, that plan's private rule would apply to the tensors stored
@@ -25,6 +25,7 @@ def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "") -> None:
 
     Args:
         fixed: why the run cannot be extended; "" if it can.
+        extends: called where the plan extends the run, before it is saved: a process that is killed meanwhile calls it again.
 
     Raises:
         PolicyError: the folder belongs to another plan or cannot be extended, holds tensors but no plan, or is in use by
@@ -38,6 +39,8 @@ def claim(folder: Path, plan: Mapping[str, Any], fixed: str = "") -> None:
         raise PolicyError(f"{folder} holds tensors but no {PLAN}; {AS_NEW}")
     if first is not None and fixed:
         raise PolicyError(f"{folder} has {first['rounds']} rounds and cannot be extended: {fixed}; {AS_NEW}")
+    if first is not None:
+        extends()
     write_text(folder / PLAN, json.dumps(now, indent=2, sort_keys=True) + "\n")
 
 

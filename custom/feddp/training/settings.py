@@ -56,7 +56,7 @@ class Training:
     )
 
     def __post_init__(self) -> None:
-        from feddp.networks.metadata import NORMALISATIONS
+        from feddp.networks.metadata import NORMALISATIONS, SELECTIONS
 
         require_bounds(self)
         require_positive(self, "lr", "batch", "local_epochs", "clip")
@@ -64,7 +64,7 @@ class Training:
         require_choice(self, "loss", LOSS_NAMES)
         require_choice(self, "precision_compute", ("float32", "bfloat16"))
         require_choice(self, "normalise", NORMALISATIONS)
-        require_choice(self, "selection", ("val", "test"))
+        require_choice(self, "selection", SELECTIONS)
 
     @property
     def trained_on(self) -> tuple[str, ...]:

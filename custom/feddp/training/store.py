@@ -6,6 +6,7 @@ state_00007.safetensors   the state after 7 rounds: private tensors, personal mo
 start.safetensors         the whole network of the round that stage 1 selected; later stages add tuned, heads, calibrated
 spectra.safetensors       amplitude spectra of other sites, received with consent (FedDG), removed after the evaluation
 peers.safetensors         personal tensors of other sites, received with consent, removed after the evaluation
+evaluation.json           the site's answer to the evaluation
 images.csv, cases.csv     metrics per image and, if images are slices, per volume, of each class too; they never leave the site
 record.jsonl              the log of the rounds; it never leaves the site
 """
@@ -30,7 +31,7 @@ from feddp.training.claim import AS_NEW, claim
 
 _STATE = re.compile(r"state_(\d{5,})\.safetensors")
 INITIAL = "initial"
-
+EVALUATION = "evaluation.json"
 
 GROUPS = ("private", "personal", "optimizer", "memory")
 
@@ -59,8 +60,16 @@ class Store:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def claim(self, plan: Mapping[str, Any]) -> None:
-        """As `claim`, for this store's folder."""
-        claim(self.folder, plan)
+        """As `claim`, for this store's folder; an extension of the run starts without the results of its former end."""
+        claim(self.folder, plan, extends=self._remove_results)
+
+    def _remove_results(self) -> None:
+        """Removes the stages' networks, what peers sent, and the evaluation: a site that is absent at the new end must not
+        answer with those of the former end."""
+        (self.folder / EVALUATION).unlink(missing_ok=True)
+        for path in self.folder.glob("*.safetensors"):
+            if path.stem != INITIAL and not _STATE.fullmatch(path.name):
+                path.unlink()
 
     def write(self, name: str, tensors: Mapping[str, Tensor], **metadata: str) -> None:
         save_network(self._path(name), tensors, metadata)

@@ -63,7 +63,7 @@ def test_a_new_patient_is_missed_as_rarely_as_promised():
 def brightness(toy, tmp_path):
     """Makes a toy network whose logit is `slope` times the red channel's value of 0 to 1, minus `shift`."""
 
-    def make(name="network", slope=4.0, shift=2.0, prepared=None):
+    def make(name="network", slope=4.0, shift=2.0, prepared=None, selection=None):
         network = build(toy, 3, 1, seed=0)
         with torch.no_grad():
             for value in network.state_dict().values():
@@ -73,6 +73,7 @@ def brightness(toy, tmp_path):
             network.head.bias.fill_(-shift)
         texts = {"network": toy, "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32"}
         texts |= {"normalise": "scale"} | ({KEY: prepared.text} if prepared else {})
+        texts |= {"selection": selection} if selection else {}
         save_network(tmp_path / f"{name}.safetensors", network.state_dict(), texts)
         return tmp_path / f"{name}.safetensors"
 
@@ -118,6 +119,17 @@ def test_the_commands_of_take_home(brightness, site, feddp, tmp_path, monkeypatc
     for command in commands_for("test_conformal", "docs/how-to/take-home.md"):
         assert feddp(*command.split()[1:])[0] == 0
     assert (np.asarray(Image.open("runs/masks-0.1/t.png")) > 0).sum() == 8
+
+
+@pytest.mark.parametrize(("selection", "warned"), [("test", True), ("val", False), (None, False)])
+def test_it_warns_where_the_run_trained_on_validation_images(brightness, site, feddp, tmp_path, selection, warned):
+    """With selection=test. A file of an earlier version does not say it."""
+    out = tmp_path / "t.json"
+    file = brightness(selection=selection)
+    code, _, said = feddp("calibrate-threshold", "--network", file, "--data", site, "--alpha", 0.33, "--out", out)
+    assert (code, out.exists()) == (0, True)
+    assert (f"warning: the run of {file} trained on the split val too (selection=test)" in said) is warned
+    assert ("name a folder whose split.csv has such patients as val" in said) is warned
 
 
 def test_the_threshold_never_takes_what_half_would_find(brightness, site, feddp, tmp_path):

@@ -1,11 +1,12 @@
 """`--env local` when something goes wrong at a site: it is refused as FLARE refuses it, and the others go on."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
-from feddp.errors import Stopped
+from feddp.errors import InputError, Stopped
 from feddp.files import PROGRESS, TIME
 from feddp.networks.weights import fingerprint, read_network
 from feddp.run import session
@@ -108,6 +109,16 @@ def test_a_run_on_several_devices_has_the_bits_of_one(toy, tiny_root, tmp_path):
         assert read_config(out / "run.yaml")["device"] == device
     assert runs["cpu"] == runs["cpu,cpu"]
     assert len(runs["cpu"]) >= 2
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_site_without_images_of_a_split_is_found_before_the_run(toy, plan_for, tiny_root, tmp_path, split):
+    """Its folder is named; the last stage would need the test images."""
+    data = shutil.copytree(tiny_root, tmp_path / "data")
+    table = data / "site-2/split.csv"
+    table.write_text(table.read_text().replace(f",{split}", ",train"))
+    with pytest.raises(InputError, match=rf"site-2/split.csv has no image in split {split}; add some"):
+        policies_of(plan_for(network=toy), data, "cpu")
 
 
 def test_64_sites_in_one_process(toy, plan_for, tiny_root, tmp_path):

@@ -22,13 +22,57 @@ from feddp.stages.train import Best, adopt, score, train
 def test_of_equal_rounds_the_first_is_the_best(scores, best, kept):
     """Means 0.5, 0.7, 0.7, 0.6: round 2, though round 3 is equal. 0.5 three times: round 1. 0 is better than none.
     0.3, 0.5, 0.6: the last."""
-    marked = []
-    memory = SimpleNamespace(best_iou=None, best_round=None, keep_best=lambda: marked.append(memory.best_round))
-    tracker = Best(SimpleNamespace(memory=memory, plan=SimpleNamespace(start="best")))
-    for round, ious in enumerate(scores, 1):
-        tracker.note(round, {site: Message(scalars={"iou": iou}) for site, iou in zip("AB", ious, strict=True)})
+    memory, marked = noted(*({"A": a, "B": b} for a, b in scores))
     assert memory.best_round == best
     assert marked == kept
+
+
+def noted(*rounds):
+    """The server's memory after rounds with these scores {site: IoU}, and the rounds that it marked as the best so far."""
+    marked = []
+    memory = SimpleNamespace(best_ious={}, best_round=None, keep_best=lambda: marked.append(memory.best_round))
+    tracker = Best(SimpleNamespace(memory=memory, plan=SimpleNamespace(start="best")))
+    for round, ious in enumerate(rounds, 1):
+        tracker.note(round, {site: Message(scalars={"iou": iou}) for site, iou in ious.items()})
+    return memory, marked
+
+
+@pytest.mark.parametrize("absent", range(1, 9))
+@pytest.mark.parametrize("site", "ABC")
+def test_a_site_that_misses_one_round_does_not_decide(site, absent):
+    """IoU .30, .60 and .75 + .01 t: every site's is highest in round 8. Without A, whose is the lowest, a round's mean is
+    0.675 + .01 t, which 0.55 + .01 t of all three never reaches. If a site misses the last round, the others still choose it.
+    """
+    rounds = [{"A": 0.30 + 0.01 * t, "B": 0.60 + 0.01 * t, "C": 0.75 + 0.01 * t} for t in range(1, 9)]
+    del rounds[absent - 1][site]
+    assert noted(*rounds)[0].best_round == 8
+
+
+@pytest.mark.parametrize(
+    ("rounds", "best"),
+    [
+        ([{"A": 0.5, "B": 0.5}, {"A": 0.51}, {"A": 0.505, "B": 0.6}], 3),
+        ([{"A": 0.5, "B": 0.5}, {"A": 0.51}, {"A": 0.505, "B": 0.4}], 2),
+        ([{"A": 0.9}, {"A": 0.8, "B": 0.1}, {"A": 0.7, "B": 0.8}], 3),
+        ([{"A": 0.9}, {"A": 0.8, "B": 0.7}, {"A": 0.7, "B": 0.8}], 1),
+        ([{"A": 0.5, "B": 0.9}, {"A": 0.6}, {"A": 0.7}], 3),
+        ([{"A": 0.5}, {"B": 0.9}, {"A": 0.6}], 3),
+        ([{"A": 0.5}, {"B": 0.9}, {"A": 0.4, "B": 0.8}], 1),
+    ],
+)
+def test_who_has_a_part_in_the_choice(rounds, best):
+    """1, 2: A alone chooses round 2; B keeps its part, with 0.5 of round 1: round 3 has 0.5525 against 0.505, or 0.4525.
+    3, 4: B comes after the best round and counts there with its first score: 0.75 against (0.9 + 0.1)/2; against (0.9 + 0.7)/2.
+    5: B is lost: A alone chooses. 6, 7: without a common site the earlier round stays, and both have a part from then on:
+    0.6 against 0.5, and (0.4 + 0.8)/2 against (0.5 + 0.9)/2."""
+    assert noted(*rounds)[0].best_round == best
+
+
+def test_a_site_that_withholds_has_no_part():
+    """B's mean would be 0.9 in round 1; it never sends one."""
+    memory, marked = noted({"A": 0.5}, {"A": 0.6})
+    Best(SimpleNamespace(memory=memory, plan=None)).note(3, {"A": Message(scalars={"iou": 0.7}), "B": Message()})
+    assert (memory.best_round, memory.best_ious, marked) == (3, {"A": 0.7}, [1, 2, 3])
 
 
 # --- a site's own best round ------------------------------------------------------------------------------------------------

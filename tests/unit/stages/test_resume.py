@@ -2,17 +2,23 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file
 
+from feddp import protocol
 from feddp.errors import BadFile, FedDPError, PolicyError
 from feddp.files import read_events
 from feddp.flare.kept import files_of, kept_below
 from feddp.networks import NETWORKS
 from feddp.networks.weights import read_network, save_network
 from feddp.stages.memory import BEST, LATEST, PREVIOUS, ServerMemory, start_file
+from feddp.stages.message import Message
+from feddp.stages.site import last_network
+from feddp.stages.train import Best
 from feddp.training import claim
-from support.broken_off import RUN, Killed, outcome, same, start
+from support.broken_off import RUN, SITES, Killed, Mortal, outcome, same, start
 from support.small import Small
 
 # a private rule, a personal model, an exchange at every epoch, one before the rounds, a tuning, a best round of each site's own
@@ -37,8 +43,8 @@ def toy(monkeypatch) -> str:
 def federation(tiny_root, tmp_path):
     """Starts a job of the run `name`; it ends after `answers` answers."""
 
-    def begin(plan, name, job, answers=float("inf")):
-        return start(plan, tiny_root, tmp_path / name, job, answers)
+    def begin(plan, name, job, answers=float("inf"), made=Mortal):
+        return start(plan, tiny_root, tmp_path / name, job, answers, made)
 
     return begin
 
@@ -78,6 +84,55 @@ def test_more_rounds_are_an_extension(plan_for, federation, toy):
     short, long = (plan_for(network=toy, rounds=rounds, calibration_epochs=1) for rounds in (2, 4))
     federation(short, "grown", "first")
     same(outcome(*federation(long, "whole", "job")), outcome(*federation(long, "grown", "second")))
+
+
+def test_an_extension_is_broken_off_after_every_answer(plan_for, federation, toy):
+    """Whatever the sites have removed of the former end by then."""
+    short, long = (plan_for(network=toy, rounds=rounds, calibration_epochs=1) for rounds in (1, 2))
+    whole = outcome(*federation(long, "whole", "job"))
+    for number in itertools.count(1):
+        name = f"grown-{number}"
+        federation(short, name, "first")
+        try:
+            federation(long, name, "second", answers=number)
+        except Killed:
+            same(whole, outcome(*federation(long, name, "third")))
+        else:
+            assert number == 10, "the control: there were answers to break off after"
+            return
+
+
+# {what site-2 misses: whether it is that task, of the extension}
+MISSED = {
+    "the end": lambda task, round: task == protocol.ADOPT,
+    "a local stage": lambda task, round: task == protocol.CALIBRATE,
+    "all of it until the exchange": lambda task, round: task == protocol.ADOPT or (task == protocol.TRAIN and round >= 2),
+}
+
+
+@pytest.mark.parametrize("what", MISSED)
+def test_a_site_that_misses_a_part_of_an_extension_has_no_part_of_the_former_end(plan_for, federation, toy, tmp_path, what):
+    """As in a run of 4 rounds in which it misses the same: no ρ and no evaluation of round 2, no network of another round."""
+
+    class Away(Mortal):
+        def reply(self, task, site, message):
+            if site == "site-2" and MISSED[what](task, message.scalars.get("round")):
+                raise FedDPError(f"site {site}: away")
+            return super().reply(task, site, message)
+
+    short, long = (plan_for(network=toy, rounds=rounds, calibration_epochs=1, min_sites=1) for rounds in (2, 4))
+    federation(short, "grown", "first")
+    ends = [federation(long, name, "second", made=Away) for name in ("grown", "whole")]
+    results, networks = [], []
+    for root, folder in ends:
+        results.append((folder / "results.json").read_bytes())
+        last = {site: last_network(files_of(kept_below(root / site), RUN)) for site in SITES}
+        networks.append({site: (path.name, load_file(path)) for site, path in last.items() if path})
+    assert results[0] == results[1]
+    grown, whole = networks
+    assert {site: name for site, (name, _) in grown.items()} == {site: name for site, (name, _) in whole.items()}
+    for site, (_, tensors) in whole.items():
+        assert all(tensors[name].equal(value) for name, value in grown[site][1].items())
 
 
 def test_a_finished_run_gives_its_results_again(plan_for, federation, toy):
@@ -143,7 +198,7 @@ def test_a_server_killed_while_it_marked_a_better_round_finds_the_best_one(tmp_p
     for round in (1, 2):
         memory.save({name: value + round for name, value in gamma.items()}, round)
         if round == 1:
-            memory.best_round, memory.best_iou = 1, 0.5
+            memory.best_round, memory.best_ious = 1, {"A": 0.5}
             memory.keep_best()
     memory.keep_best()
     assert memory.load("shared_best")[1] == 2, "the control"
@@ -160,13 +215,40 @@ def test_damaged_best_tensors_are_lost_and_said(tmp_path, plan_for, toy):
     for round in (1, 2, 3):
         memory.save(memory.first(), round)
         if round == 1:
-            memory.best_round, memory.best_iou = 1, 0.5
+            memory.best_round, memory.best_ious = 1, {"A": 0.5}
             memory.keep_best()
     (tmp_path / "kept/shared_best.safetensors").write_bytes(b"\xff" * 100)
     again = memory_of(tmp_path, plan)
-    assert (again.round, again.best_round, again.best_iou) == (3, None, None)
+    assert (again.round, again.best_round, again.best_ious) == (3, None, {})
     said = [event["message"] for event in read_events(tmp_path / "job/progress.jsonl") if event["event"] == "damaged"]
     assert said == ["the shared tensors of round 1, the best so far, are lost"]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_continued_run_compares_with_the_best_round_site_by_site(tmp_path, plan_for, toy, earlier):
+    """Round 1 has 0.5 at A and 0.9 at B, so 0.7. Round 2 lacks B, and A has 0.6 there: above A's 0.5, though not above 0.7.
+    An earlier version kept 0.7 alone; its progress has the sites' scores, as they come in the simulator: not rounded."""
+    plan = plan_for(method="fedavg", network=toy, rounds=5)
+    memory = memory_of(tmp_path, plan)
+    for site, iou in (("A", 0.5001), ("B", 0.9)):
+        memory.progress("answer", task="train", site=site, round=2, phase=0, bytes=0, scalars={"iou": iou})
+    memory.save(memory.first(), 1)
+    Best(SimpleNamespace(memory=memory)).note(1, {"A": scored(0.5001), "B": scored(0.9)})
+    memory.save(memory.first(), 2)
+    if earlier:
+        path = tmp_path / "kept/shared_latest.safetensors"
+        shared, metadata = read_network(path)
+        state = json.loads(metadata["state"]) | {"best_iou": 0.7}
+        del state["best_ious"]
+        save_network(path, shared, {"round": "2", "state": json.dumps(state)})
+    again = memory_of(tmp_path, plan)
+    assert (again.best_round, again.best_ious) == (1, {"A": 0.5, "B": 0.9})
+    Best(SimpleNamespace(memory=again)).note(2, {"A": scored(0.6)})
+    assert (again.best_round, again.best_ious) == (2, {"A": 0.6, "B": 0.9})
+
+
+def scored(iou):
+    return Message(scalars={"iou": iou})
 
 
 def test_a_damaged_first_round_starts_again(tmp_path, plan_for, toy):

@@ -285,6 +285,7 @@ def test_a_saved_network_says_what_it_is(plan_for, open_site, toy):
         "method": "feddp",
         "seed": "5",
         "normalise": "zscore",
+        "selection": "val",
         "site": "site-1",
     }
 
@@ -405,6 +406,27 @@ def test_a_site_that_missed_stage_1_says_so(plan_for, open_site, toy):
     for action in (personal, tune, evaluate, lambda site: calibrate(site, {})):
         with pytest.raises(FedDPError, match="site site-1: stage 1 left no network"):
             action(site)
+
+
+def test_a_process_that_dies_at_the_end_of_its_evaluation_leaves_no_peers_tensors(adopted, monkeypatch):
+    """The result is stored, the peers' tensors are not yet removed; the task comes again."""
+    one, two = adopted()
+    calibrate(one, {"site-2": personal(two)})
+    one.store.write("spectra", {"site-2/centres": torch.zeros(1)})
+    kept = one.keep_evaluation
+
+    def killed(found):
+        kept(found)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "keep_evaluation", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(one)
+    assert one.store.has("peers"), "the control"
+    assert evaluate(one)["peers"].keys() == {"site-2"}
+    assert not one.store.has("peers")
+    assert not one.store.has("spectra")
 
 
 def rows_of(site, table="images.csv"):
@@ -612,6 +634,9 @@ def test_an_empty_split_is_named(plan_for, open_site, toy, tiny_root, tmp_path):
     # and where the test images choose, as in the paper, there is nothing missing
     site = open_site(plan_for(network=toy, selection="test"), data=data)
     assert (len(site.samples), len(site.validation)) == (10, 2)
+    table.write_text(table.read_text().replace(",test", ",val"))
+    with pytest.raises(FedDPError, match=r"site site-1: .*split.csv has no image in split test; add some$"):
+        open_site(plan_for(network=toy), data=data)
 
 
 def test_where_the_test_images_select_validation_images_are_trained_on(plan_for, open_site, toy):

@@ -150,11 +150,12 @@ def test_no_file_stays_of_a_round_that_is_broken_off(memory, tmp_path):
     assert nameless(tmp_path) == []
 
 
-def test_a_full_disk_is_named(memory, monkeypatch):
-    """/dev/full takes nothing. No site is to blame: the run stops."""
-    monkeypatch.setattr(module, "TemporaryFile", lambda dir: open("/dev/full", "w+b", buffering=0))  # noqa: SIM115
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_full_disk_is_named(memory, monkeypatch, buffering):
+    """/dev/full takes nothing. No site is to blame: the run stops. Small tensors are in a buffer when the file is closed."""
+    monkeypatch.setattr(module, "TemporaryFile", lambda dir: open("/dev/full", "w+b", buffering))  # noqa: SIM115
     server = Asked(memory)
     monkeypatch.setattr(server, "warn", lambda message: None)
     reason = r"kept: the contributions' file was not written \(No space left on device\); free space"
-    with Spool(memory.kept) as spool, pytest.raises(StorageError, match=reason):
+    with pytest.raises(StorageError, match=reason), Spool(memory.kept) as spool:
         train._ask_to_train(server, memory.first(), 0, 0, spool)
