@@ -1,6 +1,7 @@
 """`feddp join`: from a finished run to a new hospital's own network; what is frozen, what is kept, what is refused."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from feddp.cli import main
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
 from feddp.files import WEIGHTS
 from feddp.networks.weights import fingerprint, load_personal, save_network
 from feddp.partition import DECODER, ENCODER, HEAD, NORM, chosen
@@ -240,6 +241,52 @@ def test_wrong_data_leave_nothing_and_the_same_command_works_once_they_are_mende
     ious(0.1, 0.2)
     join(run, hospital, tmp_path / "out", epochs=1)
     assert (tmp_path / "out/results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "usable"),
+    [
+        ("silobn", ("norm_statistics",), "head, norm, encoder, decoder, decoder.1, decoder.2, decoder.3, decoder.4"),
+        ("pflfe", ("projector",), "head, norm, encoder, decoder, decoder.1, decoder.2, decoder.3, decoder.4"),
+        ("pflfe", ("projector", "norm_statistics"), "head, norm"),
+    ],
+)
+def test_roles_that_cannot_be_tuned_are_refused_before_files_are_written(finished, hospital, tmp_path, method, train, usable):
+    """Buffers have no gradient; pFLFE's projector serves its other phase. Beside another role they are allowed."""
+    run, _, _ = finished(method, network="resnet18-fpn")
+    wrong = f"--train {','.join(train)}: the loss depends on no parameter of that; name one of {usable}"
+    with pytest.raises(InputError, match=wrong):
+        join(run, hospital, tmp_path / "out", train=train)
+    assert not (tmp_path / "out").exists()
+    join(run, hospital, tmp_path / "out", train=(*train, "head"), epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "role"),
+    [
+        ("silobn", ("decoder", "head"), "norm_statistics"),
+        ("fedbn", ("decoder", "head"), "norm"),
+        ("pflfe", ("head",), "decoder"),
+        ("fedbn", ("decoder", "head", "norm"), ""),
+        ("silobn", ("decoder", "head", "norm_statistics"), ""),
+        ("pflfe", ("decoder", "head"), ""),
+        ("fedavg", ("head",), ""),
+        ("fedrod", ("head",), "personal_head"),
+    ],
+)
+def test_private_tensors_that_are_not_tuned_are_named(finished, hospital, tmp_path, capfd, method, train, role):
+    """SiloBN's statistics, of mean 0 and variance 1, would be those of a network that has seen no image. pFLFE's projector does
+    not predict, so that nobody misses it. The proposed roles leave nothing to warn of."""
+    run, _, _ = finished(method, network="resnet18-fpn")
+    join(run, hospital, tmp_path / "out", train=train, epochs=1)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: private tensors")]
+    assert len(lines) == bool(role)
+    if not role:
+        return
+    said = rf"warning: private tensors, .*: {role} \(\S+ and \d+ more\); to tune them too, --train {','.join((*train, role))}"
+    assert re.fullmatch(said, lines[0])
+    join(run, hospital, tmp_path / "more", train=(*train, role), epochs=1)
+    assert "warning: private tensors" not in capfd.readouterr().err
 
 
 def _without(data, split):

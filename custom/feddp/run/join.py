@@ -3,25 +3,28 @@ Table 7).
 
 The start is the shared tensors that stage 1 selected. The method's private tensors, which no server ever had, start as at every
 site: from the run's seed or the job's initial tensors. The decoder and the head are tuned locally, the encoder is frozen.
+Private tensors that are not tuned keep their start; a warning names them.
 
 Deviations: the paper gives neither epochs nor learning rate; as in our other tuning stages, 20 epochs at 1e-4, and the epoch
 with the best validation IoU is kept. During tuning, a frozen batch normalisation normalises with the batch's statistics and
-does not update its own; it predicts with the federation's statistics.
+does not update its own. It predicts with those of its start: the federation's where they are shared, else the private start's.
 """
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from feddp.adaptation.models import plan_of, read_shared
 from feddp.data.folder import SiteFolder
+from feddp.data.loading import batches
 from feddp.errors import FedDPError, InputError
 from feddp.files import RESULTS, SHARED, read_results
 from feddp.methods import METHODS
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import TRAIN, TUNE
-from feddp.partition import Rule, Tensors, chosen
+from feddp.partition import ROLES, Rule, Tensors, chosen, select, some
 from feddp.plan.resolve import build_network, initial_tensors, partition_of
 from feddp.plan.schema import Plan
 from feddp.run.session import copy_results, finish, fresh
@@ -32,6 +35,7 @@ from feddp.stages.train import adopt
 from feddp.stages.tune import tune
 from feddp.training.calibration import Report
 from feddp.training.device import asked_for, settle
+from feddp.training.seeds import seeded
 from feddp.training.store import Store
 
 
@@ -52,8 +56,8 @@ def join(
     results.json and results.md, where `before_calibration` is the start and `final` the selected network.
 
     Raises:
-        InputError: the run is not finished, its method shares nothing or has layers per site, the network lacks a role, the
-            data do not fit the run or lack a split, or `out` is not empty. Then no files are written.
+        InputError: the run is not finished, its method shares nothing or has layers per site, the network lacks a role, no
+            role can be tuned, the data do not fit the run or lack a split, or `out` is not empty. Then no files are written.
     """
     results, shared = read_results(run), read_shared(run)
     plan = plan_of(run, results)
@@ -74,7 +78,9 @@ def join(
     Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(run / SHARED), shared)
     fresh(out)
     settle(device, threads=1)  # as at a site: bit-equal on every machine
-    site = _opened(opened, local_plan, out, device, first)
+    site = _opened(opened, local_plan, out, device, first, train)
+    if untouched := _untouched(site, train):
+        print(f"warning: {untouched}", file=sys.stderr)
     adopt(site, shared, results["start_round"])
     tune(site, train, report)
     summary = {when: value for when, value in evaluate(site).items() if when != "peers"}
@@ -83,15 +89,55 @@ def join(
     return finish(out, done | {"joined": {"run": str(run), "train": list(train)}})
 
 
-def _opened(folder: SiteFolder, plan: Plan, out: Path, device: str, first: Tensors) -> Site:
-    """Returns the site with all splits read, so that bad data are refused before hours of tuning; then `out` is removed."""
+def _opened(folder: SiteFolder, plan: Plan, out: Path, device: str, first: Tensors, train: Rule) -> Site:
+    """Returns the site with all splits read, so that bad data are refused before hours of tuning; then `out` is removed.
+
+    So are roles `train` of which the loss depends on no parameter, such as buffers, or layers of another phase of the method.
+    """
     try:
         site = Site(folder.site, folder, plan, Store(out / "workspace"), device, first)
         _ = site.samples, site.validation, site.test
+        if not _tunable(site, train):
+            usable = ", ".join(role for role in ROLES if _has(site, role) and _tunable(site, (role,)))
+            raise InputError(f"--train {','.join(train)}: the loss depends on no parameter of that; name one of {usable}")
     except FedDPError:
         shutil.rmtree(out)  # it was new or empty, and the user may repeat the command
         raise
     return site
+
+
+def _has(site: Site, role: str) -> bool:
+    """Whether the network has tensors of the role, which can be divided from others."""
+    try:
+        return bool(select(site.network, role))
+    except InputError:
+        return False
+
+
+def _tunable(site: Site, roles: Rule) -> bool:
+    """Whether the loss of a batch of the site's images depends on a parameter of these roles. The network does not change."""
+    site.network.eval()
+    batch = next(batches(site.samples[:2], 2, seed=None, augment=False, device=site.device))
+    with seeded(site.device, "tunable"), site.only(roles):
+        return site.batch_loss(site.network(batch["image"]), batch).requires_grad
+
+
+def _untouched(site: Site, train: Rule) -> str:
+    """Returns what to tell the user of private tensors that are not tuned although the network predicts with them, else ""."""
+    kept, found, roles = set(site.partition.private) - chosen(site.network, train), [], list(train)
+    parameters = {name for name, _ in site.network.named_parameters()}
+    for role in site.plan.federation.private or METHODS[site.plan.method].rule(site.plan):
+        names = sorted(kept & select(site.network, role))
+        # a role of parameters on which the loss does not depend is not for prediction, such as pFLFE's projector
+        if names and (parameters.isdisjoint(names) or _tunable(site, (role,))):
+            found.append(f"{role} ({some(names, 1)})")
+            roles.append(role)
+    if not found:
+        return ""
+    return (
+        f"private tensors, which no site shared, stay as every site of the run began with them: {', '.join(found)};"
+        f" to tune them too, --train {','.join(roles)}"
+    )
 
 
 def first_of(run: Path, plan: Plan) -> Tensors:
