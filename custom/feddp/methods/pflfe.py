@@ -63,13 +63,17 @@ class PFLFE(Method):
         phase = Enhancement(site.network, project, self.hyper.ema)
         epochs = site.plan.training.local_epochs
         loss = site.fit(epochs, loss=phase.loss, forward=phase.forward, after=phase.after)
-        if phase.spread < COLLAPSED:
+        if _collapsed(phase.spread):
             before = (event for event in read_events(site.store.folder / RECORD) if event["event"] == EVENT)
-            if not any(event["spread"] < COLLAPSED for event in before):
+            if not any(_collapsed(event["spread"]) for event in before):
                 message = "site %s: pFLFE's outputs have collapsed (spread %.2g); lower ema or lr"
                 logging.getLogger("feddp").warning(message, site.name, phase.spread)
         site.store.record(EVENT, loss=loss, spread=phase.spread)
         return loss
+
+
+def _collapsed(spread: float | None) -> bool:
+    return spread is not None and spread < COLLAPSED
 
 
 class FCPFLFE(PFLFE):

@@ -45,7 +45,8 @@ class Enhancement:
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Returns Eq. 3 of `forward`'s outputs, a scalar in [0, 8]. It uses no labels."""
         unit = F.normalize(outputs[0].detach(), dim=1)
-        self._spreads.append(unit.std(dim=0, unbiased=False).mean() * math.sqrt(unit.shape[1]))
+        if len(unit) > 1:
+            self._spreads.append(unit.std(dim=0, unbiased=False).mean() * math.sqrt(unit.shape[1]))
         one, two, target_one, target_two = outputs
         return (distance(one, target_two) + distance(two, target_one)).mean()
 
@@ -56,10 +57,11 @@ class Enhancement:
             target.lerp_(online, 1 - self.momentum)
 
     @property
-    def spread(self) -> float:
+    def spread(self) -> float | None:
         """Distance of the normalised outputs from collapse: their standard deviation over a batch, averaged over dimensions
-        and batches, times √D. 1: they fill the sphere evenly; 0: all images have the same output."""
-        return float(torch.stack(self._spreads).mean())
+        and batches, times √D. 1: they fill the sphere evenly; 0: all images have the same output. None: there was no batch of
+        several images, and a single output has no deviation."""
+        return float(torch.stack(self._spreads).mean()) if self._spreads else None
 
 
 def distance(online: Tensor, target: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn, tensor
 
+from feddp.files import read_events
 from feddp.methods.pflfe import PFLFE, PFLFESettings
 from feddp.networks.projector import project
 from feddp.stages.train import train
@@ -112,6 +113,17 @@ def test_the_spread_tells_a_collapse():
     assert phase.spread == pytest.approx(1)
     phase.loss(torch.ones(4, 4, 2), {})
     assert phase.spread == pytest.approx(0.5)
+    phase.loss(torch.ones(4, 1, 2), {})
+    assert phase.spread == pytest.approx(0.5), "a batch of one image tells nothing"
+
+
+def test_batches_of_one_image_are_not_warned_of(open_site, caplog):
+    """The deviation over one output is 0, whatever the network does."""
+    site = open_site(method="fc_pflfe", batch=1, network="unet")
+    train(site, site.partition.split(site.copy())[0], 0)
+    (event,) = [event for event in read_events(site.store.folder / "record.jsonl") if event["event"] == "enhancement"]
+    assert event["spread"] is None
+    assert "collapsed" not in caplog.text
 
 
 def test_views_differ_and_come_again_with_the_seed():
