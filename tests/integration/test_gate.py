@@ -75,7 +75,7 @@ def heard(cell, channel: str, topic: str = "*") -> list[str]:
 
 def soon(holds) -> bool:
     """Streams are answered by a thread of FLARE's."""
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 10
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.02)
     return bool(holds())
