@@ -58,10 +58,10 @@ def compare(request: ComparisonRequest) -> Comparison:
     outside = LeaveOneOut(around, request.common, request.seeds, request.data, request.out) if around else None
     dealt = (request.common, request.seeds, request.data, request.out, request.folds)
     campaigns = fold_campaigns(methods, *dealt) if request.folds else []
-    _remove_tables(request.out)
+    before = _tables(request.out)
     (request.out / COMPARISON).unlink(missing_ok=True)  # while it runs, it is not finished (`feddp runs slim`)
     if campaigns:
-        return _write(request, fold_tables(campaigns, methods, request.seeds, request.place), campaigns)
+        return _write(request, before, fold_tables(campaigns, methods, request.seeds, request.place), campaigns)
     results, sites, seeds = campaign.execute(request.place), campaign.sites, len(request.seeds)
     named = {variant.label: results[variant] for variant in methods}
     final = [variant for variant in methods if variant.when == FINAL]
@@ -85,16 +85,17 @@ def compare(request: ComparisonRequest) -> Comparison:
     for name in studies:
         draw_study(name, request.out, results, sites)
     if not outside:
-        return _write(request, tables, [campaign], results=results)
+        return _write(request, before, tables, [campaign], results=results)
     adapted = outside.execute(request.place)
     for name, around_study in around.items():
         tables += outside_tables(name, around_study, adapted, sites, seeds)
         draw_outside(name, around_study, request.out, adapted, sites)
-    return _write(request, tables, [campaign, *outside.campaigns.values()], outside.failed, results)
+    return _write(request, before, tables, [campaign, *outside.campaigns.values()], outside.failed, results)
 
 
 def _write(
     request: ComparisonRequest,
+    before: set[str],
     tables: Sequence[ResultTable],
     campaigns: Sequence[Campaign],
     more: Mapping[str, str] | None = None,
@@ -103,6 +104,7 @@ def _write(
     """Writes tables.md, comparison.json and every table's CSV and LaTeX to `request.out`.
 
     Args:
+        before: the names of the tables of an earlier comparison there; those that are not written again are removed.
         campaigns: all runs.
         more: the reasons of other failures, by name.
         results: what the methods and studies measured; of folds there are only tables.
@@ -110,6 +112,9 @@ def _write(
     failed = {name: reason for campaign in campaigns for name, reason in campaign.failed.items()} | dict(more or {})
     for table in tables:
         table.write(request.out)
+    for name in before - {table.name for table in tables}:
+        for ending in ("csv", "tex"):
+            (request.out / f"table_{name}.{ending}").unlink(missing_ok=True)
     parts = [_header(request, campaigns), *(table.markdown() for table in tables), _remarks(campaigns, failed)]
     (request.out / "tables.md").write_text("\n".join(parts), encoding="utf-8")
     write_json(
@@ -125,12 +130,11 @@ def _write(
     return Comparison(tables[0], failed)
 
 
-def _remove_tables(out: Path) -> None:
-    """Removes the files of the tables of the comparison that finished here before: this one may not write all of them anew."""
-    if (out / COMPARISON).exists():
-        for table in read_own(out / COMPARISON, InputError, "remove it, or choose another --out")["tables"]:
-            for ending in ("csv", "tex"):
-                (out / f"table_{table['name']}.{ending}").unlink(missing_ok=True)
+def _tables(out: Path) -> set[str]:
+    """Returns the names of the tables of the comparison that finished here before."""
+    if not (out / COMPARISON).exists():
+        return set()
+    return {table["name"] for table in read_own(out / COMPARISON, InputError, "remove it").get("tables", [])}
 
 
 def _stored(result: Result, out: Path) -> dict[str, dict[int, str]]:

@@ -39,8 +39,14 @@ class SharedRounds:
             plan = Plan.from_json(run.wanted["plan"])
             if METHODS[plan.method].federated:
                 data = {name: value for name, value in run.wanted.items() if name != "plan"}
-                text = digest_of(plan) + json.dumps(data, sort_keys=True) + machine
-                folder = out / FOLDER / sha256(text.encode()).hexdigest()[:16]
+                folder, earlier = (
+                    out
+                    / FOLDER
+                    / sha256(f"{digest_of(plan)}{json.dumps(of, sort_keys=True)}{machine}".encode()).hexdigest()[:16]
+                    for of in (data, run.wanted["data"])  # versions before looked at no pixels
+                )
+                if earlier.exists():
+                    folder = earlier
                 self._of[run.folder] = folder
                 self._runs.setdefault(folder, []).append(run)
             self._first.setdefault(self._key(run), number)

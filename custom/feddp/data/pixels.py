@@ -33,7 +33,9 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str,
         # a camera's JPEG may hold previews behind its picture (MPO). The number is not counted: in a TIFF this takes hours
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
-        if image.format == "PNG" and image.mode != "I;16" and _png_bits(stream) == 16:  # Pillow keeps the high bytes alone
+        if (
+            image.format == "PNG" and image.mode not in ("I;16", "I") and _png_bits(stream) == 16
+        ):  # Pillow keeps the high bytes alone
             raise BadFile(
                 Problem(file, "has 16 bits in colour or with transparency", "Save it with 8 bits, or as a 16-bit TIFF")
             )

@@ -15,7 +15,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from feddp.errors import InputError, PolicyError
-from feddp.files import ARTIFACTS, COMPARISON, NETWORK, PROGRESS, REPORT, RESULTS, RUN, SHARED, TENSORBOARD
+from feddp.files import ARTIFACTS, COMPARISON, NETWORK, PROGRESS, REPORT, RESULTS, RUN, SHARED, TENSORBOARD, WEIGHTS
 from feddp.reading import read_own
 from feddp.reporting.standing import RUNNING
 from feddp.run.keeper import processes_below
@@ -26,7 +26,7 @@ from feddp.training.claim import hold, is_held
 FINISHED, BROKEN_OFF, DAMAGED = "finished", "broken off", "damaged"
 # in a run's folder, what neither tables nor reports are made from, and the networks
 _SPARE = (TENSORBOARD, ARTIFACTS, JOB, WORKSPACE, SIMULATOR, *POC_FOLDERS, REPORT)
-_NETWORKS = (SHARED, f"sites/*/{NETWORK}", f"outside/*/*/{NETWORK}")
+_NETWORKS = (SHARED, WEIGHTS, f"sites/*/{NETWORK}", f"outside/*/*/{NETWORK}")
 
 
 @dataclass(frozen=True)

@@ -61,23 +61,33 @@ def _decoded(content: bytes, file: Path, indexed: str) -> np.ndarray:
     if image.mode == "P" and indexed == "index":
         return np.asarray(image)
     if image.mode.startswith(("I", "F")):
-        return np.asarray(image)
+        return _as_stored(image, file)
     return np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
 
 
-def _needs_tifffile(content: bytes) -> bool:
-    """Whether Pillow cannot read this TIFF, or would change its values.
+def _as_stored(image: Image.Image, file: Path) -> np.ndarray:
+    """Returns grey values of 16 or 32 bits. Pillow takes unsigned ones of 32 bits for signed, and leaves white as 0."""
+    values = np.asarray(image)
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    if values.dtype == np.int32 and tags.get(258) == (32,) and tags.get(339, (_UNSIGNED,))[0] == _UNSIGNED:
+        values = values.view(np.uint32)
+    if tags.get(262) == _WHITE_IS_ZERO:
+        if values.dtype != np.uint16:
+            raise BadFile(Problem(file, f"has values of {values.dtype} with white as 0", "Save it with black as 0"))
+        values = np.uint16(65535) - values
+    return values
 
-    It cuts colours of more than 8 bits, takes signed values of 8 bits for unsigned and unsigned ones of 32 bits for signed,
-    and turns white into 0 of 8 bits only.
-    """
+
+def _needs_tifffile(content: bytes) -> bool:
+    """Whether Pillow cannot read this TIFF, or would change its values: it cuts colours of more than 8 bits, and takes signed
+    values of 8 bits for unsigned."""
     try:
         with Image.open(io.BytesIO(content), formats=("TIFF",)) as image:
             tags = image.tag_v2  # type: ignore[attr-defined]
             bits, kind = max(tags.get(258, (1,))), tags.get(339, (_UNSIGNED,))[0]
             if bits <= 8:
                 return bool(kind == _SIGNED)
-            return image.mode in COLOUR or bool(tags.get(262) == _WHITE_IS_ZERO or (bits == 32 and kind == _UNSIGNED))
+            return image.mode in COLOUR or (tags.get(262) == _WHITE_IS_ZERO and bits != 16)
     except Exception:  # whatever Pillow says of it: tifffile then says what is wrong
         return True
 

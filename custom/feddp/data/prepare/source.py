@@ -151,6 +151,7 @@ def _below(top: Path) -> Iterator[tuple[str, str]]:
     """
     failed: list[OSError] = []
     for parent, folders, others in os.walk(top, onerror=failed.append):
+        folders[:] = [name for name in folders if not _is_hidden(name)]
         for path in (Path(parent, name) for name in (*folders, *others)):
             name = path.relative_to(top).as_posix()
             if path.is_file():
