@@ -1,6 +1,7 @@
 """Rounds that runs of a comparison have in common are trained once, and each run has the bits of a run of its own."""
 
 import json
+from hashlib import sha256
 
 import pytest
 from safetensors.torch import load_file
@@ -10,6 +11,7 @@ from feddp.compare.shared_rounds import SharedRounds
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
 from feddp.methods.fedavg import FedAvg
+from feddp.plan.schema import Plan
 from feddp.run.rounds import _trains, digest_of
 from feddp.stages import calibrate
 from feddp.stages import train as stage
@@ -192,3 +194,14 @@ def test_which_plans_have_the_same_rounds(plan_for):
     assert len(set(methods.values())) == 4
     # each site of Local Train notes its own best round, where that is what it deploys
     assert digest_of(plan_for(method="local")) != digest_of(plan_for(method="local", start="last"))
+
+
+def test_rounds_that_an_earlier_version_kept_are_found(campaign):
+    """It named their folder by the plan, the digests of dataset.json and split.csv, and the machine, not by pixels."""
+    made = campaign(*SAME)
+    (first, *_) = made.runs
+    text = digest_of(Plan.from_json(first.wanted["plan"])) + json.dumps(first.wanted["data"], sort_keys=True) + "here"
+    earlier = made.out / "rounds" / sha256(text.encode()).hexdigest()[:16]
+    assert SharedRounds(made.runs, made.out, "here").folder(first) != earlier
+    earlier.mkdir(parents=True)
+    assert SharedRounds(made.runs, made.out, "here").folder(first) == earlier

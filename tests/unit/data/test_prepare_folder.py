@@ -14,7 +14,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 from feddp.data.check import check
 from feddp.data.folder import SiteFolder
 from feddp.data.formats.dicom_masks import filled
-from feddp.data.formats.pictures import read_picture
+from feddp.data.formats.pictures import read_labels, read_picture
 from feddp.data.preparation import Preparation
 from feddp.data.prepare.source import Source
 from feddp.errors import InputError
@@ -167,6 +167,27 @@ def test_values_of_a_tiff_are_what_was_stored(source, prepare, kind, photometric
     ramp = np.arange(120).reshape(12, 10)
     assert all((each == expected(ramp)).all() for each in seen)
     assert (png(site, "p0") == np.rint(ramp / 117.81 * 255).clip(0, 255)).all()
+
+
+def test_a_label_image_of_32_bits_in_lzw_is_read(tmp_path):
+    """Pillow reads this compression and tifffile alone does not; Pillow takes the values for signed."""
+    values = np.array([[0, 1], [2**31 + 1, 2**32 - 1]], np.uint32)
+    (tmp_path / "images").mkdir()
+    file = tmp_path / "images/x.tif"
+    Image.fromarray(values.view(np.int32)).save(file, compression="tiff_lzw")
+    signed, unsigned = (b"\x53\x01\x03\x00\x01\x00\x00\x00" + kind for kind in (b"\x02\x00", b"\x01\x00"))  # SampleFormat
+    assert file.read_bytes().count(signed) == 1
+    file.write_bytes(file.read_bytes().replace(signed, unsigned))
+    found = read_labels(Source(tmp_path / "images"), "images/x.tif")
+    assert (found == values).all()
+
+
+def test_a_hidden_folder_is_not_entered(source, prepare):
+    """Of an editor or an environment, whose links do not concern the images."""
+    folder = source()
+    (folder / ".venv").mkdir()
+    (folder / ".venv/lib64").symlink_to(folder)
+    assert png(prepare(folder), "p0").shape == (12, 10)
 
 
 def test_a_window_says_what_is_black_and_white(source, prepare):
