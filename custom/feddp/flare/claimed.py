@@ -17,6 +17,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
 
 Check = Callable[[Any, Message, dict[str, Any]], str | None]
+REASON = "a site may send for itself only"
 
 
 def only_own_name(check: Check, refused: Callable[[Any, Message, str], None]) -> Check:
@@ -31,8 +32,8 @@ def only_own_name(check: Check, refused: Callable[[Any, Message, str], None]) ->
         origin = FQCN.get_root(request.get_header(MessageHeaderKey.ORIGIN))  # the gate has compared it with the connection
         named = _names(request.get_header(MessageHeaderKey.CHANNEL), request.payload)
         if origin != FQCN.ROOT_SERVER and any(name != origin for name in named):
-            refused(server, request, "a site may send for itself only")
-            return "a site may send for itself only"
+            refused(server, request, REASON)
+            return REASON
         return check(server, request, state_check)
 
     return checked

@@ -68,7 +68,7 @@ def component_problems(kit: Kit) -> list[Problem]:
     for key, value in SETTINGS[kit.kind].items():
         if content.get(key) != value:
             problems.append(Problem(path, f"lacks {key}", f"Write exactly: {json.dumps({key: value})}"))
-    for number in (args["num_of_gpus"] for args in map(_args, components(path)) if "num_of_gpus" in args):
+    for number in (args["num_of_gpus"] for args in map(args_of, components(path)) if "num_of_gpus" in args):
         if type(number) is not int or number < 0:
             problems.append(Problem(path, f"has num_of_gpus {shown(number)}, which is not a number of GPUs", "Write 0 or more"))
     for demanded in COMPONENTS[kit.kind]:
@@ -78,7 +78,8 @@ def component_problems(kit: Kit) -> list[Problem]:
     return problems
 
 
-def _args(component: Mapping[str, Any]) -> Mapping[str, Any]:
+def args_of(component: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a component's arguments; none where they are not an object, which `unreviewed` refuses."""
     args = component.get("args")
     return args if isinstance(args, Mapping) else {}
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from feddp.errors import FedDPError, Problem
+from feddp.kit.components import args_of
 from feddp.kit.containers import runtime
 from feddp.sealing.kit import CLIENT, SERVER, Kit, components, read_json
 from feddp.training.device import usable
@@ -64,7 +65,7 @@ def _devices(kit: Kit) -> list[Problem]:
     """Checks that each scope's device exists, and the GPUs that FLARE manages: without them its client does not start."""
     problems = []
     path = kit.effective("resources.json")
-    wanted = max((c.get("args", {}).get("num_of_gpus", 0) for c in components(path)), default=0)
+    wanted = max((args_of(c).get("num_of_gpus", 0) for c in components(path)), default=0)
     if wanted > (there := torch.cuda.device_count()):
         problems.append(Problem(path, f"has num_of_gpus {wanted}, but this machine has {there}", "Correct it"))
     path = kit.folder / "local" / "privacy.json"

@@ -40,16 +40,12 @@ def covered(subject: Measurements, bases: Collection[str]) -> Iterator[str]:
 def caveats(subject: Measurements, references: Sequence[Measurements], collected: Collected) -> Iterator[str]:
     """What makes a comparison uneven, or its numbers optimistic."""
     compared = [subject, *references]
-    for name in _CONDITIONS:
-        values = {m.label: m.runs[0].results.get(name) for m in compared}
-        if len({json.dumps(value) for value in values.values()}) > 1:
-            shown = ", ".join(f"{label}: {'none' if value in (None, '') else value}" for label, value in values.items())
-            yield f"These runs differ in {name} ({shown}), so a difference may come from that."
     each = {m.label: m.runs[0].results for m in compared}
-    for name in _SETTINGS:
-        given = {label: str(found.get("settings", {}).get(name, "default")) for label, found in each.items()}
-        if len(set(given.values())) > 1:
-            shown = ", ".join(f"{label}: {value}" for label, value in given.items())
+    values = {name: {label: r.get(name) for label, r in each.items()} for name in _CONDITIONS}
+    values |= {name: {label: r.get("settings", {}).get(name, "default") for label, r in each.items()} for name in _SETTINGS}
+    for name, found in values.items():
+        if len({json.dumps(value) for value in found.values()}) > 1:
+            shown = ", ".join(f"{label}: {'none' if value in (None, '') else value}" for label, value in found.items())
             yield f"These runs differ in {name} ({shown}), so a difference may come from that."
     rounds = {label: round_of(r.get("settings", {}).get("start", "auto"), r["stages"]) for label, r in each.items()}
     if len(set(rounds.values())) > 1:
