@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pexpect
+import psutil
 import pytest
 from nvflare.fuel.flare_api.api_spec import NoConnection
 from safetensors.torch import load_file
@@ -247,6 +248,21 @@ def test_the_kits_hold_our_policy_and_stream_no_logs(poc):
     assert privacy["scopes"][0]["task_result_filters"] == [{"path": "feddp.flare.filters.PrivateTensorGuard", "args": {}}]
 
 
+def test_a_server_that_is_busy_for_longer_than_flare_waits_is_waited_for(poc):
+    """FLARE waits 5 s for an answer; then its session raises NoConnection, and a run would end on it."""
+    kits, _, _ = poc
+    (server,) = [p for p in psutil.Process().children(recursive=True) if {"-m", str(kits / SERVER)} <= {*p.cmdline()}]
+    session = connect(kits, SITES)
+    goes_on = threading.Timer(6.5, server.resume)
+    server.suspend()
+    goes_on.start()
+    try:
+        assert {client.name for client in session.get_system_info().client_info} == set(SITES)
+    finally:
+        goes_on.join()
+        session.close()
+
+
 def test_a_server_that_is_not_ready_is_asked_again(monkeypatch, tmp_path):
     """FLARE's session raises NoConnection, or a TypeError on a server that listens before it has its certificate; and where no
     site ever joins, the last reason is said, with where to look."""
@@ -259,7 +275,7 @@ def test_a_server_that_is_not_ready_is_asked_again(monkeypatch, tmp_path):
             raise answer
         return answer
 
-    monkeypatch.setattr("feddp.run.poc.new_secure_session", session)
+    monkeypatch.setattr("feddp.run.poc.opened_session", session)
     monkeypatch.setattr("feddp.run.poc.time.sleep", lambda _: None)
     assert connect(tmp_path, ["site-1"]) is joined
     monkeypatch.setattr("feddp.run.poc.READY", 0.05)

@@ -142,7 +142,7 @@ def lead(tmp_path, monkeypatch):
     kit = Kit(tmp_path, ADMIN, "lead@consortium.org", "feddp", ("server.example.org", 8002))
 
     def runs(session, folder, within=60.0):
-        monkeypatch.setattr(module, "new_secure_session", lambda name, where, timeout: session)
+        monkeypatch.setattr(module, "opened_session", lambda name, kit: session)
         return canary(kit, folder, within)
 
     return runs

@@ -19,22 +19,22 @@ from typing import Any
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from feddp.errors import FedDPError, InputError
 from feddp.files import PROGRESS, Event, read_events
+from feddp.flare.admin_session import opened_session, session_errors
 from feddp.flare.job_folder import Job
 from feddp.flare.persistor import STATS
-from feddp.flare.session_errors import session_errors
 from feddp.kit.approve import read_job
 from feddp.protocol import TRAIN
 from feddp.reading import counted, lasting
 from feddp.sealing.kit import ADMIN, Kit
 
 ROUNDS = 2
-POLL, CONNECT, ENDS = 2.0, 20.0, 120.0  # seconds between two looks, to log in, for an aborted job to end
+POLL, ENDS = 2.0, 120.0  # seconds between two looks, for an aborted job to end
 FINISHED = "FINISHED"  # the beginning of every final status
 
 
@@ -63,7 +63,7 @@ def canary(kit: Kit, folder: Path, within: float) -> tuple[list[str], list[str]]
     host, port = kit.server
     refused = f"the server {host}:{port} did not do what {kit.name} asked"
     asked = session_errors(refused, "read its log.txt, and abort the job in the admin console if it still runs")
-    with asked, closing(new_secure_session(kit.name, str(kit.folder.resolve()), timeout=CONNECT)) as session:
+    with asked, closing(opened_session(kit.name, kit.folder)) as session:
         joined = {client.name for client in session.get_system_info().client_info}
         if absent := sorted(set(job.plan.sites) - joined):
             raise InputError(f"{', '.join(absent)} of {folder}: not connected to the server; start these kits, then try again")

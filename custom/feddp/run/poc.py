@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS
-from feddp.flare.session_errors import session_errors
+from feddp.flare.admin_session import opened_session, session_errors
 from feddp.provision import POLICY
 from feddp.run.keeper import watched
 from feddp.run.session import POC, Request
@@ -178,7 +178,7 @@ def connect(kits: Path, sites: list[str], lead: str = LEAD) -> Session:
     session, last = None, None
     while time.monotonic() < deadline:
         try:
-            session = session or new_secure_session(lead, str(kits / lead), timeout=5)
+            session = session or opened_session(lead, kits / lead, connect=5.0)
             joined = {client.name for client in session.get_system_info().client_info}
             if joined >= set(sites):
                 return session

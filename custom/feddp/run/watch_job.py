@@ -11,18 +11,17 @@ from typing import Any
 
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 
 from feddp.errors import InputError
+from feddp.flare.admin_session import opened_session, session_errors
 from feddp.flare.persistor import STANDING, STATS
-from feddp.flare.session_errors import session_errors
 from feddp.reading import is_count, is_name, is_number, is_text
 from feddp.reporting.standing import RUNNING
 from feddp.run.watch import Look, Watched
 from feddp.sealing.kit import ADMIN, Kit
 
 FINISHED = "FINISHED"  # the beginning of every final status
-CONNECT = 20.0  # seconds to log in
 
 
 class WatchedJob(Watched):
@@ -132,7 +131,7 @@ def opened(kit: Kit) -> Iterator[Session]:
     if kit.kind != ADMIN:
         raise InputError(f"{kit.folder} is the kit of a {kit.kind}; jobs are watched with a person's kit")
     with _asked(kit.name):
-        session = new_secure_session(kit.name, str(kit.folder.resolve()), timeout=CONNECT)
+        session = opened_session(kit.name, kit.folder)
     with closing(session):
         yield session
 
