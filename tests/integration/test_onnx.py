@@ -10,12 +10,15 @@ import torch
 from PIL import Image
 
 from feddp.data.loading import network_input
+from feddp.data.pixels import scaled
+from feddp.data.preparation import KEY, Preparation
 from feddp.errors import FedDPError, InputError
-from feddp.export.graph import Graph
+from feddp.export.graph import Graph, _scaled
 from feddp.export.onnx_file import FILE, PROPERTY, write
 from feddp.networks import LAYERS, NETWORKS, build
 from feddp.networks.weights import load_personal, save_network
-from feddp.run.predict import predict
+from feddp.run.images import Reading
+from feddp.run.predict import PredictOptions, predict
 
 PLAIN = "unet"
 VIRTUAL = {"virtual": 4, "temperature": 0.1, "nested": 1, "paa": 1}
@@ -27,7 +30,7 @@ CASES = [
 CASES += [("pvt_v2_b0-fpn", {name: OPTIONS.get(name, {})}, 2, "nested", 3, "scale") for name in LAYERS]
 
 
-def saved(folder, network=PLAIN, layers=None, classes=1, labels="nested", channels=3, normalise="zscore", size=32):
+def saved(folder, network=PLAIN, layers=None, classes=1, labels="nested", channels=3, normalise="zscore", size=32, **texts):
     """A network whose values a training could have left: the batch normalisations have statistics, no head is 0."""
     module = build(network, channels, classes, seed=1, layers=layers or {})
     torch.manual_seed(0)
@@ -50,7 +53,12 @@ def saved(folder, network=PLAIN, layers=None, classes=1, labels="nested", channe
         logits = module.eval()(torch.randn(1, channels, size, size))
         for name in biases[:1]:
             module.state_dict()[name].sub_(logits[0].flatten(1).median(dim=1).values)
-    texts = {"network": network, "channels": str(channels), "classes": json.dumps(["disc", "cup"][:classes]), "size": str(size)}
+    texts |= {
+        "network": network,
+        "channels": str(channels),
+        "classes": json.dumps(["disc", "cup"][:classes]),
+        "size": str(size),
+    }
     texts |= {"labels": labels, "normalise": normalise, "method": "fedavg", "layers": json.dumps(layers or {})}
     save_network(folder / "network.safetensors", module.state_dict(), texts)
     return folder / "network.safetensors"
@@ -86,6 +94,32 @@ def test_onnxruntime_gives_the_masks_of_predict(tmp_path, network, layers, class
     weights = sum(value.nbytes for value in module.state_dict().values())
     assert onnx_file.stat().st_size < 1.02 * weights + 400_000
     assert [path.name for path in onnx_file.parent.iterdir()] == [FILE], "no data beside"
+
+
+@pytest.mark.parametrize("shape", [(45, 38), (24, 24), (96, 100), (20, 24)])
+def test_a_graph_scales_as_the_training_images_were_prepared(tmp_path, shape):
+    """As Pillow does, which rounds after each of its two passes: by at most half a grey level each, and the second one takes
+    means of the first. `feddp predict` uses Pillow, as `feddp data prepare` did."""
+    trained = Preparation(size=24)
+    file = saved(tmp_path, channels=1, **{KEY: trained.text})
+    graph, _ = Graph.of(file)
+    image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    theirs = scaled(image, 24)
+    ours = _scaled(torch.from_numpy(image)[None, None].float(), 24)[0, 0].numpy()
+    assert np.abs(ours - theirs).max() <= (1.0 if shape != (24, 24) else 0.0)
+    assert ours.shape == (24, 24)
+    session = onnxruntime.InferenceSession(str(write(file, tmp_path / "out")), providers=["CPUExecutionProvider"])
+    probabilities, masks = session.run(None, {"image": image[None, :, :, None]})
+    with torch.no_grad():
+        logits = load_personal(file)(network_input(ours, 32)[None])
+    expected = torch.nn.functional.interpolate(logits, shape, mode="bilinear").sigmoid().numpy()
+    assert np.abs(probabilities - expected).max() <= 1e-4
+    (tmp_path / "images").mkdir()
+    Image.fromarray(image).save(tmp_path / "images/a.png")
+    predict(file, tmp_path / "images", tmp_path / "masks", options=PredictOptions(Reading(trained=trained)))
+    assert (np.asarray(Image.open(tmp_path / "masks/a.png")) == masks[0]).mean() > 0.97, "what a grey level changes"
+    (entry,) = onnx.load(str(tmp_path / "out" / FILE)).metadata_props
+    assert json.loads(entry.value)["inside"].startswith("averaging resize to 24, bilinear resize to size, zscore")
 
 
 def test_the_file_says_what_it_is_and_not_where_it_was_made(tmp_path):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddp.adaptation.models import prepared
 from feddp.data.preparation import KEY, Preparation
 from feddp.networks.weights import read_network
-from feddp.run.images import prepared
 from support.docs_pages import commands_for
 from support.scans import APART, SPACING, contours, nifti, series, square
 

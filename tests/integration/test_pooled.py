@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from feddp.adaptation.models import prepared
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.data.preparation import KEY, Preparation
@@ -17,7 +18,6 @@ from feddp.files import WEIGHTS
 from feddp.jobs.folder import export
 from feddp.networks.weights import save_network
 from feddp.plan.resolve import build_network
-from feddp.run.images import prepared
 from feddp.run.options import Options, resume_here, run_here
 from feddp.stages import train as stage
 from feddp.training.loop import adamw, fit_epoch

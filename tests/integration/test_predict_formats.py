@@ -152,12 +152,6 @@ def test_images_are_read_as_the_training_images_were(predict, tmp_path):
         (None, (), ["are not described in its file: see --window", "sliced as axial"]),
         (None, ("--axis", "axial", "--window", "0,200"), []),
         (Preparation("axial", (0.0, 200.0), False), (), ["1 of the images, photo first: of 8 bits, and left as they are"]),
-        (Preparation("axial", None, True, 32), (), []),
-        (
-            Preparation("axial", None, True, 31),
-            (),
-            ["2 of the images, anna first: more than 2 times as large as its training images, of 31 px: scale them down first"],
-        ),
     ],
 )
 def test_what_is_not_as_in_training_is_a_warning(predict, tmp_path, scans, trained, options, said):
@@ -169,6 +163,20 @@ def test_what_is_not_as_in_training_is_a_warning(predict, tmp_path, scans, train
     assert all(text in err for text in said), err
     assert all(line.startswith("warning: ") for line in err.splitlines())
     assert bool(err) == bool(said)
+
+
+@pytest.mark.parametrize(("trained", "value"), [(Preparation(size=32), 1), (Preparation(), 2)])
+def test_an_image_is_scaled_as_the_training_images_were_prepared(predict, tmp_path, trained, value):
+    """Columns of 0, 255, 255, 0 and so on, 128 of them, to 32. Preparing weighs the eight nearest pixels of a new one's centre
+    by 7, 7, 5, 5, 3, 3, 1 and 1, of 32: those of 255 are the two nearest and the two farthest, so the new pixel has 255 / 2,
+    which is class 1; at the border, without three pixels, 15 / 28 of 255. The training's own resizing takes the two nearest
+    pixels alone: 255, class 2. The mask has the image's size."""
+    (tmp_path / "images").mkdir()
+    columns = np.tile(np.array([0, 255, 255, 0], np.uint8), (128, 32))
+    Image.fromarray(columns).save(tmp_path / "images/a.png")
+    code, _, err, masks = predict(tmp_path / "images", classes='["lesion", "core"]', prepared=trained)
+    assert (code, err) == (0, "")
+    assert np.array_equal(pixels(masks / "a.png"), np.full((128, 128), value))
 
 
 def test_a_network_that_says_nonsense_of_its_images_is_named(predict, tmp_path):

@@ -1,5 +1,6 @@
 """The models of a finished run for an unseen site: K personal models and the global one, each weight in memory once."""
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.adaptation.choices import GLOBAL
+from feddp.data.preparation import KEY, Preparation
 from feddp.errors import InputError
 from feddp.files import NETWORK, RESULTS, SHARED, read_results, site_folder
 from feddp.methods import METHODS
@@ -159,6 +161,19 @@ def described(file: Path) -> Metadata:
     if metadata.get("method", "fedavg") not in METHODS:
         raise InputError(f"{file}: unknown method {short(metadata['method'])!r}; the methods are {', '.join(METHODS)}")
     return Metadata.of(file, metadata)
+
+
+def prepared(network: Path) -> Preparation | None:
+    """Returns how the training images of a network were made; None if its file does not say so.
+
+    Raises:
+        InputError: the file cannot be read, or says it in a way that is not ours.
+    """
+    text = outline(network)[1].get(KEY)
+    try:
+        return None if text is None else Preparation.of(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{network}: {KEY!r} in its metadata is wrong ({error}); name a network of `feddp run`") from None
 
 
 def refuse_layers(metadata: Mapping[str, str], state: Collection[str], shared: Collection[str], run: Path) -> None:

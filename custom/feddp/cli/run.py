@@ -156,9 +156,10 @@ def predict(
 ) -> None:
     """Write a mask for every image, with a network that a run has left, or with the deployed one; exit code 1 if some files
     could not be read."""
+    from feddp.adaptation.models import prepared
     from feddp.data.formats.scan import window_of
     from feddp.reading import counted
-    from feddp.run.images import Reading, prepared
+    from feddp.run.images import Reading
     from feddp.run.predict import PredictOptions
     from feddp.run.predict import predict as write_masks
     from feddp.run.registry import chosen

@@ -140,6 +140,12 @@ def same_size(image_file: Path, image: np.ndarray, mask: np.ndarray) -> None:
         raise BadFile(Problem(image_file, what, "Make both the same size"))
 
 
+def scaled(image: np.ndarray, size: int) -> np.ndarray:
+    """Returns an image, uint8 (H, W) or (H, W, 3), in the size size x size. Where it shrinks, each pixel is a weighted mean of
+    all that it covers, as in Pillow; `feddp.data.loading.network_input` takes the nearest ones alone."""
+    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+
+
 def write_png(file: Path, pixels: np.ndarray) -> None:
     """Writes uint8 pixels, (H, W) or (H, W, 3), to a PNG."""
     Image.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddp.adaptation.models import described
+from feddp.adaptation.models import described, prepared
 from feddp.data.images import label_mask
 from feddp.errors import FedDPError
 from feddp.networks.metadata import ZSCORE, Metadata
@@ -25,19 +25,23 @@ TOLERANCE = 1e-4  # of a probability
 class Graph(nn.Module):
     """Images as PNGs hold them -> probabilities and masks, both in the size of the images.
 
-    Resizes to the network's size, normalises (`feddp.data.loading.network_input`), applies the network, resizes its logits
-    back, and decodes them to values 0 to C (`feddp.data.images.label_mask`).
+    Scales as the training images were prepared, resizes to the network's size, normalises
+    (`feddp.data.loading.network_input`), applies the network, resizes its logits back, and decodes them to values 0 to C
+    (`feddp.data.images.label_mask`).
+
+    Args:
+        prepared: the height and width to which the training images were resized before the run, if they were.
     """
 
-    def __init__(self, network: nn.Module, metadata: Metadata):
+    def __init__(self, network: nn.Module, metadata: Metadata, prepared: int | None = None):
         super().__init__()
-        self.network, self.metadata = network, metadata
+        self.network, self.metadata, self.prepared = network, metadata, prepared
 
     @classmethod
     def of(cls, file: Path) -> "tuple[Graph, Metadata]":
         """Returns the graph of a network's file, in eval mode on the CPU, and its metadata; InputError as `load_personal`."""
-        metadata = described(file)
-        return cls(load_personal(file), metadata).eval(), metadata
+        metadata, preparation = described(file), prepared(file)
+        return cls(load_personal(file), metadata, preparation.size if preparation else None).eval(), metadata
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 (B, H, W, channels) -> float32 (B, classes, H, W), uint8 (B, H, W)."""
@@ -46,7 +50,8 @@ class Graph(nn.Module):
 
     def probabilities(self, pixels: Tensor) -> Tensor:
         """float32 (B, channels, H, W) of 0 to 255 -> float32 (B, classes, H, W)."""
-        inputs = self._normalised(self._resized(pixels, (self.metadata.size, self.metadata.size)))
+        scaled = pixels if self.prepared is None else _scaled(pixels, self.prepared)
+        inputs = self._normalised(self._resized(scaled, (self.metadata.size, self.metadata.size)))
         return self._resized(self.network(inputs), (pixels.shape[2], pixels.shape[3])).sigmoid()
 
     def _resized(self, maps: Tensor, size: tuple[int, int]) -> Tensor:
@@ -77,6 +82,25 @@ class Graph(nn.Module):
             apart, wrong = np.abs(theirs - ours).max(), sum((mask != labels)[clear].sum() for mask in masks)
             if not apart <= TOLERANCE or wrong:
                 raise FedDPError(f"{file} and the network differ by {apart:g} ({wrong} pixels): a bug; report it")
+
+
+def _scaled(pixels: Tensor, size: int) -> Tensor:
+    """Does what `feddp.data.pixels.scaled` does, without rounding to whole values: (B, C, H, W) -> (B, C, size, size)."""
+    down, across = (_weights(line, size) for line in (pixels[0, 0, :, 0], pixels[0, 0, 0]))
+    return down @ pixels @ across.T
+
+
+def _weights(line: Tensor, size: int) -> Tensor:
+    """Returns the weights (size, N) with which N pixels in a line become `size`: a triangle around each new pixel's centre,
+    as wide as two new pixels, or as two old ones if those are wider.
+
+    N is computed from the line's content, so that a trace does not take it for a constant.
+    """
+    at = torch.ones_like(line).cumsum(0) - 0.5
+    step = (at[-1] + 0.5) / size
+    centres = (torch.arange(size, device=line.device) + 0.5) * step
+    weights = (1 - (at - centres[:, None]).abs() / step.clamp(min=1)).clamp(min=0)
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
 @contextmanager

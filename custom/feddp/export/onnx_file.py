@@ -10,7 +10,6 @@ import torch
 
 from feddp.export.graph import Graph, tracing
 from feddp.files import replacing
-from feddp.networks.metadata import Metadata
 from feddp.networks.weights import read_network
 from feddp.training.metrics import THRESHOLD
 
@@ -49,7 +48,7 @@ def write(network: Path, out: Path) -> Path:
                 input_names=["image"], output_names=["probabilities", "mask"],
             )  # fmt: skip
         model = onnx.load(str(part))
-        onnx.helper.set_model_props(model, {PROPERTY: json.dumps(declaration(network, metadata))})
+        onnx.helper.set_model_props(model, {PROPERTY: json.dumps(declaration(network, graph))})
         onnx.checker.check_model(model)
         onnx.save(model, str(part))
         session = onnxruntime.InferenceSession(str(part), providers=["CPUExecutionProvider"])
@@ -57,8 +56,11 @@ def write(network: Path, out: Path) -> Path:
     return out / FILE
 
 
-def declaration(network: Path, metadata: Metadata) -> dict[str, Any]:
+def declaration(network: Path, graph: Graph) -> dict[str, Any]:
     """Returns what the file says of itself: the network's metadata, what the graph does, and what is left outside."""
+    metadata = graph.metadata
+    scaled = f"averaging resize to {graph.prepared}, " if graph.prepared else ""
+    steps = f"bilinear resize to size, {metadata.normalise}, network, bilinear resize back, sigmoid, threshold, labels"
     return {
         **read_network(network)[1],
         "classes": list(metadata.classes),
@@ -66,6 +68,6 @@ def declaration(network: Path, metadata: Metadata) -> dict[str, Any]:
         "size": metadata.size,
         "normalise": metadata.normalise,
         "threshold": THRESHOLD,
-        "inside": f"bilinear resize to size, {metadata.normalise}, network, bilinear resize back, sigmoid, threshold, labels",
+        "inside": scaled + steps,
         **_OUTSIDE,
     }

@@ -1,6 +1,5 @@
 """The images below a folder as a network takes them: of every format, slice by slice, read as its training images were."""
 
-import json
 import os
 import re
 from collections import defaultdict
@@ -13,15 +12,14 @@ import numpy as np
 
 from feddp.data.formats.find import NIFTI, PICTURE, FoundImage, find, is_beside
 from feddp.data.formats.scan import AXES, Scan, eight_bits, in_channels
-from feddp.data.preparation import KEY, PLANES, Preparation, Window
+from feddp.data.pixels import scaled
+from feddp.data.preparation import PLANES, Preparation, Window
 from feddp.data.prepare.source import Source
 from feddp.data.progress import track
 from feddp.errors import BadFile, InputError, Problem
-from feddp.networks.header import outline
 from feddp.partition import some
 
 AXIAL = PLANES[-1]
-_LARGER = 2  # than prepared training images: then an image that is resized once looks unlike them
 _NUMBERED = re.compile(r"(.+)_\d{3,}", re.DOTALL)  # the name of a volume's slice (`feddp.data.formats.write.names`)
 
 
@@ -50,6 +48,10 @@ class Reading:
         trained = self.trained.window if self.trained and scan.pixels.dtype != np.uint8 else None
         return eight_bits(scan.pixels, self.window or trained)
 
+    def sized(self, image: np.ndarray) -> np.ndarray:
+        """Returns a slice in the size to which the training images were resized before the run, if they were."""
+        return scaled(image, self.trained.size) if self.trained and self.trained.size else image
+
     def read(self, tree: Source, entry: FoundImage) -> Scan:
         """Returns an image; raises InputError if it cannot be read."""
         return entry.read(tree, self.axis or (self.trained.axis if self.trained else "") or AXIAL)
@@ -70,26 +72,10 @@ class Reading:
         elif trained.window is None and not trained.stretched:
             theirs = "had 8 bits" if self.trained else "are not described in its file"
             yield f"made of the least value to the 99th percentile; the network's training images {theirs}: see --window"
-        if trained.size and max(scan.pixels.shape[1:3]) > _LARGER * trained.size:
-            # preparing averages pixels, and the network's own resizing, which is that of the training too, picks some
-            yield f"more than {_LARGER} times as large as its training images, of {trained.size} px: scale them down first"
 
 
 def _shown(window: Window | None) -> str:
     return "from the least value to the 99th percentile" if window is None else "{:g},{:g}".format(*window)
-
-
-def prepared(network: Path) -> Preparation | None:
-    """Returns how the training images of a network were made; None if its file does not say so.
-
-    Raises:
-        InputError: the file cannot be read, or says it in a way that is not ours.
-    """
-    text = outline(network)[1].get(KEY)
-    try:
-        return None if text is None else Preparation.of(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{network}: {KEY!r} in its metadata is wrong ({error}); name a network of `feddp run`") from None
 
 
 class Opened(NamedTuple):

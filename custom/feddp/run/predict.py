@@ -12,7 +12,6 @@ from feddp.data.formats.write import WRITERS, write_overlays
 from feddp.data.images import label_mask
 from feddp.data.loading import network_input
 from feddp.errors import InputError
-from feddp.networks.metadata import Metadata
 from feddp.networks.weights import load_personal
 from feddp.run.images import InputImages, Reading
 from feddp.training.device import asked_for
@@ -58,7 +57,7 @@ class Written:
 def predict(network: Path, images: Path, out: Path, device: str = "cpu", options: PredictOptions = PredictOptions()) -> Written:
     """Writes a mask for every image below `images` to `out`, under its name, with the values of a site's masks.
 
-    Resizes an image to the network's training size, and the predicted map back to the image's size. Files that cannot be
+    Resizes an image as those of the training were, and the predicted map back to the image's size. Files that cannot be
     read, or are of another format, do not stop it, unless none can be read.
 
     Raises:
@@ -75,7 +74,9 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", options
     folders = [out, *([out / OVERLAYS] if options.overlay else [])]
     masks = 0
     for entry, scan, pixels in found.read("Predicting"):
-        mask = np.stack([_mask(model, metadata, image, device, options.threshold) for image in pixels])
+        inputs = (network_input(options.reading.sized(image), metadata.size, metadata.normalise) for image in pixels)
+        shape = (pixels.shape[1], pixels.shape[2])
+        mask = np.stack([_mask(model, metadata.labels, each.to(device), shape, options.threshold) for each in inputs])
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -93,9 +94,13 @@ def predict(network: Path, images: Path, out: Path, device: str = "cpu", options
     return Written(masks, tuple(found.refused), found.warnings)
 
 
-def _mask(model: torch.nn.Module, metadata: Metadata, image: np.ndarray, device: str, threshold: float) -> np.ndarray:
-    """Returns the mask of one slice, uint8 (H, W) of 0 to C, at the slice's own size."""
+def _mask(model: torch.nn.Module, labels: str, image: torch.Tensor, shape: tuple[int, int], threshold: float) -> np.ndarray:
+    """Returns the mask of one slice, uint8 (H, W) of 0 to C, at the slice's own size.
+
+    Args:
+        image: the network's input, (channels, size, size).
+        shape: of the slice: H, W.
+    """
     with torch.no_grad():
-        logits = model(network_input(image, metadata.size, metadata.normalise)[None].to(device))
-        maps = torch.nn.functional.interpolate(logits, image.shape[:2], mode="bilinear")[0].sigmoid().cpu()
-    return label_mask(require_finite(maps), metadata.labels, threshold).numpy()
+        maps = torch.nn.functional.interpolate(model(image[None]), shape, mode="bilinear")[0].sigmoid().cpu()
+    return label_mask(require_finite(maps), labels, threshold).numpy()

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from feddp.adaptation.models import described
+from feddp.adaptation.models import described, prepared
 from feddp.data.folder import metadata_of
 from feddp.data.formats.write import names
 from feddp.data.pixels import write_png
 from feddp.errors import InputError
 from feddp.export.graph import Graph
 from feddp.files import replacing
-from feddp.run.images import InputImages, Reading, prepared
+from feddp.run.images import InputImages, Reading
 from feddp.run.threshold import probabilities
 from feddp.training.device import asked_for
 from feddp.training.metrics import THRESHOLD

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from feddp.archive import AGAIN, Archive
-from feddp.data.pixels import decode
+from feddp.data.pixels import decode, scaled
 from feddp.errors import BadFile, FedDPError, InputError, Problem
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, MIB
 from feddp.reading import amount, opened
@@ -130,9 +130,8 @@ def resize(image: np.ndarray, mask: np.ndarray, size: int | None, name: str) -> 
         raise InputError(f"{name}: image {image.shape[:2]} and mask {mask.shape} differ in size. Correct the source.")
     if size is None:
         return image, mask
-    bilinear = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)
     nearest = Image.fromarray(mask).resize((size, size), Image.Resampling.NEAREST)
-    return np.asarray(bilinear), np.asarray(nearest)
+    return scaled(image, size), np.asarray(nearest)
 
 
 def read_up_to(stream: IO[bytes] | gzip.GzipFile, count: int) -> bytes:
