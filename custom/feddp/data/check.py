@@ -12,6 +12,7 @@ from feddp.data.description import SPLITS, Row, read_dataset, read_rows
 from feddp.data.names import site_problem
 from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.preparation import KEY, Preparation
+from feddp.data.prepare.split import needed
 from feddp.data.progress import track
 from feddp.errors import BadFile, Problem
 from feddp.reading import real
@@ -26,7 +27,8 @@ def check(path: Path, named: bool = True) -> list[Problem]:
     """Returns all problems of a site's folder, or of every site's folder under a root; repeated ones are one problem.
 
     An unreadable file does not stop the check; it is one of the problems. A site with "unseen": true in its dataset.json is
-    only tested on, so its splits train and val may be empty.
+    only tested on, so its splits train and val may be empty; val may be, too, where dataset.json names a split of the papers
+    that has none.
 
     Args:
         named: whether a folder's name is the site's, as in a run on this machine. At a real site, the kit has the name.
@@ -119,10 +121,10 @@ def _check_site(site: Path, named: bool) -> list[Problem]:
 
 
 def _empty_splits(site: Path, metadata: dict[str, Any], rows: tuple[Row, ...]) -> list[Problem]:
-    needed = ("test",) if metadata.get("unseen") is True else SPLITS
+    wanted = ("test",) if metadata.get("unseen") is True else needed(metadata.get("split"))
     filled = {row.split for row in rows}
     remedy = "Give every split at least one patient"
-    return [Problem(site / "split.csv", f"split {s} is empty", remedy) for s in needed if s not in filled]
+    return [Problem(site / "split.csv", f"split {s} is empty", remedy) for s in wanted if s not in filled]
 
 
 def _alike_but_for_case(site: Path, rows: Iterable[Row]) -> Iterator[Problem]:

@@ -230,6 +230,18 @@ def test_sites_that_were_prepared_in_different_ways_are_found(site):
     ]
 
 
+@pytest.mark.parametrize("splitting", ["1:1", "published"])
+def test_the_papers_splits_without_validation_images_are_no_problem(site, splitting):
+    split(site, [*LINES[:2], "i2,p1,train", LINES[3]])
+    metadata(site, split=splitting)
+    assert check(site) == []
+    split(site, [*LINES[:3], "i3,p2,train"])
+    assert [str(p).partition(": ")[2] for p in check(site)] == ["split test is empty. Give every split at least one patient."]
+    metadata(site, split="60/20/20")
+    split(site, [*LINES[:2], "i2,p1,train", LINES[3]])
+    assert len(check(site)) == 1, "the control"
+
+
 def test_an_unseen_site_needs_test_images_only(site):
     lines = [line.rsplit(",", 1)[0] + ",test" for line in LINES]
     split(site, lines)

@@ -331,6 +331,9 @@ def test_what_was_left_out_or_taken_for_granted_is_said(source, feddp, tmp_path)
     (folder / "north/split.csv").write_text("image,patient,split\n" + "".join(f"{name},{name},train\n" for name in NAMES))
     _, out, _ = feddp("data", "prepare", "folder", "--source", folder, "--out", tmp_path / "again")
     assert "every image counts" not in out
+    assert (
+        "north: there is no patient left for the split val and test; a site that trains needs one for each" in out.splitlines()
+    )
 
 
 def test_a_class_that_no_mask_holds_is_said(source, feddp, tmp_path):

@@ -13,8 +13,9 @@ Values of more than 8 bits, and those of NIfTI, become 0 to 255 per picture or v
 percentile, or in a given window. Volumes are sliced along an axis of the patient (NIfTI), or as they were acquired (DICOM).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from feddp.data.preparation import KEY, Preparation, Window
 from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.own_masks import Truths, mask_of, truths_of
 from feddp.data.prepare.source import Source, resize
-from feddp.data.prepare.split import split_site, splitting_of
+from feddp.data.prepare.split import needed, split_site, splitting_of
 from feddp.data.progress import track
 from feddp.errors import BadFile, InputError, Problem
 from feddp.limits import TABLE_BYTES
@@ -88,7 +89,8 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
         }
         seen = Seen()
         write_site(out / site.name, metadata, _samples(tree, site, patients, words, metadata, size, options, seen))
-        for note in (*_notes(site, bool(given[site.name])), *seen.notes(options.classes)):
+        told = (_notes(site, bool(given[site.name])), _too_few(split, {*words.values()}), seen.notes(options.classes))
+        for note in chain(*told):
             notes.setdefault(note, []).append(site.name)
     return [f"{', '.join(names)}: {note}" for note, names in notes.items()]
 
@@ -189,6 +191,11 @@ def _notes(site: SourceSite, given: bool) -> Iterator[str]:
         yield f"{len(site.unused)} file(s) in masks/ are of no image, {site.unused[0]} first"
     if not given and all(entry.kind != DICOM and entry.patient == entry.name for entry in site.images.entries):
         yield "every image counts as a patient; where patients have several, give each a folder, or write split.csv"
+
+
+def _too_few(split: str | None, words: Collection[str]) -> Iterator[str]:
+    if empty := [name for name in needed(split) if name not in words]:
+        yield f"there is no patient left for the split {' and '.join(empty)}; a site that trains needs one for each"
 
 
 def _samples(

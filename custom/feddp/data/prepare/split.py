@@ -9,7 +9,9 @@ numbers of training images of (Wang et al., TMI 2024); the others are test image
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from feddp.data.description import SPLITS
 from feddp.errors import InputError
 
 # val and test in per cent of the patients; the others are train
@@ -24,6 +26,16 @@ class Published:
 
     training: int
     images: int
+
+
+def needed(splitting: Any) -> tuple[str, ...]:
+    """Returns the splits that must hold a patient; of a splitting of the papers without validation images, not val.
+
+    Args:
+        splitting: what dataset.json says of the split, or None.
+    """
+    without = [PUBLISHED, *(name for name, (val, _) in SHARES.items() if not val)]
+    return tuple(name for name in SPLITS if name != "val" or splitting not in without)
 
 
 def split_site(
