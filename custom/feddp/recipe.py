@@ -28,7 +28,7 @@ from feddp.networks import DEFAULT
 from feddp.plan.schema import Plan
 from feddp.run import session
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
-from feddp.run.options import Options, policies_of
+from feddp.run.options import Options, job_name, policies_of
 from feddp.run.poc import PROJECT, WORKSPACE, connect, free_ports, project
 from feddp.run.session import Request
 from feddp.run.simulator import simulator
@@ -107,7 +107,7 @@ class PersonalizedRecipe(Recipe):
         pairs = tuple(f"{key}={_word(value)}" for key, value in (settings or {}).items())
         options = Options(method, rounds, calibration_epochs, network, size, seed, pairs, then, weights)
         plan = options.plan(metadata, names)
-        name = name or (f"{method}_{root.resolve().name}" if root else method)
+        name = name or (job_name(method, root) if root else method)
         self.plan = plan
         super().__init__(PlannedJob(name, plan, options.initial(plan), scope, resume, root, device))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from feddp.data.synthesize import synthesize
-from feddp.errors import ContributionError
+from feddp.errors import ContributionError, InputError
 from feddp.flare.context import SiteContext
 from feddp.flare.kept import kept_below
 from feddp.flare.policy import SitePolicy
@@ -31,14 +31,17 @@ def four(tmp_path_factory):
 
 @pytest.fixture
 def federation(toy, plan_for, four, tmp_path):
-    """Runs FedAvg for two rounds, or as many as `changes` say; returns γ, the progress's events and the last contributions."""
+    """Runs FedAvg for two rounds, or as many as `changes` say; returns γ, the progress's events and the last contributions.
 
-    def run(attack, sites=SITES, **changes):
+    `absent` are sites of the plan that never join.
+    """
+
+    def run(attack, sites=SITES, absent=(), **changes):
         plan = plan_for(**{"method": "fedavg", "network": toy, "sites": sites, "min_sites": 3, "start": "last"} | changes)
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         contexts = {}
-        for name in sites:
+        for name in [name for name in sites if name not in absent]:
             policy = SitePolicy.of(
                 name, SitePolicy.admitting(plan) | {"data": str(four / name), "seed": "plan"}, simulated=True
             )
@@ -114,6 +117,10 @@ def test_each_number_stays_between_the_honest_ones(federation, rule, monkeypatch
         assert (value <= honest.amax(0)).all()
 
 
-def test_two_sites_cannot_outvote_one(federation):
-    with pytest.raises(ContributionError, match="2 contributions .* need 3"):
-        federation("none", SITES[:2], aggregation="median", min_sites=2)
+@pytest.mark.parametrize("defence", DEFENCES)
+def test_two_sites_cannot_outvote_one(federation, defence):
+    """Neither in a plan of two sites nor where only two of three answer."""
+    with pytest.raises(InputError, match="needs 3 sites, but there are 2"):
+        federation("none", SITES[:2], **DEFENCES[defence], min_sites=2)
+    with pytest.raises(ContributionError, match="2 contributions .* need 3; start the other sites again"):
+        federation("none", SITES[:3], absent=SITES[2:], **DEFENCES[defence], min_sites=2)

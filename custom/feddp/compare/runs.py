@@ -233,7 +233,7 @@ class Campaign:
         if variant.when == BEFORE and not LOCAL_STAGES & set(plan.stages):
             raise InputError(f"it has no local stage before which its networks could be measured; leave {WHEN} out")
         layers = json.dumps(plan.layers, sort_keys=True)  # a rule may select what a setting adds to the network
-        rule = (plan.network, plan.federation.private or METHODS[plan.method].rule(plan), layers)
+        rule = (plan.network, plan.rule, layers)
         if rule not in self._rules:
             partition_of(plan, build_network(plan))  # fail before the campaign starts, not hours into it
             self._rules.add(rule)

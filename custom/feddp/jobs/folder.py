@@ -57,16 +57,13 @@ def export(
         resources: what the job asks of a site, by site (`feddp.flare.configuration.RESOURCES`); nothing by default.
 
     Raises:
-        InputError: there are too few sites, the private rule does not fit the network, the tensors are not the plan's, or the
-            folder holds something else.
+        InputError: the private rule does not fit the network, the tensors are not the plan's, or the folder holds something
+            else.
     """
     require_initial(plan, f"the job {folder.name} was given", initial)
     if not METHODS[plan.method].federated:
         raise InputError(f"{plan.method} needs all images in one place, so it cannot be a FLARE job; use `feddp run`")
     partition_of(plan, build_network(plan))  # refuses a rule that selects nothing here, not at the hospitals
-    if len(plan.sites) < plan.federation.min_sites:
-        least = plan.federation.min_sites
-        raise InputError(f"{len(plan.sites)} sites are fewer than min_sites={least}; name more sites, or lower min_sites")
     if resume:
         require_job_id(resume)
     return write_job(folder, scope, plan, None, initial, resume, resources)

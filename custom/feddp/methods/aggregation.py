@@ -4,7 +4,7 @@ Source of the robust rules, the coordinate-wise median and trimmed mean: (Yin et
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from feddp.errors import ContributionError
-from feddp.methods.base import MEDIAN, TRIMMED
+from feddp.methods.base import LEAST, MEDIAN, TRIMMED
 from feddp.partition import Tensors
-
-LEAST = 3  # contributions among which one can be told from the others
 
 
 @dataclass(frozen=True)
@@ -108,10 +106,10 @@ def trimmed_mean(contributions: Mapping[str, Mapping[str, Tensor]], dropped: int
     counters are treated as in `average`; no order of arrival changes a bit.
 
     Raises:
-        ContributionError: there are fewer than three contributions, or the sites' tensor names differ.
+        ContributionError: there are fewer than three contributions of tensors, or the sites' tensor names differ.
     """
     sites, names = _alike(contributions)
-    _require_several(sites)
+    _require_several(sites, names)
     result = {}
     for name in names:
         ordered = torch.stack([contributions[site][name] for site in sites]).sort(dim=0).values
@@ -128,9 +126,9 @@ def outliers(
     The norm is over all floating-point tensors together, in float64; integer counters are left out.
 
     Raises:
-        ContributionError: there are fewer than three contributions.
+        ContributionError: there are fewer than three contributions of tensors.
     """
-    _require_several(sorted(contributions))
+    _require_several(sorted(contributions), shared)
     norms = {site: _distance(tensors, shared) for site, tensors in sorted(contributions.items())}
     most = factor * median(norms.values())
     return {site: (norm, most) for site, norm in norms.items() if norm > most}
@@ -158,9 +156,9 @@ def _alike(contributions: Mapping[str, Mapping[str, Tensor]]) -> tuple[list[str]
     return sites, list(names)
 
 
-def _require_several(sites: list[str]) -> None:
-    if len(sites) < LEAST:
+def _require_several(sites: list[str], names: Collection[str]) -> None:
+    if names and len(sites) < LEAST:  # where nothing is shared, nothing is combined
         raise ContributionError(
             f"{len(sites)} contributions ({', '.join(sites)}), but aggregation=median, aggregation=trimmed and norm_factor need"
-            f" {LEAST}; add sites, or set aggregation=uniform and norm_factor=0"
+            f" {LEAST}; start the other sites again, or begin a run with aggregation=uniform and norm_factor=0"
         )

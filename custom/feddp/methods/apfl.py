@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feddp.errors import InputError
 from feddp.methods.base import Method, Round
 from feddp.training.settings import require_bounds, require_not_negative, setting
 
@@ -30,14 +29,14 @@ ALPHA, LOCAL = "alpha", "local/"  # entries of a site's memory: α_k, and the pa
 
 @dataclass(frozen=True)
 class APFLSettings:
-    apfl_alpha: float = setting(0.5, "APFL: α, weight of the local model in the mix; where it starts, if it is adaptive")
+    apfl_alpha: float = setting(
+        0.5, "APFL: α, weight of the local model in the mix; where it starts, if it is adaptive", most=1
+    )
     apfl_adaptive: bool = setting(False, "APFL: trains α at every site, with the learning rate lr")
 
     def __post_init__(self) -> None:
         require_bounds(self)
         require_not_negative(self, "apfl_alpha")
-        if self.apfl_alpha > 1:
-            raise InputError(f"apfl_alpha={self.apfl_alpha} must be at most 1; correct apfl_alpha")
 
 
 class APFL(Method):

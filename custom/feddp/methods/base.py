@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # how the server combines the sites' contributions: a mean, weighted or not, or a robust statistic (`aggregation.combine`)
 AGGREGATIONS = UNIFORM, SAMPLES, MEDIAN, TRIMMED = "uniform", "samples", "median", "trimmed"
+LEAST = 3  # contributions among which one can be told from the others: what MEDIAN, TRIMMED and `norm_factor` need
 SPECTRA, TRAIN, TUNE, HEADS, CALIBRATE = "spectra", "train", "tune", "heads", "calibrate"
 # in the order in which they run: {stage: file in which it leaves a site's network, "" if it leaves none}
 STAGES = {SPECTRA: "", TRAIN: "start", TUNE: "tuned", HEADS: "heads", CALIBRATE: "calibrated"}

@@ -13,20 +13,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feddp.errors import InputError
 from feddp.methods.base import Method, Round
 from feddp.training.settings import require_bounds, require_positive, setting
 
 
 @dataclass(frozen=True)
 class IOPFLSettings:
-    tau: float = setting(0.9, "IOP-FL: weight of the current round in the personal model; 1 discards all history")
+    tau: float = setting(0.9, "IOP-FL: weight of the current round in the personal model; 1 discards all history", most=1)
 
     def __post_init__(self) -> None:
         require_bounds(self)
         require_positive(self, "tau")
-        if self.tau > 1:
-            raise InputError(f"tau={self.tau} must be at most 1; correct tau")
 
 
 class IOPFL(Method):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from feddp.errors import InputError
 from feddp.files import RECORD, read_events
 from feddp.methods.base import Method, Round, RunPlan
 from feddp.partition import DECODER, HEAD, PROJECTOR
@@ -28,14 +27,12 @@ COLLAPSED = 0.01  # as a fraction of the spread of outputs that fill the sphere 
 
 @dataclass(frozen=True)
 class PFLFESettings:
-    ema: float = setting(0.99, "pFLFE: momentum of the target network")
+    ema: float = setting(0.99, "pFLFE: momentum of the target network", most=1)
     enhance: bool = setting(True, "pFLFE: the enhancement; false leaves only the supervised training (Table 4)")
 
     def __post_init__(self) -> None:
         require_bounds(self)
         require_positive(self, "ema")
-        if self.ema > 1:
-            raise InputError(f"ema={self.ema} must be at most 1; correct ema")
 
 
 class PFLFE(Method):

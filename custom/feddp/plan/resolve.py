@@ -27,21 +27,21 @@ def build_method(plan: Plan) -> Method:
 
 
 def partition_of(plan: Plan, network: nn.Module) -> Partition:
-    """Returns the partition of the network by the plan's private rule or, without one, by the method's.
+    """Returns the partition of the network by the plan's private rule.
 
     Raises:
         InputError: the rule selects no tensor, or all tensors.
     """
-    return resolve(network, plan.federation.private or METHODS[plan.method].rule(plan))
+    return resolve(network, plan.rule)
 
 
 def idle_queries(plan: Plan) -> str:
     """Returns a warning if the plan keeps queries private that have no effect, else "".
 
     An attention with one key gives it the weight 1, whatever query and key are: its output is the value, on which LoRA's
-    adapters of v act. PVTv2 has one key in every layer at 32 pixels.
+    adapters of v act. The networks pvt_v2_b0-fpn, pvt_v2_b1-fpn and pvt_v2_b2-fpn have one key in every layer at 32 pixels.
     """
-    roles = [role for role in plan.federation.private or METHODS[plan.method].rule(plan) if role in (QUERY, KEY, ADAPTER)]
+    roles = [role for role in plan.rule if role in (QUERY, KEY, ADAPTER)]
     if not roles:
         return ""
     import torch

@@ -16,7 +16,7 @@ from typing import Any
 from feddp.errors import InputError
 from feddp.limits import CHANNELS, CLASSES, SIZE
 from feddp.methods import METHODS
-from feddp.methods.base import AGGREGATIONS, HEADS, SPECTRA, STAGES, TRAIN, UNIFORM, round_of
+from feddp.methods.base import AGGREGATIONS, HEADS, LEAST, MEDIAN, SPECTRA, STAGES, TRAIN, TRIMMED, UNIFORM, round_of
 from feddp.networks import NETWORKS
 from feddp.networks.metadata import LABELS
 from feddp.partition import ALL
@@ -159,6 +159,21 @@ class Plan:
         private = self.federation.private
         if private and not set(method.own) <= set(private):
             raise InputError(f"private={','.join(private)}: {self.method} keeps {', '.join(method.own)} private; add them")
+        if self.sites and method.federated:
+            self._check_sites()
+
+    def _check_sites(self) -> None:
+        """Raises InputError if the sites are too few, in which case no round could end."""
+        count, least = len(self.sites), self.federation.min_sites
+        if count < least:
+            raise InputError(f"{count} sites are fewer than min_sites={least}; name more sites, or lower min_sites")
+        if count >= LEAST or self.rule == (ALL,):  # where nothing is shared, nothing is combined
+            return
+        several = {"aggregation": self.federation.aggregation in (MEDIAN, TRIMMED), "norm_factor": self.federation.norm_factor}
+        for name in several:
+            if several[name]:
+                asked = f"{name}={self.settings[name]}"
+                raise InputError(f"{asked} needs {LEAST} sites, but there are {count}; name more sites, or leave it out")
 
     def _check_types(self) -> None:
         """Raises InputError for the first entry of a wrong type; a job's JSON may be written by hand."""
@@ -249,6 +264,11 @@ class Plan:
         """Returns the digest that a site approves: SHA-256 of the plan and the adaptation request, as compact, sorted JSON."""
         content = self.to_json() | ({} if request is None else {"outside": dict(request)})
         return sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+
+    @property
+    def rule(self) -> tuple[str, ...]:
+        """The private rule: the setting `private`, or without it the method's."""
+        return tuple(self.federation.private or METHODS[self.method].rule(self))
 
     @property
     def layers(self) -> dict[str, dict[str, float]]:

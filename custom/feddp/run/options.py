@@ -11,7 +11,7 @@ from feddp.data.folder import SiteFolder
 from feddp.data.names import site_problem, suggested
 from feddp.errors import InputError
 from feddp.files import RUN, WEIGHTS
-from feddp.flare.bounds import LEAST_SITES
+from feddp.flare.bounds import LEAST_SITES, Bounds
 from feddp.flare.configuration import APPS, SERVER
 from feddp.flare.policy import PLAN
 from feddp.jobs.folder import federation_of
@@ -27,7 +27,7 @@ from feddp.run.config import write_config
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
 from feddp.run.session import Environment, Request
 from feddp.training.device import dealt
-from feddp.training.settings import pairs
+from feddp.training.settings import as_name, pairs
 
 
 def environment(name: str) -> Environment:
@@ -182,20 +182,21 @@ def run_here(
                 f"{options.method} runs outside FLARE, in one process: no --env poc, --threads or --without-consent"
             )
         return pooled.run(request)
-    return session.run(request, environment(env), name=f"{options.method}_{data.resolve().name}")
+    return session.run(request, environment(env), job_name(options.method, data))
+
+
+def job_name(method: str, data: Path) -> str:
+    """Returns the name of a job that a method runs over the sites below `data`: both names, in a job's letters."""
+    return as_name(f"{method}_{data.resolve().name}")
 
 
 def policies_of(plan: Plan, data: Path, device: str, without_consent: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """The policies of a plan's sites, whose folders lie below `data`, on this machine; `device` as in `run_here`.
 
     Raises:
-        InputError: a folder lacks images, or there is no such device.
+        InputError: as `_require_images`, or there is no such device.
     """
-    for site in plan.sites:
-        folder = SiteFolder.open(data / site)
-        for split in (plan.training.selection, "test"):
-            if lacking := folder.lacking(split):
-                raise InputError(lacking)
+    _require_images(plan, [SiteFolder.open(data / site) for site in plan.sites])
     devices = dealt(device, plan.sites)  # asked for here, not at every site of a federation that has started
     return {
         site: {
@@ -207,6 +208,25 @@ def policies_of(plan: Plan, data: Path, device: str, without_consent: Sequence[s
         }
         for site in plan.sites
     }
+
+
+def _require_images(plan: Plan, folders: Sequence[SiteFolder]) -> None:
+    """Raises InputError for a folder that lacks images to select or test with or, in a federation, to train on.
+
+    The site itself would refuse the latter, by the bounds that admit the plan; nobody of a run on this machine edits those.
+    """
+    trained_on, federated = plan.training.trained_on, METHODS[plan.method].federated
+    for folder in folders:
+        for splits in ((plan.training.selection,), ("test",), *([trained_on] if federated else [])):
+            if lacking := folder.lacking(*splits):
+                raise InputError(lacking)
+    fewest = min(folders, key=lambda folder: len(folder.rows_of(*trained_on)))
+    images, bounds = len(fewest.rows_of(*trained_on)), Bounds(**Bounds.admitting(plan))
+    if federated and bounds.too_few(images):
+        raise InputError(
+            f"{fewest.path} has {images} training images, but a step takes at least {bounds.batch}; add images, name --sites"
+            f" without it, or --set batch={images}"
+        )
 
 
 def resume_here(out: Path, verbose: bool = False) -> dict[str, Any]:

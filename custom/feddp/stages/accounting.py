@@ -140,9 +140,12 @@ def _answer(scalars: Mapping[str, Any], seconds: float, computed: float | None, 
 
 
 def _sum(one: Parts, other: Parts) -> Parts:
-    """Returns the sum of two phases of a round."""
-    pairs = {name: (one[name], other[name]) for name in one}
-    return {name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()}
+    """Returns the sum of two phases of a round. Not every phase scores: `evaluating` is the sum of those that do."""
+    total: Parts = {}
+    for name in one:
+        known = [seconds for seconds in (one[name], other[name]) if seconds is not None]
+        total[name] = sum(known) if len(known) == 2 or (known and name == "evaluating") else None
+    return total
 
 
 def _columns(rounds: Mapping[int, Parts], last: int, names: Sequence[str]) -> dict[str, list[float | None]]:

@@ -39,7 +39,8 @@ def fit_epoch(
     uses bfloat16, which has the range of float32, so the loss needs no scaling; the loss itself is computed in float32.
 
     Raises:
-        InputError: the loss is not finite (the learning rate is too high, or the data are broken).
+        InputError: the loss is not finite (the learning rate is too high, or the data are broken), or batch normalisation gets
+            one value per channel.
         Stopped: `stopped()` returned True.
     """
     parameters = list(network.parameters())
@@ -52,7 +53,7 @@ def fit_epoch(
             if stopped():
                 raise Stopped("training was stopped: the job was aborted")
             for _ in range(steps):
-                with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+                with _several_values(batch["image"]), torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                     logits = (forward or network)(batch["image"])
                 value = loss(logits.float(), batch)
                 optimizer.zero_grad(set_to_none=True)
@@ -65,6 +66,18 @@ def fit_epoch(
     if mean != mean or mean in (float("inf"), float("-inf")):
         raise InputError(f"the training loss is {mean}; lower lr (now {optimizer.param_groups[0]['lr']}) or check the data")
     return mean
+
+
+@contextmanager
+def _several_values(images: Tensor) -> Iterator[None]:
+    """Raises InputError with the remedy where torch refuses to normalise the one value per channel of `images` (B,C,H,W)."""
+    try:
+        yield
+    except ValueError as error:
+        if "Expected more than 1 value per channel" not in str(error):
+            raise
+        what = f"the network's features of {len(images)} image(s) of {images.shape[-1]} pixels have one value per channel"
+        raise InputError(f"{what}, and batch normalisation needs more; raise --size or batch") from error
 
 
 @contextmanager

@@ -148,6 +148,11 @@ def require_name(what: str, value: Any) -> None:
         )
 
 
+def as_name(text: str) -> str:
+    """Returns a similar name that `require_name` takes, if `text` begins with a letter, a digit or an underscore."""
+    return re.sub(r"[^\w .+-]", "-", text, flags=re.ASCII)[:64]
+
+
 def require_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
     if getattr(settings, name) not in choices:
         raise InputError(f"{key(name)}={shown(getattr(settings, name))} is not one of {', '.join(choices)}; choose one of them")

@@ -167,6 +167,13 @@ def test_two_contributions_have_no_robust_combination(rule):
         trimmed_mean({"a": {"w": tensor(1.0)}, "b": {}, "c": {"w": tensor(1.0)}}, 1)
 
 
+def test_of_no_tensors_two_contributions_are_enough():
+    """Local Train shares nothing, so nothing is combined, and nobody's change is too large."""
+    nothing = {"a": {}, "b": {}}
+    assert combine("median", nothing, {}) == combine("trimmed", nothing, {}) == {}
+    assert outliers(nothing, {}, 3.0) == {}
+
+
 def test_outliers_by_their_norm():
     """γ = (1, 1) and (2); the changes are (3, 4) and 0: norm 5; (0, 0) and 6: 6; (8, 0) and 15: 17. The median is 6.
 

@@ -116,7 +116,7 @@ def test_settings_are_typed_and_defaults_dropped(plan_for):
 def test_every_setting_is_reached_by_its_name(plan_for, method, name):
     default = Plan.known_settings(method)[name]
     value = another(name, default)
-    plan = plan_for(method=method, settings={name: str(value)})
+    plan = plan_for(method=method, sites=("A", "B", "C"), settings={name: str(value)})  # three, for median and norm_factor
     reached = [
         getattr(group, attribute) for group in groups(plan) for attribute in (name, f"{name}_") if hasattr(group, attribute)
     ]
@@ -140,7 +140,13 @@ def test_every_setting_is_reached_by_its_name(plan_for, method, name):
         ({"precision_compute": "float16"}, "precision_compute='float16' is not one of float32, bfloat16"),
         ({"aggregation": "krum"}, "aggregation='krum' is not one of uniform, samples, median, trimmed"),
         ({"method": "fednova", "aggregation": "median"}, "aggregation=median: fednova needs uniform or samples"),
-        ({"method": "apfl", "apfl_alpha": 1.5}, "apfl_alpha=1.5 must be at most 1"),
+        ({"method": "apfl", "apfl_alpha": 1.5}, "apfl_alpha=1.5: at most 1; lower apfl_alpha"),
+        ({"method": "iop_fl", "tau": 1.5}, "tau=1.5: at most 1; lower tau"),
+        ({"method": "pflfe", "ema": 1.5}, "ema=1.5: at most 1; lower ema"),
+        ({"min_sites": 3}, "2 sites are fewer than min_sites=3"),
+        ({"aggregation": "median"}, "aggregation=median needs 3 sites, but there are 2; name more sites, or leave it out"),
+        ({"aggregation": "trimmed", "norm_factor": 3}, "aggregation=trimmed needs 3 sites"),
+        ({"method": "fedavg", "norm_factor": 3}, "norm_factor=3.0 needs 3 sites, but there are 2"),
         ({"method": "fedprox", "prox_mu": -1}, "prox_mu=-1.0"),
         ({"norm_factor": 0.5}, "norm_factor=0.5 would refuse half of the sites"),
         ({"norm_factor": -3}, "norm_factor=-3.0"),
@@ -177,6 +183,29 @@ def test_a_bad_value_is_named(plan_for, changes, message):
     with pytest.raises(FedDPError) as raised:
         plan_for(**changes)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sites": ("A", "B", "C")},
+        {"sites": ()},  # not known yet
+        {"method": "local"},
+        {"method": "centralized"},
+        {"private": "all"},
+    ],
+)
+def test_robust_rules_are_taken_where_they_may_work_or_have_nothing_to_combine(plan_for, changes):
+    plan = plan_for(**{"aggregation": "median", "norm_factor": 3} | changes)
+    assert (plan.federation.aggregation, plan.federation.norm_factor) == ("median", 3.0)
+
+
+@pytest.mark.parametrize(("method", "name"), [("apfl", "apfl_alpha"), ("iop_fl", "tau"), ("pflfe", "ema")])
+def test_the_bound_of_a_weight_is_its_field_s(plan_for, method, name):
+    """From where the reference takes it; 1 itself is a weight."""
+    (found,) = (f for f in fields(METHODS[method].Hyper) if f.name == name)
+    assert found.metadata["most"] == 1
+    assert getattr(plan_for(method=method, settings={name: "1"}).hyper, name) == 1.0
 
 
 @pytest.mark.parametrize(

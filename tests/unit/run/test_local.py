@@ -111,14 +111,58 @@ def test_a_run_on_several_devices_has_the_bits_of_one(toy, tiny_root, tmp_path):
     assert len(runs["cpu"]) >= 2
 
 
-@pytest.mark.parametrize("split", ["val", "test"])
+@pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_a_site_without_images_of_a_split_is_found_before_the_run(toy, plan_for, tiny_root, tmp_path, split):
     """Its folder is named; the last stage would need the test images."""
     data = shutil.copytree(tiny_root, tmp_path / "data")
     table = data / "site-2/split.csv"
-    table.write_text(table.read_text().replace(f",{split}", ",train"))
+    table.write_text(table.read_text().replace(f",{split}", ",val" if split == "train" else ",train"))
     with pytest.raises(InputError, match=rf"site-2/split.csv has no image in split {split}; add some"):
         policies_of(plan_for(network=toy), data, "cpu")
+
+
+def test_a_site_with_fewer_training_images_than_a_step_takes_is_found_before_the_run(toy, tiny_root, tmp_path):
+    """site-2 keeps 3 of 8. A run's own bounds ask for 4 per step, or for as many as `batch`, if that is smaller: the remedy.
+
+    Centralized trains on all sites' images together.
+    """
+    data, out = shutil.copytree(tiny_root, tmp_path / "data"), tmp_path / "run"
+    table = data / "site-2/split.csv"
+    rows = table.read_text().splitlines()
+    train = [row for row in rows if row.endswith(",train")]
+    table.write_text("\n".join(row for row in rows if row not in train[3:]) + "\n")
+    with pytest.raises(InputError, match=r"data/site-2 has 3 training images, but a step takes at least 4; .* --set batch=3$"):
+        run_here(data, out, Options("fedavg", 1, None, toy, 32), "local")
+    assert not out.exists()
+    remedy = Options("fedavg", 1, None, toy, 32, 0, ("batch=3",))
+    for options in (remedy, Options("centralized", 1, None, toy, 32)):
+        assert list(run_here(data, tmp_path / options.method, options, "local")["sites"]) == ["site-1", "site-2"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "job"),
+    [
+        ("Bilder für Test", "fedavg_Bilder f-r Test"),
+        ("data (1)", "fedavg_data -1-"),
+        ("x" * 60, "fedavg_" + "x" * 57),  # 64 characters
+    ],
+)
+def test_data_of_any_folder_s_name_are_trained_on(toy, tiny_root, tmp_path, folder, job):
+    data, out = shutil.copytree(tiny_root, tmp_path / folder), tmp_path / "run"
+    assert run_here(data, out, Options("fedavg", 1, None, toy, 32, 0, ("batch=4",)), "local")["job"]
+    assert [path.name for path in (out / "job").iterdir()] == [job]
+
+
+@pytest.mark.parametrize("method", ["feddp", "centralized"])
+@pytest.mark.parametrize("setting", ["min_sites=4", "private=decoder.1"])
+def test_a_command_that_is_refused_for_its_plan_claims_no_folder(toy, tiny_root, tmp_path, method, setting):
+    """The toy has no decoder. Centralized needs no sites. The corrected command runs there."""
+    out, wrong, right = tmp_path / "run", ("batch=4", setting), ("batch=4",)
+    if (method, setting) != ("centralized", "min_sites=4"):
+        with pytest.raises(InputError, match=r"fewer than min_sites=4|selects no tensor"):
+            run_here(tiny_root, out, Options(method, 1, 0 if method == "feddp" else None, toy, 32, 0, wrong), "local")
+        assert not out.exists()
+    assert run_here(tiny_root, out, Options("fedavg", 1, None, toy, 32, 0, right), "local")["sites"]
 
 
 def test_64_sites_in_one_process(toy, plan_for, tiny_root, tmp_path):

@@ -67,6 +67,25 @@ def test_the_parts_of_every_site_make_up_the_round():
     assert (other["computing"], other["sending"], other["idle"]) == (4.0 + 3.0, 1.0 + 1.0, 3.0)
 
 
+def test_a_phase_without_scores_keeps_those_of_the_other():
+    """pFLFE scores in its first phase alone: 10 s with 4 s of scores, then 10 s without. 6 + 10 = 16 s of computing.
+
+    A's second phase does not say how long its images took: what it computed is unknown, because `loading` would be within it.
+    """
+    first, second = scalars(10.0, 0.0, 4.0, 0.0), {"seconds": 10.0, LOADING: 0.0, STORING: 0.0}
+
+    def found(second):
+        events = [ask(0.0, phase=0), answer(10.0, "A", first), ask(10.0, phase=1), answer(20.0, "A", second)]
+        events += [{"event": "round", "round": 1, "time": 20.0, "seconds": 20.0}]
+        return {name: values[0] for name, values in accounted(events)["sites"]["A"].items()}
+
+    parts = found(second)
+    assert (parts["computing"], parts["evaluating"]) == (16.0, 4.0)
+    assert sum(seconds or 0.0 for seconds in parts.values()) == 20.0
+    older = found({"seconds": 10.0})
+    assert (older["computing"], older["loading"], older["evaluating"]) == (None, None, 4.0)
+
+
 def test_rounds_keep_their_numbers():
     """Round 2 was saved, but the server died before it noted it; round 3 was asked for twice, and counts as it ended last."""
     events = []
