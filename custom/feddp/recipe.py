@@ -97,6 +97,8 @@ class PersonalizedRecipe(Recipe):
         for argument, value in (("sites", sites), ("classes", classes)):
             if isinstance(value, str):  # also a sequence, of letters
                 raise InputError(f"{argument}={value!r} is a text, not a list; write {argument}=[{value!r}]")
+        if settings is not None and not isinstance(settings, Mapping):
+            raise InputError(f"settings={settings!r} is no dict; write settings={{'batch': 8}}")
         root = None if data is None else Path(data)
         metadata: dict[str, Any] = {"channels": channels, "classes": tuple(classes), "labels": labels}
         names = list(sites or ())

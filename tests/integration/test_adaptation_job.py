@@ -143,6 +143,7 @@ def test_what_download_job_brought_is_a_runs_folder_too(run, tmp_path):
         (["--newcomer", "A", "--donors", "A"], "name other sites as donors"),
         (["--donors", ""], "name other sites as donors"),
         (["--newcomer", "global"], "a site called 'global' cannot take part"),
+        (["--newcomer", "server"], "'server' is no name of a site .*; call the site, for example, server-1"),
         (["--newcomer", " "], "newcomer ' ' must have at most 64 letters"),
         (["--newcomer", "../N"], "newcomer '../N' must have at most 64"),
         (["--how", "magic"], "--how magic: unknown strategy; choose one of routing, global"),

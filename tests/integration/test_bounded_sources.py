@@ -14,7 +14,7 @@ from PIL import Image
 import feddp.archive
 from feddp.data.formats.nifti import read_volume
 from feddp.data.prepare.source import Source
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, InputError
 from feddp.limits import ARCHIVE_DIRECTORY, ARCHIVE_RATIO, IMAGE_BYTES, VOLUME_TAIL
 from support.hostile_files import MIB, bmp, cost, one_line, png, sparse, zeros_gz
 
@@ -264,6 +264,16 @@ def test_a_header_that_makes_no_volume_is_named(tree, fields, message):
         with pytest.raises(FedDPError, match=message) as error:
             read_volume(Source(tree(content, name)), f"set/{name}", "axial")
         assert f"set/{name}" in str(error.value)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_volume_of_the_second_version_is_named(tree, order):
+    """nibabel's reader of the first version would say that its data type is unknown."""
+    content = nibabel.Nifti2Image(np.zeros((2, 2, 2), np.int16), np.eye(4)).to_bytes()
+    assert content[:4] == (540).to_bytes(4, "little")
+    content = content if order == "<" else (540).to_bytes(4, "big") + content[4:]
+    with pytest.raises(InputError, match=r"set/v.nii is NIfTI-2. Save it as NIfTI-1."):
+        read_volume(Source(tree(content, "v.nii")), "set/v.nii", "axial")
 
 
 def test_a_checksum_that_does_not_fit_is_still_noticed(tree):

@@ -1,5 +1,6 @@
 """The commands as people type them: what they leave, and that a mistake ends in one line and exit code 2."""
 
+import json
 import subprocess
 import sys
 
@@ -60,7 +61,7 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path):
 @pytest.mark.parametrize(("option", "message"), [("--device", "--device cuda:99 cannot be used"), ("--out", "not empty")])
 def test_a_run_that_cannot_be_is_refused_before_it_starts(tmp_path, option, message):
     """A device that is not there would else fail at every site, once FLARE is up; a file is no folder for results."""
-    synthesize(tmp_path / "data", sites=2, images=6, size=32)
+    synthesize(tmp_path / "data", sites=2, images=10, size=32)
     (tmp_path / "file").write_text("mine")
     arguments = {"--data": tmp_path / "data", "--out": tmp_path / "out", "--size": 32}
     arguments[option] = {"--device": "cuda:99", "--out": tmp_path / "file"}[option]
@@ -121,6 +122,34 @@ def test_what_cannot_be_predicted_is_one_line(feddp, taken_home, tmp_path):
         code, _, said = feddp(*arguments[:3], "--images", tmp_path / images, "--out", tmp_path / "x")
         assert (code, "dataset.json" in said) == (2, False)
         assert message in said
+
+
+def test_a_job_of_some_sites_leaves_the_others_out(feddp, tmp_path):
+    synthesize(tmp_path / "data", sites=3, images=10, size=32)
+    job = ("job", "--data", tmp_path / "data", "--method", "fedavg", "--network", "unet", "--size", 32, "--out", tmp_path / "j")
+    for wrong, said in (
+        (("--sites", "site-1,site-9"), "site-9: not a site below"),
+        (("--sites", "site-1,site-2", "--channels", 1), "--channels: the folders below"),
+    ):
+        code, _, err = feddp(*job, *wrong)
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert said in err
+        assert not (tmp_path / "j").exists()
+    assert feddp(*job, "--sites", "site-1,site-3")[0] == 0
+    plan = json.loads((tmp_path / "j/app_server/config/config_fed_server.json").read_text())
+    assert '"sites": ["site-1", "site-3"]' in json.dumps(plan)
+
+
+def test_a_run_does_not_lie_in_another_one(feddp, tmp_path):
+    """`feddp runs delete` would remove it too, and `runs list` does not show it."""
+    synthesize(tmp_path / "data", sites=2, images=10, size=32)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/run.json").write_text("{}")
+    arguments = ("run", "--data", tmp_path / "data", "--method", "fedavg", "--network", "unet", "--size", 32, "--rounds", 1)
+    code, _, err = feddp(*arguments, "--env", "local", "--out", tmp_path / "first/deeper/second")
+    assert code == 2
+    assert f"second lies in the folder of another run, {tmp_path / 'first'}; name another folder" in err
+    assert not (tmp_path / "first/deeper").exists()
 
 
 def test_a_seed_is_not_negative(tmp_path):

@@ -91,9 +91,12 @@ def run(
 
 
 def job(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="The job folder to write; its name is the job's.")],
     data: Annotated[Path | None, typer.Option(help="Take sites, channels and classes from the folders below.")] = None,
-    sites: Annotated[str | None, typer.Option(help="The sites' names, comma-separated.")] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="The sites' names, comma-separated; with --data, only these of its sites.")
+    ] = None,
     channels: Annotated[int, typer.Option(help="Channels of the images.")] = 3,
     classes: Annotated[str, typer.Option(help="The foreground classes, comma-separated.")] = "lesion",
     labels: Annotated[str, typer.Option(help="nested or exclusive classes.")] = "nested",
@@ -119,7 +122,9 @@ def job(
     metadata = {"channels": channels, "classes": words(classes), "labels": labels}
     names = list(words(sites or ""))
     if data is not None:
-        names, metadata = federation_of(data)
+        if others := [name for name in given(context) if name in ("--channels", "--classes", "--labels")]:
+            raise InputError(f"{', '.join(others)}: the folders below {data} say this; leave it out")
+        names, metadata = federation_of(data, names or None)
     if not names:
         raise InputError("the job has no sites: name them with --sites A,B,... or take them from --data ROOT")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)

@@ -4,7 +4,7 @@ import re
 import unicodedata
 from pathlib import Path
 
-from feddp.errors import BadFile, Problem
+from feddp.errors import BadFile, InputError, Problem
 
 LONGEST = 64  # characters: the limit of a certificate's common name
 _TAKEN = ("server", "mean", "Average")  # FLARE's name of the server; those of the sites' mean in curves and in tables
@@ -23,6 +23,12 @@ def require_site(where: Path, name: str) -> None:
     """Raises BadFile if `name` is no name of a site."""
     if problem := site_problem(where, name):
         raise BadFile(problem)
+
+
+def require_name_of_site(name: str) -> None:
+    """Raises InputError if a name that somebody typed is no name of a site."""
+    if problem := site_problem(Path(), name):
+        raise InputError(f"{problem.what}; call the site, for example, {suggested(name)}")
 
 
 def suggested(name: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from feddp.data.folder import SiteFolder
-from feddp.data.names import site_problem, suggested
+from feddp.data.names import require_name_of_site
+from feddp.data.pixels import MODES
 from feddp.errors import InputError
 from feddp.files import RUN, WEIGHTS
 from feddp.flare.bounds import LEAST_SITES, Bounds
@@ -92,8 +93,9 @@ class Options:
         values: dict[str, Any] = pairs(self.settings)
         values.setdefault("min_sites", min(LEAST_SITES, len(sites)))  # what hospitals ask of a job (`flare.bounds`)
         for name in sites:
-            if wrong := site_problem(Path(), name):
-                raise InputError(f"{wrong.what}; call the site, for example, {suggested(name)}")
+            require_name_of_site(name)
+        if metadata["channels"] not in MODES:
+            raise InputError(f"channels={metadata['channels']}: images of sites have {' or '.join(map(str, MODES))}")
         if self.method not in METHODS:
             raise InputError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
         stages = METHODS[self.method].stages

@@ -279,9 +279,11 @@ def fresh(out: Path) -> None:
     """Creates a run's folder, readable only by its owner, because it will hold every site's network.
 
     Raises:
-        InputError: the folder is not empty.
+        InputError: the folder is not empty, or it lies in another run's, with which it would be removed.
     """
     refuse_occupied([out])
+    if around := [parent for parent in out.absolute().parents if (parent / RUN).is_file()]:
+        raise InputError(f"{out} lies in the folder of another run, {around[0]}; name another folder")
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
 

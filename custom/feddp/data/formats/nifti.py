@@ -21,6 +21,7 @@ APART = 0.1  # mm
 UNITS = {1: 1000.0, 3: 0.001}  # in mm, of the codes for metres and micrometres; any other is taken for mm
 SHEAR = 1e-3  # the largest cosine between two axes that are at right angles
 HEADER = 348  # bytes
+SECOND = 540  # bytes of a header of NIfTI-2, as it says in its first four
 WIDEST = 8  # bytes per voxel
 # limit of a file of VOXELS, packed or not
 LARGEST = VOLUME_START + WIDEST * VOXELS + VOLUME_TAIL
@@ -115,6 +116,8 @@ def _content(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
             bytes than its header announces.
     """
     start = read_up_to(stream, HEADER)
+    if SECOND in (int.from_bytes(start[:4], order) for order in ("little", "big")):
+        raise InputError(f"{name} is NIfTI-2. Save it as NIfTI-1.")
     header = nibabel.Nifti1Header(start)
     shape, dtype, offset = header.get_data_shape(), header.get_data_dtype(), header.get_data_offset()
     if len(shape) != 3:
