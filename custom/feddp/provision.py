@@ -134,8 +134,8 @@ class SitePolicyBuilder(Builder):
             properties = client.get_prop(POLICY)
             if not properties:
                 raise PolicyError(f"site {client.name} has no `{POLICY}` in the project file; write its data folder there")
-            properties = {"approve": [], **properties}  # each plan is approved at the hospital, with `feddp kit approve`
             SitePolicy.of(client.name, properties, simulated=False)  # refuses a wrong value here, not at the hospital
+            properties = {"approve": [], **properties}  # each plan is approved at the hospital, with `feddp kit approve`
             self._restrict(client, CLIENT, SITE_CLASSES, ctx)
             write_json(Path(ctx.get_local_dir(client)) / "privacy.json", privacy(properties))
 

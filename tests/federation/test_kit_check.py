@@ -581,6 +581,7 @@ def test_the_policy_in_words_has_every_property(made):
     assert "(private): none" in shown
     assert "(methods): any" in shown
     assert "(min_images): 5" in shown
+    assert "(keep_days): never" in shown
 
 
 def test_every_consent_over_single_images(kit):
@@ -622,6 +623,51 @@ def test_what_a_hospital_has_loosened_is_marked(kit):
 def test_a_policy_of_another_shape_is_refused_in_words(kit, wrong):
     edit(kit / "local/privacy.json", lambda p: p.update(wrong))
     assert f"{kit}/local/privacy.json" in said(kit)[0]
+
+
+def _more(scope):
+    return lambda p: p["scopes"].append(scope)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: p.update(default_scope="other"), "has the default_scope 'other', but no scope of that name"),
+        (lambda p: p["scopes"].append(p["scopes"][0]), "has the scope feddp twice. Remove one"),
+        (_more("research"), "has 'research' among its scopes. Write an object"),
+        (_more({"properties": {}}), "has a scope whose name is None. Write a name"),
+        (_more({"name": ""}), "has a scope whose name is ''"),
+        (_more({"name": 7}), "has a scope whose name is 7"),
+        (_more({"name": "b", "properties": None}), "scope b: privacy.json's properties are None"),
+        (lambda p: p["scopes"][0].update(task_data_filters={"path": GUARD}), "its task_data_filters are not a list of objects"),
+        (lambda p: p["scopes"][0]["task_result_filters"][0].update(direction="up"), "has the direction 'up'. Write one of in"),
+        (
+            lambda p: p["scopes"][0].update(private=["query"]),
+            "scope feddp has the key 'private', which FLARE ignores. Write it into the `properties` of a scope",
+        ),
+        (lambda p: p.update(min_images=50), "the file has the key 'min_images', which FLARE ignores. Write it into the `prop"),
+        (lambda p: p.update(comment="mine"), "the file has the key 'comment', which FLARE ignores. Remove it"),
+    ],
+)
+def test_what_flare_does_not_load_or_ignores_is_named(kit, change, words):
+    """A job that is admitted under such a policy would end for all sites, or run without a word of it in force."""
+    edit(kit / "local/privacy.json", change)
+    (line,) = said(kit)
+    assert f"{kit}/local/privacy.json: " in line
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"), [("utf-8-sig", "begins with a byte order mark"), ("utf-16", "is not UTF-8 text")]
+)
+@pytest.mark.parametrize("name", ["privacy.json", "resources.json.default", "authorization.json.default"])
+def test_an_encoding_that_flare_does_not_read(kit, name, encoding, words):
+    """Editors write such files; the control: FLARE does not start with them."""
+    path = kit / "local" / name
+    path.write_bytes(path.read_text(encoding="utf-8").encode(encoding))
+    (line,) = said(kit)
+    assert line.startswith(f"{path}: {words}, which FLARE ")
+    assert flare_starts(kit).returncode != 0
 
 
 def test_a_filter_is_built_to_see_whether_it_takes_its_arguments(kit):

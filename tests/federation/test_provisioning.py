@@ -307,6 +307,19 @@ def test_another_projects_certificate_key_and_root(made, kit):
         assert words in line
 
 
+@pytest.mark.parametrize("wrong", ["data: /data/site", ["data"]])
+def test_a_policy_of_the_project_file_that_is_no_object_is_the_hospitals(tmp_path, wrong):
+    project = yaml.safe_load((FOLDER / "project.yml").read_text(encoding="utf-8"))
+    next(each for each in project["participants"] if each["name"] == "hospital-b")["policy"] = wrong
+    (tmp_path / "project.yml").write_text(yaml.safe_dump(project), encoding="utf-8")
+    command = [Path(sys.executable).parent / "nvflare", "provision", "-p", "project.yml", "-w", "kits"]
+    env = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    words = f"site hospital-b: privacy.json's properties are {wrong!r}; write an object of names and values"
+    assert words in done.stdout + done.stderr
+
+
 def _second_scope(privacy):
     privacy["scopes"].append({**privacy["scopes"][0], "name": "research", "task_result_filters": []})
 

@@ -26,10 +26,11 @@ from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
 
 import pytest
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, JobConstants
+from nvflare.apis.fl_constant import FLContextKey, JobConstants, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobLauncherSpec
 from nvflare.apis.workspace import Workspace
+from nvflare.fuel.common.excepts import ConfigError
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.fuel.utils.config import ConfigFormat
@@ -38,6 +39,7 @@ from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.fuel_opt.utils.pyhocon_loader import PyhoconLoader
 from nvflare.lighter.utils import serialize_cert, sign_folders
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
+from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
@@ -113,17 +115,19 @@ class Hospital:
         ids = {"job_id": meta.pop("meta_id", job), "study": "default"}
         content = json.loads((folder / "meta.json").read_text()) | ids | submitter | meta
         app = zip_directory_to_bytes(str(folder / "app_client"), "") if data is None else data
-        return deployer().deploy(Workspace(str(self.kit), SITE), job, content, "app_client", app, FLContext())
+        said = deployer().deploy(Workspace(str(self.kit), SITE), job, content, "app_client", app, FLContext())
+        assert str(self.kit) not in (said or ""), "the server and the lead get no path of the site"
+        return said
 
     def refuses(self, folder: Path, *words: str, **given) -> str:
-        """Nothing is unpacked, and the audit file has what the lead is told, in one line."""
+        """Nothing is unpacked, and the audit file has what the lead is told, in one line; where it names files, with paths."""
         said = self.deploys(folder, **given)
         assert said is not None
         assert "\n" not in said
         for word in words:
             assert word in said
         assert not (self.kit / JOB).exists()
-        assert self.audit.read_text().splitlines()[-1].endswith(f"[{said}]")
+        assert self.audit.read_text().splitlines()[-1].replace(f"{self.kit}/", "").endswith(f"[{said}]")
         return said
 
 
@@ -193,6 +197,17 @@ def test_what_lies_deployed_is_not_started_without_a_right(hospital, folder, off
     assert launcher.started == []
     assert f"[job {JOB} not started: its signer somebody has no right to submit_job here]" in hospital.audit.read_text()
     assert not (hospital.kit / JOB).exists()
+
+
+def test_a_launcher_that_fails_tells_the_server_no_path(hospital, folder):
+    """FLARE answers the server's command to start a job with the error's text."""
+    assert hospital.deploys(folder) is None
+    launcher, fl_ctx = Launcher(), FLContext()
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(hospital.kit), SITE), private=True, sticky=False)
+    launcher.launch_job = lambda meta, ctx: (_ for _ in ()).throw(FileNotFoundError("/secret/python"))
+    with pytest.raises(FedDPError, match=f"^job {JOB} not started: this site failed; its audit.log has the reason$"):
+        Restarting(launcher).launch_job({JobConstants.JOB_ID: JOB}, fl_ctx)
+    assert f"[job {JOB} not started: FileNotFoundError: /secret/python]" in hospital.audit.read_text()
 
 
 def test_no_other_project_signs_a_job(hospital, folder, office):
@@ -267,6 +282,37 @@ def test_an_adaptation_gets_no_network_of_a_run_that_keeps_more_private(hospital
     hospital.refuses(job, f"{RUN} belongs to a run that keeps query private here", "leave this site out of the adaptation")
     hospital.policy(approved | {"private": ["query"]})
     assert hospital.deploys(job) is None
+
+
+@pytest.mark.parametrize("name", ["plan.json", "terms.json"])
+def test_a_damaged_file_of_a_run_is_named_without_its_place(hospital, plan, tmp_path, name):
+    """The path may hold the name of a person or of a disk; it is in the audit file."""
+    (stored(hospital, plan) / name).write_text("{")
+    said = hospital.refuses(export(plan, tmp_path / "again", resume=RUN), f"refused: feddp/{RUN}/{name} is not readable JSON")
+    assert "submit the job as a new one" in said
+    assert f"{hospital.kit}/feddp/{RUN}/{name}" in hospital.audit.read_text()
+
+
+def test_in_a_container_the_run_is_named_without_its_place_too(hospital, plan, tmp_path, monkeypatch):
+    """There the site's files are not in the workspace."""
+    monkeypatch.setenv(WorkspaceConstants.ENV_VAR_RESULT_ROOT, str(tmp_path / "a volume"))
+    folder = tmp_path / "a volume/feddp" / RUN
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text("{")
+    said = hospital.deploys(export(plan, tmp_path / "again", resume=RUN))
+    assert said.startswith(f"job {JOB} refused: feddp/{RUN}/plan.json is not readable JSON")
+
+
+def test_of_an_error_that_nobody_foresaw_the_server_learns_nothing(hospital, folder):
+    """The control: FLARE's deployer alone puts the path of the file into its error, and FLARE answers with that text."""
+    hospital.kit.joinpath("blocked").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "get_run_dir", lambda self, job: str(hospital.kit / "blocked" / job))
+        with pytest.raises(Exception, match=f"Not a directory: '{hospital.kit}/blocked"):
+            hospital.deploys(folder, deployer=AppDeployer)
+        said = hospital.deploys(folder)
+    assert said == f"job {JOB} not deployed: site {SITE} failed; its audit.log has the reason"
+    assert f"[job {JOB} not deployed: Exception: exception NotADirectoryError" in hospital.audit.read_text()
 
 
 def test_what_a_job_continues_is_an_id_of_flares(hospital, plan, tmp_path):
@@ -666,6 +712,66 @@ def test_what_is_wrong_with_a_policy_is_the_sites_own(hospital, folder):
     (hospital.kit / "local/privacy.json").unlink()
     said = hospital.refuses(folder, "its privacy.json is not valid")
     assert str(hospital.kit) not in said
+
+
+def _first(content: dict) -> dict:
+    return content["scopes"][0]
+
+
+def _changed(change):
+    def bytes_of(content: dict) -> bytes:
+        change(content)
+        return json.dumps(content).encode()
+
+    return bytes_of
+
+
+# forms of a privacy.json: what the audit file says, and whether FLARE fails at it
+FORMS = {
+    "begins with a byte order mark": (lambda c: json.dumps(c).encode("utf-8-sig"), True),
+    "is not UTF-8 text": (lambda c: json.dumps(c).encode("utf-16"), True),
+    "the default_scope 'other', but no scope of that name": (_changed(lambda c: c.update(default_scope="other")), True),
+    "has the scope b twice": (_changed(lambda c: c["scopes"].extend([{"name": "b"}, {"name": "b"}])), True),
+    "has a scope whose name is 7": (_changed(lambda c: c["scopes"].append({"name": 7})), True),
+    "has a scope whose name is ''": (_changed(lambda c: c["scopes"].append({"name": ""})), False),
+    "has a scope whose name is None": (_changed(lambda c: c["scopes"].append({"properties": {}})), False),
+    "has 'study' among its scopes": (_changed(lambda c: c["scopes"].append("study")), False),
+    "scope b: privacy.json's properties are None": (
+        _changed(lambda c: c["scopes"].append({"name": "b", "properties": None})),
+        True,
+    ),
+    "its task_data_filters are not a list": (_changed(lambda c: _first(c).update(task_data_filters={"path": GUARD})), False),
+    "a filter in task_result_filters has the direction 'up'": (
+        _changed(lambda c: _first(c)["task_result_filters"][0].update(direction="up")),
+        True,
+    ),
+    "scope feddp has the key 'private', which FLARE ignores": (_changed(lambda c: _first(c).update(private=["query"])), False),
+    "the file has the key 'min_images', which FLARE ignores": (_changed(lambda c: c.update(min_images=50)), False),
+}
+
+
+@pytest.mark.parametrize("words", FORMS)
+def test_a_policy_that_flare_does_not_load_refuses_the_job_at_this_site_alone(hospital, folder, words):
+    """Whichever scope it is in: FLARE reads all of them in the job's process, whose end is that of the job at all sites."""
+    bytes_of, flare_fails = FORMS[words]
+    privacy = hospital.kit / "local/privacy.json"
+    privacy.write_bytes(bytes_of(json.loads(privacy.read_text())))
+    hospital.refuses(folder, "its privacy.json is not valid; its administrator runs `feddp kit check`")
+    assert words in hospital.audit.read_text()
+    if flare_fails:
+        with pytest.raises((ValueError, ConfigError)):
+            create_privacy_manager(Workspace(str(hospital.kit), SITE), names_only=False)
+
+
+def test_a_scope_that_is_new_takes_effect_with_the_next_job(hospital, folder):
+    """FLARE's client has read the names of the scopes when it started; the control: its deployer still refuses."""
+    workspace, privacy = Workspace(str(hospital.kit), SITE), hospital.kit / "local/privacy.json"
+    PrivacyService.initialize(create_privacy_manager(workspace, names_only=True))
+    content = json.loads(privacy.read_text())
+    content["scopes"].append({**_first(content), "name": "research"})
+    privacy.write_text(json.dumps(content))
+    assert hospital.deploys(folder, deployer=AppDeployer, scope="research") == "privacy scope 'research' is not allowed"
+    assert hospital.deploys(folder, scope="research") is None
 
 
 def test_a_participant_that_waits_for_jobs_has_loaded_nothing_that_trains(tmp_path):

@@ -18,6 +18,7 @@ from feddp.plan.resolve import build_network, partition_of
 from feddp.provision import GUARD
 
 SITES = ("site-1", "site-2", "site-3")
+RUN = "0d2c1f2e-1111-4222-8333-444455556666"
 
 
 @pytest.fixture
@@ -140,17 +141,48 @@ def test_what_an_exchange_gives_is_said(plan_for, tmp_path, kit, method, words):
     assert words in approve(folder, kit, answer="n\n")[1]
 
 
-@pytest.mark.parametrize(
-    ("role", "words"),
-    [
-        ("query", "the job shares 16 query tensors, which `private` of privacy.json keeps at this site: the guard stops them"),
-        ("projector", "names projector, which this network does not have: this site refuses the job"),
-    ],
-)
-def test_a_job_that_the_hospitals_own_private_stands_against(plan_for, tmp_path, kit, role, words):
-    edit(kit, private=[role])
+def test_a_job_that_the_hospitals_own_private_stands_against(plan_for, tmp_path, kit):
+    edit(kit, private=["query"])
     folder = export(plan_for(method="fedavg", sites=SITES, min_sites=3), tmp_path / "job")
-    assert words in approve(folder, kit, answer="n\n")[1]
+    said = approve(folder, kit, answer="n\n")[1]
+    assert "the job shares 16 query tensors, which `private` of privacy.json keeps at this site: the guard stops them" in said
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_network_without_what_the_hospital_keeps_private_is_not_approved(plan_for, tmp_path, kit, late):
+    """The site refuses it; `tests/integration/test_guard.py`. So it does an adaptation."""
+    edit(kit, private=["query", "projector"])
+    plan = plan_for(sites=SITES, min_sites=3)
+    request = AdaptationRequest("N", ("site-1",), RUN) if late else None
+    code, said = approve(write_job(tmp_path / "job", "feddp", plan, request, None), kit, "--yes")
+    assert code == 2
+    assert "refused: its policy keeps projector private, but the job's pvt_v2_b0-fpn has no such tensor" in said
+    assert properties(kit)["approve"] == []
+
+
+def test_a_job_that_continues_a_run_is_approved_as_the_site_takes_it(plan_for, plan, tmp_path, kit):
+    """Under the consent with which the run began, for its own plan, and as long as the site has it."""
+    folder, run = export(plan, tmp_path / "again", resume=RUN), kit / "feddp" / RUN
+    run.mkdir(parents=True)
+    (run / "plan.json").write_text(json.dumps(plan.to_json()))
+    terms = {"data": str(policy(kit).data.resolve()), "private": [], "consent": [], "recipients": None}
+    (run / "terms.json").write_text(json.dumps(terms))
+    assert "Let it run here?" in approve(folder, kit, answer="n\n")[1]
+
+    def refused(words: str) -> None:
+        code, said = approve(folder, kit, "--yes")
+        assert code == 2
+        assert f"refused: {words}" in said
+        assert properties(kit)["approve"] == []
+
+    edit(kit, consent=["calibration"])
+    refused(f"{run} belongs to a run that began under another consent in privacy.json; submit the job as a new one")
+    edit(kit, consent=[])
+    (run / "plan.json").write_text(json.dumps(plan_for(sites=SITES, min_sites=3, seed=1).to_json()))
+    refused(f"{run} belongs to a run with seed=1, but this job has seed=0")
+    (kit / "feddp/removed").mkdir()
+    run.rename(kit / "feddp/removed" / RUN)
+    refused(f"site site-1: it removed the run {RUN}")
 
 
 def test_a_job_for_other_images_is_not_approved(plan_for, tmp_path, kit):
@@ -161,7 +193,7 @@ def test_a_job_for_other_images_is_not_approved(plan_for, tmp_path, kit):
     assert "has 3 channels, lesion (nested); ask its lead" in said
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:x", 0])
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:\N{ARABIC-INDIC DIGIT THREE}", 0])
 def test_a_device_that_is_none_is_named(folder, kit, device):
     edit(kit, device=device)
     with pytest.raises(FedDPError, match="write cpu, cuda or cuda:N"):
@@ -235,7 +267,7 @@ def test_no_pipe_in_a_jobs_folder_is_waited_for(folder, kit, side, make):
 def test_a_pipe_as_the_policy_is_named(folder, kit):
     (kit / "local/privacy.json").unlink()
     os.mkfifo(kit / "local/privacy.json")
-    with pytest.raises(FedDPError, match=r"local/privacy\.json is not a regular file; correct it"):
+    with pytest.raises(FedDPError, match=r"local/privacy\.json: is not a regular file\."):
         approve(folder, kit, "--yes")
 
 

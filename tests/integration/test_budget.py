@@ -236,6 +236,14 @@ def test_the_command_resets_what_cannot_be_read(kit):
     assert said(kit)[0] == 0
 
 
+def test_the_command_resets_nothing_under_a_policy_that_is_wrong(kit, tiny_root):
+    ledger = Ledger("hospital-a", kit / "feddp")
+    ledger.measured(tiny_root / "site-1", "one", Budget())
+    (kit / "local/privacy.json").write_text(json.dumps(privacy({"data": 5})))
+    assert isinstance(said(kit, "--reset")[2], FedDPError)
+    assert [used.jobs for used in ledger.used().values()] == [["one"]]
+
+
 def test_only_a_site_has_a_budget(kit, tmp_path):
     shutil.move(kit / "startup/fed_client.json", kit / "startup/fed_admin.json")
     admin = {"admin": {"username": "lead", "project_name": "feddp", "host": "localhost", "port": 8003}}

@@ -205,6 +205,7 @@ def test_without_a_policy_a_site_refuses(component):
         ({"data": "x", "bounds": {"batch": "4"}}, "bounds: batch is '4'; write a whole number"),
         ({"data": "x", "bounds": {"batch": True}}, "bounds: batch is True; write a whole number"),
         ({"data": "x", "bounds": {"lr": float("nan")}}, "bounds: lr is nan; write a number"),
+        ({"data": "x", "bounds": {"lr": float("inf")}}, "bounds: lr is inf; write a number"),
         ({"data": "x", "bounds": {"augment": 1}}, "bounds: augment is 1; write true or false"),
         ({"data": "x", "bounds": {"losses": ["mse"]}}, r"bounds: losses is \['mse'\]; write a list of dice_ce, dice"),
     ],

@@ -14,11 +14,11 @@ from feddp import cli
 from feddp.data.folder import SiteFolder, find_sites, refuse_occupied
 from feddp.errors import BadFile, ContributionError, FedDPError, InputError, PolicyError, SealingError, Stopped, is_of_user
 from feddp.files import read_results
-from feddp.flare.admission import scope_properties
 from feddp.flare.arrival import Refused
 from feddp.flare.bounds import Bounds
 from feddp.flare.budget import Ledger
 from feddp.flare.policy import Budget, SitePolicy
+from feddp.flare.scopes import scopes_of
 from feddp.methods.aggregation import Spec, average
 from feddp.networks import build
 from feddp.networks.header import outline
@@ -59,7 +59,7 @@ def unreadable_budget(folder: Path) -> None:
 
 def unreadable_privacy(folder: Path) -> None:
     (folder / "privacy.json").write_text("{}")
-    scope_properties(folder / "privacy.json", "feddp")
+    scopes_of(folder / "privacy.json")
 
 
 def another_plan(folder: Path) -> None:
@@ -93,7 +93,7 @@ SAMPLE: dict[str, tuple[type[FedDPError], Callable[[Path], Any]]] = {
     "a wrong bound": (PolicyError, lambda _: Bounds.of("A", [])),
     "a budget that is used up": (PolicyError, spent),
     "a budget that cannot be read": (PolicyError, unreadable_budget),
-    "a privacy.json that cannot be read": (PolicyError, unreadable_privacy),
+    "a privacy.json that cannot be read": (BadFile, unreadable_privacy),
     "a job's folder claimed by another plan": (PolicyError, another_plan),
     "a round that the plan has not": (PolicyError, lambda _: require("A", "round", 7, 0, 5)),
     "wrong names": (ContributionError, lambda _: Spec.of(ONE, ("w",)).check("A", {})),

@@ -4,7 +4,6 @@ A job's folder is a function of its plan (`feddp.flare.configuration`). Anything
 the submitter and his role. Then a site checks the job against its policy, which it reads from privacy.json at that moment.
 """
 
-import json
 import os
 import shutil
 import threading
@@ -21,22 +20,22 @@ from nvflare.apis.workspace import Workspace
 from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext, Person
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
+from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.fed.utils.app_deployer import AppDeployer
+from nvflare.private.privacy_manager import PrivacyService
 
-from feddp.errors import BadFile, FedDPError, PolicyError
+from feddp.errors import FedDPError, PolicyError
 from feddp.flare.archive import read_app
 from feddp.flare.audit import audit, one_line
 from feddp.flare.configuration import APPS, CLIENT, FILES, META, SERVER, require_object
 from feddp.flare.documents import only_json, require_equal
+from feddp.flare.earlier import require_earlier
 from feddp.flare.job_folder import admitted, read_folder, require_meta
 from feddp.flare.kept import JOB_ID, files_of
 from feddp.flare.policy import SitePolicy
-from feddp.flare.terms import require_as_private, require_no_wider
-from feddp.flare.unused import removed_of, require_not_removed
+from feddp.flare.scopes import scopes_of
+from feddp.flare.unused import removed_of
 from feddp.flare.workspace import kept_by
-from feddp.limits import JSON_BYTES
-from feddp.reading import read
-from feddp.training.claim import require_stored_plan
 
 
 class AdmittingDeployer(FLComponent, AppDeployerSpec):
@@ -58,14 +57,18 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         with self._one_at_a_time:
             try:
                 self._admit(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
-                refused: str | None = AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
-                if not refused:
-                    require_signers(workspace, job_id)
-                return refused
+                if refused := AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx):
+                    raise PolicyError(refused)
+                require_signers(workspace, job_id)
             except FedDPError as error:
-                line = audit(fl_ctx, f"job {job_id} refused: {error}")
-                self.log_warning(fl_ctx, line, fire_event=False)
-                return line
+                line = f"job {job_id} refused: {error}"
+                self.log_warning(fl_ctx, audit(fl_ctx, line), fire_event=False)
+                return one_line(without_folders(line, workspace))
+            except Exception as error:  # of any type; FLARE would send its text, which may hold paths, to the server
+                line = audit(fl_ctx, f"job {job_id} not deployed: {type(error).__name__}: {error}")
+                self.log_exception(fl_ctx, line, fire_event=False)
+                return f"job {job_id} not deployed: site {workspace.site_name} failed; its audit.log has the reason"
+        return None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SUBMIT_JOB:
@@ -91,30 +94,33 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         require_equal(META, job_id, meta.get("job_id"), "job_id")  # FLARE starts the job's process in the folder of that name
         if site not in meta["deploy_map"][APPS[CLIENT]]:
             raise PolicyError(f"{META}: deploy_map does not name site {site}")
-        policy = self._policy(Path(workspace.get_site_privacy_file_path()), site, meta["scope"], fl_ctx)
+        policy = self._policy(workspace, meta["scope"], fl_ctx)
         policy.accept(site, job.plan, job.asked)
-        if job.request:
-            require_as_private(files_of(kept, job.request.job), policy)
-        if job.resume:
-            if not JOB_ID.fullmatch(job.resume):
-                raise PolicyError("the run that it continues does not have the form of FLARE's job ids")
-            require_not_removed(site, kept, job.resume)
-            require_stored_plan(files_of(kept, job.resume), job.plan.to_json())
-            require_no_wider(files_of(kept, job.resume), policy)
+        require_earlier(site, kept, job, policy)
 
     @staticmethod
-    def _policy(privacy: Path, site: str, scope: str, fl_ctx: FLContext) -> SitePolicy:
-        """Reads the site's current policy. FLARE reads it only at its start, and the site may approve plans after that."""
+    def _policy(workspace: Workspace, scope: str, fl_ctx: FLContext) -> SitePolicy:
+        """Reads the site's current policy, and has FLARE read the names of the scopes, which it did when its client started."""
+        site = workspace.site_name
         try:
-            properties = scope_properties(privacy, scope)
-            policy = SitePolicy.of(site, properties, simulated=False) if properties is not None else None
+            found = scopes_of(Path(workspace.get_site_privacy_file_path())).get(scope)
+            policy = SitePolicy.of(site, found.get("properties"), simulated=False) if found is not None else None
         except FedDPError as error:  # the details of the file stay at the site
             audit(fl_ctx, str(error))
             what = "its privacy.json is not valid; its administrator runs `feddp kit check`"
             raise PolicyError(f"site {site}: {what}") from error
         if policy is None:
             raise PolicyError(f"site {site}: privacy scope '{scope}' is not allowed; its privacy.json has no such scope")
+        PrivacyService.initialize(create_privacy_manager(workspace, names_only=True))
         return policy
+
+
+def without_folders(text: str, workspace: Workspace) -> str:
+    """Returns a text for the server: the site's files are `feddp/<job id>/plan.json`, without the place of its folders."""
+    root = Path(workspace.get_root_dir())
+    for folder in (kept_by(workspace.site_name, str(root)).parent, root):  # the first one is elsewhere in a container
+        text = text.replace(f"{folder}/", "")
+    return text
 
 
 def require_signers(workspace: Workspace, job_id: str) -> None:
@@ -143,24 +149,3 @@ class AdmittedApp(AppValidator):
         except FedDPError as error:
             return one_line(str(error)), {}
         return "", {}
-
-
-def scope_properties(privacy: Path, scope: str) -> dict[str, Any] | None:
-    """Returns the current properties of a scope in a site's privacy.json; None if it has no such scope.
-
-    Raises:
-        PolicyError: the file cannot be read, is too large, or is no regular file, such as a pipe.
-    """
-    try:
-        scopes = json.loads(read(privacy, JSON_BYTES))["scopes"]
-        matches = [entry for entry in scopes if entry["name"] == scope]
-    except BadFile as bad:
-        raise PolicyError(f"{privacy} {bad.problem.what}; correct it") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PolicyError(f"{privacy} cannot be read ({type(error).__name__}: {error}); correct it") from error
-    if len(matches) > 1:
-        raise PolicyError(f"{privacy} has the scope {scope} twice; remove one")
-    properties = (matches[0].get("properties") or {}) if matches else None
-    if not isinstance(properties, dict | None):
-        raise PolicyError(f"{privacy}: the properties of scope {scope} are {properties!r}; write an object of names and values")
-    return properties

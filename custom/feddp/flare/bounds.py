@@ -1,5 +1,6 @@
 """A site's bounds for jobs, approved or not. They limit the influence of a single image on each training step."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -123,7 +124,7 @@ def _read(site: str, name: str, value: Any, default: Any) -> Any:
             raise PolicyError(f"site {site}: privacy.json's bounds: {name} is {value!r}; write a list of {', '.join(default)}")
         return tuple(value)
     kinds = {bool: bool, int: int, float: int | float}[type(default)]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool) or not value >= 0:
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool) or not 0 <= value < math.inf:
         kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
         raise PolicyError(f"site {site}: privacy.json's bounds: {name} is {value!r}; write {kind}")
     return value

@@ -11,7 +11,6 @@ from feddp.flare.budget import Ledger
 from feddp.flare.kept import files_of, secret_of
 from feddp.flare.policy import OWN, SitePolicy
 from feddp.flare.terms import require_as_private, require_terms
-from feddp.partition import select
 from feddp.stages.initial import first_network
 from feddp.stages.order import behind
 from feddp.stages.site import Site
@@ -52,11 +51,8 @@ class SiteContext:
         self._site: Site | None = None
         self._entered = False
         policy.accept(name, plan, None if request is None else request.to_json())
-        if without := [role for role in policy.private if not select(expected.network, role)]:
-            raise PolicyError(
-                f"site {name}: its policy keeps {', '.join(without)} private, but the job's {plan.network} has no such"
-                " tensor, so the policy would protect nothing; leave this site out, or change `private` in privacy.json"
-            )
+        if vain := policy.vain(plan, expected.network):
+            raise PolicyError(f"site {name}: {vain[0]}")
 
     @property
     def data(self) -> Path:

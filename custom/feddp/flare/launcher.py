@@ -15,7 +15,7 @@ from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, JobConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobLauncherSpec, JobReturnCode
 
-from feddp.errors import PolicyError
+from feddp.errors import FedDPError, PolicyError
 from feddp.flare.admission import require_signers
 from feddp.flare.audit import audit
 from feddp.flare.endings import started
@@ -61,6 +61,7 @@ class Restarting(JobLauncherSpec):
 
         Raises:
             PolicyError: the app's signer has no right to submit jobs here; the app is removed.
+            FedDPError: FLARE's launcher failed.
         """
         job = str(job_meta.get(JobConstants.JOB_ID))
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
@@ -75,7 +76,11 @@ class Restarting(JobLauncherSpec):
         def tell(line: str) -> None:
             self.logger.warning(audit(fl_ctx, f"job {job}: {line}"))
 
-        return RestartedJob(start, tell, Path(workspace.get_run_dir(job)) / FLMetaKey.PROCESS_RC_FILE)
+        try:
+            return RestartedJob(start, tell, Path(workspace.get_run_dir(job)) / FLMetaKey.PROCESS_RC_FILE)
+        except Exception as error:  # of any type; FLARE would send its text, which may hold paths, to the server
+            self.logger.warning(audit(fl_ctx, f"job {job} not started: {type(error).__name__}: {error}"))
+            raise FedDPError(f"job {job} not started: this site failed; its audit.log has the reason") from error
 
 
 class RestartedJob(JobHandleSpec):

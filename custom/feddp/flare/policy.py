@@ -6,16 +6,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddp.adaptation.choices import read_settings
 from feddp.errors import PolicyError
 from feddp.flare.bounds import Bounds
 from feddp.methods import METHODS, base
 from feddp.networks import NETWORKS
-from feddp.partition import ROLES
+from feddp.partition import ROLES, select
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS, SPECTRA
+
+if TYPE_CHECKING:  # a process that waits for jobs does not import torch
+    from torch import nn
 
 SIMULATED_POLICIES = "FEDDP_SIMULATED"
 OWN, PLAN = SEEDS = ("own", "plan")
@@ -176,6 +179,13 @@ class SitePolicy:
             )
         return reasons + self.bounds.problems(plan)
 
+    def vain(self, plan: Plan, network: "nn.Module") -> list[str]:
+        """Returns a reason against a job whose network has no tensor of a role in `private`."""
+        if not (without := [role for role in self.private if not select(network, role)]):
+            return []
+        what = f"its policy keeps {', '.join(without)} private, but the job's {plan.network} has no such tensor"
+        return [f"{what}, so the policy would protect nothing; leave this site out, or change `private` in privacy.json"]
+
 
 def _folder(site: str, given: Any) -> Path:
     if not isinstance(given, str) or not given:
@@ -184,7 +194,7 @@ def _folder(site: str, given: Any) -> Path:
 
 
 def _device(site: str, given: Any) -> str:
-    if not isinstance(given, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", given):
+    if not isinstance(given, str) or not re.fullmatch(r"cpu|cuda(:[0-9]+)?", given):
         raise PolicyError(f"site {site}: privacy.json's device is {given!r}; write cpu, cuda or cuda:N")
     return given
 

@@ -7,17 +7,18 @@ from typing import Any
 from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.errors import InputError, PolicyError
 from feddp.files import write_json
-from feddp.flare.admission import scope_properties
 from feddp.flare.archive import SIGNATURES
 from feddp.flare.configuration import APPS, META, SIDES
 from feddp.flare.documents import LARGEST, parsed
+from feddp.flare.earlier import require_earlier
 from feddp.flare.job_folder import Job, read_folder, require_meta
-from feddp.flare.kept import files_of
 from feddp.flare.policy import ANY, SitePolicy
-from feddp.flare.terms import require_as_private
+from feddp.flare.scopes import scopes_of
 from feddp.flare.workspace import kept_by
 from feddp.kit.containers import Containers
 from feddp.kit.describe import described
+from feddp.kit.privacy import privacy_file
+from feddp.plan.resolve import build_network
 from feddp.sealing.kit import CLIENT as HOSPITAL
 from feddp.sealing.kit import Kit, read_json
 
@@ -44,18 +45,18 @@ class Approval:
         if opened.kind != HOSPITAL:
             raise InputError(f"{kit} is the kit of a {opened.kind}; only hospitals approve jobs, so name a hospital's kit")
         meta, job = read_job(folder)
-        privacy = opened.folder / "local" / "privacy.json"
-        properties = scope_properties(privacy, meta["scope"])
-        if properties is None:
+        privacy = privacy_file(opened)
+        scope = scopes_of(privacy).get(meta["scope"])
+        if scope is None:
             raise PolicyError(f"{privacy} has no scope {meta['scope']}, which the job needs; add it, or refuse the job")
-        policy = SitePolicy.of(opened.name, properties, simulated=False)
+        policy = SitePolicy.of(opened.name, scope.get("properties"), simulated=False)
         containers = Containers.of(opened)
         data = containers.here(policy.data) if containers else policy.data
         return cls(meta["name"], meta["scope"], job, opened, policy, data if data and data.exists() else None)
 
     @property
     def privacy(self) -> Path:
-        return self.kit.folder / "local" / "privacy.json"
+        return privacy_file(self.kit)
 
     @property
     def given(self) -> bool:
@@ -66,6 +67,8 @@ class Approval:
     def problems(self) -> list[str]:
         """The reasons why the hospital does not accept the job, approved or not."""
         reasons = self.policy.problems(self.job.plan, self.job.asked)
+        if self.policy.private:
+            reasons += self.policy.vain(self.job.plan, build_network(self.job.plan))
         if self.data and not self.job.request:
             folder = SiteFolder.open(self.data)
             reasons += self.policy.bounds.too_few(len(folder.rows_of(*self.job.plan.training.trained_on)))
@@ -77,15 +80,14 @@ class Approval:
         if self.policy.approve == ANY and not self.given:  # only an adaptation, and a line has no place beside "any"
             what = f'`approve` is "{ANY}" in {self.privacy}, which does not cover an adaptation'
             reasons.append(f"{what}; write the accepted plans there as a list first, and approve the job then")
-        return reasons + self._given_away()
+        return reasons + self._earlier()
 
-    def _given_away(self) -> list[str]:
-        """The reason against an adaptation with the network of a run that keeps more private than the policy does now."""
-        if self.job.request:
-            try:
-                require_as_private(files_of(kept_by(self.kit.name, str(self.kit.folder)), self.job.request.job), self.policy)
-            except PolicyError as error:
-                return [str(error)]
+    def _earlier(self) -> list[str]:
+        """The reason against a job in the files of the run that it continues, or whose network it takes."""
+        try:
+            require_earlier(self.kit.name, kept_by(self.kit.name, str(self.kit.folder)), self.job, self.policy)
+        except PolicyError as error:
+            return [str(error)]
         return []
 
     def words(self) -> list[str]:

@@ -7,8 +7,10 @@ from feddp.errors import InputError, PolicyError
 from feddp.flare.budget import Ledger, Used
 from feddp.flare.kept import kept_below
 from feddp.flare.policy import Budget, SitePolicy
+from feddp.flare.scopes import scopes_of
 from feddp.kit.containers import Containers
-from feddp.sealing.kit import CLIENT, Kit, read_json
+from feddp.kit.privacy import privacy_file
+from feddp.sealing.kit import CLIENT, Kit
 
 
 def budget(folder: Path, reset: bool) -> list[str]:
@@ -21,9 +23,10 @@ def budget(folder: Path, reset: bool) -> list[str]:
     if kit.kind != CLIENT:
         raise InputError(f"{folder} is the kit of the {kit.kind} {kit.name}; only sites have a budget, so name a site's kit")
     ledger = Ledger(kit.name, kept_below(_root(kit)))
+    allowed = _allowed(kit)  # before the reset, because it may fail
     if reset:
         ledger.reset()
-    return _lines(ledger.used(), _allowed(kit))
+    return _lines(ledger.used(), allowed)
 
 
 def _root(kit: Kit) -> Path:
@@ -39,10 +42,7 @@ def _root(kit: Kit) -> Path:
 
 def _allowed(kit: Kit) -> dict[str, Budget]:
     """Returns {data folder: its budget}. A job uses its scope's budget; of scopes with one folder, the last is shown."""
-    path = kit.folder / "local" / "privacy.json"
-    scopes = read_json(path).get("scopes")
-    if not isinstance(scopes, list) or not all(isinstance(scope, Mapping) for scope in scopes):
-        raise PolicyError(f"{path} holds no list of scopes; restore the provisioned file")
+    scopes = scopes_of(privacy_file(kit)).values()
     policies = [SitePolicy.of(kit.name, scope.get("properties"), simulated=False) for scope in scopes]
     inside = Containers.of(kit) is not None  # in a container, `data` is not a path of this machine
     return {str(policy.data if inside else policy.data.resolve()): policy.budget for policy in policies}

@@ -108,10 +108,7 @@ def _exchanged(plan: Plan, network: nn.Module, partition: Partition) -> Iterator
 def _kept(policy: SitePolicy, network: nn.Module, partition: Partition) -> Iterator[str]:
     """Yields conflicts between the hospital's `private` and the job."""
     for role in policy.private:
-        names = select(network, role)
-        if not names:
-            yield f"note: `private` of privacy.json names {role}, which this network does not have: this site refuses the job"
-        elif shared := names & set(partition.shared):
+        if shared := select(network, role) & set(partition.shared):
             what = f"the job shares {len(shared)} {role} tensors, which `private` of privacy.json keeps at this site"
             yield f"note: {what}: the guard stops them"
 

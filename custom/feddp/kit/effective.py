@@ -5,8 +5,9 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 from feddp.flare.policy import SitePolicy
+from feddp.flare.scopes import scopes_of
 from feddp.kit.files import KEPT
-from feddp.kit.privacy import privacy_file, scopes
+from feddp.kit.privacy import privacy_file
 from feddp.sealing.kit import CLIENT, Kit
 
 # for each property of privacy.json; a property without an entry is shown under its own name
@@ -29,6 +30,7 @@ WORDS = {
     "seed": "source of the order of images",
     "keep_days": "days after which the files of an unused run are removed",
 }
+UNSET = {"keep_days": "never"}  # the meaning of a property that is left out, where it is not "any"
 
 
 def effective(kit: Kit) -> Iterator[str]:
@@ -37,22 +39,24 @@ def effective(kit: Kit) -> Iterator[str]:
         return
     if (kept := kit.folder / KEPT).exists():  # a person who put it there would know the site's secret
         yield f"keeps {len(list(kept.iterdir()))} files and folders in {kept}; if this kit never ran, remove the folder"
-    for scope in scopes(privacy_file(kit)):
+    for name, scope in scopes_of(privacy_file(kit)).items():
         policy = SitePolicy.of(kit.name, scope["properties"], simulated=False)
-        yield f"a job under scope {scope['name']}"
+        yield f"a job under scope {name}"
         for field in fields(policy):
             value = getattr(policy, field.name)
-            yield f"  {WORDS.get(field.name, field.name)} ({field.name}): {_words(value)}{_changed(field, value)}"
+            yield f"  {WORDS.get(field.name, field.name)} ({field.name}): {_of(field, value)}{_changed(field, value)}"
 
 
 def _changed(field: Field[Any], value: Any) -> str:
     """Returns the default of a property that privacy.json changes; a weaker value is the administrator's own decision."""
-    return "" if field.default in (MISSING, value) else f" [default: {_words(field.default)}]"
+    return "" if field.default in (MISSING, value) else f" [default: {_of(field, field.default)}]"
+
+
+def _of(field: Field[Any], value: Any) -> str:
+    return UNSET.get(field.name, "any") if value is None else _words(value)
 
 
 def _words(value: Any) -> str:
-    if value is None:
-        return "any"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if is_dataclass(value):

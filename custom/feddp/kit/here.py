@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from feddp.errors import FedDPError, Problem
+from feddp.flare.scopes import scopes_of
 from feddp.kit.components import args_of
 from feddp.kit.containers import runtime
-from feddp.sealing.kit import CLIENT, SERVER, Kit, components, read_json
+from feddp.kit.privacy import privacy_file
+from feddp.sealing.kit import CLIENT, SERVER, Kit, components
 from feddp.training.device import usable
 
 PATIENCE = 5  # seconds for the server to accept a connection and to refuse a certificate
@@ -68,10 +70,10 @@ def _devices(kit: Kit) -> list[Problem]:
     wanted = max((args_of(c).get("num_of_gpus", 0) for c in components(path)), default=0)
     if wanted > (there := torch.cuda.device_count()):
         problems.append(Problem(path, f"has num_of_gpus {wanted}, but this machine has {there}", "Correct it"))
-    path = kit.folder / "local" / "privacy.json"
-    for scope in read_json(path)["scopes"]:
+    path = privacy_file(kit)
+    for name, scope in scopes_of(path).items():
         try:
-            usable(scope["properties"].get("device", "cpu"), f"scope {scope['name']}: device", "write cpu, cuda or cuda:N")
+            usable(scope["properties"].get("device", "cpu"), f"scope {name}: device", "write cpu, cuda or cuda:N")
         except FedDPError as error:
             problems.append(Problem(path, str(error), "Correct it"))
     return problems

@@ -13,6 +13,7 @@ from feddp.data.check import check as data_problems
 from feddp.errors import BadFile, FedDPError, Problem
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
+from feddp.flare.scopes import CHAINS, form_problems, scope_problems
 from feddp.flare.update_privacy import UpdatePrivacy
 from feddp.jobs.folder import SCOPE
 from feddp.kit.components import unreviewed
@@ -28,18 +29,11 @@ MECHANISMS: dict[str, type[FLComponent]] = {
 }
 # the filters that FLARE may build; the check builds no others
 FILTERS: dict[str, type[FLComponent]] = {GUARD: PrivateTensorGuard, UPDATE: UpdatePrivacy, **MECHANISMS}
-CHAINS = ("task_result_filters", "task_data_filters")
 SEE = "See the documentation, 'A site's policy'"
 
 
 def privacy_file(kit: Kit) -> Path:
     return kit.folder / "local" / "privacy.json"
-
-
-def scopes(path: Path) -> list[Mapping[str, Any]]:
-    """Returns the scopes of a privacy.json; raises BadFile if it cannot be read."""
-    listed = read_json(path).get("scopes")
-    return [scope for scope in listed if isinstance(scope, Mapping)] if isinstance(listed, list) else []
 
 
 def privacy_problems(kit: Kit) -> list[Problem]:
@@ -48,28 +42,29 @@ def privacy_problems(kit: Kit) -> list[Problem]:
     if not path.exists():
         what = "is missing: FLARE would accept every scope, without filters"
         return [Problem(path, what, f"Restore the kit's file ({SEE})")]
+    content = read_json(path)
     problems = []
-    listed = read_json(path).get("components") or []
+    listed = content.get("components") or []
     for component in listed if isinstance(listed, list) else [listed]:
         problems.append(Problem(path, f"makes FLARE build {component!r}", "Remove it: no scope uses components"))
-    if SCOPE not in [scope.get("name") for scope in scopes(path)]:
+    problems += form_problems(path, content)
+    listed = content.get("scopes")
+    scopes = [scope for scope in listed if isinstance(scope, Mapping)] if isinstance(listed, list) else []
+    if SCOPE not in [scope.get("name") for scope in scopes]:
         problems.append(Problem(path, f"has no scope {SCOPE}, which FedDP's jobs use", f"Add a scope with the name {SCOPE}"))
-    for scope in scopes(path):
+    for scope in scopes:
+        if any(scope_problems(path, scope)):
+            continue
         unreviewed = [*_unreviewed(path, scope)]
         problems += unreviewed or [*_guard(path, scope), *_unbuilt(path, scope)]
         problems += _site(kit, path, scope)
     return problems
 
 
-def _chain(scope: Mapping[str, Any], name: str) -> list[Any]:
-    listed = scope.get(name)
-    return listed if isinstance(listed, list) else []
-
-
 def _unreviewed(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields the filters of both chains that are not in FILTERS, under any of FLARE's keys for a class."""
     for chain in CHAINS:
-        for why in (why for entry in _chain(scope, chain) for why in unreviewed(entry, FILTERS, f"a filter in {chain}")):
+        for why in (why for entry in scope.get(chain, []) for why in unreviewed(entry, FILTERS, f"a filter in {chain}")):
             remedy = f"Remove it; allowed are {', '.join(FILTERS)}"
             yield Problem(path, f"scope {scope.get('name')} {why}", remedy)
 
@@ -77,7 +72,7 @@ def _unreviewed(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
 def _guard(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
     """Checks that the guard is the last filter on results, and that `UpdatePrivacy` contains FLARE's mechanisms."""
     name = scope.get("name")
-    outgoing = [entry["path"] for entry in _chain(scope, CHAINS[0]) if _leaves(entry)]
+    outgoing = [entry["path"] for entry in scope.get(CHAINS[0], []) if _leaves(entry)]
     if GUARD not in outgoing:
         remedy = f'Add {{"path": "{GUARD}"}} to its task_result_filters'
         yield Problem(path, f"scope {name} does not apply the guard to results", remedy)
@@ -97,7 +92,7 @@ def _leaves(entry: Mapping[str, Any]) -> bool:
 
 def _unbuilt(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields the filters that refuse their arguments. A site with such a filter would end every job for all sites."""
-    for entry in (entry for chain in CHAINS for entry in _chain(scope, chain)):
+    for entry in (entry for chain in CHAINS for entry in scope.get(chain, [])):
         try:
             _build(entry)
         except (TypeError, ValueError, FedDPError) as error:

@@ -121,16 +121,21 @@ def components(path: Path) -> list[dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file.
+    """Returns the JSON object in a file, which FLARE reads as UTF-8 text.
 
     Raises:
-        BadFile: the file is missing, or does not hold a JSON object.
+        BadFile: the file is missing, has another encoding, or does not hold a JSON object.
     """
     remedy = AGAIN if path.parent.name == "startup" else "Correct it, or restore the provisioned file"
     try:
-        content = json.loads(read(path, JSON_BYTES))
+        text = read(path, JSON_BYTES).decode("utf-8")  # from bytes, json.loads would read what FLARE does not
+        if text.startswith("\N{BYTE ORDER MARK}"):
+            raise BadFile(Problem(path, "begins with a byte order mark, which FLARE does not read", "Save it without it"))
+        content = json.loads(text)
     except FileNotFoundError:
         raise BadFile(Problem(path, "is missing", remedy)) from None
+    except UnicodeDecodeError:
+        raise BadFile(Problem(path, "is not UTF-8 text, which FLARE reads alone", "Save it as UTF-8")) from None
     except (OSError, ValueError, RecursionError) as error:
         raise BadFile(Problem(path, f"cannot be read ({error})", remedy)) from error
     if not isinstance(content, dict):

@@ -1,0 +1,76 @@
+"""The form of a site's privacy.json. FLARE reads all its scopes for every job; if it cannot, the job ends for all sites."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from feddp.errors import BadFile, Problem
+from feddp.flare.policy import KEYS
+from feddp.reading import is_name, shown
+from feddp.sealing.kit import read_json
+
+CHAINS = ("task_result_filters", "task_data_filters")
+# FLARE ignores every other key of the file and of a scope; a word of the policy there would not be in force
+_FILE = ("scopes", "default_scope", "components")
+_SCOPE = ("name", "properties", *CHAINS)
+_DIRECTIONS = ("in", "out", "inout")
+
+
+def scopes_of(privacy: Path) -> dict[str, dict[str, Any]]:
+    """Returns {name: scope} of a privacy.json.
+
+    Raises:
+        BadFile: the file cannot be read, or its form is wrong, in whichever scope.
+    """
+    content = read_json(privacy)
+    for problem in form_problems(privacy, content):
+        raise BadFile(problem)
+    return {scope["name"]: scope for scope in content["scopes"]}
+
+
+def form_problems(privacy: Path, content: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields everything in the file that FLARE cannot load or ignores."""
+    yield from _unknown(privacy, "the file", content, _FILE)
+    scopes = content.get("scopes")
+    if not isinstance(scopes, list):
+        yield Problem(privacy, "has no list of scopes", "Restore the provisioned file")
+        return
+    for scope in scopes:
+        yield from scope_problems(privacy, scope)
+    names = [scope.get("name") for scope in scopes if isinstance(scope, Mapping)]
+    for name in dict.fromkeys(name for name in names if isinstance(name, str) and names.count(name) > 1):
+        yield Problem(privacy, f"has the scope {name} twice", "Remove one")
+    default = content.get("default_scope")
+    if default is not None and default not in names:
+        yield Problem(privacy, f"has the default_scope {shown(default)}, but no scope of that name", "Remove default_scope")
+
+
+def scope_problems(privacy: Path, scope: Any) -> Iterator[Problem]:
+    """Yields the problems of one entry of `scopes`."""
+    if not isinstance(scope, Mapping):
+        yield Problem(privacy, f"has {shown(scope)} among its scopes", "Write an object with name and properties, or remove it")
+        return
+    name = scope.get("name")
+    if not isinstance(name, str) or not name:
+        yield Problem(privacy, f"has a scope whose name is {shown(name)}", "Write a name")
+    where = f"scope {name if is_name(name) else shown(name)}"
+    yield from _unknown(privacy, where, scope, _SCOPE)
+    properties = scope.get("properties", {})
+    if not isinstance(properties, Mapping):
+        what = f"{where}: privacy.json's properties are {shown(properties)}"
+        yield Problem(privacy, what, "Write an object of names and values")
+    for chain in CHAINS:
+        filters = scope.get(chain, [])
+        if not isinstance(filters, list) or not all(isinstance(entry, Mapping) for entry in filters):
+            yield Problem(privacy, f"{where}: its {chain} are not a list of objects", "Correct them")
+            continue
+        for direction in (entry.get("direction") for entry in filters):
+            if direction and (not isinstance(direction, str) or direction.lower() not in _DIRECTIONS):
+                what = f"{where}: a filter in {chain} has the direction {shown(direction)}"
+                yield Problem(privacy, what, f"Write one of {', '.join(_DIRECTIONS)}, or remove it")
+
+
+def _unknown(privacy: Path, where: str, content: Mapping[str, Any], known: tuple[str, ...]) -> Iterator[Problem]:
+    for key in sorted(content.keys() - set(known)):
+        remedy = "Write it into the `properties` of a scope" if key in KEYS else "Remove it"
+        yield Problem(privacy, f"{where} has the key {shown(key)}, which FLARE ignores", remedy)
