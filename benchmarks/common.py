@@ -66,8 +66,8 @@ def natural(text: str) -> int:
 
 def finished(
     name: str, about: str | None, run: str, arguments: Sequence[str]
-) -> tuple[Plan, dict[str, nn.Module], dict[str, SiteFolder]]:
-    """Reads `RUN --data DATA`; returns the plan of that finished run, its sites' networks, and these sites' folders.
+) -> tuple[Path, Plan, dict[str, nn.Module], dict[str, SiteFolder]]:
+    """Reads `RUN --data DATA`; returns that finished run's folder, its plan, its sites' networks, and these sites' folders.
 
     Args:
         run: what the help says of RUN.
@@ -78,7 +78,7 @@ def finished(
     given = options.parse_args(arguments)
     networks = {site: load_personal(file) for site, file in network_files(given.run).items()}
     folders = {site: SiteFolder.open(given.data / site) for site in networks}
-    return plan_of(given.run, read_results(given.run)), networks, folders
+    return given.run, plan_of(given.run, read_results(given.run)), networks, folders
 
 
 @torch.no_grad()
