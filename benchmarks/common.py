@@ -35,6 +35,8 @@ from feddp.data.progress import track
 from feddp.data.synthesize import draw, habits_of
 from feddp.errors import FedDPError, InputError
 from feddp.files import read_results
+from feddp.limits import SIZE
+from feddp.networks.metadata import STEP
 from feddp.networks.weights import load_personal
 from feddp.plan.schema import Plan
 from feddp.training.loop import predict
@@ -61,6 +63,13 @@ def natural(text: str) -> int:
     """Reads a whole number of at least 0, for argparse."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
+    return int(text)
+
+
+def pixels(text: str) -> int:
+    """Reads the side of a network's input, of a size that a plan may have, for argparse."""
+    if not text.isdecimal() or int(text) not in range(STEP, SIZE + 1, STEP):
+        raise argparse.ArgumentTypeError(f"{text} is not a multiple of {STEP} from {STEP} to {SIZE}")
     return int(text)
 
 

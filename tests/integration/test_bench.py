@@ -208,6 +208,15 @@ def test_loop(bench, toy):
     assert found["machine"]["torch"]
 
 
+@pytest.mark.parametrize("size", ["8", "33", "0", "2048", "x"])
+@pytest.mark.parametrize("name", ["inference", "loop", "practice"])
+def test_a_size_that_no_plan_has_is_refused(feddp, name, size):
+    """The networks halve their input five times: 32 or a multiple."""
+    code, out, err = feddp("bench", name, "--size", size)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == f"feddp bench {name}: error: argument --size: {size} is not a multiple of 32 from 32 to 1024"
+
+
 def test_the_bare_loop_may_compute_in_another_type(bench, toy, monkeypatch):
     computed = []
     for name in ("ours", "bare"):

@@ -111,9 +111,9 @@ def test_a_run(feddp, tmp_path):
 
 
 def test_the_start_is_that_of_the_run_also_where_it_brought_weights(feddp, plan_for, tmp_path):
-    """A step of Adam moves a weight by about the learning rate, here 1e-7, and an epoch of up to 6 images is one step. A brought
-    weight is the seed's, some 0.02, plus up to 0.1: a layer has moved by some 1e-6 of its norm from the brought one, and by more
-    than its norm from the seed's."""
+    """A step of Adam moves a weight by about the learning rate, here 1e-7, and an epoch of up to 6 images is one step. A
+    brought weight is the seed's, some 0.02, plus up to 0.1: a layer has moved by some 1e-6 of its norm from the brought one,
+    and by more than its norm from the seed's."""
     data, run, network = tmp_path / "data", tmp_path / "run", "pvt_v2_b0_s-fpn"
     assert feddp("data", "synthesize", "--out", data, "--images", "8", "--size", "32", "--sites", "2")[0] == 0
     options = ("--rounds", "1", "--size", "32", "--network", network, "--env", "local", "--calibration-epochs", "0")
