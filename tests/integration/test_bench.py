@@ -757,6 +757,7 @@ for module, owners in packages_distributions().items():
         sys.modules[module] = None
 import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_stages
 import benchmarks.practice, benchmarks.gpu_protocol
+import feddp.pages.run_page, matplotlib.backends.backend_svg  # the report at the end of a run
 import feddp.cli, feddp.run.local, monai.metrics, monai.losses, segmentation_models_pytorch, timm
 """
 
@@ -779,10 +780,10 @@ def requires_of(name):
 
 
 def packages_of_gpu_sh():
-    """What the header's command downloads: the first line, and all."""
+    """What the header's command downloads: the first two lines, and all."""
     header = (ROOT / "benchmarks/gpu.sh").read_text().split("requirements.lock) \\\n")[1].split("\n#\n")[0]
     lines = [line.strip("#\\ ").split() for line in header.splitlines()]
-    return lines[0], sum(lines, [])
+    return lines[0] + lines[1], sum(lines, [])
 
 
 @pytest.mark.parametrize(
