@@ -84,7 +84,7 @@ def accounted(events: Sequence[Event]) -> dict[str, Any]:
 
 
 @dataclass
-class Request:
+class TaskRequest:
     """One request to some sites, and what came of it; times are seconds on the server's clock."""
 
     asked: Event
@@ -102,15 +102,15 @@ class Request:
         return int(sum(self.asked["bytes"].values()) + sum(answer["bytes"] for answer in self.answers.values()))
 
 
-def requests_of(events: Sequence[Event]) -> list[Request]:
+def requests_of(events: Sequence[Event]) -> list[TaskRequest]:
     """Returns a run's requests by time; one made again, because the server was killed, is as it ended the last time."""
-    requests: dict[tuple[Any, ...], Request] = {}
+    requests: dict[tuple[Any, ...], TaskRequest] = {}
     present: tuple[Any, ...] = ()  # the request that is answered now
     for event in events:
         kind, key = event["event"], tuple(event.get(name) for name in ("task", "round", "phase", "epoch"))
         if kind == "ask":
             requests.pop(key, None)
-            requests[key], present = Request(event, set(event["sites"]), event["time"]), key
+            requests[key], present = TaskRequest(event, set(event["sites"]), event["time"]), key
         elif kind in ("answer", "refused") and key == present and event["site"] in requests[key].waiting:
             requests[key].waiting.remove(event["site"])
             requests[key].ended = event["time"]
