@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import count, images, interleaved, parser, ratio, report, shown
+from benchmarks.common import count, images, interleaved, parser, pixels, ratio, report, shown
 from feddp.data.loading import Batch, Sample
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT, build
@@ -28,7 +28,7 @@ EQUAL = 1e-4
 def main(arguments: Sequence[str]) -> None:
     options = parser("calibration", __doc__)
     options.add_argument("--peers", type=count, nargs="+", default=[2, 3, 4, 8])
-    options.add_argument("--size", type=count, default=96)
+    options.add_argument("--size", type=pixels, default=96)
     options.add_argument("--pairs", type=count, default=5)
     options.add_argument("--images", type=count, default=12)
     options.add_argument("--epochs", type=count, default=Calibration().calibration_epochs, help="that the ratio is for")

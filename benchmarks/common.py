@@ -35,6 +35,8 @@ from feddp.data.progress import track
 from feddp.data.synthesize import draw, habits_of
 from feddp.errors import FedDPError, InputError
 from feddp.files import read_results
+from feddp.limits import SIZE
+from feddp.networks.metadata import STEP
 from feddp.networks.weights import load_personal
 from feddp.plan.schema import Plan
 from feddp.training.loop import predict
@@ -64,10 +66,17 @@ def natural(text: str) -> int:
     return int(text)
 
 
+def pixels(text: str) -> int:
+    """Reads the side of a network's input, of a size that a plan may have, for argparse."""
+    if not text.isdecimal() or int(text) not in range(STEP, SIZE + 1, STEP):
+        raise argparse.ArgumentTypeError(f"{text} is not a multiple of {STEP} from {STEP} to {SIZE}")
+    return int(text)
+
+
 def finished(
     name: str, about: str | None, run: str, arguments: Sequence[str]
-) -> tuple[Plan, dict[str, nn.Module], dict[str, SiteFolder]]:
-    """Reads `RUN --data DATA`; returns the plan of that finished run, its sites' networks, and these sites' folders.
+) -> tuple[Path, Plan, dict[str, nn.Module], dict[str, SiteFolder]]:
+    """Reads `RUN --data DATA`; returns that finished run's folder, its plan, its sites' networks, and these sites' folders.
 
     Args:
         run: what the help says of RUN.
@@ -78,7 +87,7 @@ def finished(
     given = options.parse_args(arguments)
     networks = {site: load_personal(file) for site, file in network_files(given.run).items()}
     folders = {site: SiteFolder.open(given.data / site) for site in networks}
-    return plan_of(given.run, read_results(given.run)), networks, folders
+    return given.run, plan_of(given.run, read_results(given.run)), networks, folders
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ Crossed = dict[str, dict[str, list[float]]]  # {site of the network: {site of th
 
 
 def main(arguments: Sequence[str]) -> None:
-    plan, networks, folders = finished("crossed", __doc__, "a finished run with its networks", arguments)
+    _, plan, networks, folders = finished("crossed", __doc__, "a finished run with its networks", arguments)
     images = {site: load(folder, SPLIT, plan.size, plan.training.normalise) for site, folder in folders.items()}
     pairs = [(owner, site) for owner in networks for site in images]
     found: Crossed = {}

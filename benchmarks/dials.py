@@ -34,17 +34,18 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.common import count, natural
+from benchmarks.common import count, natural, pixels
 from feddp.compare.patients import PatientScores
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Scores, read_rows
 from feddp.compare.statistics import FEW, interval_of_few
 from feddp.compare.tested import patients
 from feddp.data.folder import SiteFolder
 from feddp.data.habits import Dials
-from feddp.data.synthesize import synthesize
+from feddp.data.synthesize import METADATA, synthesize
 from feddp.errors import InputError
 from feddp.files import RESULTS, locked, read_results, write_json, write_text
 from feddp.networks import DEFAULT
+from feddp.plan.resolve import build_network, partition_of
 from feddp.protocol import WHEN
 from feddp.reading import counted, read_own
 from feddp.run.folders import remove_spare
@@ -107,6 +108,28 @@ class Campaign:
     thin: bool
     settings: tuple[str, ...]
 
+    def options(self, seed: int, label: str) -> Options:
+        """Returns the options of a method's runs."""
+        approach = METHODS[label]
+        own = tuple(setting.format(epochs=self.epochs) for setting in approach.settings)
+        return Options(
+            method=approach.method,
+            rounds=self.rounds,
+            network=self.network,
+            size=self.size,
+            seed=seed,
+            settings=("start=last", *own, *self.settings),
+        )
+
+    def require(self, seed: int, label: str) -> None:
+        """Raises InputError if a method cannot run: its plan is refused, its private rule does not fit the network, or there
+        are too few images."""
+        plan = self.options(seed, label).plan(METADATA, [f"site-{number}" for number in range(1, self.sites + 1)])
+        partition_of(plan, build_network(plan))
+        least = 5 if plan.training.selection == "val" else 3  # two images of each patient, and one patient for each split
+        if self.images < least:
+            raise InputError(f"--images {self.images}: too few for every split; at least {least}")
+
     def claim(self, values: Sequence[float]) -> None:
         """Writes the settings beside the results, so that no other campaign takes these for its own.
 
@@ -159,16 +182,7 @@ class Campaign:
             if not value and (before / RESULTS).exists() and not out.exists():
                 before.rename(out)
             if not (out / RESULTS).exists():
-                own = tuple(setting.format(epochs=self.epochs) for setting in approach.settings)
-                options = Options(
-                    method=approach.method,
-                    rounds=self.rounds,
-                    network=self.network,
-                    size=self.size,
-                    seed=seed,
-                    settings=("start=last", *own, *self.settings),
-                )
-                run_here(self.data(value, seed), out, options, env="local")
+                run_here(self.data(value, seed), out, self.options(seed, label), env="local")
             remove_spare(out)  # half a gigabyte of each run, which nothing here reads
         found = read_results(out)["sites"]
         return [
@@ -319,7 +333,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--network", default=DEFAULT)
     parser.add_argument("--sites", type=count, default=4)
     parser.add_argument("--images", type=count, default=60, help="per site")
-    parser.add_argument("--size", type=count, default=64)
+    parser.add_argument("--size", type=pixels, default=64)
     parser.add_argument("--rounds", type=count, default=50)
     parser.add_argument("--epochs", type=natural, default=10, help="of tuning and calibration")
     parser.add_argument("--thin", action="store_true", help="vessels instead of lesions")
@@ -331,6 +345,8 @@ def main(arguments: Sequence[str]) -> None:
     labels = [label for label in dict.fromkeys(labels) if label != REFERENCE]
     labels = labels if TUNED in labels else [REFERENCE, *labels]  # the others are compared with it
     campaign = Campaign(**given | {"settings": tuple(given["settings"])})
+    for label in labels:
+        campaign.require(max(seeds), label)
     campaign.claim(values)
     runs, rows = [(value, seed, label) for seed in seeds for value in values for label in labels], Rows()
     for number, (value, seed, label) in enumerate(runs, 1):

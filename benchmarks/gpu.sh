@@ -11,13 +11,15 @@
 #     pip download --python-version 3.12 --only-binary=:all: --no-deps --dest WHEELS \
 #         --constraint <(sed '/--hash/d; s/ \\$//' requirements.lock) \
 #         cffi cryptography monai pycparser segmentation-models-pytorch \
+#         contourpy cycler fonttools kiwisolver matplotlib pyparsing python-dateutil \
 #         annotated-doc annotated-types anyio click h11 hf-xet httpcore2 httpx2 huggingface-hub idna markdown-it-py mdurl \
 #         packaging psutil pydantic pydantic-core pygments pyyaml rich safetensors scipy shellingham threadpoolctl timm tqdm \
 #         truststore typer typing-extensions typing-inspection
 #
-# The whole set has 54 MiB, 34 of them scipy. Leave out what the machine has: the first line of packages, 7 MiB, is enough
-# beside timm, scipy, psutil, threadpoolctl and typer and what these need. The machine's versions are then used, and recorded.
-# A machine that is lent takes 64 MiB in all, and this checkout has 25: there, carry the first line alone, in .whl/, which git ignores.
+# The whole set has 71 MiB, 34 of them scipy. Leave out what the machine has: the first two lines of packages, 23 MiB, are enough
+# beside timm, scipy, psutil, threadpoolctl and typer and what these need; the second, 17 MiB, is for the report of a run. The
+# machine's versions are then used, and recorded.
+# A machine that is lent takes 64 MiB in all, and this checkout has 25: there, carry these two lines alone, in .whl/, which git ignores.
 #
 # OUT: gets gpu.jsonl, a line of JSON for every figure as it is measured, and gpu.log. It must hold no earlier gpu.jsonl.
 # The exit code is 1 if a step failed; the others run all the same. PYTHON names another interpreter.
@@ -61,7 +63,7 @@ kept() { # shows lines, and keeps those of JSON in gpu.jsonl, the others (tables
 "$python" -c '
 import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_stages
 import benchmarks.practice, benchmarks.gpu_protocol
-import monai.metrics, segmentation_models_pytorch, timm, typer
+import feddp.pages.charts, monai.metrics, segmentation_models_pytorch, timm, typer
 from benchmarks.common import line, versions
 line("gpu.sh", {"versions": versions()}, "cuda")' | kept || {
     echo "gpu.sh: cannot start; the error above says why. If a package is missing, put its wheel into $wheels" >&2

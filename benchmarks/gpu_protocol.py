@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import COMPUTE, FP32, STDERR, compute_settings, count, line, parser
+from benchmarks.common import COMPUTE, FP32, STDERR, compute_settings, count, line, parser, pixels
 from feddp.data.synthesize import synthesize_site
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, Event, read_events
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--images", type=count, nargs="+", default=[900, 328, 170, 550], help="of each site")
     options.add_argument("--rounds", type=count, default=200)
     options.add_argument("--calibration-epochs", type=count, default=20)
-    options.add_argument("--size", type=count, default=384)
+    options.add_argument("--size", type=pixels, default=384)
     options.add_argument("--seconds", type=float, default=300.0, help="until the run is stopped")
     options.add_argument("--compute", default=FP32)
     options.add_argument("--network", default=DEFAULT)

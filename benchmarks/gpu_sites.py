@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import FP32, apart, compute_settings, count, images, line, parser, wait
+from benchmarks.common import FP32, apart, compute_settings, count, images, line, parser, pixels, wait
 from feddp.data.placing import placed
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT, build
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser("gpu_sites", __doc__)
     options.add_argument("--device", default="cuda")
     options.add_argument("--sites", type=count, default=4)
-    options.add_argument("--size", type=count, default=384)
+    options.add_argument("--size", type=pixels, default=384)
     options.add_argument("--images", type=count, default=24)
     options.add_argument("--seconds", type=float, default=8.0)
     options.add_argument("--compute", default=FP32)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from benchmarks.common import BF16, FP32, compute_settings, count, images, line, parser, wait
+from benchmarks.common import BF16, FP32, compute_settings, count, images, line, parser, pixels, wait
 from feddp.data.loading import Sample
 from feddp.data.placing import placed
 from feddp.networks import DEFAULT, build
@@ -39,7 +39,7 @@ ADAMW = 7 * 4
 def main(arguments: Sequence[str]) -> None:
     options = parser("gpu_speed", __doc__)
     options.add_argument("--device", default="cuda")
-    options.add_argument("--size", type=count, default=384)
+    options.add_argument("--size", type=pixels, default=384)
     options.add_argument("--batches", type=count, nargs="+", default=[6, 32], help="of training; 6 is the paper's")
     options.add_argument("--computes", choices=DTYPES, nargs="+", default=list(DTYPES))
     options.add_argument("--seconds", type=float, default=4.0, help="of each measurement")

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import FP32, apart, compute_settings, count, line, parser
+from benchmarks.common import FP32, apart, compute_settings, count, line, parser, pixels
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.methods import METHODS, OWN
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser("gpu_stages", __doc__)
     options.add_argument("--device", default="cuda")
     options.add_argument("--methods", nargs="+", default=STAGED, choices=STAGED)
-    options.add_argument("--size", type=count, default=64)
+    options.add_argument("--size", type=pixels, default=64)
     options.add_argument("--processes", type=count, default=1, help="runs at once")
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)

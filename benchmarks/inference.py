@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.common import count, interleaved, parser, ratio, report, shown
+from benchmarks.common import count, interleaved, parser, pixels, ratio, report, shown
 from feddp.networks import DEFAULT
 from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
@@ -22,7 +22,7 @@ SITES = ("site-1", "site-2", "site-3", "site-4")
 def main(arguments: Sequence[str]) -> None:
     options = parser("inference", __doc__)
     options.add_argument("--methods", nargs="+", default=["feddp", "fedlc", "virtual_class"])
-    options.add_argument("--size", type=count, default=96)
+    options.add_argument("--size", type=pixels, default=96)
     options.add_argument("--batch", type=count, default=8)
     options.add_argument("--pairs", type=count, default=15)
     options.add_argument("--network", default=DEFAULT)

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.common import count, images, line, natural, parser, report
+from benchmarks.common import count, images, line, natural, parser, pixels, report
 from benchmarks.leak.invert import GRADIENT, STEP, Attack, Search, attack_on, errors
 from benchmarks.leak.toy import Toy
 from feddp.data.folder import SiteFolder
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--images", type=count, default=2, help="that are attacked")
     options.add_argument("--trained", type=count, default=12, help="images of the site")
     options.add_argument("--seeds", type=int, nargs="+", default=[0])
-    options.add_argument("--size", type=count, default=32)
+    options.add_argument("--size", type=pixels, default=32)
     options.add_argument("--iterations", type=count, default=600)
     options.add_argument("--tv", type=float, default=1e-4, help="the weight of the total variation")
     options.add_argument("--network", default=SMALL, help=f"{SMALL} is this benchmark's own")

@@ -14,7 +14,7 @@ from itertools import count as numbers
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import count, interleaved, parser, ratio, report, run, shown
+from benchmarks.common import count, interleaved, parser, pixels, ratio, report, run, shown
 from feddp.data.synthesize import synthesize
 from feddp.files import PROGRESS, Event, read_events
 from feddp.networks import DEFAULT
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--sites", type=count, default=4)
     options.add_argument("--rounds", type=count, default=20)
     options.add_argument("--images", type=count, default=20, help="per site")
-    options.add_argument("--size", type=count, default=32)
+    options.add_argument("--size", type=pixels, default=32)
     options.add_argument("--method", default="fedavg")
     options.add_argument("--pairs", type=count, default=1)
     options.add_argument("--network", default=DEFAULT)

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import BF16, FP32, compute_settings, count, images, interleaved, parser, ratio, report, shown
+from benchmarks.common import BF16, FP32, compute_settings, count, images, interleaved, parser, pixels, ratio, report, shown
 from feddp.data.loading import Batch, Sample
 from feddp.data.placing import placed
 from feddp.networks import DEFAULT, build
@@ -24,7 +24,7 @@ from feddp.training.settings import Training, from_settings
 
 def main(arguments: Sequence[str]) -> None:
     options = parser("loop", __doc__)
-    options.add_argument("--size", type=count, default=96)
+    options.add_argument("--size", type=pixels, default=96)
     options.add_argument("--pairs", type=count, default=9)
     options.add_argument("--images", type=count, default=24)
     options.add_argument("--network", default=DEFAULT)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, pstdev
 
-from benchmarks.common import count, parser, report
+from benchmarks.common import count, parser, pixels, report
 from feddp import protocol
 from feddp.data.synthesize import synthesize
 from feddp.files import PROGRESS, Event, read_events
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--rounds", type=count, default=8)
     options.add_argument("--calibration-epochs", type=count, help="default: the method's")
     options.add_argument("--images", type=count, default=20, help="per site")
-    options.add_argument("--size", type=count, default=64)
+    options.add_argument("--size", type=pixels, default=64)
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)

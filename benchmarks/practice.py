@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.common import BF16, FP32, compute_settings, count, interleaved, parser, ratio, report, shown
+from benchmarks.common import BF16, FP32, compute_settings, count, interleaved, parser, pixels, ratio, report, shown
 from benchmarks.loop import bare, ours
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
@@ -28,7 +28,7 @@ from feddp.training.settings import Training, from_settings
 
 def main(arguments: Sequence[str]) -> None:
     options = parser("practice", __doc__)
-    options.add_argument("--size", type=count, default=96)
+    options.add_argument("--size", type=pixels, default=96)
     options.add_argument("--stored", type=count, default=384, help="pixels of the images on disk")
     options.add_argument("--images", type=count, default=40, help="three fifths to train on, a fifth to validate")
     options.add_argument("--pairs", type=count, default=5)

@@ -31,6 +31,7 @@ from feddp.networks.attention import SplitAttention
 from feddp.partition import QUERY, Tensors, select
 from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
+from feddp.run.join import first_of
 from feddp.training.loop import copy_of, predict
 from feddp.training.losses import segmentation_loss
 
@@ -40,25 +41,29 @@ TRAINED = "train"
 
 def main(arguments: Sequence[str]) -> None:
     about = "a finished run with private queries and without calibration"
-    plan, networks, folders = finished("queries", __doc__, about, arguments)
+    run, plan, networks, folders = finished("queries", __doc__, about, arguments)
+    start = build_network(plan)
+    start.load_state_dict(first_of(run, plan))
     figures = {"rounds": plan.rounds, "size": plan.size, "network": plan.network, "seed": plan.seed}
     samples = {
         split: {site: load(folder, split, plan.size, plan.training.normalise) for site, folder in folders.items()}
         for split in (SPLIT, TRAINED)
     }
     for split, images in samples.items():
-        exchange = dice(plan, networks, images)
+        exchange = dice(plan, start, networks, images)
         rows = [(whose, *(f"{value:.2f}" for value in values.values())) for whose, values in exchange.items()]
         report("queries", (f"{split} Dice (%) with queries", *networks), rows, figures | {"split": split, "dice": exchange})
     for name, layers in (
-        ("layers", attention(plan, networks, samples[SPLIT])),
-        ("gradients", gradients(plan, networks, samples[TRAINED])),
+        ("layers", attention(start, networks, samples[SPLIT])),
+        ("gradients", gradients(plan, start, networks, samples[TRAINED])),
     ):
         cells = [(path, *(f"{value:.4g}" for value in found.values())) for path, found in layers.items()]
         report("queries", ("layer", *next(iter(layers.values()))), cells, figures | {name: layers})
 
 
-def dice(plan: Plan, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]) -> dict[str, dict[str, float]]:
+def dice(
+    plan: Plan, start: nn.Module, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]
+) -> dict[str, dict[str, float]]:
     """Returns {whose queries: {site: mean Dice of its images, in per cent}}."""
     states = {site: copy_of(network) for site, network in networks.items()}
     names = select(next(iter(networks.values())), QUERY)
@@ -66,11 +71,11 @@ def dice(plan: Plan, networks: Mapping[str, nn.Module], samples: Mapping[str, li
         raise InputError(f"the sites' networks of {plan.method} have the same queries; name a run with private queries")
     queries = {site: {name: state[name] for name in names} for site, state in states.items()}
     central = average(queries, dict.fromkeys(queries, 1.0))
-    start = {name: tensor for name, tensor in build_network(plan).state_dict().items() if name in names}
+    first = {name: tensor for name, tensor in start.state_dict().items() if name in names}
     found: dict[str, dict[str, float]] = {"own": {}, "mean of the sites": {}, "another site": {}, "start": {}}
     for site in track(networks, "Exchanging queries"):
         others = [values for name, values in queries.items() if name != site]
-        for row, sets in zip(found.values(), ([queries[site]], [central], others, [start]), strict=True):
+        for row, sets in zip(found.values(), ([queries[site]], [central], others, [first]), strict=True):
             row[site] = mean(scored(networks[site], states[site] | given, samples[site]) for given in sets)
         networks[site].load_state_dict(states[site])
     return found
@@ -88,18 +93,18 @@ def scored(network: nn.Module, state: Tensors, samples: list[Sample]) -> float:
 
 @torch.no_grad()
 def attention(
-    plan: Plan, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]
+    start: nn.Module, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]
 ) -> dict[str, dict[str, float]]:
     """Returns {attention layer: {quantity: mean over the sites}}; the head of this file says of what."""
-    start = dict(build_network(plan).named_modules())
+    before = dict(start.named_modules())
     own = {site: dict(network.named_modules()) for site, network in networks.items()}
     rows = {}
-    for path in track([path for path, layer in start.items() if isinstance(layer, SplitAttention)], "Comparing attention"):
+    for path in track([path for path, layer in before.items() if isinstance(layer, SplitAttention)], "Comparing attention"):
         layers = {site: modules[path] for site, modules in own.items()}
-        row = {f"{name} moved": mean(far(layer, start[path], name) for layer in layers.values()) for name in MOVED}
+        row = {f"{name} moved": mean(far(layer, before[path], name) for layer in layers.values()) for name in MOVED}
         centre = torch.stack([flat(layer.q) for layer in layers.values()]).mean(dim=0)
         apart = mean((flat(layer.q) - centre).norm().item() for layer in layers.values())
-        row["queries apart"] = apart / (centre - flat(start[path].q)).norm().item()
+        row["queries apart"] = apart / (centre - flat(before[path].q)).norm().item()
         central = average({site: layer.q.state_dict() for site, layer in layers.items()}, dict.fromkeys(layers, 1.0))
         keys, *found = zip(*(shares(networks[site], layers[site], central, samples[site]) for site in networks), strict=True)
         rows[path] = {"keys": keys[0]} | row | dict(zip(("own / mean", "own / equal"), map(mean, found), strict=True))
@@ -107,11 +112,11 @@ def attention(
 
 
 def gradients(
-    plan: Plan, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]
+    plan: Plan, start: nn.Module, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]
 ) -> dict[str, dict[str, float]]:
     """Returns {attention layer: {"q before": ..., "q after": ...}}, means over the sites of `gradient`."""
     found: dict[str, dict[str, float]] = {}
-    for when, each in (("before", dict.fromkeys(networks, build_network(plan))), ("after", networks)):
+    for when, each in (("before", dict.fromkeys(networks, start)), ("after", networks)):
         sites = [gradient(network, samples[site], plan) for site, network in track(each.items(), "Gradients", len(each))]
         for path in sites[0]:
             row = found.setdefault(path, {})

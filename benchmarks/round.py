@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import STDERR, count, parser, ratio, report, run, shown
+from benchmarks.common import STDERR, count, parser, pixels, ratio, report, run, shown
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, Event, read_events
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--sites", type=count, default=4)
     options.add_argument("--rounds", type=count, default=10)
     options.add_argument("--images", type=count, default=20, help="per site")
-    options.add_argument("--size", type=count, default=32)
+    options.add_argument("--size", type=pixels, default=32)
     options.add_argument("--pairs", type=count, default=1)
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common import STDERR, count, kind_of, parser, report
+from benchmarks.common import STDERR, count, kind_of, parser, pixels, report
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser("start", __doc__)
     options.add_argument("--sites", type=count, default=4)
     options.add_argument("--images", type=count, default=20, help="per site")
-    options.add_argument("--size", type=count, default=32)
+    options.add_argument("--size", type=pixels, default=32)
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

@@ -16,6 +16,9 @@ _PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
 # what a terminal obeys (also in Unicode's second block of such letters, and what turns the direction of writing), and single
 # surrogates, which JSON may hold and no file can
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# no characters that a FLARE parser expands ($, braces), and no similar letters of other scripts
+_PLAIN = re.compile(r"\w[\w .+-]{0,63}", re.ASCII)
+PLAIN_NAME = "at most 64 letters A to Z, digits, spaces and '_', '.', '+', '-', a letter or digit first"
 _LARGEST = 2**53  # of a number that leaves a site (`feddp.protocol`)
 _BLANKS = re.compile("[\t\n\r]+")
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}
@@ -137,6 +140,11 @@ def is_name(value: Any, most: int = NAME) -> bool:
     if not isinstance(value, str) or not 0 < len(value) <= most:
         return False
     return not _UNPRINTED.search(value)
+
+
+def is_plain_name(value: Any) -> bool:
+    """Returns whether `value` is a name that a plan may hold, of a site, a class or a part of a network: PLAIN_NAME."""
+    return isinstance(value, str) and _PLAIN.fullmatch(value) is not None
 
 
 def is_text(value: Any, most: int = TEXT) -> bool:

@@ -208,6 +208,15 @@ def test_loop(bench, toy):
     assert found["machine"]["torch"]
 
 
+@pytest.mark.parametrize("size", ["8", "33", "0", "2048", "x"])
+@pytest.mark.parametrize("name", ["inference", "loop", "practice"])
+def test_a_size_that_no_plan_has_is_refused(feddp, name, size):
+    """The networks halve their input five times: 32 or a multiple."""
+    code, out, err = feddp("bench", name, "--size", size)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == f"feddp bench {name}: error: argument --size: {size} is not a multiple of 32 from 32 to 1024"
+
+
 def test_the_bare_loop_may_compute_in_another_type(bench, toy, monkeypatch):
     computed = []
     for name in ("ours", "bare"):
@@ -748,6 +757,7 @@ for module, owners in packages_distributions().items():
         sys.modules[module] = None
 import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchmarks.gpu_stages
 import benchmarks.practice, benchmarks.gpu_protocol
+import feddp.pages.run_page, matplotlib.backends.backend_svg  # the report at the end of a run
 import feddp.cli, feddp.run.local, monai.metrics, monai.losses, segmentation_models_pytorch, timm
 """
 
@@ -770,10 +780,10 @@ def requires_of(name):
 
 
 def packages_of_gpu_sh():
-    """What the header's command downloads: the first line, and all."""
+    """What the header's command downloads: the first two lines, and all."""
     header = (ROOT / "benchmarks/gpu.sh").read_text().split("requirements.lock) \\\n")[1].split("\n#\n")[0]
     lines = [line.strip("#\\ ").split() for line in header.splitlines()]
-    return lines[0], sum(lines, [])
+    return lines[0] + lines[1], sum(lines, [])
 
 
 @pytest.mark.parametrize(

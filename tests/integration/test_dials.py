@@ -106,7 +106,18 @@ def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["--seeds -1", "--sites 0", "--rounds 0", "--images 0", "--values 2", "--values nan", "--values x", "--epochs -1"]
+    "wrong",
+    [
+        "--seeds -1",
+        "--sites 0",
+        "--rounds 0",
+        "--images 0",
+        "--size 33",
+        "--values 2",
+        "--values nan",
+        "--values x",
+        "--epochs -1",
+    ],
 )
 def test_what_cannot_be_is_refused_before_the_settings_are_noted(dials, tmp_path, capsys, wrong):
     """Else the corrected command would be refused, as one of other settings."""
@@ -114,6 +125,22 @@ def test_what_cannot_be_is_refused_before_the_settings_are_noted(dials, tmp_path
         dials.main(["style", "--out", str(tmp_path / "out"), *SMALL.split(), *wrong.split()])
     assert ended.value.code == 2
     assert f"error: argument {wrong.split()[0]}: {wrong.split()[1]} is not a" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("--network pvt", "unknown network 'pvt'"),
+        ("--network resnet18-fpn --methods Ditto LoRA", "FPN has no attention for LoRA's adapters"),
+        ("--set lr=-1", "lr=-1.0 must be a number above 0"),
+        ("--rounds 10000000", "rounds=10000000: at most"),
+        ("--images 2", "--images 2: too few for every split; at least 5"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_the_settings_are_noted(dials, tmp_path, wrong, message):
+    with pytest.raises(InputError, match=message):
+        dials.main(["style", "--out", str(tmp_path / "out"), *SMALL.split(), *wrong.split()])
     assert not (tmp_path / "out").exists()
 
 

@@ -1,6 +1,7 @@
 """`feddp bench queries`: what exchanging private queries changes, and how far the attention is from equal weights."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,8 @@ from timm.models.pvt_v2 import Attention
 
 from benchmarks import queries
 from feddp.networks.attention import SplitAttention
+from feddp.networks.weights import save_network
+from support.brought import brought_by
 
 
 @pytest.fixture
@@ -105,3 +108,27 @@ def test_a_run(feddp, tmp_path):
     code, _, err = feddp("bench", "queries", run / "fedavg", "--data", data)
     assert code == 2
     assert "the sites' networks of fedavg have the same queries; name a run with private queries" in err
+
+
+def test_the_start_is_that_of_the_run_also_where_it_brought_weights(feddp, plan_for, tmp_path):
+    """A step of Adam moves a weight by about the learning rate, here 1e-7, and an epoch of up to 6 images is one step. A
+    brought weight is the seed's, some 0.02, plus up to 0.1: a layer has moved by some 1e-6 of its norm from the brought one,
+    and by more than its norm from the seed's."""
+    data, run, network = tmp_path / "data", tmp_path / "run", "pvt_v2_b0_s-fpn"
+    assert feddp("data", "synthesize", "--out", data, "--images", "8", "--size", "32", "--sites", "2")[0] == 0
+    options = ("--rounds", "1", "--size", "32", "--network", network, "--env", "local", "--calibration-epochs", "0")
+    brought, _ = brought_by(plan_for(network=network))
+    save_network(tmp_path / "brought.safetensors", brought, {})
+    more = ("--weights", tmp_path / "brought.safetensors", "--set", "lr=1e-7", "--set", "augment=false")
+    code, _, err = feddp("run", "--method", "feddp", "--data", data, "--out", run, *options, *more)
+    assert code == 0, err
+    code, out, err = feddp("bench", "queries", run, "--data", data)
+    assert code == 0, err
+    tested, _, layers, gradients = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
+    assert all(row[f"{name} moved"] < 1e-4 for row in layers["layers"].values() for name in "qkv")
+    assert tested["dice"]["start"] == pytest.approx(tested["dice"]["own"], abs=0.1)
+    assert all(row["v before"] == pytest.approx(row["v after"], rel=1e-2) for row in gradients["gradients"].values())
+    shutil.rmtree(run / "job")
+    code, out, err = feddp("bench", "queries", run, "--data", data)
+    assert (code, out) == (2, "")
+    assert err == f"feddp: {run} started from initial tensors, but its job/ with these tensors is missing; name another run\n"

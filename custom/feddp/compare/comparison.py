@@ -73,7 +73,7 @@ def compare(request: ComparisonRequest) -> Comparison:
         names = {site: patients(folder) for site, folder in folders.items()}
         empty = {site: empty_masks(folder, request.common.size) for site, folder in folders.items()}
         kept = with_structures(names, empty)
-        published = orderings_table(ranked, kept, last)
+        published = orderings_table(ranked, names, kept, last)
         tables += ranking_tables(ranked, names, kept, last) + ([published] if published else [])
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:

@@ -16,7 +16,7 @@ from feddp.files import NETWORK, PROGRESS, Event, read_results, site_folder
 from feddp.methods.base import LOCAL_STAGES, SPECTRA, STAGES, TRAIN
 from feddp.networks.weights import load_personal
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
-from feddp.stages.accounting import ROUND, SITE, accounted
+from feddp.stages.accounting import ROUND, SITE, accounted, requests_of
 from feddp.stages.events import read_progress
 
 _HEADS = ("Train time (s)", "Local time (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
@@ -99,27 +99,20 @@ def local_seconds(events: list[Event]) -> float:
 
 
 def traffic(events: list[Event]) -> tuple[int, int] | None:
-    """Bytes of tensors that the server sent and received (up to the end of training, after it); None without a federation."""
-    counted = [event for event in events if event["event"] in ("ask", "answer") and "bytes" in event]
-    if not counted:
+    """Bytes of tensors that the server sent and received (up to the end of training, after it); None without a federation.
+
+    A request that was made again counts as it ended the last time, as its seconds do: what a method costs, not a broken run.
+    """
+    requests = requests_of(events)
+    if not requests:
         return None
-    joint = sum(_bytes(event) for event in counted if _is_joint(event))
-    return joint, sum(_bytes(event) for event in counted if _is_local(event))
-
-
-def _is_joint(event: Event) -> bool:
-    """Of the training rounds, or of an exchange before them."""
-    return protocol.spec_of(event["task"]).stage in (SPECTRA, TRAIN)
-
-
-def _is_local(event: Event) -> bool:
-    """Of a stage between training and evaluation."""
-    return not _is_joint(event) and event["task"] != protocol.EVALUATE
-
-
-def _bytes(event: Event) -> int:
-    """A response has its own bytes, a request those to each site."""
-    return int(event["bytes"] if event["event"] == "answer" else sum(event["bytes"].values()))
+    joint, local = 0, 0
+    for request in requests:
+        if protocol.spec_of(request.task).stage in (SPECTRA, TRAIN):  # the rounds, or an exchange before them
+            joint += request.nbytes
+        elif request.task != protocol.EVALUATE:
+            local += request.nbytes
+    return joint, local
 
 
 def _row(result: Result, data: Path, device: str) -> tuple[Cell, ...]:

@@ -126,3 +126,9 @@ def holm(values: Sequence[float]) -> list[float]:
 def ranks(means: np.ndarray) -> np.ndarray:
     """The rank of each method in each resample (draws, methods): 1 has the largest mean; equal ones share the mean rank."""
     return np.asarray(rankdata(-means, axis=1))
+
+
+def firsts(places: np.ndarray) -> np.ndarray:
+    """In per cent of the draws, how often each method is the best (methods,), from `ranks`; equal ones share a draw."""
+    best = places == places.min(axis=1, keepdims=True)
+    return np.asarray(100 * np.mean(best / best.sum(axis=1, keepdims=True), axis=0))

@@ -44,28 +44,34 @@ _HEADS = ("Published", "Methods here", "Pairs", "Same order", "beyond chance", "
 _NOTE = (
     "Pairs of methods that a published table and this comparison have: in the same order here, in the other, or equal; beyond"
     " chance where the interval of their difference (as in *Which methods differ*) leaves out 0. The papers used other images,"
-    " sizes and trainings: the order of methods is compared, not their values. Their images of polyps and"
-    " eyes always show the structure, so images with an empty mask are left out. τ: the pairs in the same order less those in"
-    " the other, divided by both together."
+    " sizes and trainings: the order of methods is compared, not their values. Their images of polyps and eyes always show"
+    " the structure{empty}. τ: the pairs in the same order less those in the other, divided by both together."
 )
+_LEFT_OUT = ", so images with an empty mask are left out"
+_COUNTED = "; images with an empty mask count here all the same, because a site has no others"
 _ROUNDS = "A pair with FedAvg takes it of the round that the other method takes (*Which methods differ*)"
 _OTHERS = "; other pairs may be of a best and of a last round."
 
 
-def orderings_table(found: Mapping[str, Scores], names: Names, last: Collection[str] = ()) -> ResultTable | None:
+def orderings_table(
+    found: Mapping[str, Scores], names: Names, kept: Names | None, last: Collection[str] = ()
+) -> ResultTable | None:
     """One row per published table of which two methods are here; None without one.
 
     Args:
+        names: the patient of each test image.
+        kept: the same of the images with structures, which are taken unless a site has none
+            (`feddp.compare.tested.with_structures`).
         last: the methods whose networks are of the last round, or went on from it; they are compared with that of FedAvg,
             where it is here (`feddp.compare.reference`).
     """
     rows: list[tuple[Cell, ...]] = []
     uneven = [label for label in unlike(found, last) if reference(label, found, last) == REFERENCE]
     but = f", except beside {', '.join(uneven)}" if uneven else ""
-    notes = [f"{_NOTE} {_ROUNDS}{but}{_OTHERS}"]
+    notes = [f"{_NOTE.format(empty=_LEFT_OUT if kept else _COUNTED)} {_ROUNDS}{but}{_OTHERS}"]
     for table in PUBLISHED:
         if sum(label in table.averages for label in found) > 1:
-            row, other = _compared(table, found, names, last)
+            row, other = _compared(table, found, kept or names, last)
             rows.append(row)
             notes += other
     title = "Whether published orders hold"

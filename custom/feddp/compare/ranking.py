@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from feddp.compare.patients import Names, PatientScores, holm, percentiles, ranks
+from feddp.compare.patients import Names, PatientScores, firsts, holm, percentiles, ranks
 from feddp.compare.reference import LAST, REFERENCE, reference, unlike
 from feddp.compare.scores import Result, Scores, scores
 from feddp.compare.statistics import LEAST, LEVEL, METRIC, RESAMPLES
@@ -21,7 +21,9 @@ def finished(named: Mapping[str, Result], sites: list[str]) -> dict[str, Scores]
     return {label: found for label, found in whole.items() if found.average is not None}
 
 
-def ranking_tables(found: Mapping[str, Scores], names: Names, kept: Names, last: Collection[str] = ()) -> list[ResultTable]:
+def ranking_tables(
+    found: Mapping[str, Scores], names: Names, kept: Names | None, last: Collection[str] = ()
+) -> list[ResultTable]:
     """Over all test images; then over those with structures, if some masks are empty; [] of fewer than two methods.
 
     Of an empty mask, Dice is 1 if the prediction is empty too, else 0: a few such images outweigh what methods differ in
@@ -36,7 +38,7 @@ def ranking_tables(found: Mapping[str, Scores], names: Names, kept: Names, last:
     if len(found) < 2:
         return []
     tables = [_table("ranking", "Which methods differ", found, names, last)]
-    if kept != names:
+    if kept and kept != names:
         empty = [(site, image) for site, images in names.items() for image in images if image not in kept[site]]
         tables.append(_table("ranking_filled", "Which methods differ on images with structures", found, kept, last, empty))
     return tables
@@ -59,6 +61,7 @@ def _table(
     adjusted = dict(zip(others, holm(list(p.values())), strict=True))
     drawn = tested.draws
     place = None if drawn is None else ranks(drawn)
+    first = None if place is None else firsts(place)
     rows: list[tuple[Cell, ...]] = []
     for i in np.argsort(-means, kind="stable"):
         dice = dict(zip(names, by_site[:, i].tolist(), strict=True))
@@ -73,14 +76,13 @@ def _table(
             apart, wide = tested.apart(i, base[i])
             row += [tested.methods[base[i]], Value(apart), _interval(*wide) if wide else BLANK]
             row += [Value(p[i], digits=4), Value(adjusted[i], digits=4)]
-        if place is None:
+        if place is None or first is None:
             row += [BLANK] * 3
         else:
-            first = 100 * float(np.mean(place[:, i] == 1))
             row += [
                 Value(float(place[:, i].mean()), digits=1),
                 _interval(*percentiles(place[:, i]), digits=1),
-                Value(first, digits=1),
+                Value(float(first[i]), digits=1),
             ]
         if len(empty) >= LEAST:  # a mean of fewer would show single images
             rows_of = found[tested.methods[i]].rows

@@ -24,7 +24,7 @@ def empty_masks(folder: SiteFolder, size: int) -> set[str]:
     }
 
 
-def with_structures(names: Names, empty: Mapping[str, set[str]]) -> Names:
-    """Returns the images whose masks are not empty; all images if a site would have none left."""
+def with_structures(names: Names, empty: Mapping[str, set[str]]) -> Names | None:
+    """Returns the images whose masks are not empty; None if a site would have none left."""
     kept = {site: {image: p for image, p in images.items() if image not in empty[site]} for site, images in names.items()}
-    return kept if all(kept.values()) else names
+    return kept if all(kept.values()) else None

@@ -23,7 +23,7 @@ from typing import Any
 from feddp.data.preparation import KEY, Preparation
 from feddp.errors import BadFile, Problem
 from feddp.limits import CLASSES, FILE_NAME, NAME, TABLE_BYTES, TABLE_LINE, TABLE_ROWS
-from feddp.reading import is_name, read, read_json, short
+from feddp.reading import PLAIN_NAME, is_name, is_plain_name, read, read_json, short
 
 SPLITS = ("train", "val", "test")
 LABELS = ("nested", "exclusive")
@@ -84,13 +84,13 @@ def read_dataset(file: Path) -> tuple[dict[str, Any], list[Problem]]:
         return {}, [Problem(file, f"holds a {type(metadata).__name__}, not an object", "Correct it")]
     listed = metadata.get("classes")
     classes = listed if isinstance(listed, list) else []
-    named = 0 < len(classes) <= CLASSES and all(map(is_name, classes))
+    named = 0 < len(classes) <= CLASSES and all(map(is_plain_name, classes))
     rules = {
         "name": (is_name(metadata.get("name")), f"a line of 1 to {NAME} characters"),
         "channels": (type(metadata.get("channels")) is int and metadata["channels"] in (1, 3), "1 or 3"),
         "classes": (
             named and len(set(classes)) == len(classes),
-            f"a non-empty list of distinct names, at most {CLASSES}, each a line of at most {NAME} characters",
+            f"a non-empty list of distinct names, at most {CLASSES}, each of {PLAIN_NAME}",
         ),
         "labels": (metadata.get("labels") in LABELS, '"nested" or "exclusive"'),
         "volumes": (metadata.get("volumes", VOLUMES) in (VOLUMES, LISTED), f'"{VOLUMES}" or "{LISTED}", or leave it out'),

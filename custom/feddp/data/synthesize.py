@@ -24,6 +24,7 @@ from feddp.data.vessels import THIN, vessel
 
 LESION = np.array([0.2, -1.0, -0.6])  # redder and darker than any tissue colour
 EMPTY = 0.1  # fraction of the images without a lesion
+METADATA = {"channels": 3, "classes": ("lesion",), "labels": "nested"}  # in every site's dataset.json
 HALO = 1.6  # radius of the halo, in radii of the lesion
 
 
@@ -56,9 +57,7 @@ def synthesize_site(
     splits = split_patients(patients, seed)
     metadata = {
         "name": "synthetic",
-        "channels": 3,
-        "classes": ["lesion"],
-        "labels": "nested",
+        **METADATA,
         "seed": seed,
         "index": index,
         "habits": asdict(habits),

@@ -147,5 +147,5 @@ def first_of(run: Path, plan: Plan) -> Tensors:
     configs = sorted(run.glob("job/*/app_server/config"))
     tensors = initial_tensors(plan, configs[0]) if configs else None
     if tensors is None:
-        raise InputError(f"{run} started from initial tensors, but its job/ with these tensors is missing; join another run")
+        raise InputError(f"{run} started from initial tensors, but its job/ with these tensors is missing; name another run")
     return tensors

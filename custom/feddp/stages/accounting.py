@@ -84,41 +84,54 @@ def accounted(events: Sequence[Event]) -> dict[str, Any]:
 
 
 @dataclass
-class _Request:
-    """One request to some sites; times are seconds on the server's clock."""
+class TaskRequest:
+    """One request to some sites, and what came of it; times are seconds on the server's clock."""
 
-    task: str
-    asked: float
+    asked: Event
     waiting: set[str]  # the sites that have neither answered nor been refused or given up; what they do later counts nowhere
     ended: float  # the last answer or refusal, or the end of the wait for a site
-    answered: dict[str, float] = field(default_factory=dict)
+    answers: dict[str, Event] = field(default_factory=dict)  # by site
+
+    @property
+    def task(self) -> str:
+        return str(self.asked["task"])
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensors that the server sent and received."""
+        return int(sum(self.asked["bytes"].values()) + sum(answer["bytes"] for answer in self.answers.values()))
 
 
-def _by_stage(events: Sequence[Event], rounds: float) -> dict[str, Any]:
-    """Returns the seconds of every stage in the order of the run; `rounds` are those of all rounds together."""
-    requests: dict[tuple[Any, ...], _Request] = {}
+def requests_of(events: Sequence[Event]) -> list[TaskRequest]:
+    """Returns a run's requests by time; one made again, because the server was killed, is as it ended the last time."""
+    requests: dict[tuple[Any, ...], TaskRequest] = {}
     present: tuple[Any, ...] = ()  # the request that is answered now
     for event in events:
         kind, key = event["event"], tuple(event.get(name) for name in ("task", "round", "phase", "epoch"))
         if kind == "ask":
             requests.pop(key, None)
-            requests[key], present = _Request(event["task"], event["time"], set(event["sites"]), event["time"]), key
+            requests[key], present = TaskRequest(event, set(event["sites"]), event["time"]), key
         elif kind in ("answer", "refused") and key == present and event["site"] in requests[key].waiting:
             requests[key].waiting.remove(event["site"])
             requests[key].ended = event["time"]
             if kind == "answer":
-                requests[key].answered[event["site"]] = event["time"]
+                requests[key].answers[event["site"]] = event
+    return list(requests.values())
+
+
+def _by_stage(events: Sequence[Event], rounds: float) -> dict[str, Any]:
+    """Returns the seconds of every stage in the order of the run; `rounds` are those of all rounds together."""
     stages: dict[str, tuple[float, dict[str, float]]] = {}
     stage = ""
-    for request in reversed(requests.values()):
-        spec = protocol.spec_of(request.task)
+    for request in reversed(requests_of(events)):
+        spec, asked = protocol.spec_of(request.task), request.asked["time"]
         if spec.kind is not Kind.HANDSHAKE or not stage:
             stage = spec.stage
         wall, sites = stages.setdefault(stage, (rounds if stage == TRAIN_STAGE else 0.0, {}))
         if request.task != protocol.TRAIN:
-            wall += request.ended - request.asked
-        for site, time in request.answered.items():
-            sites[site] = sites.get(site, 0.0) + time - request.asked
+            wall += request.ended - asked
+        for site, answer in request.answers.items():
+            sites[site] = sites.get(site, 0.0) + answer["time"] - asked
         stages[stage] = wall, sites
     return {
         name: {"wall": _shown(wall), "sites": {site: _shown(sites[site]) for site in sorted(sites)}}

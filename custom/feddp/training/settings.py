@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feddp.errors import InputError
-from feddp.reading import shown
+from feddp.reading import PLAIN_NAME, is_plain_name, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,8 +21,6 @@ T = TypeVar("T", bound="DataclassInstance")
 DICE_CE, DICE = LOSS_NAMES = ("dice_ce", "dice")  # `feddp.training.losses`
 MOST = 1e6  # the largest value of a setting without a limit of its own
 COUNT = 1_000  # the largest number of sites, or of names in any other list of a plan
-# no characters that a FLARE parser expands ($, braces), and no similar letters of other scripts
-_NAME = re.compile(r"\w[\w .+-]{0,63}", re.ASCII)
 # int() and float() read digits of other scripts too, underscores and blanks
 _NUMBER = re.compile(r"[-+.0-9A-Za-z]{1,64}")
 
@@ -141,11 +139,9 @@ def require_most(name: str, value: float, most: float) -> None:
 
 
 def require_name(what: str, value: Any) -> None:
-    """Raises InputError if `value` is not a plain name of at most 64 characters."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise InputError(
-            f"{what} {shown(value)} must have at most 64 letters, digits, spaces and '_', '.', '+', '-'; correct it"
-        )
+    """Raises InputError if `value` is not a plain name."""
+    if not is_plain_name(value):
+        raise InputError(f"{what} {shown(value)} must have {PLAIN_NAME}; correct it")
 
 
 def as_name(text: str) -> str:

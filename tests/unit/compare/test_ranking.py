@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from feddp.compare.patients import PatientScores, holm, percentiles, ranks
+from feddp.compare.patients import PatientScores, firsts, holm, percentiles, ranks
 from feddp.compare.published import PUBLISHED, orderings_table
 from feddp.compare.ranking import finished, ranking_tables
 from feddp.compare.scores import BEFORE, Result, scores
@@ -143,6 +143,20 @@ def test_the_table_of_methods(found):
     assert any("6 test patients of 2 sites" in note for note in table.notes)
 
 
+def test_equal_methods_share_the_draws_in_which_they_are_the_best():
+    """Of four draws a wins one, a and b share one, all three share one, and c wins one: a has 1 + 1/2 + 1/3 = 11/6 of 4, b 1/2
+    + 1/3 = 5/6, c 1/3 + 1 = 4/3, together 4."""
+    draws = np.array([[3, 2, 1], [3, 3, 1], [2, 2, 2], [1, 1, 2]])
+    assert firsts(ranks(draws)) == pytest.approx(np.array([11 / 6, 5 / 6, 4 / 3]) / 4 * 100)
+
+
+def test_methods_that_are_equal_everywhere_are_first_as_often(found):
+    """fedavg and feddp are equal and above local: in each draw, half of the first place for either."""
+    (table,) = ranking_tables(found(local=[0.4, 0.5, 0.7], feddp=[0.5, 0.6, 0.8], fedavg=[0.5, 0.6, 0.8]), names(3), names(3))
+    at = table.heads.index("First in (%)")
+    assert {row[0]: str(row[at]) for row in table.rows} == {"feddp": "50.0", "fedavg": "50.0", "local": "0.0"}
+
+
 def test_too_few_patients_have_no_interval(found):
     (table,) = ranking_tables(found(fedavg=[0.5], feddp=[0.6]), names(1), names(1))
     feddp = dict(zip(table.heads, table.rows[0], strict=True))
@@ -186,6 +200,16 @@ def test_a_site_without_structures_has_no_table_of_them(found):
     assert len(ranking_tables(methods, names(2), kept)) == 1
 
 
+def test_published_orders_count_images_with_an_empty_mask_only_if_a_site_has_no_others(found):
+    """The note says which."""
+    methods = found(fedavg=[1, 0.5], feddp=[0, 0.6])
+    for empty, says in (({"0a"}, True), (set(), True), ({"0a", "1a"}, False)):
+        kept = with_structures(names(2), {SITES[0]: empty, SITES[1]: set()})
+        note = orderings_table(methods, names(2), kept).notes[0]
+        assert ("always show the structure, so images with an empty mask are left out." in note) == says
+        assert ("images with an empty mask count here all the same, because a site has no others." in note) != says
+
+
 def test_an_empty_mask_has_no_foreground_at_the_networks_size(tmp_path):
     """At 8 px, every fourth pixel of 32 is looked at: of a mask with one pixel, that is seen at (2, 2) and not at (0, 0)."""
     pixel = np.zeros((3, 32, 32), np.uint8)
@@ -200,7 +224,7 @@ def test_an_empty_mask_has_no_foreground_at_the_networks_size(tmp_path):
 
 def test_equal_methods_have_neither_order(found):
     """A pair that is equal here counts in neither; where all are equal, there is no τ."""
-    rows = {row[0]: row[1:] for row in orderings_table(found(fedavg=[0.5, 0.9], feddp=[0.5, 0.9]), names(2)).rows}
+    rows = {row[0]: row[1:] for row in orderings_table(found(fedavg=[0.5, 0.9], feddp=[0.5, 0.9]), names(2), names(2)).rows}
     assert rows["FedDP, Table I"][1:] == ("1", "0", BLANK, "0", BLANK, BLANK)
 
 
@@ -222,7 +246,7 @@ def test_before_the_last_stage(tmp_path):
 def test_published_orders_by_hand(found):
     """Of Table I: local < fedavg < feddp. Here fedavg < feddp < local, each by the same amount at every patient, so beyond
     chance: local−fedavg and local−feddp are the other way, fedavg−feddp is the same way. τ = (1 − 2)/3 = −0.33."""
-    table = orderings_table(found(local=[0.7, 0.8, 0.9], fedavg=[0.5, 0.6, 0.7], feddp=[0.6, 0.7, 0.8]), names(3))
+    table = orderings_table(found(local=[0.7, 0.8, 0.9], fedavg=[0.5, 0.6, 0.7], feddp=[0.6, 0.7, 0.8]), names(3), names(3))
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["FedDP, Table I"] == ("local, fedavg, feddp", "3", "1", "1", "2", "2", Value(pytest.approx(-1 / 3)))
     assert rows["FedDP, Table III, polyps"] == ("fedavg, feddp", "1", "1", "1", "0", "0", Value(pytest.approx(1.0)))
@@ -234,7 +258,7 @@ def test_published_orders_by_hand(found):
 def test_a_small_difference_is_within_chance(found):
     """feddp is above fedavg for one patient and below for another, on average a little below."""
     found = found(fedavg=[0.5, 0.9, 0.7, 0.6], feddp=[0.8, 0.5, 0.7, 0.6])
-    rows = {row[0]: row[1:] for row in orderings_table(found, names(4)).rows}
+    rows = {row[0]: row[1:] for row in orderings_table(found, names(4), names(4)).rows}
     assert rows["FedDP, Table I"][1:6] == ("1", "0", "0", "1", "0")
 
 

@@ -87,9 +87,9 @@ def test_a_table_without_the_best_round_says_so(found):
 
 def test_published_orders_say_with_whom_fedavg_is_of_another_round(found):
     methods = found("fedavg", "feddp", "finetune@when=before")
-    assert "except" not in orderings_table(methods, NAMES, LAST).notes[0]
+    assert "except" not in orderings_table(methods, NAMES, NAMES, LAST).notes[0]
     del methods["finetune@when=before"]
-    note = orderings_table(methods, NAMES, LAST).notes[0]
+    note = orderings_table(methods, NAMES, NAMES, LAST).notes[0]
     assert "that the other method takes (*Which methods differ*), except beside feddp;" in note
 
 
@@ -108,7 +108,7 @@ def test_the_rank_correlation_is_of_the_pairs_that_are_counted(found):
     below both, all six would hold, and τ be 1."""
     methods = {"fedavg": [0.4, 0.5, 0.6], "finetune@when=before": [0.5, 0.6, 0.7], "ditto": [0.1, 0.2, 0.3]}
     methods |= {"fedbabu": [0.43, 0.53, 0.63], "feddp": [0.45, 0.55, 0.65]}
-    row = orderings_table(found(**methods), NAMES, LAST | {"fedbabu"}).rows[0]
+    row = orderings_table(found(**methods), NAMES, NAMES, LAST | {"fedbabu"}).rows[0]
     assert (row[0], row[2], row[3], row[5]) == ("FedDP, Table I", "6", "4", "2")
     assert row[-1].mean == pytest.approx((4 - 2) / 6)
 
@@ -117,9 +117,9 @@ def test_published_orders_take_the_same_choice_of_round(found):
     """Of Table III: fedavg < LQ < feddp. Against FedAvg's last round both are below it, beyond chance, and only LQ < feddp
     holds: τ = (1 − 2)/3. Against its best round all three would hold."""
     methods = found("fedavg", "finetune@when=before", "feddp@when=before", "feddp")
-    rows = {row[0]: row[1:] for row in orderings_table(methods, NAMES, LAST).rows}
+    rows = {row[0]: row[1:] for row in orderings_table(methods, NAMES, NAMES, LAST).rows}
     name, pairs, same, _, other, beyond, tau = rows["FedDP, Table III, polyps"]
     assert (name, pairs, same, other, beyond) == ("fedavg, feddp@when=before, feddp", "3", "1", "2", "2")
     assert tau.mean == pytest.approx(-1 / 3)
-    best = {row[0]: row[1:] for row in orderings_table(methods, NAMES).rows}
+    best = {row[0]: row[1:] for row in orderings_table(methods, NAMES, NAMES).rows}
     assert best["FedDP, Table III, polyps"][1:3] == ("3", "3")

@@ -331,6 +331,17 @@ def test_seconds_and_bytes_by_hand(result):
     assert (local_seconds(without), traffic(without)) == (0, (1400, 0))
 
 
+def test_bytes_of_a_run_that_was_broken_off_count_once():
+    """The server is killed in round 2 of 3, after one of two answers, and once more after one answer to the calibration: each
+    request is made again, and counts as it ended. So the bytes are those of a run that nothing broke off, 1400 and 12."""
+    events = federation(3, home=True)
+    for task, round in (("train", 2), ("calibrate", None)):
+        asked = next(i for i, e in enumerate(events) if (e["event"], e.get("task"), e.get("round")) == ("ask", task, round))
+        resumed = {"event": "resumed", "time": 0.0, "round": 1, "of": 3}
+        events = [*events[: asked + 2], resumed, *events[asked:]]
+    assert traffic(events) == (1400, 12)
+
+
 def test_seconds_per_round_by_hand(result):
     """Three rounds of 2 s; a site trains for 1.5 s of them and says no more. It is asked at 0, 2, 4 s and answers 2 s later,
     when the round ends: 0.5 s to receive, none idle."""

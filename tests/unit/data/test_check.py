@@ -13,6 +13,7 @@ from feddp.cli.data import app
 from feddp.data.check import check
 from feddp.data.folder import write_site
 from feddp.data.names import site_problem
+from feddp.errors import InputError
 from support.scans import deep_png
 
 REQUIRED = {"name": "toy", "channels": 3, "classes": ["tumour"], "labels": "nested"}
@@ -140,6 +141,21 @@ def test_a_name_that_flare_refuses_is_found_with_one_that_it_takes(site, name, s
     assert re.match(type_pattern_mapping["site"], suggestion)
     assert site_problem(site, suggestion) is None
     assert check(renamed, named=False) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["lesion", "2 cm", "T1-w_x.y+z", "x" * 64, "Läsion", "x|y", "$HOME", "{core}", "x" * 65, " x", ""]
+)
+def test_the_names_of_classes_are_those_that_a_plan_accepts(site, plan_for, name):
+    metadata(site, classes=["tumour", name])
+    try:
+        plan_for(classes=("tumour", name))
+    except InputError:
+        (problem,) = check(site)
+        assert problem.what.startswith('classes is ["tumour", "')
+        assert "distinct names, at most 255, each of at most 64 letters A to Z, digits, spaces and" in problem.remedy
+    else:
+        assert check(site) == []
 
 
 def test_a_run_refuses_such_a_name_before_it_starts(site, feddp):

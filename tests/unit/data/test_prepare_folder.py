@@ -634,10 +634,15 @@ def test_a_slice_twice_and_a_localizer_are_named(refused, tmp_path):
     assert "lies in another plane than" in refused(tmp_path / "source")
 
 
+# a plan refuses them, so no run could use the folder
+NO_CLASSES = ("Läsion", "x|y", "$HOME", "{core}", "x" * 65)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--classes", "a,a"), "--classes a,a: give 1 to 255 different names"),
+        *((("--classes", f"lesion,{name}"), f"{name}: give 1 to 255 different names") for name in NO_CLASSES),
         (("--axis", "oblique"), "--axis oblique: use axial or coronal or sagittal"),
         (("--channels", "2"), "--channels 2: use 1 or 3"),
         (("--window", "3,1"), "--window 3,1: give the values"),

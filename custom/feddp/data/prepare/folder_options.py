@@ -9,7 +9,7 @@ from feddp.data.formats.scan import AXES, known, window_of
 from feddp.data.preparation import Window
 from feddp.errors import InputError
 from feddp.limits import CLASSES
-from feddp.reading import is_name, short
+from feddp.reading import PLAIN_NAME, is_plain_name, short
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class FolderOptions:
         channels: int | None,
     ) -> "FolderOptions":
         """Reads the options as they are typed; raises InputError if one is wrong."""
-        if not classes or len(classes) > CLASSES or len(set(classes)) < len(classes) or not all(map(is_name, classes)):
-            raise InputError(f"--classes {short(','.join(classes))}: give 1 to {CLASSES} different names, comma-separated.")
+        if not 0 < len(classes) <= CLASSES or len(set(classes)) < len(classes) or not all(map(is_plain_name, classes)):
+            rule = f"give 1 to {CLASSES} different names, comma-separated, each of {PLAIN_NAME}"
+            raise InputError(f"--classes {short(','.join(classes))}: {rule}.")
         for option, value, allowed in (
             ("labels", labels, LABELS),
             ("axis", axis, tuple(AXES)),
