@@ -27,7 +27,7 @@ from feddp.flare.configuration import (
 )
 from feddp.methods import METHODS
 from feddp.networks.weights import save_network
-from feddp.plan.resolve import build_network, partition_of, require_initial
+from feddp.plan.resolve import require_initial, require_runnable
 from feddp.plan.schema import Plan
 from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
@@ -57,13 +57,13 @@ def export(
         resources: what the job asks of a site, by site (`feddp.flare.configuration.RESOURCES`); nothing by default.
 
     Raises:
-        InputError: the private rule does not fit the network, the tensors are not the plan's, or the folder holds something
-            else.
+        InputError: there are too few sites, the private rule does not fit the network, the tensors are not the plan's, or the
+            folder holds something else.
     """
     require_initial(plan, f"the job {folder.name} was given", initial)
     if not METHODS[plan.method].federated:
         raise InputError(f"{plan.method} needs all images in one place, so it cannot be a FLARE job; use `feddp run`")
-    partition_of(plan, build_network(plan))  # refuses a rule that selects nothing here, not at the hospitals
+    require_runnable(plan)  # refuses a rule that selects nothing here, not at the hospitals
     if resume:
         require_job_id(resume)
     return write_job(folder, scope, plan, None, initial, resume, resources)

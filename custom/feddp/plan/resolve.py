@@ -35,6 +35,17 @@ def partition_of(plan: Plan, network: nn.Module) -> Partition:
     return resolve(network, plan.rule)
 
 
+def require_runnable(plan: Plan) -> None:
+    """Raises InputError if no run of the plan can begin; asked before a job or a run's folder is written.
+
+    A hospital is asked no such plan: its own bounds refuse too few sites (`feddp.flare.bounds`).
+    """
+    partition_of(plan, build_network(plan))
+    count, least = len(plan.sites), plan.federation.min_sites
+    if METHODS[plan.method].federated and count < least:
+        raise InputError(f"{count} sites are fewer than min_sites={least}; name more sites, or lower min_sites")
+
+
 def idle_queries(plan: Plan) -> str:
     """Returns a warning if the plan keeps queries private that have no effect, else "".
 

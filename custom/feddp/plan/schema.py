@@ -163,10 +163,8 @@ class Plan:
             self._check_sites()
 
     def _check_sites(self) -> None:
-        """Raises InputError if the sites are too few, in which case no round could end."""
-        count, least = len(self.sites), self.federation.min_sites
-        if count < least:
-            raise InputError(f"{count} sites are fewer than min_sites={least}; name more sites, or lower min_sites")
+        """Raises InputError if the sites are too few for a robust rule, in which case no round could end."""
+        count = len(self.sites)
         if count >= LEAST or self.rule == (ALL,):  # where nothing is shared, nothing is combined
             return
         several = {"aggregation": self.federation.aggregation in (MEDIAN, TRIMMED), "norm_factor": self.federation.norm_factor}

@@ -40,7 +40,7 @@ from feddp.files import (
 from feddp.flare.policy import SitePolicy
 from feddp.jobs import folder as jobs
 from feddp.limits import RESULTS_BYTES
-from feddp.plan.resolve import build_network, idle_queries, partition_of
+from feddp.plan.resolve import idle_queries, require_runnable
 from feddp.plan.schema import Plan
 from feddp.reading import read_json, read_own, short, shown
 from feddp.reporting.page import write_markdown
@@ -173,10 +173,9 @@ def begin(request: Request) -> str:
     """Prepares a run's folder. Returns the id of the run that it continues, "" where the run begins.
 
     Raises:
-        InputError: the private rule does not fit the network, or the folder holds something else than an unfinished run of this
-            request.
+        InputError: no run of the plan can begin, or the folder holds something else than an unfinished run of this request.
     """
-    partition_of(request.plan, build_network(request.plan))  # a run that can never begin claims no folder
+    require_runnable(request.plan)  # a run that can never begin claims no folder
     out, wanted = request.out, json.loads(json.dumps(record(request)))
     if not (out / RUN).exists():
         fresh(out)

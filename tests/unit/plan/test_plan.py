@@ -143,7 +143,6 @@ def test_every_setting_is_reached_by_its_name(plan_for, method, name):
         ({"method": "apfl", "apfl_alpha": 1.5}, "apfl_alpha=1.5: at most 1; lower apfl_alpha"),
         ({"method": "iop_fl", "tau": 1.5}, "tau=1.5: at most 1; lower tau"),
         ({"method": "pflfe", "ema": 1.5}, "ema=1.5: at most 1; lower ema"),
-        ({"min_sites": 3}, "2 sites are fewer than min_sites=3"),
         ({"aggregation": "median"}, "aggregation=median needs 3 sites, but there are 2; name more sites, or leave it out"),
         ({"aggregation": "trimmed", "norm_factor": 3}, "aggregation=trimmed needs 3 sites"),
         ({"method": "fedavg", "norm_factor": 3}, "norm_factor=3.0 needs 3 sites, but there are 2"),
