@@ -41,9 +41,11 @@ from feddp.compare.statistics import FEW, interval_of_few
 from feddp.compare.tested import patients
 from feddp.data.folder import SiteFolder
 from feddp.data.habits import Dials
-from feddp.data.synthesize import METADATA, synthesize
+from feddp.data.prepare.split import split_patients
+from feddp.data.synthesize import METADATA, patients_of, synthesize
 from feddp.errors import InputError
 from feddp.files import RESULTS, locked, read_results, write_json, write_text
+from feddp.flare.bounds import Bounds
 from feddp.networks import DEFAULT
 from feddp.plan.resolve import build_network, partition_of
 from feddp.protocol import WHEN
@@ -126,9 +128,12 @@ class Campaign:
         are too few images."""
         plan = self.options(seed, label).plan(METADATA, [f"site-{number}" for number in range(1, self.sites + 1)])
         partition_of(plan, build_network(plan))
-        least = 5 if plan.training.selection == "val" else 3  # two images of each patient, and one patient for each split
-        if self.images < least:
-            raise InputError(f"--images {self.images}: too few for every split; at least {least}")
+        patients = patients_of(self.images)
+        splits = split_patients(patients, seed)
+        words = [splits[patient] for patient in patients]
+        training = sum(word in plan.training.trained_on for word in words)
+        if not {plan.training.selection, "test"} <= {*words} or Bounds(**Bounds.admitting(plan)).too_few(training):
+            raise InputError(f"--images {self.images}: too few for every split; name more")
 
     def claim(self, values: Sequence[float]) -> None:
         """Writes the settings beside the results, so that no other campaign takes these for its own.

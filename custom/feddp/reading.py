@@ -18,7 +18,7 @@ _PATH = re.compile(r"(?<![\w./])/(?!/)(?:[^\s:;,'\"()]*/)+(?=[^\s:;,'\"()])")
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # no characters that a FLARE parser expands ($, braces), and no similar letters of other scripts
 _PLAIN = re.compile(r"\w[\w .+-]{0,63}", re.ASCII)
-PLAIN_NAME = "at most 64 letters A to Z, digits, spaces and '_', '.', '+', '-', a letter or digit first"
+PLAIN_NAME = "at most 64 letters A to Z, digits, spaces and '_', '.', '+', '-', a letter, a digit or '_' first"
 _LARGEST = 2**53  # of a number that leaves a site (`feddp.protocol`)
 _BLANKS = re.compile("[\t\n\r]+")
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}

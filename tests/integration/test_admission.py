@@ -40,6 +40,7 @@ from nvflare.fuel_opt.utils.pyhocon_loader import PyhoconLoader
 from nvflare.lighter.utils import serialize_cert, sign_folders
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
+from nvflare.private.fed.client.client_executor import JobExecutor
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
@@ -52,7 +53,7 @@ from feddp.errors import FedDPError
 from feddp.flare.admission import AdmittedApp, AdmittingDeployer
 from feddp.flare.archive import read_app
 from feddp.flare.job_folder import read_folder
-from feddp.flare.launcher import Restarting
+from feddp.flare.launcher import JobRestarter, Restarting
 from feddp.flare.policy import SitePolicy
 from feddp.flare.unused import removed_of
 from feddp.jobs.folder import export, write_job
@@ -199,15 +200,87 @@ def test_what_lies_deployed_is_not_started_without_a_right(hospital, folder, off
     assert not (hospital.kit / JOB).exists()
 
 
-def test_a_launcher_that_fails_tells_the_server_no_path(hospital, folder):
-    """FLARE answers the server's command to start a job with the error's text."""
-    assert hospital.deploys(folder) is None
+def test_a_job_that_cannot_be_started_tells_the_server_no_path(hospital, monkeypatch):
+    """FLARE answers the server's command to start a job with the error's text. The first start is the control."""
+    monkeypatch.setattr(JobExecutor, "start_app", JobExecutor.start_app)  # as it is now, after the test
+    of = SimpleNamespace(client_name=SITE)
+
+    def start():
+        asked = of, JOB, {}, SimpleNamespace(workspace=str(hospital.kit)), None, None, None
+        JobExecutor(None, "").start_app(*asked, fl_ctx=FLContext())
+
+    with pytest.raises(RuntimeError, match=f"{hospital.kit}/{JOB}/meta.json"):
+        start()
+    for _ in range(2):
+        JobRestarter()
+    with pytest.raises(FedDPError, match=f"^job {JOB} not started: this site failed; its audit.log has the reason$"):
+        start()
+    assert f"{hospital.kit}/{JOB}/meta.json]" in hospital.audit.read_text()
+    assert len(hospital.audit.read_text().splitlines()) == 1
+
+
+def test_an_app_whose_signature_cannot_be_checked_any_more_is_not_started(hospital, folder, office):
+    assert hospital.deploys(signed(folder, office, "lead")) is None
     launcher, fl_ctx = Launcher(), FLContext()
     fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(hospital.kit), SITE), private=True, sticky=False)
-    launcher.launch_job = lambda meta, ctx: (_ for _ in ()).throw(FileNotFoundError("/secret/python"))
-    with pytest.raises(FedDPError, match=f"^job {JOB} not started: this site failed; its audit.log has the reason$"):
+    (hospital.kit / "startup/rootCA.pem").write_bytes(serialize_cert(Office().root))
+    with pytest.raises(FedDPError, match="not started: its signature is wrong"):
         Restarting(launcher).launch_job({JobConstants.JOB_ID: JOB}, fl_ctx)
-    assert f"[job {JOB} not started: FileNotFoundError: /secret/python]" in hospital.audit.read_text()
+    assert launcher.started == []
+
+
+def test_a_refusal_changes_no_word_of_the_job(hospital, folder):
+    """Where the kit's folder were taken out of the job's own words, a lead could try out where it is."""
+    shown = []
+    for guess in (f"{hospital.kit}/x", "/opt/other/x"):
+        app = io.BytesIO()
+        with ZipFile(app, "w") as archive:
+            archive.writestr(guess, "")
+        content = json.loads((folder / "meta.json").read_text())
+        workspace = Workspace(str(hospital.kit), SITE)
+        said = AdmittingDeployer().deploy(workspace, JOB, content, "app_client", app.getvalue(), FLContext())
+        shown.append(said.replace(guess, "GUESS"))
+    assert shown[0] == shown[1]
+    assert "the app holds 'GUESS', which no exported job has" in shown[0]
+
+
+def _nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (["x" * 300_000], "characters, 6 objects and lists; the limits are 262144 and 500"),
+        (_nested(600), "objects and lists; the limits are"),
+        (_nested(3000), "is not plain JSON (RecursionError)"),
+        ([b"x"], "is not plain JSON (TypeError)"),
+    ],
+    ids=["large", "deep", "deeper", "bytes"],
+)
+def test_what_a_server_puts_under_flares_own_keys_is_bounded(hospital, folder, value, words):
+    """FLARE writes it to meta.json at the site, of any size."""
+    hospital.refuses(folder, words, schedule_history=value)
+
+
+def test_an_app_of_folders_in_folders_is_refused_in_words(folder):
+    """1500 of them: more than Python's own walks can follow."""
+    deepest = folder / "app_client"
+    descriptor = os.open(deepest, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("a", dir_fd=descriptor)
+        inner = os.open("a", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inner
+    os.close(descriptor)
+    try:
+        with pytest.raises(FedDPError, match="app_client holds 'a', which no exported job has"):
+            read_job(folder)
+    finally:
+        subprocess.run(["rm", "-r", str(deepest / "a")], check=True)
 
 
 def test_no_other_project_signs_a_job(hospital, folder, office):
@@ -313,6 +386,17 @@ def test_of_an_error_that_nobody_foresaw_the_server_learns_nothing(hospital, fol
         said = hospital.deploys(folder)
     assert said == f"job {JOB} not deployed: site {SITE} failed; its audit.log has the reason"
     assert f"[job {JOB} not deployed: Exception: exception NotADirectoryError" in hospital.audit.read_text()
+
+
+def test_of_an_app_that_could_not_be_deployed_nothing_stays(hospital, folder, monkeypatch):
+    """As at a full disk: FLARE has unpacked the app, and fails to write meta.json."""
+    monkeypatch.setattr(Workspace, "get_job_meta_path", lambda self, job: f"{self.get_run_dir(job)}/no/meta.json")
+    with pytest.raises(Exception, match="No such file"):
+        hospital.deploys(folder, deployer=AppDeployer)
+    assert (hospital.kit / JOB).exists(), "the control"
+    shutil.rmtree(hospital.kit / JOB)
+    assert "not deployed" in hospital.deploys(folder)
+    assert not (hospital.kit / JOB).exists()
 
 
 def test_what_a_job_continues_is_an_id_of_flares(hospital, plan, tmp_path):
@@ -747,6 +831,15 @@ FORMS = {
     ),
     "scope feddp has the key 'private', which FLARE ignores": (_changed(lambda c: _first(c).update(private=["query"])), False),
     "the file has the key 'min_images', which FLARE ignores": (_changed(lambda c: c.update(min_images=50)), False),
+    "scopes[0].properties.data contains one of $, {, }, which FLARE expands": (
+        _changed(lambda c: _first(c)["properties"].update(data="{$HOME}/images")),
+        False,
+    ),
+    "scopes[1].name contains one of $, {, }, which FLARE expands": (
+        _changed(lambda c: c["scopes"].append({"name": "{$NOPE}"})),
+        True,
+    ),
+    "makes FLARE build {'#1': {'path': 'x'}}": (_changed(lambda c: c.update(components={"#1": {"path": "x"}})), False),
 }
 
 

@@ -11,8 +11,10 @@ from PIL import Image
 
 from feddp.data.images import label_mask
 from feddp.data.synthesize import synthesize
+from feddp.errors import InputError
 from feddp.networks import build
 from feddp.networks.weights import save_network
+from feddp.run.session import fresh
 
 
 def typed(*arguments):
@@ -140,16 +142,18 @@ def test_a_job_of_some_sites_leaves_the_others_out(feddp, tmp_path):
     assert '"sites": ["site-1", "site-3"]' in json.dumps(plan)
 
 
-def test_a_run_does_not_lie_in_another_one(feddp, tmp_path):
-    """`feddp runs delete` would remove it too, and `runs list` does not show it."""
-    synthesize(tmp_path / "data", sites=2, images=10, size=32)
+def test_a_run_does_not_lie_in_another_one(tmp_path):
+    """`feddp runs delete` would remove it too, and `runs list` does not show it. A folder beside it, and one below another
+    program's run.json, are no matter."""
+    run = {"env": "local", "plan": {"method": "fedavg", "rounds": 1, "sites": ["A"]}, "policies": {"A": {}}, "threads": None}
     (tmp_path / "first").mkdir()
-    (tmp_path / "first/run.json").write_text("{}")
-    arguments = ("run", "--data", tmp_path / "data", "--method", "fedavg", "--network", "unet", "--size", 32, "--rounds", 1)
-    code, _, err = feddp(*arguments, "--env", "local", "--out", tmp_path / "first/deeper/second")
-    assert code == 2
-    assert f"second lies in the folder of another run, {tmp_path / 'first'}; name another folder" in err
+    (tmp_path / "first/run.json").write_text(json.dumps(run))
+    with pytest.raises(InputError, match=f"second lies in the folder of another run, {tmp_path / 'first'}; name another"):
+        fresh(tmp_path / "first/deeper/second")
     assert not (tmp_path / "first/deeper").exists()
+    fresh(tmp_path / "first/../beside")
+    (tmp_path / "first/run.json").write_text('{"x": 1}')
+    fresh(tmp_path / "first/other")
 
 
 def test_a_seed_is_not_negative(tmp_path):

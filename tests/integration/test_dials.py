@@ -135,7 +135,8 @@ def test_what_cannot_be_is_refused_before_the_settings_are_noted(dials, tmp_path
         ("--network resnet18-fpn --methods Ditto LoRA", "FPN has no attention for LoRA's adapters"),
         ("--set lr=-1", "lr=-1.0 must be a number above 0"),
         ("--rounds 10000000", "rounds=10000000: at most"),
-        ("--images 2", "--images 2: too few for every split; at least 5"),
+        ("--images 2", "--images 2: too few for every split; name more"),
+        ("--images 6", "--images 6: too few for every split; name more"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused_before_the_settings_are_noted(dials, tmp_path, wrong, message):

@@ -124,7 +124,8 @@ def job(
     if data is not None:
         if others := [name for name in given(context) if name in ("--channels", "--classes", "--labels")]:
             raise InputError(f"{', '.join(others)}: the folders below {data} say this; leave it out")
-        names, metadata = federation_of(data, names or None)
+        if sites is None or names:
+            names, metadata = federation_of(data, names or None)
     if not names:
         raise InputError("the job has no sites: name them with --sites A,B,... or take them from --data ROOT")
     options = Options(method, rounds, calibration_epochs, network, size, seed, tuple(settings), then, weights)

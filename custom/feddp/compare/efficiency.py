@@ -99,7 +99,7 @@ def local_seconds(events: list[Event]) -> float:
 
 
 def traffic(events: list[Event]) -> tuple[int, int] | None:
-    """Bytes of tensors that the server sent and received (up to the end of training, after it); None without a federation.
+    """Bytes of tensors that the server sent and received (up to the end of training, after it); None without events.
 
     A request that was made again counts as it ended the last time, as its seconds do: what a method costs, not a broken run.
     """

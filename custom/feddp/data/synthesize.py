@@ -48,12 +48,17 @@ def synthesize(
         synthesize_site(folder, index, images, size, seed, dials, thin)
 
 
+def patients_of(images: int) -> list[str]:
+    """Returns the patient of each image of a site."""
+    return [f"P{number // 2:03d}" for number in range(images)]
+
+
 def synthesize_site(
     folder: Path, index: int, images: int, size: int, seed: int, dials: Dials = Dials(), thin: bool = False
 ) -> None:
     """Writes only site number `index`, from 0, with the same bits as in a whole set of sites."""
     habits = habits_of(index, seed, dials)
-    patients = [f"P{number // 2:03d}" for number in range(images)]
+    patients = patients_of(images)
     splits = split_patients(patients, seed)
     metadata = {
         "name": "synthetic",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from feddp.adaptation.models import prepared
 from feddp.export.facts import LEVEL, PER_CASE, Facts
 from feddp.files import write_json, write_text
 from feddp.methods import METHODS
@@ -83,7 +84,9 @@ def applied(facts: Facts) -> Tree:
     rounds += f", round {facts.round} selected" if facts.round is not None else each
     together = not method or METHODS[method].federated
     missing = " ".join(f"Missing: {what}." for what in facts.missing)
-    images = f"8-bit images with {counted(metadata.channels, 'channel')}, resized to {metadata.size} x {metadata.size} pixels"
+    trained = prepared(facts.file)
+    scaled = f", scaled to {trained.size} x {trained.size} pixels by weighted means" if trained and trained.size else ""
+    images = f"8-bit images with {counted(metadata.channels, 'channel')}{scaled}, resized to {metadata.size} x {metadata.size} pixels"
     means = {"MetricGoal": "Overlap and boundary distance of predicted and reference masks on each site's own test images."}
     return {
         "BasicInfo": {

@@ -28,7 +28,7 @@ from feddp.errors import FedDPError, PolicyError
 from feddp.flare.archive import read_app
 from feddp.flare.audit import audit, one_line
 from feddp.flare.configuration import APPS, CLIENT, FILES, META, SERVER, require_object
-from feddp.flare.documents import only_json, require_equal
+from feddp.flare.documents import only_json, require_document, require_equal
 from feddp.flare.earlier import require_earlier
 from feddp.flare.job_folder import admitted, read_folder, require_meta
 from feddp.flare.kept import JOB_ID, files_of
@@ -57,13 +57,11 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         with self._one_at_a_time:
             try:
                 self._admit(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
-                if refused := AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx):
-                    raise PolicyError(refused)
-                require_signers(workspace, job_id)
+                self._deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
             except FedDPError as error:
-                line = f"job {job_id} refused: {error}"
-                self.log_warning(fl_ctx, audit(fl_ctx, line), fire_event=False)
-                return one_line(without_folders(line, workspace))
+                line = audit(fl_ctx, f"job {job_id} refused: {error}")
+                self.log_warning(fl_ctx, line, fire_event=False)
+                return line
             except Exception as error:  # of any type; FLARE would send its text, which may hold paths, to the server
                 line = audit(fl_ctx, f"job {job_id} not deployed: {type(error).__name__}: {error}")
                 self.log_exception(fl_ctx, line, fire_event=False)
@@ -90,13 +88,32 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
         require_equal("the app", APPS[CLIENT], app_name, "its name")
         job = admitted(CLIENT, read_app(app_data, FILES[CLIENT]))
         meta = require_object(META, "all of it", job_meta)
+        require_document(META, meta)  # FLARE writes it to the disk, with what a server puts under FLARE's own keys
         require_meta(meta, job)
         require_equal(META, job_id, meta.get("job_id"), "job_id")  # FLARE starts the job's process in the folder of that name
         if site not in meta["deploy_map"][APPS[CLIENT]]:
             raise PolicyError(f"{META}: deploy_map does not name site {site}")
         policy = self._policy(workspace, meta["scope"], fl_ctx)
         policy.accept(site, job.plan, job.asked)
-        require_earlier(site, kept, job, policy)
+        try:
+            require_earlier(site, kept, job, policy)
+        except FedDPError as error:  # where the files lie stays at the site
+            audit(fl_ctx, str(error))
+            raise PolicyError(without_folders(str(error), workspace)) from error
+
+    @staticmethod
+    def _deploy(
+        workspace: Workspace, job_id: str, job_meta: dict[str, Any], app_name: str, app_data: bytes, fl_ctx: FLContext
+    ) -> None:
+        """Has FLARE deploy an admitted app; nothing of it stays if that fails."""
+        try:
+            refused = AppDeployer().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
+        except Exception:
+            shutil.rmtree(workspace.get_run_dir(job_id), ignore_errors=True)
+            raise
+        if refused:
+            raise PolicyError(without_folders(refused, workspace))
+        require_signers(workspace, job_id)
 
     @staticmethod
     def _policy(workspace: Workspace, scope: str, fl_ctx: FLContext) -> SitePolicy:
@@ -116,7 +133,10 @@ class AdmittingDeployer(FLComponent, AppDeployerSpec):
 
 
 def without_folders(text: str, workspace: Workspace) -> str:
-    """Returns a text for the server: the site's files are `feddp/<job id>/plan.json`, without the place of its folders."""
+    """Returns a text for the server: the site's files are `feddp/<job id>/plan.json`, without the place of its folders.
+
+    Only for texts without a word of the job: where the job's words changed too, a lead could try out what the folder is.
+    """
     root = Path(workspace.get_root_dir())
     for folder in (kept_by(workspace.site_name, str(root)).parent, root):  # the first one is elsewhere in a container
         text = text.replace(f"{folder}/", "")
@@ -124,7 +144,7 @@ def without_folders(text: str, workspace: Workspace) -> str:
 
 
 def require_signers(workspace: Workspace, job_id: str) -> None:
-    """Removes a deployed app and raises PolicyError if its signer has no right to submit jobs here.
+    """Removes a deployed app and raises PolicyError if its signature is wrong, or its signer has no right to submit jobs here.
 
     FLARE accepts the signature of any certificate of the project, also a member's or a hospital's. The certificate contains the
     role, so the server cannot change it. An app without a signature gets here only if `require_signed_jobs` is off.
@@ -132,7 +152,10 @@ def require_signers(workspace: Workspace, job_id: str) -> None:
     app = workspace.get_app_dir(job_id)
     if not os.path.exists(os.path.join(app, NVFLARE_SIG_FILE)):
         return
-    _, signers = verify_folder_signature_and_get_signers(app, workspace.get_file_path_in_startup("rootCA.pem"))
+    verified, signers = verify_folder_signature_and_get_signers(app, workspace.get_file_path_in_startup("rootCA.pem"))
+    if not verified or not signers:
+        shutil.rmtree(workspace.get_run_dir(job_id), ignore_errors=True)
+        raise PolicyError("its signature is wrong; submit the job again")
     for signer in (Person(*signer) for signer in signers):
         allowed, _ = AuthorizationService.authorize(AuthzContext(AdminCommandNames.SUBMIT_JOB, signer, signer))
         if not allowed or signer.role == "super":  # for its own tests, FLARE allows that role everything

@@ -34,9 +34,21 @@ def parsed(what: str, data: bytes) -> dict[str, Any]:
         raise InputError(f"{what} is not plain JSON ({error}); export the job with `feddp job`") from None
     if not isinstance(document, dict):
         raise InputError(f"{what} is not a JSON object; export the job with `feddp job`")
-    if place := _expanded(document, ""):
+    if place := expanded(document):
         raise InputError(f"{what}: {place} contains one of {', '.join(EXPANDED)}, which FLARE expands; write the value itself")
     return document
+
+
+def require_document(what: str, value: Any) -> None:
+    """Raises InputError if a value that came in a message is not JSON within the limits of a document."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{what} is not plain JSON ({type(error).__name__}); export the job with `feddp job`") from None
+    parts = text.count("{") + text.count("[")
+    if len(text) > LARGEST or parts > MOST_PARTS:
+        found = f"{len(text)} characters, {parts} objects and lists"
+        raise InputError(f"{what} has {found}; the limits are {LARGEST} and {MOST_PARTS}; export the job with `feddp job`")
 
 
 def require_equal(what: str, expected: Any, actual: Any, place: str = "") -> None:
@@ -93,7 +105,7 @@ class _Refused(ConfigLoader):
         raise ValueError(f"{self.format.value} is not accepted; write JSON")
 
 
-def _expanded(value: Any, place: str) -> str:
+def expanded(value: Any, place: str = "") -> str:
     """Returns the first place whose text or key contains a character of EXPANDED; "" if there is none."""
     if isinstance(value, str):
         return place if set(EXPANDED) & set(value) else ""
@@ -102,7 +114,7 @@ def _expanded(value: Any, place: str) -> str:
         here = f"{place}[{key}]" if isinstance(value, list) else f"{place}.{key}".lstrip(".")
         if isinstance(key, str) and set(EXPANDED) & set(key):
             return here
-        if first := _expanded(item, here):
+        if first := expanded(item, here):
             return first
     return ""
 

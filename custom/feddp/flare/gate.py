@@ -28,6 +28,7 @@ from feddp.flare.arrival import Arrival, Refused, require_awaited, shown
 from feddp.flare.cell_gate import Gate
 from feddp.flare.cells import SERVER
 from feddp.flare.claimed import only_own_name
+from feddp.flare.documents import require_document
 
 
 class SiteGate(Gate):
@@ -108,11 +109,12 @@ class SiteGate(Gate):
             raise Refused(f"{shown(request.topic)} has no valid job id")
         if known.right and (command != known.right or request.get_header(RequestHeader.REQUIRE_AUTHZ) != "true"):
             raise Refused(f"{shown(request.topic)} needs the right to {known.right}")
-        if request.topic == TrainingTopic.DEPLOY:  # FLARE unpacks an app without limits before it calls the deployer
-            try:
+        try:  # FLARE writes the meta data to the disk, and unpacks an app before it calls the deployer, both without limits
+            require_document("its job meta", request.get_header(RequestHeader.JOB_META))
+            if request.topic == TrainingTopic.DEPLOY:
                 require_small(request.body)
-            except FedDPError as error:
-                raise Refused(str(error)) from None
+        except FedDPError as error:
+            raise Refused(str(error)) from None
 
 
 class ServerGate(Gate):

@@ -1,7 +1,8 @@
 """Reads a job back from its folder and refuses the job at the first difference from an exported folder."""
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,10 @@ def read_folder(side: str, app: Path) -> Job:
     Raises:
         InputError: the folder differs from what the export writes.
     """
-    links = [path for path in app.rglob("*") if path.is_symlink()]
-    if links:
+    found = sorted(_entries(app))
+    if links := [path for path in found if path.is_symlink()]:
         raise InputError(f"{app.name} holds the link {links[0].relative_to(app)}; export the job with `feddp job`")
-    files = [path.relative_to(app).as_posix() for path in sorted(app.rglob("*")) if not path.is_dir() or path.name != "config"]
+    files = [path.relative_to(app).as_posix() for path in found]
     brought = [f"config/{WEIGHTS}"] if side == SERVER and f"config/{WEIGHTS}" in files else []
     require_files(app.name, files, [FILES[side], *brought])
     try:
@@ -116,6 +117,15 @@ def read_folder(side: str, app: Path) -> Job:
         claim, fact = ("has", "is missing") if job.plan.weights else ("has no", "is present")
         raise InputError(f"{app.name}: its plan {claim} initial tensors, but config/{WEIGHTS} {fact}; export the job again")
     return job
+
+
+def _entries(app: Path) -> Iterator[Path]:
+    """Yields the files of an app, and every folder but config; none of those is entered, because it may have any depth."""
+    for root, folders, files in os.walk(app):
+        here = Path(root)
+        others = [name for name in folders if here != app or name != "config" or (here / name).is_symlink()]
+        folders[:] = [name for name in folders if name not in others]
+        yield from (here / name for name in (*others, *files))
 
 
 def _as_read(document: dict[str, Any]) -> dict[str, Any]:

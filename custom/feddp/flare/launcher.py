@@ -14,10 +14,11 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, JobConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobLauncherSpec, JobReturnCode
+from nvflare.private.fed.client.client_executor import JobExecutor
 
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.admission import require_signers
-from feddp.flare.audit import audit
+from feddp.flare.audit import audit, one_line
 from feddp.flare.endings import started
 
 TRIES, PAUSE = 3, 2.0  # starts after the first one; seconds before the first of them, which double
@@ -29,7 +30,13 @@ _NAMES = {number.value: number.name for number in signal.Signals}
 
 
 class JobRestarter(FLComponent):
-    """For a site's resources.json: puts `Restarting` around the site's launcher, of whatever runtime it is."""
+    """For a site's resources.json: puts `Restarting` around the site's launcher, of whatever runtime it is, and keeps from the
+    server why a job could not be started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if JobExecutor.start_app.__module__ == JobExecutor.__module__:
+            JobExecutor.start_app = _untold(JobExecutor.start_app)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.BEFORE_JOB_LAUNCH:
@@ -37,6 +44,24 @@ class JobRestarter(FLComponent):
             for launcher in fl_ctx.get_prop(FLContextKey.JOB_LAUNCHER, []):  # of a component before this one
                 launchers.append(launcher)
             fl_ctx.set_prop(FLContextKey.JOB_LAUNCHER, launchers, private=True, sticky=False)
+
+
+def _untold(start: Callable[..., None]) -> Callable[..., None]:
+    """Returns FLARE's `start_app`, whose errors FLARE sends to the server: the text of one that is not ours stays here."""
+
+    def start_app(
+        executor: JobExecutor, client: Any, job_id: str, job_meta: Any, args: Any, resource: Any, token: Any, manager: Any,
+        fl_ctx: FLContext,
+    ) -> None:  # fmt: skip
+        try:
+            start(executor, client, job_id, job_meta, args, resource, token, manager, fl_ctx)
+        except FedDPError:
+            raise
+        except Exception as error:  # of any type; its text may hold paths
+            executor.logger.warning(audit(fl_ctx, f"job {job_id} not started: {type(error).__name__}: {error}"))
+            raise FedDPError(f"job {one_line(job_id)} not started: this site failed; its audit.log has the reason") from error
+
+    return start_app
 
 
 class _Launchers(list[JobLauncherSpec]):
@@ -61,7 +86,6 @@ class Restarting(JobLauncherSpec):
 
         Raises:
             PolicyError: the app's signer has no right to submit jobs here; the app is removed.
-            FedDPError: FLARE's launcher failed.
         """
         job = str(job_meta.get(JobConstants.JOB_ID))
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
@@ -76,11 +100,7 @@ class Restarting(JobLauncherSpec):
         def tell(line: str) -> None:
             self.logger.warning(audit(fl_ctx, f"job {job}: {line}"))
 
-        try:
-            return RestartedJob(start, tell, Path(workspace.get_run_dir(job)) / FLMetaKey.PROCESS_RC_FILE)
-        except Exception as error:  # of any type; FLARE would send its text, which may hold paths, to the server
-            self.logger.warning(audit(fl_ctx, f"job {job} not started: {type(error).__name__}: {error}"))
-            raise FedDPError(f"job {job} not started: this site failed; its audit.log has the reason") from error
+        return RestartedJob(start, tell, Path(workspace.get_run_dir(job)) / FLMetaKey.PROCESS_RC_FILE)
 
 
 class RestartedJob(JobHandleSpec):

@@ -1,10 +1,14 @@
-"""The form of a site's privacy.json. FLARE reads all its scopes for every job; if it cannot, the job ends for all sites."""
+"""The form of a site's privacy.json. FLARE reads all its scopes for every job; if it cannot, the job ends for all sites.
+
+So it does at a filter that cannot be built; `feddp kit check` alone builds them, because that takes torch.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from feddp.errors import BadFile, Problem
+from feddp.flare.documents import EXPANDED, expanded
 from feddp.flare.policy import KEYS
 from feddp.reading import is_name, shown
 from feddp.sealing.kit import read_json
@@ -29,8 +33,13 @@ def scopes_of(privacy: Path) -> dict[str, dict[str, Any]]:
 
 
 def form_problems(privacy: Path, content: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yields everything in the file that FLARE cannot load or ignores."""
-    yield from _unknown(privacy, "the file", content, _FILE)
+    """Yields everything in the file that FLARE cannot load, or that it ignores although it is a word of the policy."""
+    yield from _misplaced(privacy, "the file", content)
+    if place := expanded(content):
+        yield Problem(privacy, f"{place} contains one of {', '.join(EXPANDED)}, which FLARE expands", "Write the value itself")
+    if built := content.get("components"):
+        for component in built if isinstance(built, list) else [built]:
+            yield Problem(privacy, f"makes FLARE build {component!r}", "Remove it: no scope uses components")
     scopes = content.get("scopes")
     if not isinstance(scopes, list):
         yield Problem(privacy, "has no list of scopes", "Restore the provisioned file")
@@ -41,7 +50,7 @@ def form_problems(privacy: Path, content: Mapping[str, Any]) -> Iterator[Problem
     for name in dict.fromkeys(name for name in names if isinstance(name, str) and names.count(name) > 1):
         yield Problem(privacy, f"has the scope {name} twice", "Remove one")
     default = content.get("default_scope")
-    if default is not None and default not in names:
+    if default and default not in names:
         yield Problem(privacy, f"has the default_scope {shown(default)}, but no scope of that name", "Remove default_scope")
 
 
@@ -54,13 +63,13 @@ def scope_problems(privacy: Path, scope: Any) -> Iterator[Problem]:
     if not isinstance(name, str) or not name:
         yield Problem(privacy, f"has a scope whose name is {shown(name)}", "Write a name")
     where = f"scope {name if is_name(name) else shown(name)}"
-    yield from _unknown(privacy, where, scope, _SCOPE)
+    yield from _misplaced(privacy, where, scope)
     properties = scope.get("properties", {})
     if not isinstance(properties, Mapping):
         what = f"{where}: privacy.json's properties are {shown(properties)}"
         yield Problem(privacy, what, "Write an object of names and values")
     for chain in CHAINS:
-        filters = scope.get(chain, [])
+        filters = scope.get(chain) or []
         if not isinstance(filters, list) or not all(isinstance(entry, Mapping) for entry in filters):
             yield Problem(privacy, f"{where}: its {chain} are not a list of objects", "Correct them")
             continue
@@ -70,7 +79,16 @@ def scope_problems(privacy: Path, scope: Any) -> Iterator[Problem]:
                 yield Problem(privacy, what, f"Write one of {', '.join(_DIRECTIONS)}, or remove it")
 
 
-def _unknown(privacy: Path, where: str, content: Mapping[str, Any], known: tuple[str, ...]) -> Iterator[Problem]:
-    for key in sorted(content.keys() - set(known)):
-        remedy = "Write it into the `properties` of a scope" if key in KEYS else "Remove it"
-        yield Problem(privacy, f"{where} has the key {shown(key)}, which FLARE ignores", remedy)
+def _misplaced(privacy: Path, where: str, content: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in sorted(content.keys() & KEYS):
+        what = f"{where} has the key {shown(key)}, which FLARE ignores"
+        yield Problem(privacy, what, "Write it into the `properties` of a scope")
+
+
+def ignored(privacy: Path, content: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields the other keys that FLARE ignores: remarks, or misspelt words."""
+    scopes = [scope for scope in content.get("scopes") or [] if isinstance(scope, Mapping)]
+    named = [("the file", content, _FILE), *((f"scope {shown(scope.get('name'))}", scope, _SCOPE) for scope in scopes)]
+    for where, entry, known in named:
+        for key in sorted(entry.keys() - {*known, *KEYS}):
+            yield Problem(privacy, f"{where} has the key {shown(key)}, which FLARE ignores", "Remove it")

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from feddp.data.folder import SiteFolder, metadata_of, misfit
-from feddp.errors import InputError, PolicyError
+from feddp.errors import FedDPError, InputError, PolicyError
 from feddp.files import write_json
 from feddp.flare.archive import SIGNATURES
 from feddp.flare.configuration import APPS, META, SIDES
 from feddp.flare.documents import LARGEST, parsed
 from feddp.flare.earlier import require_earlier
 from feddp.flare.job_folder import Job, read_folder, require_meta
+from feddp.flare.kept import kept_below
 from feddp.flare.policy import ANY, SitePolicy
 from feddp.flare.scopes import scopes_of
-from feddp.flare.workspace import kept_by
-from feddp.kit.containers import Containers
+from feddp.kit.containers import Containers, kept_root
 from feddp.kit.describe import described
 from feddp.kit.privacy import privacy_file
 from feddp.plan.resolve import build_network
@@ -83,10 +83,14 @@ class Approval:
         return reasons + self._earlier()
 
     def _earlier(self) -> list[str]:
-        """The reason against a job in the files of the run that it continues, or whose network it takes."""
+        """The reason against a job in the files of the run that it continues, or whose network it takes; where a volume of the
+        cluster has them, the site finds it when it gets the job."""
+        if not (self.job.resume or self.job.request):
+            return []
         try:
-            require_earlier(self.kit.name, kept_by(self.kit.name, str(self.kit.folder)), self.job, self.policy)
-        except PolicyError as error:
+            if root := kept_root(self.kit):
+                require_earlier(self.kit.name, kept_below(root), self.job, self.policy)
+        except FedDPError as error:
             return [str(error)]
         return []
 

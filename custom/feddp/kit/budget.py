@@ -8,7 +8,7 @@ from feddp.flare.budget import Ledger, Used
 from feddp.flare.kept import kept_below
 from feddp.flare.policy import Budget, SitePolicy
 from feddp.flare.scopes import scopes_of
-from feddp.kit.containers import Containers
+from feddp.kit.containers import Containers, kept_root
 from feddp.kit.privacy import privacy_file
 from feddp.sealing.kit import CLIENT, Kit
 
@@ -22,22 +22,14 @@ def budget(folder: Path, reset: bool) -> list[str]:
     kit = Kit.open(folder)
     if kit.kind != CLIENT:
         raise InputError(f"{folder} is the kit of the {kit.kind} {kit.name}; only sites have a budget, so name a site's kit")
-    ledger = Ledger(kit.name, kept_below(_root(kit)))
+    root = kept_root(kit)
+    if root is None:
+        raise PolicyError(f"site {kit.name}: its budget is in a volume of the cluster; to reset it, remove budget.json there")
+    ledger = Ledger(kit.name, kept_below(root))
     allowed = _allowed(kit)  # before the reset, because it may fail
     if reset:
         ledger.reset()
     return _lines(ledger.used(), allowed)
-
-
-def _root(kit: Kit) -> Path:
-    """Returns this machine's folder below which the site's jobs keep their files."""
-    containers = Containers.of(kit)
-    if containers is None:
-        return kit.folder
-    root = containers.kept()
-    if root is None:
-        raise PolicyError(f"site {kit.name}: its budget is in a volume of the cluster; to reset it, remove budget.json there")
-    return root
 
 
 def _allowed(kit: Kit) -> dict[str, Budget]:

@@ -139,3 +139,13 @@ class Containers:
 
     def _mount(self, path: Path) -> StudyDatasetMount | None:
         return next((dataset for dataset in self.given.datasets if path.is_relative_to(dataset.mount_path)), None)
+
+
+def kept_root(kit: Kit) -> Path | None:
+    """Returns this machine's folder below which the site's jobs keep their files; None: a volume of the cluster has them.
+
+    Raises:
+        BadFile: the jobs run in containers, and no files outlive a job.
+    """
+    containers = Containers.of(kit)
+    return kit.folder if containers is None else containers.kept()

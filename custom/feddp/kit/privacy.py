@@ -13,7 +13,7 @@ from feddp.data.check import check as data_problems
 from feddp.errors import BadFile, FedDPError, Problem
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
-from feddp.flare.scopes import CHAINS, form_problems, scope_problems
+from feddp.flare.scopes import CHAINS, form_problems, ignored, scope_problems
 from feddp.flare.update_privacy import UpdatePrivacy
 from feddp.jobs.folder import SCOPE
 from feddp.kit.components import unreviewed
@@ -43,11 +43,7 @@ def privacy_problems(kit: Kit) -> list[Problem]:
         what = "is missing: FLARE would accept every scope, without filters"
         return [Problem(path, what, f"Restore the kit's file ({SEE})")]
     content = read_json(path)
-    problems = []
-    listed = content.get("components") or []
-    for component in listed if isinstance(listed, list) else [listed]:
-        problems.append(Problem(path, f"makes FLARE build {component!r}", "Remove it: no scope uses components"))
-    problems += form_problems(path, content)
+    problems = [*form_problems(path, content), *ignored(path, content)]
     listed = content.get("scopes")
     scopes = [scope for scope in listed if isinstance(scope, Mapping)] if isinstance(listed, list) else []
     if SCOPE not in [scope.get("name") for scope in scopes]:

@@ -94,10 +94,10 @@ class Options:
         values.setdefault("min_sites", min(LEAST_SITES, len(sites)))  # what hospitals ask of a job (`flare.bounds`)
         for name in sites:
             require_name_of_site(name)
-        if metadata["channels"] not in MODES:
-            raise InputError(f"channels={metadata['channels']}: images of sites have {' or '.join(map(str, MODES))}")
         if self.method not in METHODS:
             raise InputError(f"unknown method {self.method!r}; known: {', '.join(METHODS)}")
+        if metadata["channels"] not in MODES:
+            raise InputError(f"channels={metadata['channels']}: images of sites have {' or '.join(map(str, MODES))}")
         stages = METHODS[self.method].stages
         if self.then is not None:
             if self.then != "igc":

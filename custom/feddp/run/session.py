@@ -281,10 +281,18 @@ def fresh(out: Path) -> None:
         InputError: the folder is not empty, or it lies in another run's, with which it would be removed.
     """
     refuse_occupied([out])
-    if around := [parent for parent in out.absolute().parents if (parent / RUN).is_file()]:
-        raise InputError(f"{out} lies in the folder of another run, {around[0]}; name another folder")
+    for parent in Path(os.path.abspath(out)).parents:
+        if _is_run(parent):
+            raise InputError(f"{out} lies in the folder of another run, {parent}; name another folder")
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / RUN).is_file() and bool(recorded(folder))
+    except InputError:  # a file of this name, of whatever program
+        return False
 
 
 def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
