@@ -132,6 +132,7 @@ def test_a_job_of_some_sites_leaves_the_others_out(feddp, tmp_path):
     for wrong, said in (
         (("--sites", "site-1,site-9"), "site-9: not a site below"),
         (("--sites", "site-1,site-2", "--channels", 1), "--channels: the folders below"),
+        (("--sites", ""), "the job has no sites"),
     ):
         code, _, err = feddp(*job, *wrong)
         assert (code, len(err.splitlines())) == (2, 1)

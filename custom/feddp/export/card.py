@@ -85,8 +85,9 @@ def applied(facts: Facts) -> Tree:
     together = not method or METHODS[method].federated
     missing = " ".join(f"Missing: {what}." for what in facts.missing)
     trained = prepared(facts.file)
-    scaled = f", scaled to {trained.size} x {trained.size} pixels by weighted means" if trained and trained.size else ""
-    images = f"8-bit images with {counted(metadata.channels, 'channel')}{scaled}, resized to {metadata.size} x {metadata.size} pixels"
+    scaled = f"scaled to {trained.size} x {trained.size} pixels by weighted means, " if trained and trained.size else ""
+    images = f"8-bit images with {counted(metadata.channels, 'channel')}, {scaled}"
+    images += f"resized to {metadata.size} x {metadata.size} pixels"
     means = {"MetricGoal": "Overlap and boundary distance of predicted and reference masks on each site's own test images."}
     return {
         "BasicInfo": {
