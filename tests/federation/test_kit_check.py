@@ -619,10 +619,16 @@ def test_what_a_hospital_has_loosened_is_marked(kit):
     assert not [line for line in shown if "(min_images)" in line and "left out" in line]
 
 
-@pytest.mark.parametrize("wrong", [{"components": 5}, {"scopes": [{"name": "feddp", "properties": [1]}]}])
+@pytest.mark.parametrize("wrong", [{"components": 5}, {"scopes": 5}, {"scopes": [{"name": "feddp", "properties": [1]}]}])
 def test_a_policy_of_another_shape_is_refused_in_words(kit, wrong):
     edit(kit / "local/privacy.json", lambda p: p.update(wrong))
     assert f"{kit}/local/privacy.json" in said(kit)[0]
+
+
+def test_filters_that_are_null_are_none(kit):
+    """FLARE takes null for an empty list."""
+    edit(kit / "local/privacy.json", lambda p: p["scopes"][0].update(task_data_filters=None))
+    assert problems_of(kit) == []
 
 
 def _more(scope):

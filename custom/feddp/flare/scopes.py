@@ -46,12 +46,23 @@ def form_problems(privacy: Path, content: Mapping[str, Any]) -> Iterator[Problem
         return
     for scope in scopes:
         yield from scope_problems(privacy, scope)
-    names = [scope.get("name") for scope in scopes if isinstance(scope, Mapping)]
+    names = [scope.get("name") for scope in entries(content)]
     for name in dict.fromkeys(name for name in names if isinstance(name, str) and names.count(name) > 1):
         yield Problem(privacy, f"has the scope {name} twice", "Remove one")
     default = content.get("default_scope")
     if default and default not in names:
         yield Problem(privacy, f"has the default_scope {shown(default)}, but no scope of that name", "Remove default_scope")
+
+
+def entries(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the scopes that have the form of one."""
+    listed = content.get("scopes")
+    return [scope for scope in listed if isinstance(scope, Mapping)] if isinstance(listed, list) else []
+
+
+def filters_of(scope: Mapping[str, Any], chain: str) -> Any:
+    """Returns the filters of one of CHAINS; FLARE takes null for none."""
+    return scope.get(chain) or []
 
 
 def scope_problems(privacy: Path, scope: Any) -> Iterator[Problem]:
@@ -69,7 +80,7 @@ def scope_problems(privacy: Path, scope: Any) -> Iterator[Problem]:
         what = f"{where}: privacy.json's properties are {shown(properties)}"
         yield Problem(privacy, what, "Write an object of names and values")
     for chain in CHAINS:
-        filters = scope.get(chain) or []
+        filters = filters_of(scope, chain)
         if not isinstance(filters, list) or not all(isinstance(entry, Mapping) for entry in filters):
             yield Problem(privacy, f"{where}: its {chain} are not a list of objects", "Correct them")
             continue
@@ -87,7 +98,7 @@ def _misplaced(privacy: Path, where: str, content: Mapping[str, Any]) -> Iterato
 
 def ignored(privacy: Path, content: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields the other keys that FLARE ignores: remarks, or misspelt words."""
-    scopes = [scope for scope in content.get("scopes") or [] if isinstance(scope, Mapping)]
+    scopes = entries(content)
     named = [("the file", content, _FILE), *((f"scope {shown(scope.get('name'))}", scope, _SCOPE) for scope in scopes)]
     for where, entry, known in named:
         for key in sorted(entry.keys() - {*known, *KEYS}):

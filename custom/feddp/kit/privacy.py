@@ -13,7 +13,7 @@ from feddp.data.check import check as data_problems
 from feddp.errors import BadFile, FedDPError, Problem
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
-from feddp.flare.scopes import CHAINS, form_problems, ignored, scope_problems
+from feddp.flare.scopes import CHAINS, entries, filters_of, form_problems, ignored, scope_problems
 from feddp.flare.update_privacy import UpdatePrivacy
 from feddp.jobs.folder import SCOPE
 from feddp.kit.components import unreviewed
@@ -44,8 +44,7 @@ def privacy_problems(kit: Kit) -> list[Problem]:
         return [Problem(path, what, f"Restore the kit's file ({SEE})")]
     content = read_json(path)
     problems = [*form_problems(path, content), *ignored(path, content)]
-    listed = content.get("scopes")
-    scopes = [scope for scope in listed if isinstance(scope, Mapping)] if isinstance(listed, list) else []
+    scopes = entries(content)
     if SCOPE not in [scope.get("name") for scope in scopes]:
         problems.append(Problem(path, f"has no scope {SCOPE}, which FedDP's jobs use", f"Add a scope with the name {SCOPE}"))
     for scope in scopes:
@@ -60,7 +59,7 @@ def privacy_problems(kit: Kit) -> list[Problem]:
 def _unreviewed(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields the filters of both chains that are not in FILTERS, under any of FLARE's keys for a class."""
     for chain in CHAINS:
-        for why in (why for entry in scope.get(chain, []) for why in unreviewed(entry, FILTERS, f"a filter in {chain}")):
+        for why in (why for entry in filters_of(scope, chain) for why in unreviewed(entry, FILTERS, f"a filter in {chain}")):
             remedy = f"Remove it; allowed are {', '.join(FILTERS)}"
             yield Problem(path, f"scope {scope.get('name')} {why}", remedy)
 
@@ -68,7 +67,7 @@ def _unreviewed(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
 def _guard(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
     """Checks that the guard is the last filter on results, and that `UpdatePrivacy` contains FLARE's mechanisms."""
     name = scope.get("name")
-    outgoing = [entry["path"] for entry in scope.get(CHAINS[0], []) if _leaves(entry)]
+    outgoing = [entry["path"] for entry in filters_of(scope, CHAINS[0]) if _leaves(entry)]
     if GUARD not in outgoing:
         remedy = f'Add {{"path": "{GUARD}"}} to its task_result_filters'
         yield Problem(path, f"scope {name} does not apply the guard to results", remedy)
@@ -88,7 +87,7 @@ def _leaves(entry: Mapping[str, Any]) -> bool:
 
 def _unbuilt(path: Path, scope: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields the filters that refuse their arguments. A site with such a filter would end every job for all sites."""
-    for entry in (entry for chain in CHAINS for entry in scope.get(chain, [])):
+    for entry in (entry for chain in CHAINS for entry in filters_of(scope, chain)):
         try:
             _build(entry)
         except (TypeError, ValueError, FedDPError) as error:

@@ -126,7 +126,7 @@ def _untouched(site: Site, train: Rule) -> str:
     """Returns what to tell the user of private tensors that are not tuned although the network predicts with them, else ""."""
     kept, found, roles = set(site.partition.private) - chosen(site.network, train), [], list(train)
     parameters = {name for name, _ in site.network.named_parameters()}
-    for role in site.plan.federation.private or METHODS[site.plan.method].rule(site.plan):
+    for role in site.plan.rule:
         names = sorted(kept & select(site.network, role))
         # a role of parameters on which the loss does not depend is not for prediction, such as pFLFE's projector
         if names and (parameters.isdisjoint(names) or _tunable(site, (role,))):
