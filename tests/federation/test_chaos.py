@@ -21,8 +21,7 @@ def chaos(tmp_path_factory):
     def run(env: str, roles: str, kills: int, seed: int) -> dict:
         command = [sys.executable, str(ROOT / "tests/chaos.py"), "--data", root / "data", "--out", root / "out", "--env", env]
         command += ["--roles", roles, "--kills", kills, "--seed", seed]
-        # where a site is killed in the middle of its answer, FLARE waits 300 s for the rest of it before the job's process ends
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=800)
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,14 +1,19 @@
 """A site's answer that the server of a job cannot read: FLARE ends the job's process, ours goes on and counts it."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
-from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReservedTopic, ServerCommandNames
 from nvflare.fuel.f3.cellnet import cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
-from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
+from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, StreamError
+from nvflare.fuel.f3.streaming.stream_utils import gen_stream_id
 
 from feddp.flare.persistor import SharedTensorPersistor
 from feddp.flare.unread import outlive_unread_answers, unread
@@ -90,3 +95,43 @@ def test_a_jobs_server_goes_on_and_counts_once(arrives, plan_for):
     with pytest.raises(RuntimeError, match="unreadable"):
         arrives(RuntimeError("unreadable"))
     assert unread() - before == {"site-2": 1}
+
+
+@pytest.mark.parametrize(
+    ("channel", "topic", "dropped"),
+    [
+        (CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE, True),
+        (OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC, True),
+        (CellChannel.AUX_COMMUNICATION, ReservedTopic.END_RUN, False),
+    ],
+)
+def test_a_runs_end_does_not_wait_for_the_rest_of_a_killed_sites_answer(channel, topic, dropped, plan_for):
+    """One chunk of two comes. Whoever reads the second waits for FLARE's 300 s, which the process cannot end before."""
+    told, ended = [], []
+    own = SimpleNamespace(fire_and_forget=lambda _channel, topic, origin, message, **more: told.append(message))
+    headers = {StreamHeaderKey.STREAM_ID: gen_stream_id(), StreamHeaderKey.SEQUENCE: 0, MessageHeaderKey.ORIGIN: "site-2.job"}
+    headers |= {StreamHeaderKey.CHANNEL: channel, StreamHeaderKey.TOPIC: topic, StreamHeaderKey.DATA_TYPE: StreamDataType.CHUNK}
+    first = Message(headers, b"first")
+    task = RxTask.find_or_create_task(first, own)
+    assert task.process_chunk(first)
+    assert task.read(10) == b"first"
+
+    def rest():
+        try:
+            task.read(10)
+        except StreamError as error:
+            ended.append(str(error))
+
+    reading = threading.Thread(target=rest, daemon=True)
+    reading.start()
+    reading.join(0.3)
+    assert reading.is_alive(), "the control: it waits"
+    SharedTensorPersistor(plan_for().to_json()).handle_event(EventType.END_RUN, None)
+    reading.join(5 if dropped else 0.3)
+    assert reading.is_alive() is not dropped
+    assert [message.get_header(StreamHeaderKey.ERROR_MSG) for message in told] == ended * 2, "both topics tell the sender"
+    if not dropped:
+        task.stop(StreamError("the test's end"))
+        reading.join(5)
+    assert len(ended) == 1
+    assert dropped is ("the run has ended before the answer of site-2.job was complete" in ended[0])

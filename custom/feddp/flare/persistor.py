@@ -22,7 +22,7 @@ from feddp.flare.kept import files_of
 from feddp.flare.messages import register_tensors
 from feddp.flare.site import runs_of
 from feddp.flare.tracking import round_event, tracking
-from feddp.flare.unread import outlive_unread_answers
+from feddp.flare.unread import drop_unfinished_answers, outlive_unread_answers
 from feddp.flare.unused import remove_unused
 from feddp.flare.workspace import kept_by
 from feddp.plan.schema import Plan
@@ -63,8 +63,10 @@ class SharedTensorPersistor(FLComponent):
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._memory is not None:
             told = {"round": self._memory.round, "of": self.plan.rounds, STANDING: self._summary(self._memory)}
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(STATS, told)
-        elif event_type == EventType.END_RUN and self._tracking is not None:
-            self._tracking.close()
+        elif event_type == EventType.END_RUN:
+            drop_unfinished_answers()
+            if self._tracking is not None:
+                self._tracking.close()
 
     def _summary(self, memory: ServerMemory) -> dict[str, Any]:
         with self._asked:  # two people may ask at once

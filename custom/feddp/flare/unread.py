@@ -3,6 +3,8 @@
 It cannot be read if the site is killed while the server downloads its tensors, also of a site that has been started again
 since and has answered; or if the site sends what cannot be decoded. FLARE notes the error and tells the sender. A living site
 sends its answer again, and one that was started again is given its task again.
+
+A run's end does not wait for an answer that a killed site has left unfinished; FLARE's server process would wait five minutes.
 """
 
 import sys
@@ -15,8 +17,10 @@ from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet import cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
-from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, StreamError
 
 _LOST: Counter[str] = Counter()
 _ONE = threading.Lock()  # FLARE reads answers in threads
@@ -51,3 +55,13 @@ def outlive_unread_answers() -> None:
             raise
 
     cell._is_server_job_cell, cell.Adapter.call = ends_for_size, counted
+
+
+def drop_unfinished_answers() -> None:
+    """Ends what still arrives of sites' answers and of their tensors; nothing takes it once the run has ended."""
+    with RxTask.map_lock:
+        arriving = list(RxTask.rx_task_map.values())
+    for task in arriving:
+        of_an_answer = task.topic == ServerCommandNames.SUBMIT_UPDATE or task.channel == OBJ_DOWNLOADER_CHANNEL
+        if of_an_answer and not task.completed:
+            task.stop(StreamError(f"the run has ended before the answer of {task.origin} was complete"))
