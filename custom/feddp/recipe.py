@@ -51,9 +51,9 @@ class PersonalizedRecipe(Recipe):
         method: a method's name; `feddp methods` lists them.
         data: the root of the sites' folders, which gives sites, channels and classes. SimEnv and PocEnv need it.
         sites: the sites' names; with `data`, those of its sites that take part.
-        channels: of the images; as `classes` and `labels`, used where there is no `data`.
-        classes: the foreground classes.
-        labels: nested or exclusive classes.
+        channels: of the images, 3 by default; as `classes` and `labels`, only where there is no `data`, which says them.
+        classes: the foreground classes, ("lesion",) by default.
+        labels: nested (the default) or exclusive classes.
         network: a network's name.
         rounds: communication rounds.
         size: images are resized to size x size pixels.
@@ -78,9 +78,9 @@ class PersonalizedRecipe(Recipe):
         method: str = METHOD,
         data: str | Path | None = None,
         sites: Sequence[str] | None = None,
-        channels: int = 3,
-        classes: Sequence[str] = ("lesion",),
-        labels: str = "nested",
+        channels: int | None = None,
+        classes: Sequence[str] | None = None,
+        labels: str | None = None,
         network: str = DEFAULT,
         rounds: int = ROUNDS,
         size: int = SIZE,
@@ -100,9 +100,13 @@ class PersonalizedRecipe(Recipe):
         if settings is not None and not isinstance(settings, Mapping):
             raise InputError(f"settings={settings!r} is no dict; write settings={{'batch': 8}}")
         root = None if data is None else Path(data)
-        metadata: dict[str, Any] = {"channels": channels, "classes": tuple(classes), "labels": labels}
+        said = {"channels": channels, "classes": classes and tuple(classes), "labels": labels}
+        said = {name: value for name, value in said.items() if value is not None}
+        metadata: dict[str, Any] = {"channels": 3, "classes": ("lesion",), "labels": "nested"} | said
         names = list(sites or ())
         if root is not None:
+            if said:
+                raise InputError(f"{', '.join(said)}: the folders below {root} say this; leave it out")
             names, metadata = federation_of(root, names or None)
         if not names:
             raise InputError("the recipe has no sites: name them with sites=[...], or take them from data=ROOT")

@@ -24,6 +24,7 @@ from feddp.kit.components import REVIEWED, STATSD
 from feddp.kit.files import LOCAL
 from feddp.sealing.kit import CLIENT, SERVER
 from feddp.tracking import VARIABLE
+from feddp.tracking.curves import Scalar
 from support import ROOT
 from support.server import SITES, Run, good
 
@@ -71,6 +72,17 @@ def test_flares_metrics_artifacts(run, tmp_path, caplog):
     assert summary["key_metric"] == {"name": "val/iou", "mode": "max"}
     assert list((tmp_path / "tb_events").glob("events.out.tfevents*"))
     assert warned(caplog) == []
+
+
+@pytest.mark.parametrize(("rounds", "best"), [(2, 1), (3, 3), (4, 4)])
+def test_the_best_round_of_the_artifacts_is_the_servers_where_a_site_is_absent(rounds, best, tmp_path):
+    """Means 0.45, 0.55, 0.47, 0.5. Over the sites in both: B's 0.55 against 0.6; 0.47 against 0.45; A's 0.5 against 0.33."""
+    artifacts = tracking.Artifacts(tracking._context(tmp_path, "job", "job"))
+    for round, ious in enumerate(({"A": 0.3, "B": 0.6}, {"B": 0.55}, {"A": 0.33, "B": 0.61}, {"A": 0.5})[:rounds], 1):
+        values = {**ious, "mean": sum(ious.values()) / len(ious)}
+        artifacts.write([Scalar(f"val/iou/{site}", round, iou, 0.0) for site, iou in values.items()])
+    artifacts.close()
+    assert json.loads((tmp_path / "metrics/metrics_summary.json").read_text())["best_round"] == best
 
 
 @pytest.fixture(scope="module")

@@ -101,6 +101,8 @@ def test_a_recipe_is_named_after_method_and_data(toy, tiny_root):
         ({"sites": "CS"}, "sites='CS' is a text, not a list; write sites=['CS']"),
         ({"sites": SITES, "classes": "tumor"}, "classes='tumor' is a text, not a list"),
         ({"sites": SITES, "settings": ["batch=4"]}, "settings=['batch=4'] is no dict"),
+        ({"data": "data", "channels": 3}, "channels: the folders below data say this; leave it out"),
+        ({"data": "data", "classes": ["x"], "labels": "nested"}, "classes, labels: the folders below data say this"),
         ({"sites": SITES, "channels": 2}, "channels=2: images of sites have 1 or 3"),
         ({"sites": SITES, "then": "tune"}, "the only stage that can follow is igc"),
         ({"sites": SITES, "settings": {"bacth": 4}}, "bacth"),

@@ -38,6 +38,7 @@ from feddp.errors import InputError
 from feddp.files import ARTIFACTS, Event
 from feddp.limits import JSON_BYTES
 from feddp.reading import read_json
+from feddp.stages.train import exceeds
 from feddp.tracking import VARIABLE, Tracker, Tracking
 from feddp.tracking.curves import MEAN, SCORES, Scalar
 
@@ -99,13 +100,14 @@ def round_event(event: Event) -> tuple[str, int] | None:
 class Artifacts:
     """Writes metrics_summary.json and round_metrics.jsonl with FLARE's MetricsArtifactWriter.
 
-    The record of a round follows at the end of the next one, which brings its validation scores.
+    The record of a round follows at the end of the next one, which brings its validation scores. The best round is the
+    server's: two rounds are compared over the sites that scored both (`feddp.stages.train.Best`).
     """
 
     def __init__(self, context: FLContext):
         self._context, self._writer = context, MetricsArtifactWriter(results_dir=ARTIFACTS)
         self._open: dict[int, list[Scalar]] = {}
-        self._best: tuple[float, int] | None = None
+        self._best: dict[str, float] = {}  # each site's IoU that counts for the best round
 
     def write(self, scalars: Sequence[Scalar]) -> None:
         for scalar in scalars:
@@ -138,9 +140,11 @@ class Artifacts:
         }
         model = FLModel(metrics=means, current_round=round, meta={AppConstants.METRICS_AGGREGATION_INFO: info})
         self._event(AppEventType.AFTER_AGGREGATION, AppConstants.AGGREGATION_RESULT, model)
-        score = means.get(KEY["name"])
-        if score is not None and (self._best is None or score > self._best[0]):
-            self._best = score, round
+        ious = {site: metrics[KEY["name"]] for site, metrics in sites.items() if KEY["name"] in metrics}
+        if (self._best and not exceeds(ious, self._best)) or not ious:
+            self._best = ious | self._best
+        else:
+            self._best |= ious
             best = {"best_round": round, "best_aggregated_metrics": means, "key_metric": KEY, "source": "feddp"}
             self._event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE, AppConstants.METRICS_SELECTION_INFO, best)
 

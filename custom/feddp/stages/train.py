@@ -103,14 +103,14 @@ class Best:
                     "no site sent its validation IoU: every site has fewer images than min_images in its policy."
                     " The best round is therefore unknown; submit the job with --set start=last"
                 )
-        elif memory.best_round is None or _exceeds(ious, memory.best_ious):
+        elif memory.best_round is None or exceeds(ious, memory.best_ious):
             memory.best_ious, memory.best_round = memory.best_ious | ious, round
             memory.keep_best()
         else:
             memory.best_ious = ious | memory.best_ious
 
 
-def _exceeds(ious: Mapping[str, float], best: Mapping[str, float]) -> bool:
+def exceeds(ious: Mapping[str, float], best: Mapping[str, float]) -> bool:
     """Whether the mean over the sites in both is higher in `ious`; without such a site it is not."""
     common = sorted(ious.keys() & best.keys())
     if not common:
