@@ -48,6 +48,7 @@ from feddp.files import RESULTS, locked, read_results, write_json, write_text
 from feddp.flare.bounds import Bounds
 from feddp.networks import DEFAULT
 from feddp.plan.resolve import build_network, partition_of
+from feddp.plan.schema import BEHAVIOUR
 from feddp.protocol import WHEN
 from feddp.reading import counted, read_own
 from feddp.run.folders import remove_spare
@@ -186,7 +187,12 @@ class Campaign:
             before = self.out / self.dial / "0" / folder.name / out.name  # of a version that ran 0 once per dial
             if not value and (before / RESULTS).exists() and not out.exists():
                 before.rename(out)
-            if not (out / RESULTS).exists():
+            if (out / RESULTS).exists():
+                if (made := read_results(out).get("behaviour")) != BEHAVIOUR:
+                    raise InputError(
+                        f"{out} is of a version that trains differently ({made}, here {BEHAVIOUR}); choose another --out"
+                    )
+            else:
                 run_here(self.data(value, seed), out, self.options(seed, label), env="local")
             remove_spare(out)  # half a gigabyte of each run, which nothing here reads
         found = read_results(out)["sites"]

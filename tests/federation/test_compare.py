@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from feddp.cli import app
+from feddp.compare import comparison
 from feddp.compare.studies import STUDIES
+from feddp.compare.tables import OPTIMISTIC
 from feddp.compare.unseen import ENSEMBLE, measure_networks
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
@@ -20,6 +22,13 @@ from feddp.networks import NETWORKS
 from feddp.run import options as run_options
 from support.compare_runs import FakeRuns, read
 
+TABLES = {
+    "Table I / II": "_methods",
+    "The methods by IoU": "_more",
+    "Dice and its spread": "_spread",
+    "Which methods differ": "_ranking",
+    "Whether published": "_published",
+}
 BACKBONES = ("resnet18-fpn", "resnet34-fpn", "resnet50-fpn", "pvt_v2_b0-fpn", "pvt_v2_b1-fpn", "pvt_v2_b2-fpn")
 
 
@@ -127,6 +136,59 @@ def test_networks_before_the_last_stage_are_a_row_of_their_own(compare, fake, tm
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "Whether published orders hold" in page
     assert "FedDP scores higher than FedAvg: +9.0 points" in page
+
+
+def test_a_run_that_only_a_row_before_its_last_stage_names_has_its_own_name_where_the_whole_run_counts(
+    compare, fake, tmp_path, strange
+):
+    """Costs are those of FedDP with its calibration (3 + 3 s). Table IV is of the networks that runs end with: FedDP's have
+    been calibrated, so there is no row of them before it."""
+    done = compare("--methods", "fedavg,feddp@when=before", "--unseen", strange)
+    assert done.exit_code == 0, done.output
+    out = tmp_path / "out"
+    assert [r["Method"] for r in read(out / "table_methods.csv")] == ["fedavg", "feddp@when=before"]
+    for table in ("efficiency", "times", "stages"):
+        assert [r["Method"] for r in read(out / f"table_{table}.csv")] == ["fedavg", "feddp"]
+    assert float(read(out / "table_efficiency.csv")[1]["Local time (s)"]) == 3 + 3
+    assert [r["Method"] for r in read(out / "table_unseen.csv")] == ["fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "best"),
+    [
+        ("fedavg,apfl,feddp@when=before", "fedavg against feddp@when=before"),
+        ("feddp,feddp@when=before,local", "feddp against local"),
+        ("feddp,feddp@when=before,ditto,fedavg", "feddp against fedavg"),
+    ],
+)
+def test_the_best_two_are_of_two_runs(compare, fake, tmp_path, methods, best):
+    """Averages, in per cent: FedDP 52.5 and 42.5 before its calibration; FedAvg 43.5, Ditto and Local Train 42.5, APFL 41.5."""
+    assert compare("--methods", methods).exit_code == 0
+    assert f"per image, seeds averaged), {best}: " in (tmp_path / "out/tables.md").read_text()
+
+
+@pytest.mark.parametrize("selection", ["val", "test"])
+def test_what_was_chosen_on_the_test_images_is_marked_in_every_table_of_scores(compare, fake, tmp_path, selection):
+    assert compare("--methods", "fedavg,feddp,feddp@when=before", "--set", f"selection={selection}").exit_code == 0
+    found = sections(tmp_path / "out")
+    for title, name in TABLES.items():
+        (text,) = [part for heading, part in found.items() if heading.startswith(title)]
+        assert text.count(OPTIMISTIC) == (selection == "test"), title
+        (tex,) = (tmp_path / "out").glob(f"table*{name}.tex")
+        assert tex.read_text().count("Optimistic: rounds") == (selection == "test"), title
+
+
+def test_tables_of_a_comparison_before_one_that_was_broken_off_are_removed(compare, fake, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert compare("--methods", "fedavg,local", "--seeds", "0,1").exit_code == 0
+    (out / "table_mine.csv").write_text("a note")
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "methods_tables", lambda *arguments: sys.exit(130))
+        assert compare("--methods", "fedavg,local").exit_code == 130
+    assert (out / "table_seeds.csv").exists(), "the control"
+    assert compare("--methods", "fedavg,local").exit_code == 0
+    assert not list(out.glob("table_seeds.*"))
+    assert (out / "table_mine.csv").read_text() == "a note"
 
 
 def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path, monkeypatch):

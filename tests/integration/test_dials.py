@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from feddp.data.habits import Dials
 from feddp.errors import InputError
 from feddp.networks import NETWORKS
+from feddp.plan.schema import BEHAVIOUR
 from support import ROOT
 from support.small import Small, narrow
 
@@ -103,6 +104,18 @@ def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
     dials.main([*others, "--values", "0.5"])
     with pytest.raises(InputError, match=r"alike.json: the results there were made with rounds 1, not 2; choose another --out"):
         dials.main(others)
+
+
+def test_a_run_of_a_version_that_trains_differently_is_not_taken(dials, tmp_path, made):
+    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--values", "1", "--methods", "FedAvg"]
+    dials.main(words)
+    results = tmp_path / "style/1/seed-0/fedavg/results.json"
+    results.write_text(results.read_text().replace(f'"behaviour": {BEHAVIOUR}', '"behaviour": 1'))
+    with pytest.raises(
+        InputError, match=rf"is of a version that trains differently \(1, here {BEHAVIOUR}\); choose another --out"
+    ):
+        dials.main(words)
+    assert made == ["1/fedavg"]
 
 
 @pytest.mark.parametrize(

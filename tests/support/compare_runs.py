@@ -141,7 +141,8 @@ class FakeRuns:
             first, second = tested(data / site)
             dice[site] = {slot: {first: value - 0.1 * i, second: value - 0.2} for slot, value in slots.items()}
         named = {"method": options.method, "seed": options.seed, "rounds": options.rounds, "network": options.network}
-        write_run(out, dice, events=federation(options.rounds, calibrated), **named)
+        selection = "test" if "selection=test" in options.settings else "val"
+        write_run(out, dice, selection, events=federation(options.rounds, calibrated), **named)
         (out / "workspace").mkdir()
         network = build(options.network, 3, 1, seed=options.seed)
         metadata = {"network": options.network, "channels": "3", "classes": '["lesion"]', "size": "32", "labels": "nested"}

@@ -4,8 +4,8 @@ comparison.json holds what `feddp report` needs beside the runs: the tables, som
 of which method and study. Its paths are relative to the comparison's folder.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feddp.compare.efficiency import efficiency_table, stages_table, times_table
@@ -18,14 +18,12 @@ from feddp.compare.request import ComparisonRequest
 from feddp.compare.runs import Campaign
 from feddp.compare.scores import FINAL, Result
 from feddp.compare.studies import OUTSIDE, STUDIES
-from feddp.compare.tables import methods_tables, outside_tables, study_table
+from feddp.compare.tables import OPTIMISTIC, methods_tables, outside_tables, study_table
 from feddp.compare.tested import empty_masks, patients, with_structures
 from feddp.compare.unseen import open_unseen, unseen_tables
 from feddp.compare.variants import Variant
 from feddp.data.folder import SiteFolder
-from feddp.errors import InputError
 from feddp.files import COMPARISON, read_results, write_json
-from feddp.reading import read_own
 from feddp.reporting.tables import ResultTable
 
 SPREAD = (
@@ -65,7 +63,9 @@ def compare(request: ComparisonRequest) -> Comparison:
     results, sites, seeds = campaign.execute(request.place), campaign.sites, len(request.seeds)
     named = {variant.label: results[variant] for variant in methods}
     final = [variant for variant in methods if variant.when == FINAL]
-    ends = {v.label: results[v] for v in methods if v in final or not any(campaign.same(v, one) for one in final)}  # runs, once
+    # of a run that only a row before its last stage names, the costs are those of the whole run, so they have its name
+    runs = [v for v in methods if v in final or not any(campaign.same(v, one) for one in final)]
+    whole = {replace(variant, when=FINAL).label: results[variant] for variant in runs}
     last = {variant.label for variant in methods if campaign.is_last(variant)}
     tables = methods_tables(named, sites, seeds, last) if methods else []
     if len(ranked := finished(named, sites)) > 1:
@@ -75,13 +75,14 @@ def compare(request: ComparisonRequest) -> Comparison:
         kept = with_structures(names, empty)
         published = orderings_table(ranked, names, kept, last)
         tables += ranking_tables(ranked, names, kept, last) + ([published] if published else [])
+    tables = _marked(tables, named.values())
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:
-        tables += unseen_tables(ends, unseen, sites, request.common.size, request.place.first)
+        tables += unseen_tables({v.label: results[v] for v in final}, unseen, sites, request.common.size, request.place.first)
     if methods:
-        tables += [efficiency_table(ends, request.data, request.place.first), times_table(ends), stages_table(ends)]
-    if any(result.folders for result in ends.values()):
-        draw_methods(request.out, ends, sites)
+        tables += [efficiency_table(whole, request.data, request.place.first), times_table(whole), stages_table(whole)]
+    if any(result.folders for result in whole.values()):
+        draw_methods(request.out, whole, sites)
     for name in studies:
         draw_study(name, request.out, results, sites)
     if not outside:
@@ -130,11 +131,16 @@ def _write(
     return Comparison(tables[0], failed)
 
 
+def _marked(tables: Sequence[ResultTable], results: Iterable[Result]) -> list[ResultTable]:
+    """The tables, each with a note where a method chose rounds and epochs on the test images."""
+    if not any("test" in result.selections for result in results):
+        return list(tables)
+    return [table if OPTIMISTIC in table.notes else replace(table, notes=(OPTIMISTIC, *table.notes)) for table in tables]
+
+
 def _tables(out: Path) -> set[str]:
-    """Returns the names of the tables of the comparison that finished here before."""
-    if not (out / COMPARISON).exists():
-        return set()
-    return {table["name"] for table in read_own(out / COMPARISON, InputError, "remove it").get("tables", [])}
+    """Returns the names of the tables that a comparison wrote here before, also one that was broken off later."""
+    return {path.stem.removeprefix("table_") for path in out.glob("table_*.csv") if path.with_suffix(".tex").exists()}
 
 
 def _stored(result: Result, out: Path) -> dict[str, dict[int, str]]:

@@ -3,10 +3,11 @@
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from feddp.compare.leave_one_out import UnseenResult
-from feddp.compare.scores import AVERAGE, CASE, FINAL, IMAGE, Measured, Result, Unit, classes_of, has_cases, scores
-from feddp.compare.statistics import sentence
+from feddp.compare.scores import AVERAGE, CASE, FINAL, IMAGE, Measured, Result, Scores, Unit, classes_of, has_cases, scores
+from feddp.compare.statistics import METRIC, sentence
 from feddp.compare.studies import TABLE_7, TABLE_II, AdaptedModels, Study, TrainedNetworks
 from feddp.compare.variants import Variant
 from feddp.reporting.tables import BLANK, SHOWN, Better, Cell, ResultTable, Value, shown_value
@@ -37,8 +38,7 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int, la
     title, metrics = "The methods by IoU, HD95, HD and medpy's ASSD", ("iou", "hd95", "hd", "assd-medpy")
     more = scores_table("methods_more", title, ("Method",), rows, metrics, sites, seeds, per_site=True)
     competing = {label: result for label, result in named.items() if result.folders and result.competes}
-    ends = {label: result for label, result in competing.items() if result.when == FINAL} or competing  # no run against itself
-    test = sentence({label: scores(result, sites) for label, result in ends.items()}, last)
+    test = sentence(_distinct({label: (result, scores(result, sites)) for label, result in competing.items()}), last)
     by_class = class_tables("methods", "The methods", ("Method",), rows, sites, seeds)
     tables = [replace(first, notes=(test, _rounds(named, last), *first.notes)), *by_class, more, spread_table(named, sites)]
     if seeds > 1:
@@ -49,6 +49,15 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int, la
         cases = scores_table("volumes", title, ("Method",), rows, VOLUME_METRICS, sites, seeds, per_site=True, unit=CASE)
         tables.append(replace(cases, notes=(BY_CASE, *cases.notes)))
     return tables
+
+
+def _distinct(rows: Mapping[str, tuple[Result, Scores]]) -> dict[str, Scores]:
+    """Of the rows of one run, before its last stage and after it, the better one: no run is tested against itself."""
+    best: dict[tuple[Path, ...], str] = {}
+    found = {label: scored.average[METRIC]["mean"] for label, (_, scored) in rows.items() if scored.average}
+    for label in sorted(found, key=lambda label: -found[label]):
+        best.setdefault(tuple(rows[label][0].folders.values()), label)
+    return {label: rows[label][1] for label in rows if label in best.values()}
 
 
 def _rounds(named: Iterable[str], last: Collection[str]) -> str:

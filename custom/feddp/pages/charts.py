@@ -106,12 +106,14 @@ def time_chart(measured: Measurements) -> Chart | None:
 
 
 def _seconds(runs: Sequence[FinishedRun]) -> dict[str, dict[str, list[float]]]:
-    """{site: {part: the mean over the rounds of each run that knows the site}}."""
+    """{site: {part: the mean over the rounds of each run that knows it}}."""
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         for site, parts in accounted(run.events)["sites"].items():
+            means = found.setdefault(site, {name: [] for name in SITE})
             for name in SITE:
-                found.setdefault(site, {}).setdefault(name, []).append(_mean(parts[name]))
+                if any(seconds is not None for seconds in parts[name]):
+                    means[name].append(_mean(parts[name]))
     return dict(sorted(found.items()))
 
 

@@ -13,7 +13,7 @@ from feddp.training.columns import class_names, of_class
 
 _ROUNDED = "Each site rounded what it sent: Dice and IoU to three decimals, distances and losses to three digits."
 _BEFORE = {
-    False: "before: the networks of the selected round; final: after the local stages, where the method has any.",
+    False: "before: the networks before the last local stage, or of the selected round; final: after it, where there is one.",
     True: "before: the federation's network; final: after local post-training.",
 }
 _PEERS = "peers: the sites whose networks took part in this site's calibration."

@@ -116,6 +116,19 @@ def test_the_time_of_a_mean_round_is_drawn_over_the_seeds(tmp_path, monkeypatch)
     assert re.search(r'<th scope="row">FedDP</th><td>3.00</td><td>6.00</td><td>10.00</td>', html)
 
 
+def test_a_run_that_does_not_know_a_part_has_no_share_in_its_mean(tmp_path, monkeypatch):
+    """The times of evaluating are 0.5 s in the one run and unknown in the other: 0.5 s, not 0.25."""
+    known, unknown = (seconds(tmp_path / str(seed), 0.5, seed=seed) for seed in (0, 1))
+    events = [json.loads(line) for line in (unknown / "progress.jsonl").read_text().splitlines()]
+    for event in events:
+        event.get("scalars", {}).pop(EVALUATING, None)
+    (unknown / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    drawn, stacked = [], charts._stacked
+    monkeypatch.setattr(charts, "_stacked", lambda parts, label: drawn.append(parts) or stacked(parts, label))
+    page(tmp_path, known, unknown)
+    assert [parts[site]["evaluating"] for parts in drawn for site in SITES] == [0.5, 0.5]
+
+
 def test_without_events_no_time_is_drawn(tmp_path):
     html = page(tmp_path, write_run(tmp_path / "run", DICE))
     assert "Seconds of a mean round" not in html
