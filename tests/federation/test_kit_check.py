@@ -455,6 +455,17 @@ def test_a_key_that_makes_no_tls_connection_is_named(kit):
     assert "makes no TLS connection with this kit's certificate" in str(problem)
 
 
+def test_a_path_at_which_flares_start_scripts_start_nothing_is_named(kit, tmp_path):
+    """`nohup $DIR/sub_start.sh`, not quoted, is another program's name if DIR holds a blank."""
+    assert not [p for p in here_problems(Kit.open(kit)) if "start scripts" in str(p)]
+    (tmp_path / "my kits").mkdir()
+    moved = kit.rename(tmp_path / "my kits/hospital-a")
+    (problem, *_) = here_problems(Kit.open(moved))
+    assert str(problem) == (
+        f"{moved}: FLARE's start scripts cannot start a kit below a path with blanks, *, ? or [. Move the kit to another path."
+    )
+
+
 @pytest.mark.parametrize("pem", [OTHER_VERSION, "pipe"])
 def test_a_leads_certificate_from_which_a_poc_takes_the_name(copy, pem):
     """In POC mode, FLARE's configuration names nobody."""

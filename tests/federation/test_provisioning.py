@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import zipfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def made(tmp_path_factory, tiny_root):
     for path in folder.rglob("*.yml"):
         path.write_text(at_home(path.read_text()))
     commands = [at_home(line) for line in commands_for("test_provisioning", *PAGES)]
-    assert len(commands) == 38
+    assert len(commands) == 40
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "\n".join(["set -eu", "umask 022", *commands])
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -210,6 +211,16 @@ def test_renewal_makes_one_new_certificate_and_keeps_the_others(made):
     for name in (HOSPITALS | PEOPLE) - {"hospital-a"}:
         assert pem(old / name / "startup/client.crt") == pem(new / name / "startup/client.crt")
     assert pem(old / "hospital-a/startup/rootCA.pem") == pem(new / "hospital-a/startup/rootCA.pem")
+
+
+def test_a_renewal_of_an_own_key_changes_certificate_and_key_of_the_kit_in_use_alone(made):
+    """FLARE's `package --force` would remove the kit, with what the site has written there."""
+    used, renewed = (made / folder / "feddp/prod_00/hospital-a" for folder in ("own", "renewed"))
+    with zipfile.ZipFile(made / "hospital-a.signed.zip") as signed:
+        (name,) = [name for name in signed.namelist() if name.endswith("hospital-a.crt")]
+        first = x509.load_pem_x509_certificate(signed.read(name))
+    assert pem(used / "startup/client.crt") == pem(renewed / "startup/client.crt") != first
+    assert (used / "startup/client.key").read_bytes() == (renewed / "startup/client.key").read_bytes()
 
 
 def test_no_key_leaves_the_hospital(made):

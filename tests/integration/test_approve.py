@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from feddp.adaptation.request import AdaptationRequest
 from feddp.cli import app
 from feddp.errors import FedDPError
-from feddp.flare.policy import SitePolicy
+from feddp.flare.budget import Ledger
+from feddp.flare.policy import Budget, SitePolicy
 from feddp.jobs.folder import export, write_job
 from feddp.kit.describe import described
 from feddp.plan.resolve import build_network, partition_of
@@ -207,6 +208,29 @@ def test_without_a_yes_nothing_is_written(folder, kit):
     assert (kit / "local/privacy.json").read_bytes() == before
     assert approve(folder, kit, answer="y\n")[0] == 0
     assert len(properties(kit)["approve"]) == 1
+
+
+def test_what_another_user_writes_the_site_could_not_read(folder, kit, monkeypatch):
+    before = (kit / "local/privacy.json").read_bytes()
+    monkeypatch.setattr(os, "geteuid", lambda: kit.stat().st_uid + 1)
+    with pytest.raises(FedDPError, match=f"belongs to user {kit.stat().st_uid}, who could not read what you write there; type"):
+        approve(folder, kit, "--yes")
+    assert (kit / "local/privacy.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [({"jobs": 3}, ""), ({"jobs": 2}, "is used up (2 of 2 jobs)"), ({"evaluations": 1}, "is used up (1 of 1 evaluations)")],
+)
+def test_a_job_beyond_the_budget_is_not_approved(folder, kit, tiny_root, budget, words):
+    """Two jobs and one evaluation have used the site's data."""
+    ledger = Ledger("site-1", kit / "feddp")
+    ledger.enter(tiny_root / "site-1", "one", Budget())
+    ledger.measured(tiny_root / "site-1", "two", Budget())
+    edit(kit, budget=budget)
+    code, said = approve(folder, kit, "--yes")
+    assert (code, len(properties(kit)["approve"])) == ((2, 0) if words else (0, 1))
+    assert words in said
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,14 @@ def test_the_command_resets_what_cannot_be_read(kit):
     assert said(kit)[0] == 0
 
 
+def test_another_user_resets_nothing(kit, tiny_root, monkeypatch):
+    """The folder that it makes would be closed to the site."""
+    monkeypatch.setattr(os, "geteuid", lambda: kit.stat().st_uid + 1)
+    assert "type this as that user" in str(said(kit, "--reset")[2])
+    assert not (kit / "feddp").exists()
+    assert said(kit)[0] == 0
+
+
 def test_the_command_resets_nothing_under_a_policy_that_is_wrong(kit, tiny_root):
     ledger = Ledger("hospital-a", kit / "feddp")
     ledger.measured(tiny_root / "site-1", "one", Budget())

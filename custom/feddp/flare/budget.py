@@ -58,6 +58,16 @@ class Ledger:
             mine.evaluations += 1
             self._write(used)
 
+    def require_left(self, data: Path, allowed: Budget) -> None:
+        """Raises PolicyError where a further job would be refused at once, or its first result; counts nothing."""
+        mine = self.used().get(str(data), Used())
+        for name, count, limit in (
+            ("jobs", len(mine.jobs), allowed.jobs),
+            ("evaluations", mine.evaluations, allowed.evaluations),
+        ):
+            if count >= limit:
+                self._refuse(data, f"{count} of {limit} {name}")
+
     def used(self) -> dict[str, Used]:
         """Returns {resolved path of the data folder: its use}.
 

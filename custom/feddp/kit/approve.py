@@ -8,6 +8,7 @@ from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.errors import FedDPError, InputError, PolicyError
 from feddp.files import write_json
 from feddp.flare.archive import SIGNATURES
+from feddp.flare.budget import Ledger
 from feddp.flare.configuration import APPS, META, SIDES
 from feddp.flare.documents import LARGEST, parsed
 from feddp.flare.earlier import require_earlier
@@ -15,8 +16,10 @@ from feddp.flare.job_folder import Job, read_folder, require_meta
 from feddp.flare.kept import kept_below
 from feddp.flare.policy import ANY, SitePolicy
 from feddp.flare.scopes import scopes_of
+from feddp.kit.budget import counted
 from feddp.kit.containers import Containers, kept_root
 from feddp.kit.describe import described
+from feddp.kit.files import require_owner
 from feddp.kit.privacy import privacy_file
 from feddp.plan.resolve import build_network
 from feddp.sealing.kit import CLIENT as HOSPITAL
@@ -80,7 +83,7 @@ class Approval:
         if self.policy.approve == ANY and not self.given:  # only an adaptation, and a line has no place beside "any"
             what = f'`approve` is "{ANY}" in {self.privacy}, which does not cover an adaptation'
             reasons.append(f"{what}; write the accepted plans there as a list first, and approve the job then")
-        return reasons + self._earlier()
+        return reasons + self._earlier() + self._spent()
 
     def _earlier(self) -> list[str]:
         """The reason against a job in the files of the run that it continues, or whose network it takes; where a volume of the
@@ -94,12 +97,26 @@ class Approval:
             return [str(error)]
         return []
 
+    def _spent(self) -> list[str]:
+        """The reason against every further job, if the budget is used up; in a cluster the count is not on this machine."""
+        if root := kept_root(self.kit):
+            try:
+                Ledger(self.kit.name, kept_below(root)).require_left(counted(self.kit, self.policy), self.policy.budget)
+            except PolicyError as error:
+                return [str(error)]
+        return []
+
     def words(self) -> list[str]:
         """Returns a description of what the job will do at this hospital."""
         return described(self.name, self.job, self.policy, self.data)
 
     def write(self) -> None:
-        """Adds the line to the job's scope. Writes the file atomically and keeps its mode."""
+        """Adds the line to the job's scope. Writes the file atomically and keeps its mode.
+
+        Raises:
+            InputError: the kit belongs to another user.
+        """
+        require_owner(self.kit)
         content = read_json(self.privacy)
         for scope in content["scopes"]:
             if scope["name"] == self.scope:

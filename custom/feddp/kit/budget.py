@@ -9,6 +9,7 @@ from feddp.flare.kept import kept_below
 from feddp.flare.policy import Budget, SitePolicy
 from feddp.flare.scopes import scopes_of
 from feddp.kit.containers import Containers, kept_root
+from feddp.kit.files import require_owner
 from feddp.kit.privacy import privacy_file
 from feddp.sealing.kit import CLIENT, Kit
 
@@ -28,6 +29,7 @@ def budget(folder: Path, reset: bool) -> list[str]:
     ledger = Ledger(kit.name, kept_below(root))
     allowed = _allowed(kit)  # before the reset, because it may fail
     if reset:
+        require_owner(kit)
         ledger.reset()
     return _lines(ledger.used(), allowed)
 
@@ -36,8 +38,12 @@ def _allowed(kit: Kit) -> dict[str, Budget]:
     """Returns {data folder: its budget}. A job uses its scope's budget; of scopes with one folder, the last is shown."""
     scopes = scopes_of(privacy_file(kit)).values()
     policies = [SitePolicy.of(kit.name, scope.get("properties"), simulated=False) for scope in scopes]
-    inside = Containers.of(kit) is not None  # in a container, `data` is not a path of this machine
-    return {str(policy.data if inside else policy.data.resolve()): policy.budget for policy in policies}
+    return {str(counted(kit, policy)): policy.budget for policy in policies}
+
+
+def counted(kit: Kit, policy: SitePolicy) -> Path:
+    """Returns the data folder as the site's jobs count it: in a container, `data` is not a path of this machine."""
+    return policy.data if Containers.of(kit) else policy.data.resolve()
 
 
 def _lines(used: Mapping[str, Used], allowed: Mapping[str, Budget]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nvflare.fuel.utils.config import ConfigFormat
 
-from feddp.errors import Problem
+from feddp.errors import InputError, Problem
 from feddp.flare.tracking import TRACKING
 from feddp.sealing.kit import ADMIN, CLIENT, SERVER, Kit
 
@@ -31,6 +31,15 @@ def links(kit: Kit) -> list[Problem]:
     """Returns the links in a kit's two folders, or the folders if they are links; the check does not follow them."""
     linked = [path for part in _parts(kit) for path in (part, *sorted(part.iterdir())) if path.is_symlink()]
     return [Problem(path, "is a link", "Replace it by the file itself") for path in linked]
+
+
+def require_owner(kit: Kit) -> None:
+    """Raises InputError if the kit belongs to another user, whose processes could not read what this one writes into it."""
+    owner = kit.folder.stat().st_uid
+    if owner != os.geteuid():
+        raise InputError(
+            f"{kit.folder} belongs to user {owner}, who could not read what you write there; type this as that user"
+        )
 
 
 def file_problems(kit: Kit) -> list[Problem]:

@@ -19,10 +19,18 @@ PATIENCE = 5  # seconds for the server to accept a connection and to refuse a ce
 
 def here_problems(kit: Kit) -> list[Problem]:
     """Returns the problems of the connection to the server, made with the kit's certificate, and of a site's devices."""
-    problems = [] if kit.kind == SERVER else _reach(kit)
+    problems = [*_blank(kit), *([] if kit.kind == SERVER else _reach(kit))]
     if kit.kind == CLIENT and runtime(kit) is None:
         problems += _devices(kit)
     return problems
+
+
+def _blank(kit: Kit) -> list[Problem]:
+    """FLARE's start scripts do not quote the kit's path: with a blank in it they start nothing, and say so nowhere."""
+    path = kit.folder.resolve()
+    odd = any(letter.isspace() or letter in "*?[" for letter in str(path))
+    what = "FLARE's start scripts cannot start a kit below a path with blanks, *, ? or ["
+    return [Problem(path, what, "Move the kit to another path")] if odd else []
 
 
 def _reach(kit: Kit) -> list[Problem]:

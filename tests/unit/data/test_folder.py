@@ -1,6 +1,7 @@
 """A site's folder: written whole or not at all, and opened only if its description is in order."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from PIL import Image
 
 from feddp.data.folder import Row, SiteFolder, find_sites, metadata_of, misfit, write_site
 from feddp.errors import FedDPError
+from feddp.jobs.folder import federation_of
 
 REQUIRED = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested", "scanner": "A"}
 IMAGE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
@@ -108,6 +110,18 @@ def test_an_ill_formed_description_is_refused_by_name(tmp_path, file, text, mess
     with pytest.raises(FedDPError, match=message) as error:
         SiteFolder.open(tmp_path / "A")
     assert str(tmp_path / "A" / file) in str(error.value)
+
+
+def test_a_linked_folder_has_the_links_name(tmp_path, monkeypatch):
+    """As the check says and as the run looks for it; `.` and `..` have the name of what they are."""
+    write_site(tmp_path / "A", REQUIRED, samples())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/north").symlink_to(tmp_path / "A")
+    assert federation_of(tmp_path / "data")[0] == ["north"]
+    monkeypatch.chdir(tmp_path / "A/images")
+    assert [SiteFolder.open(Path(path)).site for path in ("..", "../../A", "../../data/north")] == ["A", "A", "north"]
+    monkeypatch.chdir(tmp_path / "A")
+    assert SiteFolder.open(Path()).site == "A"
 
 
 @pytest.mark.parametrize("file", ["dataset.json", "split.csv"])
