@@ -18,7 +18,7 @@ from nvflare.private.fed.client.client_executor import JobExecutor
 
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.admission import require_signers
-from feddp.flare.audit import audit, one_line
+from feddp.flare.audit import audit, audit_if_possible, one_line
 from feddp.flare.endings import started
 
 TRIES, PAUSE = 3, 2.0  # starts after the first one; seconds before the first of them, which double
@@ -58,7 +58,8 @@ def _untold(start: Callable[..., None]) -> Callable[..., None]:
         except FedDPError:
             raise
         except Exception as error:  # of any type; its text may hold paths
-            executor.logger.warning(audit(fl_ctx, f"job {job_id} not started: {type(error).__name__}: {error}"))
+            line = f"job {job_id} not started: {type(error).__name__}: {error}"
+            executor.logger.warning(audit_if_possible(fl_ctx, line))
             raise FedDPError(f"job {one_line(job_id)} not started: this site failed; its audit.log has the reason") from error
 
     return start_app
@@ -98,7 +99,7 @@ class Restarting(JobLauncherSpec):
             return self.launcher.launch_job(job_meta, fl_ctx)
 
         def tell(line: str) -> None:
-            self.logger.warning(audit(fl_ctx, f"job {job}: {line}"))
+            self.logger.warning(audit_if_possible(fl_ctx, f"job {job}: {line}"))
 
         return RestartedJob(start, tell, Path(workspace.get_run_dir(job)) / FLMetaKey.PROCESS_RC_FILE)
 
