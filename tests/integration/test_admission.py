@@ -60,8 +60,8 @@ from feddp.jobs.folder import export, write_job
 from feddp.kit.approve import read_job
 from feddp.provision import AUTHORIZATION, GUARD
 from support.certificates import Office
-from support.docs_pages import commands_for
 from support.disk import full
+from support.docs_pages import commands_for
 
 SITE, SITES = "site-1", ("site-1", "site-2", "site-3")
 CLIENT, SERVER = "app_client/config/config_fed_client.json", "app_server/config/config_fed_server.json"
