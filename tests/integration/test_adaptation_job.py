@@ -179,6 +179,18 @@ def test_a_run_that_nobody_outside_can_use_is_refused(run, tmp_path, plan_for, c
         export(run, tmp_path / "x")
 
 
+@pytest.mark.parametrize("said", [{}, {"start_round": None}], ids=["lacks", "null"])
+def test_results_that_do_not_say_the_selected_round_are_refused(run, tmp_path, said):
+    """Where `shared.safetensors` is missing, the round alone tells the server's files apart: the latest may be another."""
+    (run / "shared.safetensors").rename(run / "shared_latest.safetensors")
+    results = json.loads((run / "results.json").read_text())
+    del results["start_round"]
+    (run / "results.json").write_text(json.dumps(results | said))
+    with pytest.raises(FedDPError, match="results.json does not say which round was selected.*; name another run"):
+        export(run, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_run_that_shared_nothing_is_refused(run, tmp_path):
     """Local Train's: the mean of the sites' networks would be a network that nobody trained."""
     save_network(run / "shared.safetensors", {}, {"round": "2"})

@@ -60,6 +60,7 @@ from feddp.jobs.folder import export, write_job
 from feddp.kit.approve import read_job
 from feddp.provision import AUTHORIZATION, GUARD
 from support.certificates import Office
+from support.disk import full
 from support.docs_pages import commands_for
 
 SITE, SITES = "site-1", ("site-1", "site-2", "site-3")
@@ -217,6 +218,9 @@ def test_a_job_that_cannot_be_started_tells_the_server_no_path(hospital, monkeyp
         start()
     assert f"{hospital.kit}/{JOB}/meta.json]" in hospital.audit.read_text()
     assert len(hospital.audit.read_text().splitlines()) == 1
+    with full(hospital.kit), pytest.raises(FedDPError, match=f"^job {JOB} not started: this site failed"):
+        start()
+    assert len(hospital.audit.read_text().splitlines()) == 1, "the control: the second line had no room"
 
 
 def test_an_app_whose_signature_cannot_be_checked_any_more_is_not_started(hospital, folder, office):

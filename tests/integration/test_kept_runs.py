@@ -1,6 +1,7 @@
 """Which folders of runs a participant removes when a job starts there, and which it never touches."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -9,14 +10,20 @@ from nvflare.apis.fl_constant import ReturnCode
 from feddp import protocol
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import PolicyError
-from feddp.flare import messages
+from feddp.flare import messages, unused
 from feddp.flare.policy import SitePolicy
 from feddp.flare.unused import remove_unused, removed_of
-from feddp.training.claim import hold, release
+from feddp.networks import build
+from feddp.networks.weights import fingerprint
+from feddp.training.claim import hold, is_held, release
 from support.server import SITES, Run
 
 OLD, YOUNG, OWN = (f"{digit * 8}-0000-4000-8000-{digit * 12}" for digit in "abc")
 DAY = 86_400
+REFUSED = (
+    "site site-1: it removed the run {}, which was unused for long (`keep_days` in privacy.json);"
+    " submit the job as a new one, or leave this site out"
+)
 
 
 def aged(path, days):
@@ -198,6 +205,65 @@ def test_a_job_that_continues_a_removed_run_is_refused_in_its_own_process(hospit
     assert not (kept / OLD / "plan.json").exists(), "it took no part as a site that was absent so far"
     assert trains(site.submitted(site.plan, OLD)) == ReturnCode.EXECUTION_EXCEPTION, "the run's own job, started again"
     assert trains(site.submitted(site.plan, OWN)) == "", "the control"
+
+
+@pytest.mark.parametrize("brought", [False, True], ids=["train", "initial"])
+def test_a_run_that_is_removed_while_the_job_starts_is_refused(hospital, kept, toy, plan_for, monkeypatch, brought):
+    """The job has looked, and imports MONAI for seconds; another job's process here removes the run meanwhile. FLARE asks for
+    the task again: the folder, which is there again and empty, must not be taken then either."""
+    site = hospital(keep_days=7)
+    state = build(toy, 3, 1, seed=0).state_dict()
+    plan = plan_for(network=toy, weights=fingerprint(state)) if brought else site.plan
+    site.submitted(plan, OLD)
+    task = (protocol.INITIAL, state) if brought else (protocol.TRAIN, site.shared)
+
+    def answers():
+        return site.executed(*task, **({} if brought else {"round": 0, "phase": 0})).get_return_code("")
+
+    assert answers() == "", "the run begins"
+    release(kept)
+    aged(kept / OLD, 8)
+    lines = []
+    monkeypatch.setattr("feddp.flare.site.import_monai", lambda: lines.extend(remove_unused(kept, 7, ())))
+    site.submitted(plan, YOUNG, resume=OLD)
+    for _ in range(2):
+        assert answers() == ReturnCode.EXECUTION_EXCEPTION
+        assert f"it removed the run {OLD}, which was unused for long" in site.audited()[-1]
+    assert lines == [f"run {OLD} removed: unused for 8 days"], "the control"
+    assert not (kept / OLD / "plan.json").exists()
+    assert not list((kept / OLD).glob("*.safetensors")), "no new private tensors"
+
+
+def test_a_removal_that_has_seen_the_folder_unheld_ends_before_the_claim(hospital, kept, monkeypatch):
+    """It has looked at the lock, and moves the folder a moment after the job has locked it."""
+    site = hospital(keep_days=7)
+    site.submitted(site.plan, OLD)
+    assert trains(site) == ""
+    release(kept)
+    aged(kept / OLD, 8)
+    context = site.submitted(site.plan, YOUNG, resume=OLD).component.context(site.fl_ctx)
+    refused = []
+
+    def claims():
+        try:
+            context.claim()
+        except PolicyError as error:
+            refused.append(str(error))
+
+    claiming = threading.Thread(target=claims)
+
+    def modified(folder):
+        claiming.start()
+        while not is_held(folder):
+            time.sleep(0.01)
+        claiming.join(0.5)  # it would end now if it did not wait for the removal
+        return 0.0
+
+    monkeypatch.setattr(unused, "_modified", modified)
+    (line,) = remove_unused(kept, 7, ())
+    assert line.startswith(f"run {OLD} removed: ")
+    claiming.join(10)
+    assert refused == [REFUSED.format(OLD)]
 
 
 def test_an_adaptation_keeps_the_run_whose_networks_it_needs(hospital, kept):

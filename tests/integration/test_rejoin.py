@@ -18,13 +18,16 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.resource_manager_spec import ResourceConsumerSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.resource_managers.auto_clean_resource_manager import AutoCleanResourceManager
+from nvflare.fuel.sec.audit import Auditor, AuditService
 from nvflare.private.fed.client.client_engine_internal_spec import ClientEngineInternalSpec
 from nvflare.private.fed.server.client_manager import ClientManager
 
 from feddp.flare import controller, unfinished
+from feddp.flare.audit import audit_if_possible
 from feddp.flare.orphan import JOBS
 from feddp.flare.participants import Participants
 from feddp.flare.unfinished import TRIES, UNFINISHED, Unfinished
+from support.disk import TAKES, full
 from support.server import SITES, Run, good
 
 SITE, JOB = "hospital-a", "3b7f0d5e-8a0c-4c5e-9d58-1f2a90c1c3ab"
@@ -44,13 +47,16 @@ import sys, time
 from pathlib import Path
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.sec.audit import AuditService
 from feddp.flare.orphan import EndsWithParent
 folder = Path(sys.argv[2])
 (folder / "runs").touch()
 while not (folder / "go").exists():
     time.sleep(0.05)
 component = EndsWithParent()
-if sys.argv[3] == "begins":
+if sys.argv[3] == "begins on a full disk":
+    AuditService.initialize(str(folder / "audit.txt")).audit_file = open("/dev/full", "w")
+if sys.argv[3]:
     component.handle_event(EventType.START_RUN, FLContext())
 (folder / "built").touch()
 time.sleep(600)
@@ -59,10 +65,12 @@ time.sleep(600)
 
 @pytest.mark.parametrize("killed", ["runs", "built"])
 @pytest.mark.parametrize(
-    ("module", "begins", "ends"), [(*each, True) for each in product(JOBS, ("begins", ""))] + [("client_train", "", False)]
+    ("module", "begins", "ends"),
+    [(*each, True) for each in product(JOBS, ("begins", "begins on a full disk", ""))] + [("client_train", "", False)],
 )
 def test_a_jobs_process_ends_with_its_parent(module, begins, ends, killed, tmp_path):
-    """Also where the parent ends before the job's process has got so far that FLARE builds its components."""
+    """Also where the parent ends before the job's process has got so far that FLARE builds its components, and where the line
+    for the audit file has no room."""
     assert find_spec(module) or not ends, "FLARE has it no longer"
     command = [sys.executable, "-c", PARENT, json.dumps([CHILD, module, str(tmp_path), begins])]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -146,7 +154,7 @@ def site(tmp_path, monkeypatch):
     for folder in ("startup", "local", JOB):
         (tmp_path / folder).mkdir()
     lines = []
-    monkeypatch.setattr(unfinished, "audit", lambda fl_ctx, line: lines.append(line) or line)
+    monkeypatch.setattr(unfinished, "audit_if_possible", lambda fl_ctx, line: lines.append(line) or line)
 
     class Site:
         root, noted, told = tmp_path, tmp_path / "feddp" / UNFINISHED, lines
@@ -222,6 +230,27 @@ def test_without_the_resources_or_the_files_it_is_given_up_with_the_reason(site,
     (needy.root / JOB / "meta.json").unlink()
     assert needy.started_again(monkeypatch) == []
     assert "its files are not in this workspace any more" in needy.told[-1]
+
+
+def test_a_full_disk_stops_no_start(site, monkeypatch, tmp_path, caplog):
+    """Neither the note nor the audit file takes a byte more; both jobs are started, and the log has what the files lack."""
+    site, other = site(), JOB.replace("3", "4")
+    (tmp_path / other).mkdir()
+    (tmp_path / other / "meta.json").write_text(json.dumps(site.meta | {"job_id": other}))
+    site.launched()
+    site.noted.write_text(before := json.dumps({JOB: [], other: []}))
+    audit_file = tmp_path / "audit.txt"
+    audit_file.write_text("x" * TAKES)
+    monkeypatch.setattr(AuditService, "the_auditor", Auditor(str(audit_file)))
+    monkeypatch.setattr(unfinished, "audit_if_possible", audit_if_possible)
+    with full(tmp_path):
+        started = site.started_again(monkeypatch)
+        assert audit_file.read_text() == "x" * TAKES, "the control: a line of the audit file would be here"
+    assert [job for job, *_ in started] == [JOB, other]
+    assert site.noted.read_text() == before
+    for job in (JOB, other):
+        assert f"job {job}: {site.noted.parent}: {UNFINISHED} was not written" in caplog.text
+        assert f"job {job} ran when this site's client ended; it is started again (not in the audit file: " in caplog.text
 
 
 @pytest.mark.parametrize("content", ['["' + JOB, f'["{JOB}"]', f'{{"{JOB}": 1}}'])

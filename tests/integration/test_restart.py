@@ -5,12 +5,14 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
-from feddp.flare import endings
+from feddp.flare import endings, launcher
 from feddp.flare.launcher import TRIES, RestartedJob
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -52,12 +54,34 @@ def test_a_killed_process_is_started_again(job):
 
 
 def test_it_is_given_up_after_some_starts(job):
-    """FLARE then ends the job, which can be continued."""
+    """This site then leaves the job: FLARE would end it for all sites, whatever `min_sites` is, for either code."""
     job = job(KILLED)
     job.handle.wait()
     assert job.started == TRIES + 1
-    assert job.handle.poll() == JobReturnCode.EXECUTION_ERROR
-    assert "is given up" in job.told[-1]
+    assert job.handle.poll() == JobReturnCode.UNKNOWN
+    assert not job.left.exists()
+    said = f"it was started {TRIES} times again within 60 minutes, and is given up; this site leaves the job"
+    assert job.told[-1] == f"its process was ended by signal SIGKILL; {said}"
+
+
+@pytest.mark.parametrize(
+    ("apart", "kills", "numbers"),
+    [(1200.0, 9, [1, 2, 3, 3, 3, 3, 3, 3, 3]), (1199.0, 9, [1, 2, 3]), (3600.0, 9, [1] * 9)],
+)
+def test_only_the_kills_of_an_hour_count(job, monkeypatch, apart, kills, numbers):
+    """Want of memory once a night must not end a run of days. Of kills 1200 s apart, at most two earlier ones are less than
+    3600 s old, so each start is the third at most; at 1199 s, three are (3597 s), and the fourth kill is the last. A kill of
+    3600 s ago counts no more."""
+    now = count(0.0, apart)
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    job = job(*[KILLED] * kills, ENDED)
+    job.handle.wait()
+    ended = len(numbers) == kills
+    assert job.started == len(numbers) + 1
+    assert job.handle.poll() == (JobReturnCode.SUCCESS if ended else JobReturnCode.UNKNOWN)
+    starts = [f"its process was ended by signal SIGKILL; start {number} of {TRIES} in 0 s" for number in numbers]
+    assert job.told[: len(numbers)] == starts
+    assert len(job.told) == len(numbers) + (not ended)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ from nvflare.app_opt.job_launcher import k8s_launcher
 from nvflare.app_opt.job_launcher.docker_launcher import ClientDockerJobLauncher, DockerJobHandle
 from nvflare.app_opt.job_launcher.k8s_launcher import ClientK8sJobLauncher, K8sJobHandle
 from nvflare.fuel.common.exit_codes import ProcessExitCode
+from nvflare.fuel.sec.audit import Auditor, AuditService
 from nvflare.private.fed.utils.fed_utils import get_job_launcher
 
 from feddp.flare import endings, launcher
 from feddp.flare.launcher import TRIES, JobRestarter, RestartedJob, Restarting
+from support.disk import TAKES, full
 
 KILLED, OUT_OF_MEMORY, EVICTED, DELETED = 128 + signal.SIGKILL, "OOMKilled", "Evicted", None
 
@@ -120,8 +122,8 @@ def test_it_is_given_up_after_some_starts(run, engine):
     engine = engine([KILLED])
     handle, told = run(engine)
     assert engine.started == TRIES + 1
-    assert handle.poll() not in (JobReturnCode.SUCCESS, JobReturnCode.UNKNOWN)
-    assert "is given up" in told[-1]
+    assert handle.poll() == JobReturnCode.UNKNOWN
+    assert "is given up; this site leaves the job" in told[-1]
 
 
 @ENGINES
@@ -246,18 +248,36 @@ def test_flare_takes_the_sites_launcher_with_restarts_around_it(kind, first):
         assert taken.launcher is flares
 
 
-def test_the_sites_administrator_reads_why_a_job_was_started_again(tmp_path, monkeypatch):
-    engine, lines = Engine([KILLED, 0]), []
-    monkeypatch.setattr(launcher, "audit", lambda fl_ctx, line: lines.append(line) or line)
+@pytest.fixture
+def launched(tmp_path):
+    """Waits for the end of a job that a site's launcher started; returns its handle."""
 
-    class Launcher(JobLauncherSpec):
-        def launch_job(self, job_meta, fl_ctx):
-            return engine.start()
+    def launch(engine):
+        fl_ctx = FLContext()
+        workspace = SimpleNamespace(get_run_dir=lambda job: str(tmp_path / job), get_app_dir=lambda job: str(tmp_path / job))
+        fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True, sticky=False)
+        flares = type("Launcher", (JobLauncherSpec,), {"launch_job": lambda self, job_meta, fl_ctx: engine.start()})
+        handle = Restarting(flares()).launch_job({JobConstants.JOB_ID: "some-job"}, fl_ctx)
+        handle.wait()
+        return handle
 
-    fl_ctx = FLContext()
-    workspace = SimpleNamespace(get_run_dir=lambda job: str(tmp_path / job), get_app_dir=lambda job: str(tmp_path / job))
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True, sticky=False)
-    handle = Restarting(Launcher()).launch_job({JobConstants.JOB_ID: "some-job"}, fl_ctx)
-    handle.wait()
-    assert handle.poll() == JobReturnCode.SUCCESS
+    return launch
+
+
+def test_the_sites_administrator_reads_why_a_job_was_started_again(launched, monkeypatch):
+    lines = []
+    monkeypatch.setattr(launcher, "audit_if_possible", lambda fl_ctx, line: lines.append(line) or line)
+    assert launched(Engine([KILLED, 0])).poll() == JobReturnCode.SUCCESS
     assert lines == [f"job some-job: its process was ended by signal SIGKILL; start 1 of {TRIES} in 2 s"]
+
+
+def test_a_killed_one_is_started_again_on_a_full_disk(launched, tmp_path, monkeypatch, caplog):
+    """The audit file takes not a byte more; the log has the line."""
+    (file := tmp_path / "audit.txt").write_text("x" * TAKES)
+    monkeypatch.setattr(AuditService, "the_auditor", Auditor(str(file)))
+    engine = Engine([KILLED, 0])
+    with full(tmp_path):
+        handle = launched(engine)
+        assert file.read_text() == "x" * TAKES, "the control: the line would be here"
+    assert (engine.started, handle.poll()) == (2, JobReturnCode.SUCCESS)
+    assert "start 1 of 3 in 2 s (not in the audit file: " in caplog.text

@@ -17,6 +17,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
+from feddp.adaptation.models import plan_of
+from feddp.files import read_results
 from feddp.flare import controller, messages
 from feddp.protocol import Sent
 from feddp.reporting.page import table, write_markdown
@@ -398,7 +400,7 @@ def test_a_lost_site_is_not_waited_for_again(tmp_path, plan_for):
     def answer(site, task, tensors, scalars):
         return None if site == "B" else good(site, task, tensors, scalars)
 
-    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer)
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1, sites=SITES), SITES, answer)
     run.gone = {"B"}
     run.run("train", "evaluate")
     assert run.panics == []
@@ -503,11 +505,30 @@ def test_an_evaluation_that_lacks_a_number_is_refused_and_said(final, tmp_path, 
             return messages.pack(before_calibration=SUMMARY, final=final, peers={})
         return good(site, task, tensors, scalars)
 
-    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, answer).run("train", "evaluate")
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1, sites=SITES), SITES, answer).run("train", "evaluate")
     assert run.panics == []
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["missing"] == {"B": "site B did not evaluate"}
     assert "**B is missing**" in write_markdown(results)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "virtual_class"])
+def test_a_site_that_never_joined_is_missing_and_the_plan_read_back_is_the_approved_one(method, tmp_path, plan_for):
+    """D is planned and did not approve the job, which ran with the three others. Virtual classes: 2 classes, background
+    included, times 4 sites are 8; of three sites there would be 6."""
+    plan = plan_for(method=method, rounds=1, sites=(*SITES, "D"), min_sites=3)
+    run = Run(tmp_path, plan, SITES, good).run("train", "evaluate")
+    assert run.panics == []
+    results = read_results(tmp_path)
+    assert list(results["sites"]) == SITES
+    assert results["missing"].keys() == {"D"}
+    assert results["missing"]["D"].startswith("site D took no part in the job")
+    assert "**D is missing**: site D took no part" in write_markdown(results)
+    read = plan_of(tmp_path, results)
+    assert read.digest() == plan.digest()
+    assert read.layers == ({"virtual_classes": plan.layers["virtual_classes"]} if method == "virtual_class" else {})
+    if method == "virtual_class":
+        assert read.layers["virtual_classes"]["virtual"] == 8
 
 
 def evaluating(volumes):
@@ -550,7 +571,7 @@ def test_volumes_are_averaged_and_shown_where_every_site_has_them(some, tmp_path
     "volumes", [1.0, {}, {"final": cases(0.5)}, {"before_calibration": cases(0.5), "final": {"dice": cases(0.5)["dice"]}}]
 )
 def test_volumes_that_lack_a_number_are_refused(volumes, tmp_path, plan_for):
-    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, evaluating({"B": volumes}))
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1, sites=SITES), SITES, evaluating({"B": volumes}))
     assert run.run("train", "evaluate").panics == []
     assert json.loads((tmp_path / "results.json").read_text())["missing"] == {"B": "site B did not evaluate"}
 

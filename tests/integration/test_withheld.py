@@ -170,7 +170,7 @@ def withholding(*quiet, **ious):
 
 def test_a_site_that_withholds_is_in_the_results_without_numbers(tmp_path, plan_for, capsys):
     """B withholds. A's and C's IoU choose the round: (0.2 + 0.4)/2 after round 1, (0.3 + 0.2)/2 after round 2, so it is 1."""
-    plan = plan_for(start="best", rounds=2)
+    plan = plan_for(start="best", rounds=2, sites=SITES)
     answer = withholding("B", A=(0, 0.2, 0.3), C=(0, 0.4, 0.2))
     run = Run(tmp_path, plan, SITES, answer).run("train", "calibrate", "evaluate")
     assert run.panics == []

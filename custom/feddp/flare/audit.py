@@ -26,6 +26,17 @@ def audit(fl_ctx: FLContext, what: str) -> str:
     return line
 
 
+def audit_if_possible(fl_ctx: FLContext, what: str) -> str:
+    """As `audit`, where what follows protects the site and must happen although the line cannot be written (a full disk).
+
+    Returns the line for the log, with the error if there was one.
+    """
+    try:
+        return audit(fl_ctx, what)
+    except OSError as error:
+        return f"{one_line(what)} (not in the audit file: {error}; free space there)"
+
+
 def one_line(text: str) -> str:
     """Returns at most LIMIT characters of a text, in one line."""
     return " ".join(text.split())[:LIMIT]

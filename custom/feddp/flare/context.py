@@ -8,13 +8,15 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.errors import PolicyError
 from feddp.flare.budget import Ledger
-from feddp.flare.kept import files_of, secret_of
+from feddp.flare.kept import alone, files_of, secret_of
 from feddp.flare.policy import OWN, SitePolicy
 from feddp.flare.terms import require_as_private, require_terms
+from feddp.flare.unused import require_not_removed
 from feddp.stages.initial import first_network
 from feddp.stages.order import behind
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
+from feddp.training.claim import hold
 from feddp.training.device import settle
 from feddp.training.store import Store
 
@@ -125,6 +127,19 @@ class SiteContext:
         """Takes the site's images off its GPU; returns whether any lay there."""
         return self._site is not None and self._site.leave_gpu()
 
+    def claim(self) -> None:
+        """Takes the run's folder for this process.
+
+        Raises:
+            PolicyError: the folder belongs to another plan or is in use; or another job's process has removed the run since
+                this job's process began.
+        """
+        hold(self.store.folder)
+        if not self.simulated:
+            with alone(self.kept):  # a removal under way has ended then, and a later one finds the folder held
+                require_not_removed(self.name, self.kept, self.run)
+        self.store.claim(self.plan.to_json())
+
     def open(self) -> Site:
         """Returns the site with its images, opened once per process.
 
@@ -133,7 +148,7 @@ class SiteContext:
                 the plan, or the site lacks the network from which the job starts.
         """
         if self._site is None:
-            self.store.claim(self.plan.to_json())
+            self.claim()
             folder = SiteFolder.open(self.policy.data)
             if few := self.policy.bounds.too_few(len(folder.rows_of(*self.plan.training.trained_on))):
                 raise PolicyError(f"site {self.name}: {few[0]}")

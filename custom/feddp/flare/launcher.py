@@ -5,6 +5,7 @@ The site's state of the run is on disk, and the server gives the task that was l
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from nvflare.private.fed.client.client_executor import JobExecutor
 
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.admission import require_signers
-from feddp.flare.audit import audit, one_line
+from feddp.flare.audit import audit, audit_if_possible, one_line
 from feddp.flare.endings import started
 
-TRIES, PAUSE = 3, 2.0  # starts after the first one; seconds before the first of them, which double
+TRIES, WITHIN = 3, 3600.0  # starts after a signal within so many seconds; then the site leaves the job
+PAUSE = 2.0  # seconds before the first of them, which double
 WANT = (
     "the system for want of memory (give the job more memory; or the run needs less with a smaller --set batch, --size or"
     " network, and with fewer sites on this machine)"
@@ -58,7 +60,8 @@ def _untold(start: Callable[..., None]) -> Callable[..., None]:
         except FedDPError:
             raise
         except Exception as error:  # of any type; its text may hold paths
-            executor.logger.warning(audit(fl_ctx, f"job {job_id} not started: {type(error).__name__}: {error}"))
+            line = f"job {job_id} not started: {type(error).__name__}: {error}"
+            executor.logger.warning(audit_if_possible(fl_ctx, line))
             raise FedDPError(f"job {one_line(job_id)} not started: this site failed; its audit.log has the reason") from error
 
     return start_app
@@ -98,7 +101,7 @@ class Restarting(JobLauncherSpec):
             return self.launcher.launch_job(job_meta, fl_ctx)
 
         def tell(line: str) -> None:
-            self.logger.warning(audit(fl_ctx, f"job {job}: {line}"))
+            self.logger.warning(audit_if_possible(fl_ctx, f"job {job}: {line}"))
 
         return RestartedJob(start, tell, Path(workspace.get_run_dir(job)) / FLMetaKey.PROCESS_RC_FILE)
 
@@ -117,7 +120,7 @@ class RestartedJob(JobHandleSpec):
     def __init__(self, start: Callable[[], JobHandleSpec], tell: Callable[[str], None], left: Path, pause: float = PAUSE):
         super().__init__()
         self._start, self._tell, self._left, self._pause = start, tell, left, pause
-        self._failed_again = False
+        self._leaves = False
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._job = started(start())
 
@@ -129,33 +132,46 @@ class RestartedJob(JobHandleSpec):
     def poll(self) -> Any:
         """Returns FLARE's code of the last process; UNKNOWN while it runs or will be started again.
 
-        Also UNKNOWN if a process that was started again failed by itself: the job may have ended meanwhile, and FLARE would
-        otherwise end the job for all sites.
+        Also UNKNOWN if this site leaves the job: of another code, FLARE would end the job for all sites. The server ends it if
+        too few are left.
         """
-        if not self._ended.is_set() or self._failed_again:
+        if not self._ended.is_set() or self._leaves:
             return JobReturnCode.UNKNOWN
         return self._job.handle.poll()
 
     def wait(self) -> None:
         """Returns when no process runs and none will be started."""
-        for number in range(TRIES + 1):
+        killed: list[float] = []  # when signals ended it, of late
+        again = False
+        while True:
             self._job.handle.wait()
             code, memory = self._job.ending()
             if self._ended.is_set() or code is None or code >= 0:
-                if number and code and not self._ended.is_set():
-                    self._failed_again = True
-                    self._left.unlink(missing_ok=True)
-                    self._tell(f"its process, started again, failed with exit code {code}; this site leaves the job")
+                if again and code and not self._ended.is_set():  # perhaps the job ended meanwhile
+                    self._leave(f"its process, started again, failed with exit code {code}")
                 break
             reason = WANT if memory else f"signal {_NAMES.get(-code, -code)}"
-            if number == TRIES:
-                self._tell(f"its process was ended by {reason}; it was started {TRIES} times again, and is given up")
+            now = time.monotonic()
+            killed = [when for when in killed if now - when < WITHIN]
+            if len(killed) == TRIES:
+                self._leave(
+                    f"its process was ended by {reason}; it was started {TRIES} times again within"
+                    f" {WITHIN / 60:.0f} minutes, and is given up"
+                )
                 break
-            pause = self._pause * 2**number
-            self._tell(f"its process was ended by {reason}; start {number + 1} of {TRIES} in {pause:.0f} s")
+            pause = self._pause * 2 ** len(killed)
+            killed.append(now)
+            self._tell(f"its process was ended by {reason}; start {len(killed)} of {TRIES} in {pause:.0f} s")
             if self._ended.wait(pause) or not self._again():
                 break
+            again = True
         self._ended.set()
+
+    def _leave(self, why: str) -> None:
+        """Has FLARE see no failure: neither by `poll` nor in the file that the process left."""
+        self._leaves = True
+        self._left.unlink(missing_ok=True)
+        self._tell(f"{why}; this site leaves the job")
 
     def _again(self) -> bool:
         """Starts the job again; returns whether it runs, and was not aborted meanwhile."""

@@ -10,7 +10,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
-from feddp.flare.audit import audit
+from feddp.flare.audit import audit_if_possible
 
 PERIOD = 1.0  # seconds between two looks at the parent
 PARENT = "FEDDP_PARENT"  # environment variable: the parent's process id, for the job's processes that it starts
@@ -44,6 +44,6 @@ class EndsWithParent(FLComponent):
         while os.getppid() == parent:
             time.sleep(PERIOD)
         line = "its parent process has ended; this process ends too"
-        self.logger.warning(line if self._fl_ctx is None else audit(self._fl_ctx, line))
+        self.logger.warning(line if self._fl_ctx is None else audit_if_possible(self._fl_ctx, line))
         # the group: FLARE starts each job's process in a group of its own, together with its data loaders
         os.killpg(os.getpgrp(), signal.SIGKILL)

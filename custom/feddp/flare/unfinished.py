@@ -20,10 +20,10 @@ from nvflare.private.defs import ERROR_MSG_PREFIX, RequestHeader, TrainingTopic
 from nvflare.private.fed.client.scheduler_cmds import StartJobProcessor
 from nvflare.private.scheduler_constants import ShareableHeader
 
-from feddp.errors import BadFile, InputError, PolicyError
+from feddp.errors import BadFile, InputError, PolicyError, StorageError
 from feddp.files import write_json
 from feddp.flare.admission import require_signers
-from feddp.flare.audit import audit
+from feddp.flare.audit import audit_if_possible
 from feddp.flare.kept import alone
 from feddp.flare.workspace import kept
 from feddp.reading import read_json, read_own
@@ -50,21 +50,26 @@ class Unfinished(FLComponent):
             # a thread: FLARE's client answers no command before this event has been handled
             threading.Thread(target=self._start_all, args=(fl_ctx,), daemon=True).start()
 
-    @staticmethod
-    def _note(fl_ctx: FLContext, job: str, started: list[float] | None) -> None:
-        """Notes the times at which an unfinished job was started again; None: the job has ended here."""
+    def _note(self, fl_ctx: FLContext, job: str, started: list[float] | None) -> None:
+        """Notes the times at which an unfinished job was started again; None: the job has ended here.
+
+        On a full disk the note stays as it was and the log says so: no job waits for space, and such a start is not counted.
+        """
         folder = kept(fl_ctx)
-        with alone(folder):
-            jobs = _noted(folder)
-            jobs.pop(job, None)
-            write_json(folder / UNFINISHED, jobs if started is None else {**jobs, job: started})
+        try:
+            with alone(folder):
+                jobs = _noted(folder)
+                jobs.pop(job, None)
+                write_json(folder / UNFINISHED, jobs if started is None else {**jobs, job: started})
+        except StorageError as error:
+            self.logger.warning(f"job {job}: {error}")
 
     def _start_all(self, fl_ctx: FLContext) -> None:
         folder = kept(fl_ctx)
         try:
             jobs = _noted(folder)
         except InputError as error:
-            self.logger.warning(audit(fl_ctx, f"{error}; no job is started again"))
+            self.logger.warning(audit_if_possible(fl_ctx, f"{error}; no job is started again"))
             return
         for job, before in jobs.items():
             recent = [when for when in before if time.time() - when < WITHIN]
@@ -76,7 +81,7 @@ class Unfinished(FLComponent):
             if why:
                 self._note(fl_ctx, job, None)
             what = f"it is given up: {why}" if why else "it is started again"
-            self.logger.warning(audit(fl_ctx, f"job {job} ran when this site's client ended; {what}"))
+            self.logger.warning(audit_if_possible(fl_ctx, f"job {job} ran when this site's client ended; {what}"))
 
     @staticmethod
     def _start(fl_ctx: FLContext, job: str) -> str:

@@ -12,7 +12,7 @@ from feddp.adaptation.models import Models, plan_of, refuse_layers, some
 from feddp.adaptation.request import AdaptationRequest
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.errors import InputError
-from feddp.files import SHARED, read_results
+from feddp.files import RESULTS, SHARED, read_results
 from feddp.jobs.folder import LOCAL, SCOPE, SIMULATED_JOB, write_job
 from feddp.methods.aggregation import Spec
 from feddp.networks.weights import fingerprint, read_network
@@ -74,13 +74,22 @@ def _plan(run: Path, results: dict[str, Any]) -> tuple[Plan, Tensors]:
     if not results.get("federated"):
         raise InputError(f"{run} is not a federated run, so no site holds a model; name another run")
     plan = plan_of(run, results)
-    file = run / SHARED if (run / SHARED).exists() else start_file(run, results["start_round"])
+    file = _shared_file(run, results)
     shared, network = some(read_network(file)[0], run), build_network(plan)
     refuse_layers(plan.metadata, network.state_dict(), shared, run)
     Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(file), shared)
     # one donor is enough, and an adaptation may take longer than a round; `weights` is now γ, not the run's initial network
     settings = plan.settings | {"min_sites": 1, "task_timeout": 0}
     return replace(plan, weights=fingerprint(shared), settings=settings), shared
+
+
+def _shared_file(run: Path, results: dict[str, Any]) -> Path:
+    """Returns the file with γ of the selected round, as `feddp run` or as the server left it."""
+    if (run / SHARED).exists():
+        return run / SHARED
+    if results.get("start_round") is None:
+        raise InputError(f"{run / RESULTS} does not say which round was selected, and {SHARED} is missing; name another run")
+    return start_file(run, results["start_round"])
 
 
 def _rehearse(plan: Plan, request: AdaptationOptions) -> None:

@@ -27,6 +27,7 @@ from feddp.training.metrics import Row, foreground, largest_components, measure,
 from feddp.training.spectra import SLOT as RECEIVED_SPECTRA
 from feddp.training.volumes import measure_in_mm, measure_volumes
 
+NEVER = "took no part in the job: it was not connected when the job began, or refused it, or could not start it"
 Rows = dict[str, Row]  # {name of the image or case: metrics}
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -41,8 +42,10 @@ def serve(server: Server) -> None:
         for site, round in best_rounds(memory.events()).items():
             if site in sites:
                 sites[site]["round"] = round
-    absent = sorted(set(server.joined()) - sites.keys())
-    missing = {site: memory.lost.get(site, f"site {site} did not evaluate") for site in absent}
+    joined = set(server.joined())
+    # the approved plan is read back from the sites of the results (`feddp.adaptation.models.plan_of`): none may be left out
+    absent = sorted({*plan.sites, *joined} - sites.keys())
+    missing = {site: memory.lost.get(site, f"site {site} {'did not evaluate' if site in joined else NEVER}") for site in absent}
     matrix = {site: _row(site, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
     shared, personal = (memory.expected.spec(sent) for sent in (Sent.SHARED, Sent.PERSONAL))
     nbytes = {"shared": (shared.halved if plan.federation.half else shared).nbytes, "personal": personal.nbytes}

@@ -41,6 +41,9 @@ class Host(Protocol):
     def files(self, job: str) -> Path:
         """Returns this site's folder of `job`, the current job or an earlier one."""
 
+    def claim(self) -> None:
+        """Takes this site's folder of the run for this process, before the first write there."""
+
     def open(self) -> Site:
         """Returns the site with its images; it is opened once per process."""
 

@@ -39,7 +39,7 @@ def keep(host: Host, tensors: Mapping[str, Tensor]) -> None:
     """
     host.expected.check(Sent.MODEL, f"{host.name} was sent initial tensors", tensors)
     require_initial(host.plan, f"site {host.name} was sent", tensors)
-    host.store.claim(host.plan.to_json())
+    host.claim()
     host.store.write(INITIAL, tensors)
 
 
