@@ -130,16 +130,14 @@ class Run:
         """Raises InputError where the folder holds another run or no run, another process has it, or a file is damaged."""
         if self.is_finished():
             return
+        stored = self._stored()
+        began, own = (self.folder / RUN).exists(), stored is not None and self._is_of(stored)
+        if stored and (self.folder / RESULTS).exists() and (began or not own):
+            raise InputError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
         if is_held_elsewhere(self.folder):
             raise InputError(f"{self.folder} is in use by another process; wait for it")
-        stored = self._stored()
-        if stored is None:
-            if self.folder.exists() and not is_unused(self.folder):
-                raise InputError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
-            return
-        began, own = (self.folder / RUN).exists(), self._is_of(stored)
-        if (self.folder / RESULTS).exists() and (began or (stored["finished"] and not own)):
-            raise InputError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
+        if not stored and self.folder.exists() and not is_unused(self.folder):
+            raise InputError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
         if began and not (own and self._planned()):
             raise InputError(
                 f"{self.folder} holds an unfinished run of another plan or other data; choose another --out, or"

@@ -247,6 +247,16 @@ def test_a_complete_run_whose_end_was_not_noted_is_finished(campaign, broken_off
         campaign("fedavg", rounds=3)
 
 
+@pytest.mark.parametrize("files", [["results.json"], ["run.json", "results.json"]])
+def test_results_of_another_plan_are_never_removed(campaign, broken_off, fake, files):
+    """Whether anybody noted their end or not, and while another process has the folder: it would not help to wait for that."""
+    run = broken_off(*files)
+    before = contents_of(run)
+    with held(run.folder), pytest.raises(InputError, match="finished with another plan or other data"):
+        campaign("fedavg", rounds=3)
+    assert contents_of(run) == before
+
+
 @pytest.mark.parametrize("name", ["run.json", "results.json"])
 def test_a_complete_run_of_another_plan_is_refused(campaign, broken_off, fake, name):
     """Its record is of this plan, one of its files of another one, or damaged; nothing is removed."""
@@ -264,7 +274,8 @@ def test_a_complete_run_of_another_plan_is_refused(campaign, broken_off, fake, n
     assert campaign("fedavg").runs[0].is_finished(), "the control"
 
 
-def test_a_run_that_feddp_run_finished_is_finished(campaign, monkeypatch, capsys):
+@pytest.mark.parametrize("method", ["fedavg", "feddp", "centralized"])
+def test_a_run_that_feddp_run_finished_is_finished(campaign, monkeypatch, capsys, method):
     """A real one, broken off in its second round; its comparison does not train it again. The record keeps the machine."""
     send, left = local.LocalServer.send, [1]
 
@@ -274,17 +285,17 @@ def test_a_run_that_feddp_run_finished_is_finished(campaign, monkeypatch, capsys
             raise ContributionError("the connection broke")
         return send(self, *arguments)
 
-    made = campaign("fedavg", settings=("batch=4",))
+    made = campaign(method, settings=("batch=4",))
     with monkeypatch.context() as patch:
         patch.setattr(local.LocalServer, "send", failing)
-        assert made.execute(Place("local"))[Variant.parse("fedavg")].failed
+        assert made.execute(Place("local"))[Variant.parse(method)].failed
     (run,) = made.runs
     resume_here(run.folder)
     before, stored = contents_of(run), json.loads(run.record.read_text())
     assert stored["finished"] is False
-    results = campaign("fedavg", settings=("batch=4",)).execute(Place("local", "cpu,cpu"))
-    assert results[Variant.parse("fedavg")].folders == {0: run.folder}
-    assert "fedavg, seed 0 (finished before)" in capsys.readouterr().err
+    results = campaign(method, settings=("batch=4",)).execute(Place("local", "cpu,cpu"))
+    assert results[Variant.parse(method)].folders == {0: run.folder}
+    assert f"{method}, seed 0 (finished before)" in capsys.readouterr().err
     assert json.loads(run.record.read_text()) == stored | {"finished": True}
     kept = contents_of(run)
     assert {name: before[name] for name in kept if name != "seed-0.json"} == {
