@@ -1,10 +1,12 @@
 """`feddp export --to bundle`: MONAI alone verifies and runs it, in a process that has no package of ours."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +124,35 @@ def test_a_name_is_never_evaluated(toy, tmp_path, name):
     parsed = workflow.parser.get_parsed_content("_meta_")
     assert parsed["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": f"class {name}"}
     assert not (tmp_path / "evil").exists()
+
+
+def test_a_full_disk_ends_the_export_with_one_message(toy, tmp_path, feddp, monkeypatch):
+    """Nothing is left, so that the same command writes the bundle later. The system refuses the TorchScript, the first file, as
+    Python reports it; PyTorch's own writer would end the process, and this test with it, so a call of it counts as that."""
+    texts = {"network": toy, "channels": "3", "classes": '["disc"]', "labels": "nested", "size": "32"}
+    save_network(tmp_path / "n.safetensors", build(toy, 3, 1, seed=0).state_dict(), texts)
+    command = ("export", "--network", tmp_path / "n.safetensors", "--to", "bundle", "--out", tmp_path / "out")
+    refused = []
+
+    def refuse(path, content):
+        refused.append(path.parent)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def aborted(*_):
+        raise RuntimeError("terminate called")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", refuse)
+        patch.setattr(torch.jit.ScriptModule, "save", aborted)
+        code, _, said = feddp(*command)
+    models = tmp_path / "out/models"
+    assert refused == [models]
+    assert (code, said.splitlines()[-1]) == (
+        2,
+        f"feddp: {models}: model.ts was not written (No space left on device); free space on its disk",
+    )
+    assert not (tmp_path / "out").exists()
+    assert feddp(*command)[0] == 0, "the control"
 
 
 def test_its_network_does_not_say_where_it_was_made(bundle):

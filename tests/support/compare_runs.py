@@ -13,6 +13,7 @@ from feddp.errors import FedDPError
 from feddp.methods.base import STAGES
 from feddp.networks import build
 from feddp.networks.weights import save_network
+from feddp.training.claim import is_unused
 from feddp.training.metrics import summarize
 
 SITES = ("site-1", "site-2")
@@ -126,10 +127,10 @@ class FakeRuns:
         self.error = FedDPError
 
     def __call__(self, data, out, options, env="sim", device="cpu", threads=None, without_consent=(), sites=SITES, rounds=None):
-        assert not out.exists(), "feddp run refuses a folder that holds anything"
+        assert is_unused(out), "feddp run refuses a folder that holds anything"
         self.calls.append((f"{out.parent.name}/{out.name}", options))
         self.places.append((env, device, threads))
-        (out / "workspace").mkdir(parents=True)
+        (out / "workspace").mkdir()
         if options.method in self.broken:
             raise self.error(f"the job failed: {options.method} | diverged at 50%")
         shutil.rmtree(out)
@@ -150,6 +151,14 @@ class FakeRuns:
         for site in sites:
             save_network(out / "sites" / site / "network.safetensors", network.state_dict(), metadata)
         return {}
+
+
+def break_off(run: Path) -> None:
+    """Makes a finished run's folder that of a run which was broken off."""
+    record = run.with_name(f"{run.name}.json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"finished": False}))
+    (run / "results.json").unlink()
+    (run / "run.json").write_text("{}")
 
 
 def compare_in(out: Path, network: str, root: Path):

@@ -14,10 +14,10 @@ app = typer.Typer(no_args_is_help=True, help="List, slim and delete the runs of 
 def list_runs(folder: Annotated[Path, typer.Argument(help="The folder with the runs.")] = Path("runs")) -> None:
     """List the runs below FOLDER: method, place, rounds, state, size, begin; and what continues a broken-off one.
     The damaged ones come last, with the reason; exit code 2 if there is any."""
-    from feddp.run.folders import lines, runs_below
+    from feddp.run.folders import listed
 
-    found, damaged = runs_below(folder)
-    for line in (*lines(found), *damaged):
+    found, damaged = listed(folder)
+    for line in (*found, *damaged):
         typer.echo(plain(line))
     if damaged:
         raise typer.Exit(2)

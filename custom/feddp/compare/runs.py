@@ -31,8 +31,10 @@ from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, LOCAL_STAGES
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
+from feddp.reading import read_own
 from feddp.run import options as run_options
-from feddp.run.session import SIMULATOR, WORKSPACE
+from feddp.run.session import SIMULATOR, WORKSPACE, recorded
+from feddp.training.claim import LOCK, hold, is_held_elsewhere, is_unused
 
 PIXELS = "pixels"  # of a run's record: digests of what the sites' images and masks show
 
@@ -111,27 +113,74 @@ class Run:
         return self.folder.with_name(f"{self.folder.name}.json")
 
     def is_finished(self) -> bool:
-        """InputError where the run finished with another plan or other data, or where the folder is no comparison's."""
-        if not self.record.exists():
-            if self.folder.exists():
-                raise InputError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
-            return False
+        """Whether it has finished, of this plan and these data.
+
+        Also where no comparison noted that: one was killed in that moment, or `feddp run --resume` ended the run.
+
+        Raises:
+            InputError: a file of the run is damaged.
+        """
         stored = self._stored()
         # not by results.json alone: it does not say which data were read
-        finished = bool(stored["finished"]) and (self.folder / RESULTS).exists()
-        if finished and not self._is_of(stored):
-            raise InputError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
-        return finished
-
-    def began(self) -> bool:
-        """Whether the folder holds this run, unfinished: it is continued."""
-        if not self.record.exists() or not (self.folder / RUN).exists() or (self.folder / RESULTS).exists():
+        if stored is None or not self._is_of(stored) or not (self.folder / RESULTS).exists():
             return False
-        return self._is_of(self._stored())
+        return bool(stored["finished"]) or ((self.folder / RUN).exists() and self._planned() and self._resulted())
 
-    def _stored(self) -> dict[str, Any]:
-        stored: dict[str, Any] = json.loads(self.record.read_text(encoding="utf-8"))
-        return stored
+    def require_own(self) -> None:
+        """Raises InputError where the folder holds another run or no run, another process has it, or a file is damaged."""
+        if self.is_finished():
+            return
+        stored = self._stored()
+        began, own = (self.folder / RUN).exists(), stored is not None and self._is_of(stored)
+        if stored and (self.folder / RESULTS).exists() and (began or not own):
+            raise InputError(f"{self.folder} finished with another plan or other data; choose another --out, or remove it")
+        if is_held_elsewhere(self.folder):
+            raise InputError(f"{self.folder} is in use by another process; wait for it")
+        if not stored and self.folder.exists() and not is_unused(self.folder):
+            raise InputError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
+        if began and not (own and self._planned()):
+            raise InputError(
+                f"{self.folder} holds an unfinished run of another plan or other data; choose another --out, or"
+                " `feddp runs delete` it"
+            )
+
+    def claim(self) -> None:
+        """Takes the folder for this process, and empties it, unless the run began: then it is continued. As `require_own`.
+
+        Raises:
+            PolicyError: another process takes the folder at this moment.
+        """
+        self.require_own()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        hold(self.folder, patience=1)  # who only asks whether it is held has it for a moment
+        self.require_own()  # another process may have begun there meanwhile
+        if not (self.folder / RUN).exists():
+            for path in [path for path in self.folder.iterdir() if path.name != LOCK]:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def _stored(self) -> dict[str, Any] | None:
+        """The record; None if there is none. InputError where it is damaged."""
+        remedy = f"remove it and {self.folder}; the same `feddp compare` runs it again"
+        try:
+            content = read_own(self.record, InputError, remedy)
+        except FileNotFoundError:
+            return None
+        kinds = {"plan": dict, "data": dict, PIXELS: dict, "machine": str, "finished": bool}
+        given = {PIXELS: {}} | content  # earlier versions noted no pixels
+        if wrong := [name for name, kind in kinds.items() if not isinstance(given.get(name), kind)]:
+            raise InputError(f"{self.record} is damaged: {', '.join(wrong)} is missing or of another kind; {remedy}")
+        return content
+
+    def _planned(self) -> bool:
+        """Whether its run.json is of this plan. InputError where that is damaged."""
+        return bool(recorded(self.folder)["plan"] == self.wanted["plan"])
+
+    def _resulted(self) -> bool:
+        """Whether its results.json is of this plan. InputError where that is damaged."""
+        remedy = f"`feddp runs delete {self.folder}`; the same `feddp compare` runs it again"
+        results = read_own(self.folder / RESULTS, InputError, remedy)
+        # of its sites it has the results
+        return all(results.get(name) == value for name, value in self.wanted["plan"].items() if name != "sites")
 
     def _is_of(self, stored: Mapping[str, Any]) -> bool:
         """Whether a record is of this plan and these data, on whatever machine. Earlier versions noted no pixels."""
@@ -141,10 +190,22 @@ class Run:
         self.record.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.record, {**self.wanted, "machine": machine, "finished": finished})
 
+    def close(self, machine: str) -> None:
+        """Notes that it has finished, and removes what no later step needs: hundreds of MB of states and copies of the job."""
+        for folder in (WORKSPACE, SIMULATOR):
+            shutil.rmtree(self.folder / folder, ignore_errors=True)
+        self.note(True, machine)
+
+    def close_if_finished(self) -> None:
+        """Does `close` where the run has finished and no comparison noted that."""
+        stored = self._stored()
+        if stored and not stored["finished"] and self.is_finished():
+            self.close(stored["machine"])
+
     @property
     def machine(self) -> str:
-        """The machine that it was run on."""
-        return str(self._stored()["machine"])
+        """The machine that it was run on; "" if it has no record."""
+        return str((self._stored() or {"machine": ""})["machine"])
 
 
 class Campaign:
@@ -163,8 +224,8 @@ class Campaign:
         failed: the runs that failed in `execute`, by name, with the reason.
 
     Raises:
-        InputError: a method, network, setting or private rule is unknown or does not fit, or `out` holds a finished run
-            of another plan; says which.
+        InputError: a method, network, setting or private rule is unknown or does not fit, or `out` holds a run of
+            another plan or other data, or one that another process has; says which.
     """
 
     def __init__(
@@ -190,7 +251,7 @@ class Campaign:
             except FedDPError as error:
                 raise InputError(f"{variant}: {error}") from None
         for run in self.runs:
-            run.is_finished()
+            run.require_own()
 
     @property
     def runs(self) -> list[Run]:
@@ -213,6 +274,8 @@ class Campaign:
 
     def execute(self, place: Place = Place()) -> dict[Variant, Result]:
         """Runs what is not finished, as `attempt_all`; without FLARE, rounds that several runs have in common once."""
+        for run in self.runs:
+            run.close_if_finished()
         shared = SharedRounds(self.runs if place.env == "local" else (), self.out, place.machine)
         ordered = sorted(self.runs, key=shared.place)
         reasons = attempt_all("run", ordered, lambda run: self._execute(run, place, shared))
@@ -268,8 +331,7 @@ class Campaign:
         return Run(replace(variant, when=FINAL), variant.options(self.common, seed), wanted, folder, self.label)
 
     def _execute(self, run: Run, place: Place, shared: SharedRounds) -> None:
-        if not run.began():
-            shutil.rmtree(run.folder, ignore_errors=True)
+        run.claim()
         run.note(False, place.machine)
         threads = place.threads if METHODS[run.options.method].federated else None
         run_options.run_here(
@@ -282,10 +344,7 @@ class Campaign:
             sites=self.sites,
             rounds=shared.folder(run),
         )
-        # hundreds of MB per run: every site's states and copies of the job
-        for folder in (WORKSPACE, SIMULATOR):
-            shutil.rmtree(run.folder / folder, ignore_errors=True)
-        run.note(True, place.machine)
+        run.close(place.machine)
         shared.tidy()
 
 

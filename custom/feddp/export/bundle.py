@@ -9,6 +9,7 @@ whoever wrote the file; TorchScript holds tensors and its own operations, needs 
     docs/README.md                                   the model card
 """
 
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -71,8 +72,10 @@ def _write_script(graph: Graph, file: Path) -> None:
     size = graph.metadata.size
     with tracing(), replacing(file) as part:
         example = torch.zeros(2, graph.metadata.channels, size, size + 1)
-        torch.jit.trace(_Probabilities(graph), example, check_trace=False).save(str(part))
-        _without_paths(part)
+        script = io.BytesIO()
+        # not to the file: on a full disk, PyTorch's writer ends the process
+        torch.jit.save(torch.jit.trace(_Probabilities(graph), example, check_trace=False), script)
+        part.write_bytes(_without_paths(script))
         loaded = torch.jit.load(str(part))
         graph.verify(lambda images: (_probabilities(loaded, images),), file)
 
@@ -82,13 +85,15 @@ def _probabilities(script: torch.jit.ScriptModule, images: np.ndarray) -> np.nda
     return found
 
 
-def _without_paths(file: Path) -> None:
-    """Writes a TorchScript file anew without its debug entries, which name the source files of this machine."""
-    with zipfile.ZipFile(file) as archive:
+def _without_paths(script: io.BytesIO) -> bytes:
+    """Returns a TorchScript file without its debug entries, which name the source files of this machine."""
+    with zipfile.ZipFile(script) as archive:
         kept = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
-    with zipfile.ZipFile(file, "w") as archive:  # uncompressed, as PyTorch writes it
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:  # uncompressed, as PyTorch writes it
         for name, content in kept.items():
             archive.writestr(zipfile.ZipInfo(name), content)
+    return written.getvalue()
 
 
 def inference(facts: Facts) -> dict[str, Any]:

@@ -7,7 +7,7 @@ results.md, progress.jsonl, time.json, of each site images.csv, cases.csv and re
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,11 +177,34 @@ def runs_below(folder: Path) -> tuple[list[RunFolder], list[str]]:
     return found, damaged
 
 
+def listed(folder: Path) -> tuple[list[str], list[str]]:
+    """Returns the `lines` of the runs below a folder, and a line for each one whose run.json or progress.jsonl is damaged.
+
+    Raises:
+        InputError: the folder does not exist.
+    """
+    found, damaged = runs_below(folder)
+    rows: dict[Path, tuple[str, ...]] = {}
+    for run in found:
+        try:
+            rows[run.path] = run.cells()
+        except InputError as error:
+            damaged.append(f"{run.path}  {DAMAGED}: {error}")
+    return list(_lines(rows)), sorted(damaged)
+
+
 def lines(runs: list[RunFolder]) -> Iterator[str]:
-    """Yields the list, one line for each run; a second line has the command that continues it."""
-    rows = [run.cells() for run in runs]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for run, row in zip(runs, rows, strict=True):
+    """Yields the list, one line for each run; a second line has the command that continues it.
+
+    Raises:
+        BadFile: a progress.jsonl is damaged.
+    """
+    yield from _lines({run.path: run.cells() for run in runs})
+
+
+def _lines(rows: Mapping[Path, tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
+    for path, row in rows.items():
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         if BROKEN_OFF in row:
-            yield f"    {to_go_on(run.path)}"
+            yield f"    {to_go_on(path)}"

@@ -48,7 +48,7 @@ from feddp.run.follow import Follower
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.tracking import VARIABLE
-from feddp.training.claim import hold
+from feddp.training.claim import hold, is_unused
 
 ENVIRONMENTS = ("local", "sim", "poc")
 _VERSIONED = ("feddp", "torch", "monai", "timm", "nvflare")
@@ -141,7 +141,8 @@ def _continued(out: Path) -> Iterator[None]:
 def to_go_on(out: Path) -> str:
     """Returns what a user types to continue the unfinished run in `out`, as the end of a message.
 
-    A comparison would not take a run that another command has finished.
+    For a comparison's run, that is the comparison: it then goes on with its other runs. It also takes a run that
+    `feddp run --resume` has finished (`feddp.compare.runs`).
     """
     compared = out.with_name(f"{out.name}.json").exists()
     return "to go on: " + ("the same `feddp compare` again" if compared else resuming(out))
@@ -280,7 +281,8 @@ def fresh(out: Path) -> None:
     Raises:
         InputError: the folder is not empty, or it lies in another run's, with which it would be removed.
     """
-    refuse_occupied([out])
+    if not (out.is_dir() and is_unused(out)):  # a comparison takes the folder before it begins a run there
+        refuse_occupied([out])
     for parent in Path(os.path.abspath(out)).parents:
         if _is_run(parent):
             raise InputError(f"{out} lies in the folder of another run, {parent}; name another folder")

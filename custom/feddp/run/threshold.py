@@ -13,7 +13,7 @@ from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.export.graph import Graph
-from feddp.files import write_json
+from feddp.files import write_json, writing
 from feddp.networks.metadata import TEST
 from feddp.networks.weights import fingerprint, read_network
 from feddp.reading import read_own
@@ -36,7 +36,10 @@ def calibrate(network: Path, data: Path, alpha: float, out: Path, device: str = 
     Raises:
         InputError: the data do not fit the network or are too few, `alpha` is out of range, the labels are exclusive ones of
             several classes, or `out` exists.
+        StorageError: there is no space for `out`, or its folder cannot be written to.
     """
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; name a file, such as {out / 'threshold.json'}")
     if out.exists():
         raise InputError(f"{out} exists; remove it, or name another file")
     graph, metadata = Graph.of(network)
@@ -52,6 +55,8 @@ def calibrate(network: Path, data: Path, alpha: float, out: Path, device: str = 
             f" seen, name a folder whose split.csv has such patients as {SPLIT}",
             file=sys.stderr,
         )
+    with writing(out):  # not after all predictions
+        out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[np.ndarray]] = {}
     for row in track(folder.rows_of(SPLIT), f"Predicting {SPLIT}"):
         file, mask_file = folder.image_path(row.image), folder.mask_path(row.image)

@@ -13,7 +13,7 @@ from feddp.errors import InputError, PolicyError, StorageError
 from feddp.files import half_written, lock, write_text, writing
 from feddp.reading import read_own
 
-PLAN, _LOCK = "plan.json", ".lock"
+PLAN, LOCK = "plan.json", ".lock"
 AS_NEW = "submit the job as a new one"  # the remedy where a run's own files cannot be used
 
 
@@ -74,7 +74,7 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
         StorageError: the folder is read-only, or its file system has no locks.
         PolicyError: another process still has it after `patience` seconds.
     """
-    path, deadline = folder.resolve() / _LOCK, time.monotonic() + patience
+    path, deadline = folder.resolve() / LOCK, time.monotonic() + patience
     if path in _held:
         return
     with writing(path):
@@ -104,7 +104,7 @@ def is_held(folder: Path) -> bool:
     Raises:
         StorageError: the folder's file system has no locks.
     """
-    path = folder / _LOCK
+    path = folder / LOCK
     if not path.exists():
         return False
     with open(path, "rb") as handle:
@@ -113,6 +113,16 @@ def is_held(folder: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def is_held_elsewhere(folder: Path) -> bool:
+    """Whether another process than this one has locked a run's folder. Raises as `is_held`."""
+    return folder.resolve() / LOCK not in _held and is_held(folder)
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a folder holds nothing but, perhaps, the lock of a process that took it and wrote nothing."""
+    return all(path.name == LOCK for path in folder.iterdir())
 
 
 def release(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from feddp.run import join as joining
 from feddp.run import options as run_options
 from feddp.stages.train import START
 from feddp.training.metrics import summarize
-from support.compare_runs import FakeRuns, compare_in, read, row, write_run
+from support.compare_runs import FakeRuns, break_off, compare_in, read, row, write_run
 from support.docs_pages import commands_for
 from support.driven import drive
 from support.small import Small
@@ -248,6 +249,22 @@ def test_other_test_images_outside_are_adapted_to_anew(compare, runs, adapted, t
     made = adapted.calls[calls:]
     assert [how for run, _, how in made if run.startswith("without-site-2/")] == [how for _, how in ROWS.values()]
     assert len(made) == 2 * len(ROWS)
+
+
+def test_an_unfinished_run_is_no_place_for_another_plan(compare, runs, adapted, tmp_path):
+    """Of the campaign that is planned last: nothing of the others has run before."""
+    assert compare("--leave-one-out").exit_code == 0
+    run = tmp_path / "out/without-site-3/runs/iop_fl/seed-0"
+    break_off(run)
+    for name in ("site-1", "site-2"):
+        shutil.rmtree(tmp_path / f"out/without-{name}")
+    for path in [path for path in run.parent.parent.iterdir() if path != run.parent]:
+        shutil.rmtree(path)
+    calls = len(runs.calls)
+    done = compare("--leave-one-out", "--rounds", 3)
+    assert str(done.exception).startswith(f"{run} holds an unfinished run of another plan or other data; ")
+    assert len(runs.calls) == calls
+    assert (run / "progress.jsonl").exists()
 
 
 def test_a_run_made_anew_takes_its_adaptations_with_it(compare, runs, adapted, tmp_path):

@@ -15,7 +15,7 @@ from feddp.errors import FedDPError
 from feddp.reporting.tables import BLANK, ResultTable, Value
 from feddp.run import options as run_options
 from feddp.training.columns import METRICS, of_class
-from support.compare_runs import FakeRuns, compare_in, read, row
+from support.compare_runs import FakeRuns, break_off, compare_in, read, row
 
 
 class FoldRuns(FakeRuns):
@@ -108,6 +108,17 @@ def test_finished_folds_are_not_run_again_and_keep_their_data(compare, fake, tmp
     fake.broken, calls = set(), len(fake.calls)
     assert compare("--methods", "fedavg,local", "--folds", 3).exit_code == 0
     assert [folder for folder, _ in fake.calls[calls:]] == ["local/seed-0"] * 3
+
+
+def test_an_unfinished_run_of_a_fold_is_no_place_for_another_plan(compare, fake, tmp_path):
+    assert compare("--methods", "fedavg", "--folds", 2).exit_code == 0
+    run = tmp_path / "out/folds/fold-2/runs/fedavg/seed-0"
+    break_off(run)
+    shutil.rmtree(tmp_path / "out/folds/fold-1/runs")
+    done = compare("--methods", "fedavg", "--folds", 2, "--rounds", 3)
+    assert str(done.exception).startswith(f"{run} holds an unfinished run of another plan or other data; ")
+    assert len(fake.calls) == 2
+    assert (run / "progress.jsonl").exists()
 
 
 def test_tables_that_a_comparison_does_not_write_again_are_removed(compare, fake, tmp_path):

@@ -3,17 +3,25 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from subprocess import PIPE
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from feddp.compare.runs import Campaign
+from feddp.compare.runs import Campaign, Place
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Common, Variant
-from feddp.errors import FedDPError
+from feddp.errors import ContributionError, FedDPError, InputError
+from feddp.files import write_json
+from feddp.run import local
 from feddp.run import options as run_options
-from support.compare_runs import FakeRuns
+from feddp.run.options import resume_here
+from feddp.training.claim import release
+from support.compare_runs import SITES, FakeRuns
 
 
 @pytest.fixture
@@ -84,11 +92,11 @@ def test_what_is_finished_is_not_run_again(campaign, fake, capsys):
 
 
 def test_what_is_unfinished_is_run_anew(campaign, fake, monkeypatch):
-    """Interrupted in the middle: half a folder is left, even with results.json in it, and it does not count."""
+    """Interrupted in the middle: half a folder is left, even with results.json in it. It does not count, because no run.json
+    says of which run it is."""
     made = campaign("fedavg")
 
     def interrupted(data, out, *args, **kwargs):
-        out.mkdir()
         (out / "results.json").write_text("{}")
         raise KeyboardInterrupt
 
@@ -100,36 +108,230 @@ def test_what_is_unfinished_is_run_anew(campaign, fake, monkeypatch):
     assert len(fake.calls) == 1
 
 
-@pytest.mark.parametrize(
-    ("files", "rounds", "kept"),
-    [
-        (["run.json"], 2, True),
-        (["run.json"], 3, False),  # another plan
-        ([], 2, False),  # it never began
-        (["run.json", "results.json"], 2, False),  # it ended, and the comparison before it noted that
-    ],
-)
-def test_a_run_that_was_broken_off_is_continued(campaign, fake, monkeypatch, files, rounds, kept):
-    """Its folder reaches `feddp run` as it was left; any other one is removed first."""
+@pytest.fixture
+def broken_off(campaign, monkeypatch):
+    """Breaks off fedavg, seed 0, of 2 rounds, with these files in its folder; returns that run."""
 
-    def broken(data, out, *args, **kwargs):
-        out.mkdir(parents=True, exist_ok=True)
-        for name in files:
-            (out / name).write_text("{}")
-        raise KeyboardInterrupt
+    def make(*files: str):
+        made = campaign("fedavg")
+        (run,) = made.runs
+        plan = run.wanted["plan"]
+        began = {"env": "sim", "plan": plan, "policies": {site: {} for site in SITES}, "threads": None}
+        contents = {"run.json": began, "results.json": plan | {"sites": {}}, "half.txt": {}}
 
-    monkeypatch.setattr(run_options, "run_here", broken)
-    with pytest.raises(KeyboardInterrupt):
-        campaign("fedavg").execute()
-    found = []
+        def broken(data, out, *args, **kwargs):
+            for name in files:
+                write_json(out / name, contents[name])
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(run_options, "run_here", broken)
+            with pytest.raises(KeyboardInterrupt):
+                made.execute()
+        release(made.out)  # as if that process had ended
+        return run
+
+    return make
+
+
+def contents_of(run) -> dict[str, bytes]:
+    """What a run's folder holds, and its record."""
+    files = [path for path in run.folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(run.folder.parent)): path.read_bytes() for path in (run.record, *files)}
+
+
+@contextmanager
+def held(folder):
+    """Another process has the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.flock(f, 2); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", lock, folder / ".lock"], stdin=PIPE, stdout=PIPE) as other:
+        other.stdout.readline()
+        yield
+        other.communicate()
+
+
+@pytest.mark.parametrize("files", [["run.json"], []])
+def test_a_run_that_was_broken_off_is_continued(campaign, broken_off, monkeypatch, files):
+    """Its folder reaches `feddp run` as it was left, also in a comparison with more methods and seeds; one in which no run
+    began is emptied first."""
+    broken_off("half.txt", *files)
+    found = {}
 
     def again(data, out, *args, **kwargs):
-        found.extend(path.name for path in out.iterdir()) if out.exists() else None
+        found[f"{out.parent.name}/{out.name}"] = sorted(path.name for path in out.iterdir())
         raise FedDPError("enough")
 
     monkeypatch.setattr(run_options, "run_here", again)
-    campaign("fedavg", rounds=rounds).execute()
-    assert found == (files if kept else [])
+    campaign("fedavg", "local", seeds=(0, 1)).execute()
+    left = [".lock", "half.txt", *files] if files else [".lock"]
+    assert found == {"fedavg/seed-0": left} | dict.fromkeys(["fedavg/seed-1", "local/seed-0", "local/seed-1"], [".lock"])
+
+
+def test_an_unfinished_run_of_another_plan_or_other_data_is_refused_before_anything_runs(
+    campaign, broken_off, fake, tiny_root, tmp_path
+):
+    """As where --rounds was mistyped. Nothing of it changes, and the comparison that began it goes on."""
+    run = broken_off("run.json", "half.txt")
+    before = contents_of(run)
+    message = (
+        f"{run.folder} holds an unfinished run of another plan or other data; choose another --out, or `feddp runs delete` it"
+    )
+    shutil.copytree(tiny_root, tmp_path / "copy")
+    split = tmp_path / "copy/site-1/split.csv"
+    split.write_bytes(re.sub(rb"(,P000,)\w+", rb"\1test", split.read_bytes()))
+    for methods, changes in (("local", "fedavg"), {"rounds": 3}), (("fedavg",), {"data": tmp_path / "copy"}):
+        with pytest.raises(InputError, match=re.escape(message)):
+            campaign(*methods, **changes)
+    campaign("local", rounds=3)  # its own run's folder is free
+    assert campaign("fedavg").runs[0].require_own() is None, "the control"
+    content = json.loads((run.folder / "run.json").read_text())
+    write_json(run.folder / "run.json", content | {"plan": content["plan"] | {"rounds": 3}})  # begun by another command
+    with pytest.raises(InputError, match=re.escape(message)):
+        campaign("fedavg")
+    write_json(run.folder / "run.json", content)
+    assert contents_of(run) == before
+    assert not fake.calls
+
+
+def test_no_run_that_another_process_has_is_touched(campaign, broken_off, fake):
+    """Whether the plan is another one or the same. Two comparisons of other methods or seeds may run at the same time."""
+    run = broken_off("run.json", "half.txt")
+    before = contents_of(run)
+    with held(run.folder):
+        for methods, rounds in (("fedavg",), 2), (("local", "fedavg"), 3):
+            with pytest.raises(InputError, match=re.escape(f"{run.folder} is in use by another process; wait for it")):
+                campaign(*methods, rounds=rounds)
+        campaign("local").execute()
+        campaign("fedavg", seeds=(1,)).execute()
+    assert [folder for folder, _ in fake.calls] == ["local/seed-0", "fedavg/seed-1"]
+    assert contents_of(run) == before
+    assert campaign("fedavg").runs[0].require_own() is None, "the control: that process has ended"
+
+
+def test_a_folder_that_another_comparison_takes_meanwhile_costs_one_run(campaign, fake):
+    """Both comparisons were started at the same time, and the other one has not written anything there yet."""
+    made = campaign("fedavg", "local")
+    (run, _) = made.runs
+    with held(run.folder):
+        with pytest.raises(InputError, match="is in use by another process"):
+            campaign("fedavg")
+        made.execute()
+    assert made.failed == {"fedavg, seed 0": f"{run.folder} is in use by another process; wait for it"}
+    assert [folder for folder, _ in fake.calls] == ["local/seed-0"]
+    assert not run.record.exists()
+    assert not campaign("fedavg").execute()[Variant.parse("fedavg")].failed, "a lock that was left behind is nobody's run"
+
+
+def test_a_run_that_another_comparison_began_meanwhile_costs_one_run(campaign, broken_off, fake):
+    """That one had another plan, and was broken off before this one came to the run."""
+    made = campaign("local", "fedavg", rounds=3)
+    run = broken_off("run.json", "half.txt")
+    before = contents_of(run)
+    made.execute()
+    assert made.failed["fedavg, seed 0"].startswith(f"{run.folder} holds an unfinished run of another plan or other data")
+    assert [folder for folder, _ in fake.calls] == ["local/seed-0"]
+    assert contents_of(run) == before
+
+
+def test_a_complete_run_whose_end_was_not_noted_is_finished(campaign, broken_off, fake):
+    """The comparison was killed, or its disk was full, between results.json and the record."""
+    run = broken_off("run.json", "results.json")
+    (run.folder / "workspace").mkdir()
+    made = campaign("fedavg")
+    assert made.execute()[Variant.parse("fedavg")].folders == {0: run.folder}
+    assert not fake.calls
+    assert json.loads(run.record.read_text())["finished"] is True
+    assert not (run.folder / "workspace").exists()
+    with pytest.raises(InputError, match="finished with another plan or other data"):
+        campaign("fedavg", rounds=3)
+
+
+@pytest.mark.parametrize("files", [["results.json"], ["run.json", "results.json"]])
+def test_results_of_another_plan_are_never_removed(campaign, broken_off, fake, files):
+    """Whether anybody noted their end or not, and while another process has the folder: it would not help to wait for that."""
+    run = broken_off(*files)
+    before = contents_of(run)
+    with held(run.folder), pytest.raises(InputError, match="finished with another plan or other data"):
+        campaign("fedavg", rounds=3)
+    assert contents_of(run) == before
+
+
+@pytest.mark.parametrize("name", ["run.json", "results.json"])
+def test_a_complete_run_of_another_plan_is_refused(campaign, broken_off, fake, name):
+    """Its record is of this plan, one of its files of another one, or damaged; nothing is removed."""
+    run = broken_off("run.json", "results.json")
+    path = run.folder / name
+    content = json.loads(path.read_text())
+    other = content | {"plan": content["plan"] | {"rounds": 3}} if name == "run.json" else content | {"rounds": 3}
+    for text, message in (json.dumps(other), "finished with another plan or other data"), ("{", "is not readable JSON"):
+        path.write_text(text)
+        before = contents_of(run)
+        with pytest.raises(InputError, match=message):
+            campaign("fedavg")
+        assert contents_of(run) == before
+    write_json(path, content)
+    assert campaign("fedavg").runs[0].is_finished(), "the control"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddp", "centralized"])
+def test_a_run_that_feddp_run_finished_is_finished(campaign, monkeypatch, capsys, method):
+    """A real one, broken off in its second round; its comparison does not train it again. The record keeps the machine."""
+    send, left = local.LocalServer.send, [1]
+
+    def failing(self, *arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            raise ContributionError("the connection broke")
+        return send(self, *arguments)
+
+    made = campaign(method, settings=("batch=4",))
+    with monkeypatch.context() as patch:
+        patch.setattr(local.LocalServer, "send", failing)
+        assert made.execute(Place("local"))[Variant.parse(method)].failed
+    (run,) = made.runs
+    resume_here(run.folder)
+    before, stored = contents_of(run), json.loads(run.record.read_text())
+    assert stored["finished"] is False
+    results = campaign(method, settings=("batch=4",)).execute(Place("local", "cpu,cpu"))
+    assert results[Variant.parse(method)].folders == {0: run.folder}
+    assert f"{method}, seed 0 (finished before)" in capsys.readouterr().err
+    assert json.loads(run.record.read_text()) == stored | {"finished": True}
+    kept = contents_of(run)
+    assert {name: before[name] for name in kept if name != "seed-0.json"} == {
+        name: content for name, content in kept.items() if name != "seed-0.json"
+    }
+    assert {name.split("/")[1] for name in before.keys() - kept.keys()} == {"workspace"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda stored: "", " is not readable JSON"),
+        (lambda stored: [stored], " holds no JSON object; "),
+        (lambda stored: {name: stored[name] for name in stored if name != "finished"}, " is damaged: finished is missing "),
+        (lambda stored: stored | {"finished": "yes"}, " is damaged: finished is missing or of another kind; "),
+        (lambda stored: stored | {"plan": None, "machine": 3}, " is damaged: plan, machine is missing or of another kind; "),
+        (lambda stored: stored | {"data": [], "pixels": 1}, " is damaged: data, pixels is missing or of another kind; "),
+    ],
+)
+def test_a_damaged_record_ends_with_one_message(campaign, fake, feddp, tiny_root, toy, capsys, damage, what):
+    """Nothing has run then, and the run's folder is as it was."""
+    made = campaign("fedavg")
+    made.execute()
+    (run,) = made.runs
+    content = damage(json.loads(run.record.read_text()))
+    run.record.write_text(content and json.dumps(content))
+    before = contents_of(run)
+    capsys.readouterr()
+    options = ["--data", tiny_root, "--out", made.out, "--network", toy, "--size", 32, "--rounds", 2]
+    code, _, said = feddp("compare", "--methods", "local,fedavg", *options)
+    assert code == 2
+    assert said.startswith(f"feddp: {run.record}{what}")
+    assert said.endswith(f"; remove it and {run.folder}; the same `feddp compare` runs it again\n")
+    assert said.count("\n") == 1
+    assert contents_of(run) == before
+    assert len(fake.calls) == 1
 
 
 def test_a_failed_run_stops_no_other_and_is_tried_again(campaign, fake, capsys):
@@ -184,8 +386,12 @@ def test_a_corrected_mask_makes_other_data(campaign, fake, tiny_root, tmp_path):
     assert campaign("fedavg", data=tmp_path / "copy").runs[0].is_finished()
 
 
-def test_a_folder_that_is_not_ours_is_left_alone(campaign, tmp_path):
+@pytest.mark.parametrize("name", ["mine.txt", "run.json", "results.json"])
+def test_a_folder_that_is_not_ours_is_left_alone(campaign, tmp_path, name):
+    """Also a run whose record is gone: nobody knows which data it read."""
     (tmp_path / "out/runs/fedavg/seed-0").mkdir(parents=True)
+    campaign("fedavg")  # the control: nothing is in it
+    (tmp_path / "out/runs/fedavg/seed-0" / name).write_text("{}")
     with pytest.raises(FedDPError, match="is no run of a comparison"):
         campaign("fedavg")
 

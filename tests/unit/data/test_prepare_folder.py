@@ -79,6 +79,16 @@ def table(site):
 # -- pictures --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("typed", [".", "../source", "{source}"])
+def test_a_data_set_has_its_folder_s_name_however_that_is_typed(source, prepare, monkeypatch, typed):
+    """`.` too, in which no name is written."""
+    folder = source()
+    monkeypatch.chdir(folder)
+    site = prepare(typed.format(source=folder), "--classes", "polyp")
+    assert json.loads((site / "dataset.json").read_text())["name"] == "source"
+    assert check(site) == []
+
+
 def test_pngs_with_masks_of_0_and_255_become_a_site_that_passes_the_check(source, prepare):
     site = prepare(source(), "--classes", "polyp")
     assert check(site) == []

@@ -13,6 +13,7 @@ from feddp.data.preparation import KEY, Preparation
 from feddp.errors import InputError
 from feddp.networks import build
 from feddp.networks.weights import save_network
+from feddp.run import threshold
 from feddp.run.conformal import largest_threshold, risk
 from support.docs_pages import commands_for
 
@@ -108,6 +109,24 @@ def test_the_command_by_hand(brightness, site, feddp, tmp_path):
         assert (np.asarray(Image.open(masks / "t.png")) > 0).sum() == found, "the same pixels as in the calibration"
     assert feddp("predict", "--network", file, "--images", images, "--out", tmp_path / "plain")[0] == 0
     assert not np.asarray(Image.open(tmp_path / "plain/t.png")).any(), "0.5 finds nothing"
+
+
+def test_where_the_threshold_goes_is_looked_at_before_any_prediction(brightness, site, feddp, tmp_path, monkeypatch):
+    """A folder is made for it; a folder, or a place in a file, is refused in one line while no image was read."""
+    file = brightness()
+    calibrate = ("calibrate-threshold", "--network", file, "--data", site, "--alpha", 0.33, "--out")
+    assert feddp(*calibrate, tmp_path / "new/deep/t.json")[0] == 0
+    assert json.loads((tmp_path / "new/deep/t.json").read_text())["patients"] == 9
+
+    def read(*_):
+        raise RuntimeError("an image was read")
+
+    monkeypatch.setattr(threshold, "read_image", read)
+    for out, said in ((tmp_path, f"{tmp_path} is a folder; name a file, such as"), (file / "t.json", str(file))):
+        code, _, error = feddp(*calibrate, out)
+        assert (code, error.count("\n"), said in error) == (2, 1, True), error
+    with pytest.raises(RuntimeError):  # the control
+        feddp(*calibrate, tmp_path / "t.json")
 
 
 def test_the_commands_of_take_home(brightness, site, feddp, tmp_path, monkeypatch):

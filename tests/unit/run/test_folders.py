@@ -41,6 +41,36 @@ def test_the_list(runs, feddp):
     assert done.split()[3:8] == ["2", "of", "2", "rounds", "finished"]
 
 
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        ('{"event": "round", "time"', None),  # its writer was killed; it is no damage
+        ('{"event": "round", "ti\n', "is not readable JSON"),
+        (
+            '{"event": "round", "time": 1.0, "round": "two", "of": 3, "seconds": 1}\n',
+            "has an event whose round is missing or is none",
+        ),
+    ],
+)
+def test_a_run_with_damaged_progress_hides_no_other(runs, feddp, damage, what):
+    """It is listed last, with the reason; the others as before. `delete` refuses it, and deletes none."""
+    half, done = runs / "deep" / "half", runs / "done"
+    before = feddp("runs", "list", runs)[1].splitlines()
+    with open(done / "progress.jsonl", "a") as file:
+        file.write(damage)
+    code, said, _ = feddp("runs", "list", runs)
+    if what is None:
+        assert (code, [line.split()[:5] for line in said.splitlines()]) == (0, [line.split()[:5] for line in before])
+        return
+    *others, last = said.splitlines()
+    assert code == 2
+    assert [line.split() for line in others] == [line.split() for line in before[:2]]
+    assert last.startswith(f"{done}  damaged: {done / 'progress.jsonl'}: {what}")
+    code, _, error = feddp("runs", "delete", done, half, "--yes")
+    assert (code, error.startswith(f"feddp: {done / 'progress.jsonl'}: {what}"), error.count("\n")) == (2, True, 1)
+    assert half.exists()
+
+
 def test_a_running_one_is_refused_and_none_is_deleted(runs, feddp):
     lock = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.flock(f, 2); print(flush=True); sys.stdin.read()"
     half = runs / "deep" / "half"

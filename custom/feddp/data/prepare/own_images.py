@@ -79,7 +79,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             words = split_site(site.name, patients.values(), seed, split)
         first = entries[0].read(tree, options.axis)
         metadata: dict[str, Any] = {
-            "name": source.stem,
+            "name": source.resolve().stem,  # of `.` too
             "channels": options.channels or first.channels,
             "classes": list(options.classes),
             "labels": options.labels,
