@@ -17,10 +17,11 @@ from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
 from feddp.plan.resolve import build_network
 from feddp.protocol import Kind, spec_of
-from feddp.sealing.session import HANDSHAKE, SEALED
+from feddp.sealing.identity import Identity
+from feddp.sealing.session import HANDSHAKE, SEALED, Session
 from feddp.stages.train import adopt
-from feddp.training.store import together
-from support.certificates import Office, kit_of
+from feddp.training.store import by_site, together
+from support.certificates import SERVER, Office, kit_of
 from support.server import Run
 from support.site import FlareSite
 
@@ -35,7 +36,7 @@ def office():
 
 @pytest.fixture(scope="module")
 def issued(office):
-    return {name: office.issue(name) for name in (*NAMES, "N")}
+    return {name: office.issue(name) for name in (*NAMES, "N", "Z")}
 
 
 def adopted(made):
@@ -209,6 +210,27 @@ def test_a_spoilt_swapped_or_repeated_envelope_costs_a_site_the_stage_and_not_it
     assert "was opened before" in refuses(made["A"], protocol.CALIBRATE, together({"B": given["B"]}))
 
 
+def test_a_certified_site_of_the_project_that_is_not_of_the_job_gives_nothing(collected, office, issued):
+    """Z has a certificate of the project, and seals for A what a peer would give; the plan's sites are A, B and C. A opens
+    nothing, of B neither. The controls: Z's envelope is a valid one, and without Z the same task is answered."""
+    made, shown, given = collected
+    site, a = made["B"].open(), made["A"]
+    personal = {name: site.network.state_dict()[name].clone() for name in site.partition.private}
+    envelope = sealed_by("Z", office, issued, personal, shown, "calibration", "collect")
+    message = refuses(a, protocol.CALIBRATE, together({"B": given["B"], "Z": envelope}))
+    assert "calibrate brought tensors of Z, not among this job's sites; nothing was opened" in message
+    assert not [event for event in a.events() if event["event"] == "open"]
+    assert a.component.seals(a.fl_ctx).open("calibration", "collect", 0, {"Z": envelope})["Z"].keys() == personal.keys()
+    assert a.answer(protocol.CALIBRATE, together({"B": given["B"]})).get_return_code("") == ""
+
+
+def sealed_by(name, office, issued, tensors, shown, word, task):
+    """What a certified site seals for those whose handshakes are `shown`, whatever the job says."""
+    session = Session(Identity(name, *issued[name], office.root, SERVER), "job")
+    session.meet(word, task, 0, by_site(shown), None)
+    return session.seal(task, tensors)
+
+
 def test_a_false_handshake_ends_the_exchange_at_the_giver(hospitals, plan):
     """The server shows C's certificate as B's, and then asks without showing anyone at all: nothing is sent."""
     made = hospitals(plan)
@@ -285,6 +307,35 @@ def test_the_server_takes_envelopes_alone(hospitals, federated, plan, change, re
     (refused,) = run.progress("refused")
     assert reason in refused["reason"]
     assert run.memory.peers == {"A": ["C"], "B": [], "C": ["A"]}
+
+
+@pytest.fixture
+def adapting(hospitals, plan):
+    """An unseen site N of the donors A and B, before any task; C is a site of the run and no donor."""
+    made = hospitals(plan, names=(*NAMES, "N"))
+    asked = AdaptationRequest("N", ("A", "B"), "earlier", "average").to_json()
+    part = made["N"].component.expected.partition
+    shared = {name: value for name, value in build_network(plan).state_dict().items() if name in part.shared}
+    late = replace(plan, weights=fingerprint(shared), settings=plan.settings | {"min_sites": 1})
+    for site in made.values():
+        site.request = asked
+        site.submitted(late)
+    return made, late, shared
+
+
+def test_a_site_that_is_no_donor_gives_an_unseen_site_nothing(adapting, office, issued, plan):
+    """C consents, is certified and took part in the run; the request names A and B. The control: A's model is adapted."""
+    made, _, shared = adapting
+    n = made["N"]
+    shown = together({"N": tensors_of(n, protocol.JOIN)})
+    model = personal(made["A"], plan)
+    a = tensors_of(made["A"], protocol.GIVE_MODEL, shown)
+    c = sealed_by("C", office, issued, model, shown, "outside", "give_model")
+    message = refuses(n, protocol.ADAPT, together({"A": a, "C": c, "global": shared}))
+    assert "adapt brought tensors of C, not among this job's donors; nothing was opened" in message
+    assert not (n.store.folder / "masks").exists()
+    assert n.answer(protocol.ADAPT, together({"A": a, "global": shared})).get_return_code("") == ""
+    assert json.loads((n.store.folder / "masks/adapt.json").read_text())["models"] == ["A", "global"]
 
 
 def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path):

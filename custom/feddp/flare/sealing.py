@@ -17,6 +17,7 @@ from feddp.errors import SealingError
 from feddp.flare.context import SiteContext
 from feddp.partition import Tensors
 from feddp.protocol import Kind
+from feddp.reading import short
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
 from feddp.sealing.kit import Kit
@@ -51,7 +52,7 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
         seals: returns this site's session of the job's sealed exchanges; called only if needed.
 
     Raises:
-        SealingError: a handshake or an envelope is invalid.
+        SealingError: a handshake or an envelope is invalid, or an envelope is of a site that gives nothing in this job.
     """
     if context.simulated:
         return message.tensors
@@ -68,10 +69,21 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
         brought = {GLOBAL: peers.pop(GLOBAL)} if task == protocol.ADAPT and GLOBAL in peers else {}  # from the job, not sealed
         if not peers:
             return together(brought)
+        if strangers := sorted(peers.keys() - _senders(context)):
+            whose = "donors" if context.request else "sites"
+            raise SealingError(
+                f"site {context.name}: {task} brought tensors of {short(', '.join(strangers))}, not among this job's {whose};"
+                " nothing was opened. Ask the server's operator where they come from"
+            )
         opened = seals().open(spec.consent, spec.delivers, epoch, peers)
         context.store.record("open", task=task, epoch=epoch, senders=list(opened))
         return together(opened | brought)
     return message.tensors
+
+
+def _senders(context: SiteContext) -> set[str]:
+    """Returns the sites that may give this site tensors: the job's sites, or the donors of its unseen site."""
+    return set(context.request.donors if context.request else context.plan.sites)
 
 
 def _recipients(context: SiteContext) -> set[str]:
