@@ -5,6 +5,7 @@ neither certificates nor guard: its exchanges are in the clear.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from nvflare.apis.fl_constant import FLContextKey
@@ -46,23 +47,24 @@ def identity_of(fl_ctx: FLContext) -> Identity:
 
 
 def arriving(context: SiteContext, seals: Callable[[], Session], task: str, message: Message) -> Mapping[str, Tensor]:
-    """Returns a task's tensors for the site's half of the stage.
+    """Returns a task's tensors for the site's half of the stage, without the peers whose envelope is not valid.
 
     Args:
         seals: returns this site's session of the job's sealed exchanges; called only if needed.
 
     Raises:
-        SealingError: a handshake or an envelope is invalid, or an envelope is of a site that gives nothing in this job.
+        SealingError: no handshake or no envelope is valid, an envelope is of a site that gives nothing in this job, or as
+            `Session.open`.
     """
     if context.simulated:
         return message.tensors
     epoch = message.scalars.get("epoch", 0)
     if type(epoch) is not int:
         raise SealingError(f"site {context.name}: it was asked for epoch {epoch!r}, which is not a whole number")
-    spec = protocol.spec_of(task)
+    spec, left_out = protocol.spec_of(task), partial(context.left_out, task)
     if spec.kind is Kind.COLLECTION:
         if context.consents(spec.consent):
-            seals().meet(spec.consent, task, epoch, by_site(message.tensors), _recipients(context))
+            seals().meet(spec.consent, task, epoch, by_site(message.tensors), _recipients(context), left_out)
         return {}
     if spec.kind is Kind.DELIVERY:
         peers = by_site(message.tensors)
@@ -75,7 +77,7 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
                 f"site {context.name}: {task} brought tensors of {short(', '.join(strangers))}, not among this job's {whose};"
                 " nothing was opened. Ask the server's operator where they come from"
             )
-        opened = seals().open(spec.consent, spec.delivers, epoch, peers)
+        opened = seals().open(spec.consent, spec.delivers, epoch, peers, left_out)
         context.store.record("open", task=task, epoch=epoch, senders=list(opened))
         return together(opened | brought)
     return message.tensors

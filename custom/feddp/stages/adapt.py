@@ -23,6 +23,7 @@ from feddp.networks.weights import read_network
 from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
 from feddp.protocol import ROUNDED, STD_WITHHELD, WITHHELD, Sent
+from feddp.sealing.peers import whole
 from feddp.stages import exchange
 from feddp.stages.evaluate import is_whole
 from feddp.stages.host import Host
@@ -133,8 +134,8 @@ def _adapt(host: Host, request: AdaptationRequest, tensors: Mapping[str, Tensor]
     personal = by_site(tensors)
     shared = personal.pop(GLOBAL, {})
     require_initial(host.plan, f"site {host.name} was sent as the global model", shared)
-    for donor, given in personal.items():  # the server cannot check sealed models, so the site checks them
-        host.expected.check(Sent.MODEL, donor, given)
+    # the server cannot check sealed models, so the site checks them
+    personal = whole(personal, partial(host.expected.check, Sent.MODEL), partial(host.left_out, protocol.ADAPT))
     models = Models.of(personal, completed(shared, personal), host.plan.metadata)
     own = _seeded(request.request, host.secret)
 
