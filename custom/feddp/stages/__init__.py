@@ -73,7 +73,10 @@ def answered(task: str, message: Message, host: Host) -> Message:
     if spec.kind in (Kind.HANDSHAKE, Kind.COLLECTION) and spec.stage in STAGES:
         with memory_of(host.name):
             host.open()  # a site that cannot open its images fails here, before it consents
-    if spec.kind is Kind.HANDSHAKE or (spec.kind is Kind.COLLECTION and not consents):
+    # the stage itself answers the handshake of an unseen site, whose images are no site's of a run
+    if (spec.kind is Kind.HANDSHAKE and spec.stage in STAGES) or (
+        spec.kind in (Kind.HANDSHAKE, Kind.COLLECTION) and not consents
+    ):
         return Message(scalars={"consent": consents})
     if spec.kind is Kind.DELIVERY and message.tensors and not consents:
         raise PolicyError(f"site {host.name} does not consent to the exchange {spec.consent!r}, yet it was sent tensors")

@@ -16,7 +16,7 @@ from feddp import protocol
 from feddp.adaptation.choices import GLOBAL, AdaptationOptions
 from feddp.adaptation.models import REQUIRED, Models, completed
 from feddp.adaptation.request import AdaptationRequest
-from feddp.adaptation.unseen_site import adapt
+from feddp.adaptation.unseen_site import adapt, fitting
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
 from feddp.networks.metadata import ZSCORE
 from feddp.networks.weights import read_network
@@ -109,6 +109,9 @@ def _check(classes: Sequence[str], site: str, answer: Message) -> None:
 
 def answer(task: str, message: Message, host: Host) -> Message:
     request = _request(host.request)
+    if task == protocol.JOIN:  # a folder that does not fit fails here, before a donor sends its network
+        fitting(host.data, host.plan, request.score)
+        return Message()
     if task == protocol.GIVE_MODEL:
         return Message(_own_network(host, request.job))
     if not host.consents(protocol.OUTSIDE):
