@@ -226,9 +226,13 @@ def test_a_spoilt_swapped_or_repeated_envelope_costs_a_site_the_stage_and_not_it
 
 
 def test_a_certified_site_of_the_project_that_is_not_of_the_job_gives_nothing(collected, office, issued):
-    """Z has a certificate of the project, and seals for A what a peer would give; the plan's sites are A, B and C. A opens
-    nothing, of B neither. The controls: Z's envelope is a valid one, and without Z the same task is answered."""
+    """Z has a certificate of the project, and seals for A what a peer would give; the plan's sites are A, B and C. A seals
+    nothing for Z, whose handshake is valid, and opens nothing, of B neither. The controls: Z's envelope is a valid one, and
+    without Z the same task is answered."""
     made, shown, given = collected
+    z = Session(Identity("Z", *issued["Z"], office.root, SERVER), "job").introduce("calibration")
+    sealed = tensors_of(made["B"], protocol.COLLECT, shown | together({"Z": z}))
+    assert recipients_of("B", as_bytes("B", SEALED, sealed)) == ["A", "C"]
     site, a = made["B"].open(), made["A"]
     personal = {name: site.network.state_dict()[name].clone() for name in site.partition.private}
     envelope = sealed_by("Z", office, issued, personal, shown, "calibration", "collect")
