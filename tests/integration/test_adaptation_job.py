@@ -1,6 +1,7 @@
 """The job for a hospital that joins after a run: what is exported, who must consent, what leaves, and what is refused."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -273,6 +274,64 @@ def test_a_newcomer_without_consent_refuses_what_it_is_sent(hospital, plan, tiny
     assert newcomer.executed(protocol.ADAPT, sent).get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "site N does not consent" in newcomer.last_error()
     assert not (newcomer.folder / "feddp/late/masks").exists()
+
+
+def folder(at, root):
+    """A site's folder of `tiny_root`, to be spoilt."""
+    shutil.copytree(root / "site-1", at)
+    return at
+
+
+def without_test(at):
+    split = at / "split.csv"
+    split.write_text(split.read_text().replace(",test", ",val"))
+
+
+def grey(at):
+    described = json.loads((at / "dataset.json").read_text())
+    (at / "dataset.json").write_text(json.dumps(described | {"channels": 1}))
+
+
+def polyps(at):
+    described = json.loads((at / "dataset.json").read_text())
+    (at / "dataset.json").write_text(json.dumps(described | {"classes": ["polyp"]}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "score", "message"),
+    [
+        (lambda at: shutil.rmtree(at), False, "does not exist; name a folder of PNG images"),
+        (lambda at: (at / "split.csv").unlink(), False, "split.csv"),
+        (without_test, False, "has no image in split test"),
+        (grey, False, r"has channels = (1,), but the models have (3,)"),
+        (polyps, True, "('polyp',)"),
+        (lambda at: shutil.rmtree(at / "masks"), True, "--score needs masks, but"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused_before_a_donor_sends(
+    server, hospital, plan, tiny_root, tmp_path, spoil, score, message
+):
+    """The unseen site's own record says what is wrong. The control, a folder that fits, is
+    test_the_job_is_feddp_adapt_bit_for_bit."""
+    data = folder(tmp_path / "data", tiny_root)
+    spoil(data)
+    newcomer = hospital(NEWCOMER, plan=brings(plan), consent=["outside"], data=data, score=score)
+    done = server(good(plan, N_join=lambda *_: newcomer.executed(protocol.JOIN)))
+    assert [task for task, _, _ in done.sent] == ["join"]
+    assert "join: 0 of 1 sites answered well" in done.panics[0]
+    assert message in newcomer.last_error()
+
+
+def test_without_consent_no_folder_is_looked_at(hospital):
+    """The answer is no, whatever lies there."""
+    assert messages.unpack(hospital(NEWCOMER, data="nowhere").executed(protocol.JOIN)) == ({}, {"consent": False})
+
+
+def test_without_scores_other_classes_are_no_misfit(hospital, plan, tiny_root, tmp_path):
+    data = folder(tmp_path / "data", tiny_root)
+    polyps(data)
+    newcomer = hospital(NEWCOMER, plan=brings(plan), consent=["outside"], data=data)
+    assert messages.unpack(newcomer.executed(protocol.JOIN)) == ({}, {"consent": True})
 
 
 @pytest.mark.parametrize("late", [brings, lambda plan: plan], ids=["says another", "says none"])

@@ -1,11 +1,13 @@
 """Executors, guards and the server's stages with sealed exchanges between them, in one process, without FLARE's own."""
 
+import csv
 import json
 from dataclasses import replace
 
 import pytest
 import torch
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.fuel.sec.audit import AuditService
 from safetensors.torch import load_file
 
 from feddp import protocol
@@ -17,10 +19,14 @@ from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
 from feddp.plan.resolve import build_network
 from feddp.protocol import Kind, spec_of
-from feddp.sealing.session import HANDSHAKE, SEALED
-from feddp.stages.train import adopt
-from feddp.training.store import together
-from support.certificates import Office, kit_of
+from feddp.reporting.page import write_markdown
+from feddp.sealing.envelope import recipients_of
+from feddp.sealing.identity import Identity
+from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
+from feddp.stages.site import last_network
+from feddp.stages.train import START, adopt
+from feddp.training.store import by_site, together
+from support.certificates import SERVER, Office, kit_of
 from support.server import Run
 from support.site import FlareSite
 
@@ -35,19 +41,29 @@ def office():
 
 @pytest.fixture(scope="module")
 def issued(office):
-    return {name: office.issue(name) for name in (*NAMES, "N")}
+    return {name: office.issue(name) for name in (*NAMES, "N", "Z")}
+
+
+@pytest.fixture(autouse=True)
+def _audited(tmp_path):
+    """FLARE's audit file, which the sites of this process share."""
+    AuditService.close()
+    AuditService.initialize(str(tmp_path / "audit.txt"))
+    yield
+    AuditService.close()
 
 
 def adopted(made):
     """As stage 1 leaves a site, with queries of its own."""
     site = made.open()
+    adopt(site, {name: site.network.state_dict()[name].clone() for name in site.partition.shared}, 0)
     state = site.network.state_dict()
     chance = torch.Generator().manual_seed(ord(made.name))
     with torch.no_grad():
         for name in site.partition.private:
             if state[name].is_floating_point():
                 state[name].add_(torch.randn(state[name].shape, generator=chance) / 10)
-    adopt(site, {name: state[name].clone() for name in site.partition.shared}, 0)
+    site.save(START)
     return made
 
 
@@ -209,11 +225,40 @@ def test_a_spoilt_swapped_or_repeated_envelope_costs_a_site_the_stage_and_not_it
     assert "was opened before" in refuses(made["A"], protocol.CALIBRATE, together({"B": given["B"]}))
 
 
-def test_a_false_handshake_ends_the_exchange_at_the_giver(hospitals, plan):
-    """The server shows C's certificate as B's, and then asks without showing anyone at all: nothing is sent."""
+def test_a_certified_site_of_the_project_that_is_not_of_the_job_gives_nothing(collected, office, issued):
+    """Z has a certificate of the project, and seals for A what a peer would give; the plan's sites are A, B and C. A seals
+    nothing for Z, whose handshake is valid, and opens nothing, of B neither. The controls: Z's envelope is a valid one, and
+    without Z the same task is answered."""
+    made, shown, given = collected
+    z = Session(Identity("Z", *issued["Z"], office.root, SERVER), "job").introduce("calibration")
+    sealed = tensors_of(made["B"], protocol.COLLECT, shown | together({"Z": z}))
+    assert recipients_of("B", as_bytes("B", SEALED, sealed)) == ["A", "C"]
+    site, a = made["B"].open(), made["A"]
+    personal = {name: site.network.state_dict()[name].clone() for name in site.partition.private}
+    envelope = sealed_by("Z", office, issued, personal, shown, "calibration", "collect")
+    message = refuses(a, protocol.CALIBRATE, together({"B": given["B"], "Z": envelope}))
+    assert "calibrate brought tensors of Z, not among this job's sites; nothing was opened" in message
+    assert not [event for event in a.events() if event["event"] == "open"]
+    assert a.component.seals(a.fl_ctx).open("calibration", "collect", 0, {"Z": envelope})["Z"].keys() == personal.keys()
+    assert a.answer(protocol.CALIBRATE, together({"B": given["B"]})).get_return_code("") == ""
+
+
+def sealed_by(name, office, issued, tensors, shown, word, task):
+    """What a certified site seals for those whose handshakes are `shown`, whatever the job says."""
+    session = Session(Identity(name, *issued[name], office.root, SERVER), "job")
+    session.meet(word, task, 0, by_site(shown), None)
+    return session.seal(task, tensors)
+
+
+def test_nothing_is_sealed_for_a_false_handshake(hospitals, plan):
+    """The server shows C's certificate as B's: A seals for C alone, or for nobody if B is all that it is shown. And then it
+    asks without showing anyone at all: nothing is sent."""
     made = hospitals(plan)
     shown = together({name: tensors_of(made[name], protocol.INTRODUCE) for name in NAMES})
-    message = refuses(made["A"], protocol.COLLECT, shown | {f"B/{HANDSHAKE}": shown[f"C/{HANDSHAKE}"]})
+    false = {f"B/{HANDSHAKE}": shown[f"C/{HANDSHAKE}"]}
+    assert recipients_of("A", as_bytes("A", SEALED, tensors_of(made["A"], protocol.COLLECT, shown | false))) == ["C"]
+    assert noted(made["A"], "collect", "B").startswith("the certificate for site B belongs to C")
+    message = refuses(made["A"], protocol.COLLECT, false)
     assert message.startswith("the certificate for site B belongs to C")
     assert tensors_of(made["A"], protocol.COLLECT) == {}
     assert tensors_of(made["A"], protocol.COLLECT, shown).keys() == {SEALED}, "the control"
@@ -261,6 +306,148 @@ def test_a_site_whose_own_kit_is_wrong_says_so_at_home(hospitals, plan, issued, 
     assert "client.key: is not the key of client.crt" in made["A"].guard_error
 
 
+# --- one bad peer ---------------------------------------------------------------------------------------------------------
+
+
+def noted(site, task, peer):
+    """Why the site left `peer` out of `task`, as its record says, once; the audit file has the same words."""
+    (why,) = [e["message"] for e in site.events() if (e["event"], e.get("task"), e.get("peer")) == ("left_out", task, peer)]
+    lines = (site.folder.parents[1] / "audit.txt").read_text().splitlines()
+    assert any(f"[A:{task}#?][left site {peer} out: {why[:300]}" in line for line in lines)
+    return why
+
+
+def spoilt(reply):
+    """The answer with another signature of its envelope: who seals so gives an envelope that nobody opens."""
+    tensors, scalars = messages.unpack(reply)
+    changed = tensors[SEALED].clone()
+    changed[-1] ^= 1
+    return messages.pack({SEALED: changed}, **scalars)
+
+
+def seals(site, harm):
+    """The site seals `harm` of what its guard lets out: its software was changed."""
+    session = site.component.seals(site.fl_ctx)
+    own = session.seal
+    session.seal = lambda task, tensors: own(task, harm(tensors))
+
+
+HARMS = {
+    "NaN": (lambda sent: {n: v * float("nan") if v.is_floating_point() else v for n, v in sent.items()}, "not finite"),
+    "names": (lambda sent: {f"{name}s": value for name, value in sent.items()}, "wrong tensor names"),
+    "shapes": (lambda sent: {name: value[None] for name, value in sent.items()}, "expected"),
+}
+EVALUATED = dict.fromkeys(NAMES, {"min_images": 1, "std_images": 1})  # two test images
+
+
+@pytest.mark.parametrize("how", ["signature", *HARMS])
+def test_a_peer_that_gives_something_wrong_is_left_out_and_the_others_go_on(how, hospitals, federated, plan, monkeypatch):
+    """A and C calibrate with each other's tensors alone, to the bits of a federation in which B does not consent (the control:
+    with B's good ones they get others); B, who does nothing wrong but give, with both. The results count those that were used,
+    and say whom A and C left out. Every epoch betters the score, so that the last network is kept."""
+    scores = iter(range(10**6))
+    monkeypatch.setattr("feddp.training.calibration.mean_scores", lambda *_: {"iou": next(scores) / 10**6, "dice": 0.0})
+    plan = replace(plan, settings=plan.settings | {"calibration_lr": 0.1, "lambda": 100})
+    without, good = hospitals(plan, at="without", B={"consent": []}), hospitals(plan, at="good")
+    federated(without, plan, "calibrate")
+    federated(good, plan, "calibrate")
+    made = hospitals(plan, **EVALUATED)
+    if how in HARMS:
+        seals(made["B"], HARMS[how][0])
+    spoils = how == "signature"
+    run, _ = federated(
+        made, plan, "calibrate", change=lambda *of: spoilt(of[2]) if spoils and of[:2] == ("B", "collect") else of[2]
+    )
+    assert (run.panics, list(run.progress("refused"))) == ([], [])
+    for name, other in (("A", "C"), ("C", "A")):
+        reason = noted(made[name], "calibrate", "B")
+        assert ("was changed after it was signed" if spoils else HARMS[how][1]) in reason
+        peers = load_file(made[name].store.folder / "peers.safetensors")
+        given = load_file(made[other].store.folder / "start.safetensors")
+        assert {key: value.tolist() for key, value in peers.items()} == {
+            f"{other}/{key}": given[key].tolist() for key in ("q.weight", "q.bias")
+        }
+        one, wanted, other = (load_file(at[name].store.folder / "calibrated.safetensors") for at in (made, without, good))
+        assert all(torch.equal(one[key], wanted[key]) for key in wanted)
+        assert not all(torch.equal(one[key], other[key]) for key in other)
+    assert load_file(made["B"].store.folder / "peers.safetensors").keys() >= {"A/q.bias", "C/q.bias"}
+    run.run("evaluate")
+    results = json.loads((run.folder / "results.json").read_text())
+    assert {name: entry["calibration"] for name, entry in results["sites"].items()} == {
+        **dict.fromkeys("AC", {"calibrated": True, "peers": 1, "tuned": True, "left_out": ["B"]}),
+        "B": {"calibrated": True, "peers": 2, "tuned": True},
+    }
+    assert "A: calibrated with 1 peers, without B, whose tensors it refused." in write_markdown(results)
+
+
+def test_who_gave_a_wrong_handshake_receives_nothing_and_the_others_go_on(hospitals, federated, plan):
+    """B's handshake holds another challenge than it signed: A and C seal for each other alone. What B gives is good, and
+    so both have it; B, who has nobody's, is tuned without peers, and the server knows it."""
+
+    def spoil(site, task, reply):
+        if (site, task) != ("B", "introduce"):
+            return reply
+        tensors, scalars = messages.unpack(reply)
+        said = json.loads(tensors[HANDSHAKE].numpy().tobytes())
+        said["statement"]["challenge"] = "0" * 64
+        return messages.pack({HANDSHAKE: as_tensor(json.dumps(said).encode())}, **scalars)
+
+    made = hospitals(plan)
+    run, _ = federated(made, plan, "calibrate", change=spoil)
+    assert (run.panics, list(run.progress("refused"))) == ([], [])
+    assert run.memory.peers == {"A": ["B", "C"], "B": [], "C": ["A", "B"]}
+    for name, other in (("A", "C"), ("C", "A")):
+        assert "site B did not sign the handshake" in noted(made[name], "collect", "B")
+        assert [e["recipients"] for e in made[name].events() if e["event"] == "seal"] == [[other]]
+        assert load_file(made[name].store.folder / "peers.safetensors").keys() >= {"B/q.bias", f"{other}/q.bias"}
+
+
+def test_a_site_whose_peers_are_all_bad_refuses_and_keeps_its_network(hospitals, federated, plan):
+    """B seals NaN, C's envelope is spoilt: A has nobody, and must not calibrate as if it had been sent nobody. B and C
+    have A's."""
+    made = hospitals(plan)
+    seals(made["B"], HARMS["NaN"][0])
+    run, _ = federated(made, plan, "calibrate", change=lambda *of: spoilt(of[2]) if of[:2] == ("C", "collect") else of[2])
+    assert run.memory.peers == {"B": ["A", "C"], "C": ["A", "B"]}
+    assert [event["site"] for event in run.progress("refused")] == ["A"]
+    assert "site B: q.weight holds values that are not finite" in made["A"].last_error()
+    assert not made["A"].store.has("calibrated")
+    assert made["B"].store.has("calibrated")
+
+
+def test_a_site_killed_before_it_answered_keeps_its_network_of_before_and_the_results_say_so(hospitals, plan, tmp_path):
+    """A's process ends once its calibrated network is on the disk. The next one is asked again, and cannot open what was sealed
+    for the first. Results, networks and images.csv then agree: A's network is stage 1's, and its peers' are gone. The control:
+    B and C keep their calibrated networks."""
+    made, killed = hospitals(plan, **EVALUATED), []
+
+    def answer(site, task, tensors, scalars):
+        if (site, task) == ("A", "calibrate"):
+            made["A"].answer(task, tensors, **scalars)
+            killed.append(made["A"].store.has("calibrated"))
+            made["A"].submitted(plan)
+        return made[site].answer(task, tensors, **scalars)
+
+    folder = tmp_path / "server"
+    folder.mkdir()
+    run = Run(folder, plan, list(made), answer, secure=True).run("calibrate", "evaluate")
+    assert (run.panics, killed) == ([], [True])
+    assert "has not sent a handshake" in made["A"].last_error()
+    results = json.loads((folder / "results.json").read_text())
+    entries = {name: entry["calibration"] for name, entry in results["sites"].items()}
+    assert entries["A"] == {"calibrated": False, "peers": 0, "tuned": False}
+    assert entries["B"] == entries["C"] == {"calibrated": True, "peers": 2, "tuned": True}
+    assert results["sites"]["A"]["final"] == results["sites"]["A"]["before_calibration"]
+    assert results["matrix"].keys() == {"B", "C"}
+    for name, slots in (("A", {"start"}), ("B", {"start", "calibrated"})):
+        store = made[name].store
+        assert last_network(store.folder).stem == ("start" if name == "A" else "calibrated")
+        with open(store.folder / "images.csv", encoding="utf-8") as file:
+            assert {row["network"] for row in csv.DictReader(file)} == slots
+        assert not store.has("peers")
+    assert [e["networks"] for e in made["A"].events() if e["event"] == "removed"] == [["calibrated"]]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -285,6 +472,35 @@ def test_the_server_takes_envelopes_alone(hospitals, federated, plan, change, re
     (refused,) = run.progress("refused")
     assert reason in refused["reason"]
     assert run.memory.peers == {"A": ["C"], "B": [], "C": ["A"]}
+
+
+@pytest.fixture
+def adapting(hospitals, plan):
+    """An unseen site N of the donors A and B, before any task; C is a site of the run and no donor."""
+    made = hospitals(plan, names=(*NAMES, "N"))
+    asked = AdaptationRequest("N", ("A", "B"), "earlier", "average").to_json()
+    part = made["N"].component.expected.partition
+    shared = {name: value for name, value in build_network(plan).state_dict().items() if name in part.shared}
+    late = replace(plan, weights=fingerprint(shared), settings=plan.settings | {"min_sites": 1})
+    for site in made.values():
+        site.request = asked
+        site.submitted(late)
+    return made, late, shared
+
+
+def test_a_site_that_is_no_donor_gives_an_unseen_site_nothing(adapting, office, issued, plan):
+    """C consents, is certified and took part in the run; the request names A and B. The control: A's model is adapted."""
+    made, _, shared = adapting
+    n = made["N"]
+    shown = together({"N": tensors_of(n, protocol.JOIN)})
+    model = personal(made["A"], plan)
+    a = tensors_of(made["A"], protocol.GIVE_MODEL, shown)
+    c = sealed_by("C", office, issued, model, shown, "outside", "give_model")
+    message = refuses(n, protocol.ADAPT, together({"A": a, "C": c, "global": shared}))
+    assert "adapt brought tensors of C, not among this job's donors; nothing was opened" in message
+    assert not (n.store.folder / "masks").exists()
+    assert n.answer(protocol.ADAPT, together({"A": a, "global": shared})).get_return_code("") == ""
+    assert json.loads((n.store.folder / "masks/adapt.json").read_text())["models"] == ["A", "global"]
 
 
 def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path):
@@ -325,6 +541,48 @@ def test_models_for_a_newcomer_are_sealed_for_it_alone(hospitals, plan, tmp_path
         masks[secure] = {path.name: path.read_bytes() for path in (made["N"].store.folder / "masks").glob("*.png")}
     assert masks[True] == masks[False]
     assert len(masks[True]) >= 2
+
+
+def adaptation(adapting, folder, change=lambda site, task, reply: reply):
+    """The whole job of `adapting`; gives its run."""
+    made, late, shared = adapting
+    save_network(folder / "config" / WEIGHTS, shared, {})
+
+    def answer(site, task, tensors, scalars):
+        return change(site, task, made[site].answer(task, tensors, **scalars))
+
+    return Run(folder, late, [*made], answer, secure=True, request=made["N"].request).run("adapt")
+
+
+@pytest.mark.parametrize("how", ["signature", *HARMS])
+def test_a_donor_that_gives_something_wrong_is_left_out_and_the_other_is_adapted(how, adapting, plan, tmp_path):
+    """B's is A's model's bits no longer, or not what it was sealed as. N adapts A's and the global one, and says so at home."""
+    made, n = adapting[0], adapting[0]["N"]
+    for name in "AB":
+        personal(made[name], plan)
+    spoils = how == "signature"
+    if not spoils:
+        seals(made["B"], HARMS[how][0])
+    change = lambda *of: spoilt(of[2]) if spoils and of[:2] == ("B", "give_model") else of[2]  # noqa: E731
+    run = adaptation(adapting, tmp_path / "server", change)
+    assert (run.panics, list(run.progress("refused"))) == ([], [])
+    assert ("was changed after it was signed" if spoils else HARMS[how][1]) in noted(n, "adapt", "B")
+    assert json.loads((n.store.folder / "masks/adapt.json").read_text())["models"] == ["A", "global"]
+    results = json.loads((run.folder / "results.json").read_text())
+    assert (results["donors"], results["without"]) == (["A", "B"], {}), "to whom the server sent whose"
+
+
+def test_an_unseen_site_whose_donors_are_all_bad_writes_no_mask(adapting, plan, tmp_path):
+    made, n = adapting[0], adapting[0]["N"]
+    for name in "AB":
+        personal(made[name], plan)
+    seals(made["A"], HARMS["names"][0])
+    run = adaptation(adapting, tmp_path / "server", lambda *of: spoilt(of[2]) if of[:2] == ("B", "give_model") else of[2])
+    assert "adapt: 0 of 1 sites answered well" in run.panics[0]
+    assert "site A: " in n.last_error()
+    assert "wrong tensor names" in n.last_error()
+    assert not (n.store.folder / "masks").exists()
+    assert not (run.folder / "results.json").exists()
 
 
 def personal(hospital, plan):

@@ -197,6 +197,10 @@ def test_what_is_not_exactly_amplitudes_is_refused_by_name(open_site, tensors, m
     with pytest.raises(FedDPError, match=f"site site-2: .*{message}"):
         spectra.keep(site, {"site-2": tensors})
     assert received(site.store) is None
+    told, good = {}, torch.ones(2, 3, 3, 3)
+    spectra.keep(site, {"site-2": tensors, "site-3": {"amplitude": good}}, told.__setitem__)
+    assert [*told] == ["site-2"], "one that is good is enough"
+    assert received(site.store).equal(good)
 
 
 # --- what travels -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from feddp.adaptation.choices import AdaptationOptions
 from feddp.adaptation.fitting import Report
 from feddp.adaptation.models import Models
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
-from feddp.data.folder import SiteFolder, metadata_of, misfit, refuse_occupied
+from feddp.data.folder import Described, SiteFolder, metadata_of, misfit, refuse_occupied
 from feddp.data.images import SPLIT, Images, label_mask
 from feddp.data.loading import load
 from feddp.data.pixels import write_png
@@ -49,8 +49,7 @@ def adapt(
             finite.
     """
     refuse_occupied([out])
-    source, settings = Images.of(folder), request.settings
-    _require_fit(source.site, models, request.score, folder)
+    source, settings = fitting(folder, models, request.score), request.settings
     inputs, shapes = source.read(models.channels, models.size, models.normalise)
     started = time.monotonic()
     adapted = STRATEGIES[request.how](models, inputs, settings, device, report)
@@ -82,11 +81,18 @@ def adapt(
     return description
 
 
-def _require_fit(site: SiteFolder | None, models: Models, score: bool, folder: Path) -> None:
+def fitting(folder: Path, models: Described, score: bool) -> Images:
+    """Returns the images of `folder`, of which none is read yet.
+
+    Raises:
+        InputError: there are none, they or their classes do not fit the models or, with `score`, a mask is missing.
+    """
+    source = Images.of(folder)
+    site = source.site
     if site is None:
         if score:
             raise InputError(f"--score needs masks, but {folder} has no dataset.json, so it has none; leave --score out")
-        return
+        return source
     if differing := misfit(site, metadata_of(models) if score else {"channels": models.channels}):
         actual, wanted = differing
         names = "(channels, classes, labels)" if score else "channels"
@@ -97,6 +103,7 @@ def _require_fit(site: SiteFolder | None, models: Models, score: bool, folder: P
         missing = [file for row in site.rows_of(SPLIT) if not (file := site.mask_path(row.image)).exists()]
         if missing:
             raise InputError(f"--score needs masks, but {missing[0]} is missing; add it, or leave --score out")
+    return source
 
 
 def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> dict[str, Any]:

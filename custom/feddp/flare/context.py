@@ -6,7 +6,7 @@ from pathlib import Path
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
-from feddp.errors import PolicyError
+from feddp.errors import FedDPError, PolicyError
 from feddp.flare.budget import Ledger
 from feddp.flare.kept import alone, files_of, secret_of
 from feddp.flare.policy import OWN, SitePolicy
@@ -50,6 +50,7 @@ class SiteContext:
         self.name, self.run, self.plan, self.request, self.policy, self.job = name, run, plan, request, policy, job or run
         self.expected, self.kept, self.simulated = expected, kept, simulated
         self.stopped: Callable[[], bool] = lambda: False
+        self.audit: Callable[[str], object] = lambda line: None  # into FLARE's audit file, which a run without FLARE lacks
         self._site: Site | None = None
         self._entered = False
         policy.accept(name, plan, None if request is None else request.to_json())
@@ -96,6 +97,11 @@ class SiteContext:
 
     def consents(self, word: str) -> bool:
         return self.policy.consents(word)
+
+    def left_out(self, task: str, peer: str, why: FedDPError) -> None:
+        """Notes in the record and the audit file that a task uses nothing of a peer, and why."""
+        self.store.record("left_out", task=task, peer=peer, message=str(why))
+        self.audit(f"left site {peer} out: {why}")
 
     def enter(self) -> None:
         """Counts this job in the data's budget and configures the process for the policy's device, once per process.

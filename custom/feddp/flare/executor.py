@@ -44,6 +44,7 @@ class StageExecutor(Executor):
 def _answer(task: str, component: SiteComponent, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
     context, kind = component.context(fl_ctx), protocol.spec_of(task).kind
     context.stopped = lambda: abort_signal.triggered
+    context.audit = partial(audit, fl_ctx)
     message = Message(*messages.unpack(shareable))
     tensors = arriving(context, partial(component.seals, fl_ctx), task, message)
     if kind is Kind.ROUND:

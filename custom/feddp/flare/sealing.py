@@ -5,6 +5,7 @@ neither certificates nor guard: its exchanges are in the clear.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from nvflare.apis.fl_constant import FLContextKey
@@ -17,6 +18,7 @@ from feddp.errors import SealingError
 from feddp.flare.context import SiteContext
 from feddp.partition import Tensors
 from feddp.protocol import Kind
+from feddp.reading import short
 from feddp.sealing.envelope import recipients_of
 from feddp.sealing.identity import Identity
 from feddp.sealing.kit import Kit
@@ -45,33 +47,45 @@ def identity_of(fl_ctx: FLContext) -> Identity:
 
 
 def arriving(context: SiteContext, seals: Callable[[], Session], task: str, message: Message) -> Mapping[str, Tensor]:
-    """Returns a task's tensors for the site's half of the stage.
+    """Returns a task's tensors for the site's half of the stage, without the peers whose envelope is not valid.
 
     Args:
         seals: returns this site's session of the job's sealed exchanges; called only if needed.
 
     Raises:
-        SealingError: a handshake or an envelope is invalid.
+        SealingError: no handshake or no envelope is valid, an envelope is of a site that gives nothing in this job, or as
+            `Session.open`.
     """
     if context.simulated:
         return message.tensors
     epoch = message.scalars.get("epoch", 0)
     if type(epoch) is not int:
         raise SealingError(f"site {context.name}: it was asked for epoch {epoch!r}, which is not a whole number")
-    spec = protocol.spec_of(task)
+    spec, left_out = protocol.spec_of(task), partial(context.left_out, task)
     if spec.kind is Kind.COLLECTION:
         if context.consents(spec.consent):
-            seals().meet(spec.consent, task, epoch, by_site(message.tensors), _recipients(context))
+            seals().meet(spec.consent, task, epoch, by_site(message.tensors), _recipients(context), left_out)
         return {}
     if spec.kind is Kind.DELIVERY:
         peers = by_site(message.tensors)
         brought = {GLOBAL: peers.pop(GLOBAL)} if task == protocol.ADAPT and GLOBAL in peers else {}  # from the job, not sealed
         if not peers:
             return together(brought)
-        opened = seals().open(spec.consent, spec.delivers, epoch, peers)
+        if strangers := sorted(peers.keys() - _senders(context)):
+            whose = "donors" if context.request else "sites"
+            raise SealingError(
+                f"site {context.name}: {task} brought tensors of {short(', '.join(strangers))}, not among this job's {whose};"
+                " nothing was opened. Ask the server's operator where they come from"
+            )
+        opened = seals().open(spec.consent, spec.delivers, epoch, peers, left_out)
         context.store.record("open", task=task, epoch=epoch, senders=list(opened))
         return together(opened | brought)
     return message.tensors
+
+
+def _senders(context: SiteContext) -> set[str]:
+    """Returns the sites that may give this site tensors: the job's sites, or the donors of its unseen site."""
+    return set(context.request.donors if context.request else context.plan.sites)
 
 
 def _recipients(context: SiteContext) -> set[str]:

@@ -120,6 +120,8 @@ def _exchanges(site: str, found: Mapping[str, Any]) -> list[str]:
             how = "its calibration failed; it keeps its network of the stage before"
         elif calibration["calibrated"]:
             how = f"calibrated with {calibration['peers']} peers"
+            if left_out := calibration.get("left_out"):
+                how += f", without {', '.join(left_out)}, whose tensors it refused"
         else:
             how = "tuned without peers (λ = 0)"
         lines.append(f"{site}: {how}.")

@@ -89,7 +89,7 @@ def unseal(identity: Identity, sender: str, envelope: bytes, binding: Binding, c
     try:
         key = identity.unwrap(bytes.fromhex(slot["key"]))
         return load(AESGCM(key).decrypt(ciphertext[:_NONCE], ciphertext[_NONCE:], header))
-    except (ValueError, InvalidTag, SafetensorError) as error:
+    except (ValueError, KeyError, InvalidTag, SafetensorError) as error:  # a type that torch lacks is a KeyError
         raise refuse(f"cannot be opened ({type(error).__name__})") from error
 
 

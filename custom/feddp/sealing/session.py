@@ -10,6 +10,7 @@ from feddp.errors import SealingError
 from feddp.sealing.envelope import Binding, seal, unseal
 from feddp.sealing.handshake import LIMIT, Peer, introduce, meet
 from feddp.sealing.identity import Identity
+from feddp.sealing.peers import LeftOut, good, unnoted
 
 SEALED, HANDSHAKE = "sealed", "introduction"  # names of the tensors on the wire, each of bytes
 
@@ -45,25 +46,26 @@ class Session:
         epoch: int,
         handshakes: Mapping[str, Mapping[str, Tensor]],
         recipients: Collection[str] | None,
+        left_out: LeftOut = unnoted,
     ) -> list[str]:
         """Checks the handshakes, stores the recipients of the next collection and returns their names.
 
         Args:
             handshakes: by site, as the server relayed them.
             recipients: the sites that this site's policy names; None: all sites of the project.
+            left_out: is told each of these whose handshake is not valid; nothing will be sealed for it.
 
         Raises:
-            SealingError: the handshake of a site that the policy names is not valid. Nothing will be sealed.
+            SealingError: no handshake of these is valid, or one is not even bytes, which no honest server relays. Nothing will
+                be sealed.
         """
         self._met.next = None
-        wanted = [site for site in sorted(handshakes) if site != self.identity.name]
-        peers = [
-            meet(self.identity, site, as_bytes(site, HANDSHAKE, handshakes[site], LIMIT), self.job, exchange)
-            for site in wanted
-            if recipients is None or site in recipients
-        ]
-        self._met.next = Binding(self.job, task, epoch), peers
-        return [peer.name for peer in peers]
+        others = [site for site in sorted(handshakes) if site != self.identity.name]
+        wanted = [site for site in others if recipients is None or site in recipients]
+        relayed = {site: as_bytes(site, HANDSHAKE, handshakes[site], LIMIT) for site in wanted}
+        met = good(wanted, lambda site: meet(self.identity, site, relayed[site], self.job, exchange), left_out)
+        self._met.next = Binding(self.job, task, epoch), list(met.values())
+        return list(met)
 
     def seal(self, task: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the tensors sealed for the recipients accepted for this task; {} if there are no recipients.
@@ -78,25 +80,39 @@ class Session:
         return {SEALED: as_tensor(seal(self.identity, binding, peers, tensors))} if peers else {}
 
     def open(
-        self, exchange: str, task: str, epoch: int, received: Mapping[str, Mapping[str, Tensor]]
+        self,
+        exchange: str,
+        task: str,
+        epoch: int,
+        received: Mapping[str, Mapping[str, Tensor]],
+        left_out: LeftOut = unnoted,
     ) -> dict[str, dict[str, Tensor]]:
         """Opens the envelopes of the peers and returns their tensors by peer.
 
+        Args:
+            left_out: is told each peer whose envelope is not valid for this site and exchange.
+
         Raises:
-            SealingError: an envelope is not valid for this site and exchange, or was opened before.
+            SealingError: no envelope is valid, one is not even bytes, or one was opened before: no honest server relays these.
+                Or this process has sent no handshake.
         """
-        opened = {}
+        relayed = {}
         for peer, tensors in received.items():
-            envelope = as_bytes(peer, SEALED, tensors)
+            relayed[peer] = as_bytes(peer, SEALED, tensors)
             if exchange not in self._challenges:
                 raise SealingError(f"site {self.identity.name}: it received an envelope of {peer} but has not sent a handshake")
             if epoch <= self._opened.get((peer, task), -1):
                 raise SealingError(
                     f"site {self.identity.name}: an envelope of {peer} for {task} of epoch {epoch} or later was opened before"
                 )
-            binding = Binding(self.job, task, epoch)
-            opened[peer] = unseal(self.identity, peer, envelope, binding, self._challenges[exchange])
-        self._opened |= {(peer, task): epoch for peer in opened}
+        binding = Binding(self.job, task, epoch)
+        opened = good(
+            relayed,
+            lambda peer: unseal(self.identity, peer, relayed[peer], binding, self._challenges[exchange]),
+            left_out,
+        )
+        # of those left out too: the server cannot have the site repeat the epoch with other peers
+        self._opened |= {(peer, task): epoch for peer in relayed}
         return opened
 
 

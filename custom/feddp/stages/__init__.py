@@ -70,11 +70,13 @@ def answered(task: str, message: Message, host: Host) -> Message:
     from feddp.training.device import FullGPU, memory_of  # imported here: the server's side of a job needs no torch for it
 
     consents = not spec.consent or host.consents(spec.consent)
-    if spec.kind in (Kind.HANDSHAKE, Kind.COLLECTION) and spec.stage in STAGES:
-        with memory_of(host.name):
-            host.open()  # a site that cannot open its images fails here, before it consents
-    if spec.kind is Kind.HANDSHAKE or (spec.kind is Kind.COLLECTION and not consents):
-        return Message(scalars={"consent": consents})
+    of_run = spec.stage in STAGES  # not of an adaptation, whose own answer to a handshake looks at the unseen site's images
+    if spec.kind in (Kind.HANDSHAKE, Kind.COLLECTION):
+        if of_run:
+            with memory_of(host.name):
+                host.open()  # a site that cannot open its images fails here, before it consents
+        if not consents or (of_run and spec.kind is Kind.HANDSHAKE):
+            return Message(scalars={"consent": consents})
     if spec.kind is Kind.DELIVERY and message.tensors and not consents:
         raise PolicyError(f"site {host.name} does not consent to the exchange {spec.consent!r}, yet it was sent tensors")
 

@@ -16,13 +16,14 @@ from feddp import protocol
 from feddp.adaptation.choices import GLOBAL, AdaptationOptions
 from feddp.adaptation.models import REQUIRED, Models, completed
 from feddp.adaptation.request import AdaptationRequest
-from feddp.adaptation.unseen_site import adapt
+from feddp.adaptation.unseen_site import adapt, fitting
 from feddp.errors import ContributionError, InputError, PolicyError, Stopped
 from feddp.networks.metadata import ZSCORE
 from feddp.networks.weights import read_network
 from feddp.partition import Tensors
 from feddp.plan.resolve import require_initial
 from feddp.protocol import ROUNDED, STD_WITHHELD, WITHHELD, Sent
+from feddp.sealing.peers import whole
 from feddp.stages import exchange
 from feddp.stages.evaluate import is_whole
 from feddp.stages.host import Host
@@ -108,6 +109,9 @@ def _check(classes: Sequence[str], site: str, answer: Message) -> None:
 
 def answer(task: str, message: Message, host: Host) -> Message:
     request = _request(host.request)
+    if task == protocol.JOIN:  # a folder that does not fit fails here, before a donor sends its network
+        fitting(host.data, host.plan, request.score)
+        return Message()
     if task == protocol.GIVE_MODEL:
         return Message(_own_network(host, request.job))
     if not host.consents(protocol.OUTSIDE):
@@ -133,8 +137,8 @@ def _adapt(host: Host, request: AdaptationRequest, tensors: Mapping[str, Tensor]
     personal = by_site(tensors)
     shared = personal.pop(GLOBAL, {})
     require_initial(host.plan, f"site {host.name} was sent as the global model", shared)
-    for donor, given in personal.items():  # the server cannot check sealed models, so the site checks them
-        host.expected.check(Sent.MODEL, donor, given)
+    # the server cannot check sealed models, so the site checks them
+    personal = whole(personal, partial(host.expected.check, Sent.MODEL), partial(host.left_out, protocol.ADAPT))
     models = Models.of(personal, completed(shared, personal), host.plan.metadata)
     own = _seeded(request.request, host.secret)
 

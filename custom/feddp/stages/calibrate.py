@@ -2,12 +2,14 @@
 among the sites that consent; then every site tunes its own network, guided by the sites' disagreement."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from feddp import protocol
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, STAGES, TRAIN
 from feddp.partition import Tensors
 from feddp.plan.resolve import exchanged
+from feddp.sealing.peers import LeftOut, unnoted, whole
 from feddp.stages import exchange
 from feddp.stages.host import Host
 from feddp.stages.message import Message
@@ -34,7 +36,7 @@ def answer(task: str, message: Message, host: Host) -> Message:
     site = host.open()
     if task == protocol.COLLECT:
         return Message(personal(site))
-    return summary(calibrate(site, by_site(message.tensors)))
+    return summary(calibrate(site, by_site(message.tensors), partial(host.left_out, task)))
 
 
 def personal(site: Site) -> Tensors:
@@ -43,11 +45,13 @@ def personal(site: Site) -> Tensors:
     return {name: state[name] for name in exchanged(site.plan, site.partition)}
 
 
-def calibrate(site: Site, peers: Mapping[str, Tensors]) -> Tuned:
+def calibrate(site: Site, peers: Mapping[str, Tensors], left_out: LeftOut = unnoted) -> Tuned:
     """Runs the calibration with the peers' personal tensors {site: tensors}. Without peers, λ is 0.
 
+    A peer whose tensors are not exactly what rebuilds its network is left out.
+
     Raises:
-        ContributionError: a peer's tensors are not exactly what rebuilds its network.
+        ContributionError: this is so of every peer.
     """
     settings, samples = site.plan.calibration, site.samples
     loss: BatchLoss = site.batch_loss
@@ -56,9 +60,7 @@ def calibrate(site: Site, peers: Mapping[str, Tensors]) -> Tuned:
     if peers and settings.lambda_ > 0:
         own = site.network.state_dict()
         spec = Spec.of(own, exchanged(site.plan, site.partition))
-        for peer, tensors in peers.items():
-            spec.check(peer, tensors)
-        site.store.write(PEERS, together(peers))
+        site.store.write(PEERS, together(whole(peers, spec.check, left_out)))
         samples = site.placed(with_inconsistency(site.network, peer_networks(site), samples, settings.delta))
         loss = calibration_loss(loss, settings.lambda_, settings.delta)
     return tuned(site, SLOT, settings.calibration_epochs, settings.calibration_lr, loss, samples)

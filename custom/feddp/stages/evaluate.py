@@ -28,6 +28,10 @@ from feddp.training.spectra import SLOT as RECEIVED_SPECTRA
 from feddp.training.volumes import measure_in_mm, measure_volumes
 
 NEVER = "took no part in the job: it was not connected when the job began, or refused it, or could not start it"
+_EXCHANGES = {HEADS, CALIBRATE}  # the stages that tune a network with peers' tensors
+# in the task: the sites whose answer to these stages the server lacks. One may have such a network all the same, if its process
+# ended before it answered. The results say that it keeps the one before, so it does
+UNTUNED = "untuned"
 Rows = dict[str, Row]  # {name of the image or case: metrics}
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -35,8 +39,10 @@ Rows = dict[str, Row]  # {name of the image or case: metrics}
 
 def serve(server: Server) -> None:
     """Collects the per-site results, their average, and the matrix site × model of the sites that exchanged with consent."""
-    answers = server.ask(protocol.EVALUATE, Message(), (), partial(_check, server.plan.classes))
     plan, memory = server.plan, server.memory
+    untuned = [site for site in server.sites() if site not in memory.peers] if _EXCHANGES & set(plan.stages) else []
+    message = Message(scalars={UNTUNED: untuned} if untuned else {})
+    answers = server.ask(protocol.EVALUATE, message, (), partial(_check, plan.classes))
     sites = {site: _result(server, site, answer) for site, answer in answers.items()}
     if plan.best_per_site:
         for site, round in best_rounds(memory.events()).items():
@@ -66,11 +72,21 @@ def _result(server: Server, site: str, answer: Message) -> dict[str, Any]:
     result = {name: answer.scalars[name] for name in (*WHEN, VOLUMES, WITHHELD, STD_WITHHELD) if name in answer.scalars}
     if SPECTRA in stages:
         result["spectra"] = {"peers": len(memory.styles.get(site, []))}
-    if {HEADS, CALIBRATE} & stages:
-        tuned, peers = site in memory.peers, len(memory.peers.get(site, []))
+    if _EXCHANGES & stages:
+        sent = memory.peers.get(site, [])
+        used = _used(stages, sent, answer)
         # without a peer, the stage only trained with L_seg; a site that failed keeps its earlier network
-        result["calibration"] = {"calibrated": peers > 0, "peers": peers, "tuned": tuned}
+        result["calibration"] = {"calibrated": bool(used), "peers": len(used), "tuned": site in memory.peers}
+        if left_out := [peer for peer in sent if peer not in used]:
+            result["calibration"]["left_out"] = left_out
     return result
+
+
+def _used(stages: set[str], sent: list[str], answer: Message) -> list[str]:
+    """Returns the peers, of those `sent` to a site, with which it calibrated its network: it measures the networks of exactly
+    these. Where it says nothing of them (its policy withholds it, or heads were exchanged), all count that it was sent."""
+    measured = answer.scalars.get("peers")
+    return [peer for peer in sent if peer in measured] if measured and HEADS not in stages else sent
 
 
 def _row(site: str, answer: Message) -> dict[str, Any]:
@@ -108,7 +124,10 @@ def is_whole(summary: Any, metrics: tuple[str, ...], scalars: Mapping[str, Any])
 
 
 def answer(task: str, message: Message, host: Host) -> Message:
-    return Message(scalars=evaluate(host.open()))
+    site = host.open()
+    if site.name in message.scalars.get(UNTUNED, ()):
+        site.forget([STAGES[stage] for stage in _EXCHANGES])
+    return Message(scalars=evaluate(site))
 
 
 def evaluate(site: Site) -> dict[str, Any]:

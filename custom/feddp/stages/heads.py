@@ -1,6 +1,7 @@
 """FedLC's head calibration (Wang et al., ECCV 2022): sites exchange their segmentation heads before every epoch."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from feddp.methods.aggregation import Spec
 from feddp.methods.base import HEADS, STAGES
 from feddp.partition import Tensors
 from feddp.plan.resolve import head_names
+from feddp.sealing.peers import LeftOut, unnoted, whole
 from feddp.stages import exchange
 from feddp.stages.host import Host
 from feddp.stages.message import Message
@@ -40,7 +42,7 @@ def answer(task: str, message: Message, host: Host) -> Message:
     epoch: Any = message.scalars.get("epoch")  # checked by `_open`
     if task == protocol.COLLECT_HEADS:
         return Message(head(site, epoch))
-    return summary(calibrate(site, by_site(message.tensors), epoch))
+    return summary(calibrate(site, by_site(message.tensors), epoch, partial(host.left_out, task)))
 
 
 def head(site: Site, epoch: int) -> Tensors:
@@ -54,20 +56,20 @@ def head(site: Site, epoch: int) -> Tensors:
     return {name: state[name] for name in head_names(site.network)}
 
 
-def calibrate(site: Site, peers: Mapping[str, Tensors], epoch: int) -> Tuned:
+def calibrate(site: Site, peers: Mapping[str, Tensors], epoch: int, left_out: LeftOut = unnoted) -> Tuned:
     """Trains one epoch (from 1) of the head calibration with the peers' heads, and keeps the best epoch so far.
 
     The state before the first epoch is no candidate for the best: without calibrated heads it is another network.
-    The numbers of the site's states on disk continue after the last round.
+    The numbers of the site's states on disk continue after the last round. A peer whose tensors are not exactly a head is left
+    out.
 
     Raises:
-        FedDPError: a peer's tensors are not exactly a head, the peer is not among the plan's sites, or as for `head`.
+        FedDPError: this is so of every peer, a peer is not among the plan's sites, or as for `head`.
     """
     before = _open(site, epoch)
     settings, step = site.plan.heads, _exchanges(site) + epoch
     spec = Spec.of(site.network.state_dict(), head_names(site.network))
-    for peer, tensors in peers.items():
-        spec.check(peer, tensors)
+    peers = whole(peers, spec.check, left_out)
     losses, scores = (before.memory[name].tolist() if before.memory else [] for name in ("losses", "scores"))
     scores = scores or [site.validate()["iou"]]
     scores += [float("-inf")] * (epoch - len(scores))  # epochs that this site missed

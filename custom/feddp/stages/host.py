@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from feddp.adaptation.request import AdaptationRequest
+from feddp.errors import FedDPError
 from feddp.plan.schema import Plan
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
@@ -34,6 +35,9 @@ class Host(Protocol):
     @property
     def secret(self) -> str:
         """The site's part of every seed; empty if only the plan's seed counts."""
+
+    def left_out(self, task: str, peer: str, why: FedDPError) -> None:
+        """Notes in the site's own files that a task uses nothing of a peer, and why. The server does not learn it."""
 
     def consents(self, word: str) -> bool:
         """Whether the site's policy consents to an exchange."""

@@ -1,7 +1,7 @@
 """A site of a run: its images, its network and its files on disk. The stages' site halves use it."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import takewhile
@@ -185,10 +185,20 @@ class Site:
 
     def save(self, slot: str) -> None:
         """Writes the network as the result of a stage; later stages' results, and an evaluation, are of an earlier one."""
-        self._evaluation.unlink(missing_ok=True)
-        for later in SLOTS[SLOTS.index(slot) + 1 :]:
-            self.store.remove(later)
+        self._remove(SLOTS[SLOTS.index(slot) + 1 :])
         self.store.write(slot, self.network.state_dict(), **self.plan.metadata, **self.folder.metadata, site=self.name)
+
+    def forget(self, slots: Collection[str]) -> None:
+        """Removes the results `slots`, which do not count, the peers' tensors behind them, and an evaluation of them."""
+        self.store.remove(PEERS)
+        if unused := [slot for slot in self.slots() if slot in slots]:
+            self._remove(unused)
+            self.store.record("removed", networks=unused, message="the server has no answer to the stage that made them")
+
+    def _remove(self, slots: Iterable[str]) -> None:
+        self._evaluation.unlink(missing_ok=True)
+        for slot in slots:
+            self.store.remove(slot)
 
     def restore(self, slot: str) -> None:
         """Loads a stage's result into the network."""

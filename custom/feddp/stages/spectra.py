@@ -6,6 +6,7 @@ or, if they are sealed, the receiving site, refuses anything else.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from feddp import protocol
 from feddp.partition import Tensors
 from feddp.protocol import Sent
+from feddp.sealing.peers import LeftOut, unnoted, whole
 from feddp.stages import exchange, initial
 from feddp.stages.host import Host
 from feddp.stages.message import Message
@@ -35,7 +37,7 @@ def answer(task: str, message: Message, host: Host) -> Message:
     site = host.open()
     if task == protocol.COLLECT_SPECTRA:
         return Message(given(site))
-    keep(site, by_site(message.tensors))
+    keep(site, by_site(message.tensors), partial(host.left_out, task))
     return Message()
 
 
@@ -49,15 +51,14 @@ def given(site: Site) -> Tensors:
     return {AMPLITUDE: windows(torch.stack([site.samples[i]["image"] for i in drawn]).cpu())}
 
 
-def keep(site: Site, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Stores the peers' amplitudes in the site's folder until the evaluation.
+def keep(site: Site, peers: Mapping[str, Mapping[str, Tensor]], left_out: LeftOut = unnoted) -> None:
+    """Stores the peers' amplitudes in the site's folder until the evaluation. A peer whose tensors are not exactly amplitudes
+    is left out.
 
     Raises:
-        ContributionError: a peer's tensors are not exactly amplitudes; nothing is stored.
+        ContributionError: this is so of every peer; nothing is stored.
     """
-    expected = Expected(site.plan)
-    for peer, tensors in peers.items():
-        expected.check(Sent.AMPLITUDES, peer, tensors)
+    peers = whole(peers, partial(Expected(site.plan).check, Sent.AMPLITUDES), left_out)
     site.store.remove(SLOT)
     if peers:
         site.store.write(SLOT, {peer: tensors[AMPLITUDE] for peer, tensors in peers.items()})

@@ -4,6 +4,7 @@ The certificates are made by FLARE's own functions. Sites and a server: test_sea
 """
 
 import json
+import re
 import threading
 from dataclasses import replace
 
@@ -237,6 +238,21 @@ def shown(office, stranger, sites, kind):
     return made[kind]()
 
 
+def refused(session, handshakes, name, words):
+    """The site `name` is refused, with these words: left out where another one is good, who alone can open what is sealed;
+    and where it is the only one, nothing is sealed at all."""
+    told = {}
+    others = [site for site in "ABC" if site not in (session.identity.name, name)]
+    assert session.meet(WORD, TASK, 0, handshakes, None, told.__setitem__) == others
+    assert [*told] == [name]
+    assert re.search(words, str(told[name]))
+    assert recipients_of(session.identity.name, as_bytes(session.identity.name, SEALED, session.seal(TASK, TENSORS))) == others
+    with pytest.raises(FedDPError, match=words):
+        session.meet(WORD, TASK, 0, {name: handshakes[name]}, None)
+    with pytest.raises(FedDPError, match="collect came without handshakes of peers; nothing was sent"):
+        session.seal(TASK, TENSORS)
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -257,10 +273,7 @@ def test_a_swapped_certificate_is_refused_as_recipient_and_as_sender(office, str
     false = replace(sites["B"], certificate=certificate, key=key or sites["C"].key)
     made, handshakes = sessions
     swapped = handshakes | {"B": Session(false, JOB).introduce(WORD)}
-    with pytest.raises(FedDPError, match=f"the certificate for site B {words}"):
-        made["A"].meet(WORD, TASK, 0, swapped, None)
-    with pytest.raises(FedDPError, match="collect came without handshakes of peers; nothing was sent"):
-        made["A"].seal(TASK, TENSORS)
+    refused(made["A"], swapped, "B", f"the certificate for site B {words}")
     a = meet(sites["B"], "A", as_bytes("A", HANDSHAKE, handshakes["A"]), JOB, WORD)
     envelope = {SEALED: as_tensor(seal(false, BINDING, [a], TENSORS))}
     with pytest.raises(FedDPError, match=f"the certificate for site B {words}"):
@@ -271,12 +284,11 @@ def test_the_server_is_no_site_under_its_own_name_either(office, sites, sessions
     """In central provisioning the server's certificate says no role: the kit says its name."""
     made, handshakes = sessions
     server = Identity(SERVER, *office.issue(SERVER, host=SERVER), office.root, SERVER)
-    with pytest.raises(FedDPError, match=f"the certificate for site {SERVER} is the server's"):
-        made["A"].meet(WORD, TASK, 0, handshakes | {SERVER: Session(server, JOB).introduce(WORD)}, None)
+    shown = handshakes | {SERVER: Session(server, JOB).introduce(WORD)}
+    refused(made["A"], shown, SERVER, f"the certificate for site {SERVER} is the server's")
     # and the root is none under the project's
     root = Identity(PROJECT, office.root, office.key, office.root, SERVER)
-    with pytest.raises(FedDPError, match="is the root's certificate"):
-        made["A"].meet(WORD, TASK, 0, handshakes | {PROJECT: Session(root, JOB).introduce(WORD)}, None)
+    refused(made["A"], handshakes | {PROJECT: Session(root, JOB).introduce(WORD)}, PROJECT, "is the root's certificate")
 
 
 def test_passes_a_second_certificate_of_a_sites_own_name(office, sites, sessions):
@@ -315,8 +327,7 @@ def test_a_handshake_that_its_site_did_not_sign_is_refused(sites, sessions, chan
     said = json.loads(as_bytes("B", HANDSHAKE, handshakes["B"]))
     change(said, sites)
     changed = handshakes | {"B": {HANDSHAKE: as_tensor(json.dumps(said).encode())}}
-    with pytest.raises(FedDPError, match=words):
-        made["A"].meet(WORD, TASK, 0, changed, None)
+    refused(made["A"], changed, "B", words)
     assert made["A"].meet(WORD, TASK, 0, handshakes, None) == ["B", "C"], "the control"
 
 
@@ -324,8 +335,8 @@ def test_a_handshake_that_its_site_did_not_sign_is_refused(sites, sessions, chan
 def test_a_handshake_to_something_else_is_none_to_this(sites, sessions, job, word):
     """Consent is given for a job and for an exchange of it."""
     made, handshakes = sessions
-    with pytest.raises(FedDPError, match="site B did not sign the handshake that the server relayed"):
-        made["A"].meet(WORD, TASK, 0, handshakes | {"B": Session(sites["B"], job).introduce(word)}, None)
+    shown = handshakes | {"B": Session(sites["B"], job).introduce(word)}
+    refused(made["A"], shown, "B", "site B did not sign the handshake that the server relayed")
 
 
 # --- a job -----------------------------------------------------------------------------------------------------------------
@@ -393,7 +404,8 @@ def test_an_envelope_for_the_certificate_of_before_a_renewal_is_refused(office, 
 
 
 def test_a_policy_that_names_recipients_seals_for_no_other(office, stranger, sites, sessions):
-    """C is left out, whatever is shown for it; who is named and falsely shown ends the exchange."""
+    """C is left out, whatever is shown for it; who is named and falsely shown gets nothing either, and ends the exchange
+    where nobody else is named."""
     made, handshakes = sessions
     false = {"C": Session(replace(sites["C"], certificate=stranger.issue("C")[0]), JOB).introduce(WORD)}
     assert made["A"].meet(WORD, TASK, 0, handshakes | false, ("B",)) == ["B"]
@@ -402,8 +414,10 @@ def test_a_policy_that_names_recipients_seals_for_no_other(office, stranger, sit
     assert same(made["B"].open(WORD, TASK, 0, {"A": given})["A"], TENSORS)
     with pytest.raises(FedDPError, match="is not for this site"):
         made["C"].open(WORD, TASK, 0, {"A": given})
+    assert made["A"].meet(WORD, TASK, 0, handshakes | false, ("B", "C")) == ["B"]
+    assert recipients_of("A", as_bytes("A", SEALED, made["A"].seal(TASK, TENSORS))) == ["B"]
     with pytest.raises(FedDPError, match="certificate for site C was not issued"):
-        made["A"].meet(WORD, TASK, 0, handshakes | false, ("B", "C"))
+        made["A"].meet(WORD, TASK, 0, handshakes | false, ("C",))
     assert made["A"].meet(WORD, TASK, 0, handshakes, ()) == []
     assert made["A"].seal(TASK, TENSORS) == {}, "nobody to seal for: nothing leaves"
 
@@ -437,6 +451,56 @@ def test_a_relay_cannot_have_a_site_read_json_without_end(sites, sessions):
         else:
             with pytest.raises(FedDPError, match="did not send a sealed envelope"):
                 recipients_of("B", padded)
+
+
+def spoilt(given):
+    """An envelope with another signature."""
+    changed = given[SEALED].clone()
+    changed[-1] ^= 1
+    return {SEALED: changed}
+
+
+def test_a_spoilt_envelope_costs_its_sender_alone(sessions):
+    """C's is opened as it was sealed. The epoch is over for both: the server cannot have A take B's good one afterwards. Where
+    nothing can be opened, the epoch is not over."""
+    made, handshakes = sessions
+    given, told = exchanged(made, handshakes), {}
+    both = {"B": spoilt(given["B"]), "C": spoilt(given["C"])}
+    words = "envelope of B was changed after it was signed.*; site A: the envelope of C was changed"
+    with pytest.raises(FedDPError, match=words):
+        made["A"].open(WORD, TASK, 0, both, told.__setitem__)
+    assert told == {}, "an error names them, and nothing goes on without them"
+    opened = made["A"].open(WORD, TASK, 0, both | {"C": given["C"]}, told.__setitem__)
+    assert ([*opened], [*told]) == (["C"], ["B"])
+    assert opened["C"]["own"].tolist() == [67.0, 67.0]
+    assert "the envelope of B was changed after it was signed; nothing of it was used" in str(told["B"])
+    with pytest.raises(FedDPError, match="an envelope of B for collect of epoch 0 or later was opened before"):
+        made["A"].open(WORD, TASK, 0, {"B": given["B"]})
+
+
+def test_what_is_not_one_peers_fault_is_refused_whole(sites, sessions):
+    """A process that has sent no handshake; a repeated epoch; what is no envelope at all, which no honest server relays."""
+    made, handshakes = sessions
+    given = exchanged(made, handshakes)
+    with pytest.raises(FedDPError, match="has not sent a handshake"):
+        Session(sites["A"], JOB).open(WORD, TASK, 0, {"B": given["B"], "C": given["C"]})
+    with pytest.raises(FedDPError, match="site B: it may send only the bytes sealed here"):
+        made["A"].open(WORD, TASK, 0, {"B": {"own": torch.zeros(2)}, "C": given["C"]})
+    assert [*made["A"].open(WORD, TASK, 0, {"B": given["B"]})] == ["B"], "the control"
+    with pytest.raises(FedDPError, match="an envelope of B for collect of epoch 0 or later was opened before"):
+        made["A"].open(WORD, TASK, 0, {"B": given["B"], "C": given["C"]})
+
+
+def test_a_type_of_tensor_that_torch_does_not_have_is_its_senders_fault(sites):
+    """safetensors knows F8_E8M0, and torch cannot read it: eight bytes of it, in an envelope that is valid otherwise."""
+    b, challenge = peer(sites, "B")
+    header = json.dumps({"x": {"dtype": "F8_E8M0", "shape": [8], "data_offsets": [0, 8]}}).encode()
+    plain = len(header).to_bytes(8, "little") + header + bytes(8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("feddp.sealing.envelope.save", lambda tensors: plain)
+        envelope = seal(sites["A"], BINDING, [b], TENSORS)
+    with pytest.raises(FedDPError, match=r"the envelope of A cannot be opened \("):
+        unseal(sites["B"], "A", envelope, BINDING, challenge)
 
 
 def test_every_collection_needs_its_own_handshakes(sessions):

@@ -173,6 +173,21 @@ def test_a_fresh_process_and_an_epoch_that_comes_again_give_the_same_bits(open_s
         assert same(slot(site, "heads"), network)
 
 
+def test_a_head_that_is_none_is_left_out_and_the_others_are_used(plan_for, stage_1, tiny_root, tmp_path):
+    """Of site-2's and site-3's heads the latter is NaN: the epoch ends in the bits of one with site-2's alone."""
+    ends, told = [], {}
+    for at, more in (("alone", {}), ("both", {"site-3": math.nan})):
+        shutil.copytree(stage_1, tmp_path / at)
+        one, two = (Site(n, SiteFolder.open(tiny_root / n), plan_of(plan_for), Store(tmp_path / at / n)) for n in EVEN)
+        given = heads.head(two, 1)
+        bad = {site: {name: value * factor for name, value in given.items()} for site, factor in more.items()}
+        heads.calibrate(one, {"site-2": given} | bad, 1, told.__setitem__)
+        ends.append(slot(one, "heads"))
+    assert same(*ends)
+    assert [*told] == ["site-3"]
+    assert "site site-3: segmentation_head.0.weight holds values that are not finite" in str(told["site-3"])
+
+
 @pytest.mark.parametrize(
     ("peers", "message"),
     [

@@ -373,6 +373,12 @@ def test_a_peer_with_wrong_tensors_is_named(adopted, harm, message):
     assert not one.store.has("peers")
     assert not one.store.has("calibrated")
 
+    told = {}
+    calibrate(one, {"site-2": given, "site-3": personal(two)}, told.__setitem__)
+    assert [*told] == ["site-2"], "one that is good is enough"
+    assert {name.split("/")[0] for name in tensors(one, "peers")} == {"site-3"}
+    assert one.store.has("calibrated")
+
 
 @pytest.mark.usefixtures("_last_epoch_wins")
 def test_without_peers_it_is_tuned_with_lambda_zero(adopted, plan_for, open_site):
