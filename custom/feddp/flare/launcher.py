@@ -179,7 +179,7 @@ class RestartedJob(JobHandleSpec):
             self._job.clear()
             job = started(self._start())  # without the lock: a cluster may take minutes
         except Exception as error:  # FLARE's launchers raise any type
-            self._tell(f"its process could not be started again ({type(error).__name__}: {error})")
+            self._leave(f"its process could not be started again ({type(error).__name__}: {error})")
             return False
         with self._lock:
             self._job = job
