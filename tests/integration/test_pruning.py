@@ -237,8 +237,9 @@ def test_a_task_that_was_pushed_is_audited_and_prunes_nothing(site_1, scalars):
     assert messages.unpack(answer)[0].keys() == gamma.keys()
 
 
-@pytest.mark.parametrize("epoch", ["1", [1], 1.5])
-def test_an_epoch_of_another_type_is_refused_before_anything_is_opened(site_1, epoch):
+@pytest.mark.parametrize("epoch", ["1", [1], 1.5, 7, -1])
+def test_an_epoch_of_another_type_or_of_a_task_without_epochs_is_refused_before_anything_is_opened(site_1, epoch):
+    """With another epoch, a server could repeat an exchange with peers of its choice."""
     answer = site_1.executed(protocol.COLLECT, epoch=epoch)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "asked for epoch" in site_1.audited()[-1]

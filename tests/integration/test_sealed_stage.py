@@ -222,7 +222,7 @@ def test_a_spoilt_swapped_or_repeated_envelope_costs_a_site_the_stage_and_not_it
     assert "certificate for site C belongs to B" in refuses(made["A"], protocol.CALIBRATE, together({"C": given["B"]}))
     assert "is of task 'collect'" in refuses(made["A"], protocol.CALIBRATE_HEADS, together({"B": given["B"]}), epoch=1)
     made["A"].answer(protocol.CALIBRATE, together({"B": given["B"]}))
-    assert "was opened before" in refuses(made["A"], protocol.CALIBRATE, together({"B": given["B"]}))
+    assert "were opened before" in refuses(made["A"], protocol.CALIBRATE, together({"B": given["B"]}))
 
 
 def test_a_certified_site_of_the_project_that_is_not_of_the_job_gives_nothing(collected, office, issued):
@@ -446,6 +446,15 @@ def test_a_site_killed_before_it_answered_keeps_its_network_of_before_and_the_re
             assert {row["network"] for row in csv.DictReader(file)} == slots
         assert not store.has("peers")
     assert [e["networks"] for e in made["A"].events() if e["event"] == "removed"] == [["calibrated"]]
+
+
+@pytest.mark.parametrize("untuned", [5, "ABC", {"A": 1}, ["B"], None])
+def test_a_site_goes_back_only_where_a_list_of_the_server_names_it(hospitals, plan, untuned):
+    (site,) = hospitals(plan, names=["A"], **EVALUATED).values()
+    site.answer("calibrate", {})
+    reply = site.answer("evaluate", {}, untuned=untuned)
+    assert reply.get_return_code(ReturnCode.OK) == ReturnCode.OK
+    assert site.store.has("calibrated")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, PolicyError
+from feddp.flare.audit import one_line
 from feddp.flare.budget import Ledger
 from feddp.flare.kept import alone, files_of, secret_of
 from feddp.flare.policy import OWN, SitePolicy
@@ -100,7 +101,7 @@ class SiteContext:
 
     def left_out(self, task: str, peer: str, why: FedDPError) -> None:
         """Notes in the record and the audit file that a task uses nothing of a peer, and why."""
-        self.store.record("left_out", task=task, peer=peer, message=str(why))
+        self.store.record("left_out", task=task, peer=peer, message=one_line(str(why)))
         self.audit(f"left site {peer} out: {why}")
 
     def enter(self) -> None:

@@ -11,7 +11,7 @@ from nvflare.apis.signal import Signal
 from feddp import protocol
 from feddp.errors import FedDPError, Stopped, StorageError
 from feddp.flare import messages
-from feddp.flare.audit import audit
+from feddp.flare.audit import audit, one_line
 from feddp.flare.messages import STORAGE_FAILED
 from feddp.flare.sealing import arriving
 from feddp.flare.site import SiteComponent, site_component
@@ -35,7 +35,7 @@ class StageExecutor(Executor):
                 self.log_exception(fl_ctx, f"task {task_name}: {message}", fire_event=False)
                 try:
                     audit(fl_ctx, f"task failed: {message if isinstance(error, FedDPError) else type(error).__name__}")
-                    component.store(fl_ctx).record("error", task=task_name, message=message)
+                    component.store(fl_ctx).record("error", task=task_name, message=one_line(message))
                 except (OSError, StorageError) as full:  # the log, which FLARE writes, still has both
                     self.log_error(fl_ctx, f"task {task_name}: its failure was not written down: {full}", fire_event=False)
                 return make_reply(STORAGE_FAILED if isinstance(error, StorageError) else ReturnCode.EXECUTION_EXCEPTION)

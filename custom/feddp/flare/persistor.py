@@ -64,9 +64,9 @@ class SharedTensorPersistor(FLComponent):
             told = {"round": self._memory.round, "of": self.plan.rounds, STANDING: self._summary(self._memory)}
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(STATS, told)
         elif event_type == EventType.END_RUN:
-            drop_unfinished_answers()
             if self._tracking is not None:
                 self._tracking.close()
+            drop_unfinished_answers()
 
     def _summary(self, memory: ServerMemory) -> dict[str, Any]:
         with self._asked:  # two people may ask at once

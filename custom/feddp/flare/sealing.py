@@ -61,6 +61,8 @@ def arriving(context: SiteContext, seals: Callable[[], Session], task: str, mess
     epoch = message.scalars.get("epoch", 0)
     if type(epoch) is not int:
         raise SealingError(f"site {context.name}: it was asked for epoch {epoch!r}, which is not a whole number")
+    if epoch and task not in (protocol.COLLECT_HEADS, protocol.CALIBRATE_HEADS):
+        raise SealingError(f"site {context.name}: it was asked for epoch {epoch} of {task}, which has no epochs")
     spec, left_out = protocol.spec_of(task), partial(context.left_out, task)
     if spec.kind is Kind.COLLECTION:
         if context.consents(spec.consent):

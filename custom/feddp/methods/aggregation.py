@@ -14,6 +14,7 @@ from torch import Tensor
 from feddp.errors import ContributionError
 from feddp.methods.base import LEAST, MEDIAN, TRIMMED
 from feddp.partition import Tensors
+from feddp.reading import short
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Spec:
         missing = sorted(self.tensors.keys() - tensors.keys())
         extra = sorted(tensors.keys() - self.tensors.keys(), key=str)  # a site may have sent names that are not texts
         if missing or extra:
-            wrong = [f"{name} is missing" for name in missing] + [f"{name} is not expected" for name in extra]
+            wrong = [f"{name} is missing" for name in missing] + [f"{short(str(name))} is not expected" for name in extra]
             raise ContributionError(f"site {site}: {len(wrong)} wrong tensor names: {'; '.join(wrong[:3])}")
         for name, (shape, dtype) in self.tensors.items():
             value = tensors[name]

@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from feddp.errors import SealingError
+from feddp.reading import short
 from feddp.sealing.handshake import Peer
 from feddp.sealing.identity import Identity, fingerprint, signed, wrap
 
@@ -78,7 +77,7 @@ def unseal(identity: Identity, sender: str, envelope: bytes, binding: Binding, c
         raise refuse("belongs to another site")
     for name, value in asdict(binding).items():
         if fields.get(name) != value:
-            raise refuse(f"is of {name} {fields.get(name)!r}, not {value!r}")
+            raise refuse(f"is of {name} {short(repr(fields.get(name)))}, not {value!r}")
     slot = fields["recipients"].get(identity.name)
     if slot is None:
         raise refuse("is not for this site")
@@ -88,9 +87,12 @@ def unseal(identity: Identity, sender: str, envelope: bytes, binding: Binding, c
         raise refuse("has another challenge: it is of an earlier exchange")
     try:
         key = identity.unwrap(bytes.fromhex(slot["key"]))
-        return load(AESGCM(key).decrypt(ciphertext[:_NONCE], ciphertext[_NONCE:], header))
-    except (ValueError, KeyError, InvalidTag, SafetensorError) as error:  # a type that torch lacks is a KeyError
+        tensors = load(AESGCM(key).decrypt(ciphertext[:_NONCE], ciphertext[_NONCE:], header))
+    except Exception as error:  # of any type: what a site may write as a tensor's type or shape, torch refuses in many ways
         raise refuse(f"cannot be opened ({type(error).__name__})") from error
+    if not tensors:
+        raise refuse("holds no tensors")
+    return tensors
 
 
 def recipients_of(sender: str, envelope: bytes) -> list[str]:

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from feddp.errors import SealingError
 from feddp.sealing.certificates import expired, issued_by, name_of, not_yet_valid, role_of
 
+SMALLEST = 2048  # bits of an RSA key, as FLARE makes them; a shorter one may not even hold an envelope's key
 CLIENT = "client"  # the role in a site's certificate, if `nvflare cert approve` wrote one
 _OAEP = padding.OAEP(padding.MGF1(SHA256()), SHA256(), label=None)
 _PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
@@ -76,8 +77,11 @@ class Identity:
             return "is the server's certificate"
         if (role := role_of(certificate)) not in ("", CLIENT):
             return f"is not a site's certificate: its role is {role}"
-        if not isinstance(certificate.public_key(), rsa.RSAPublicKey):
+        key = certificate.public_key()
+        if not isinstance(key, rsa.RSAPublicKey):
             return "has no RSA key"
+        if key.key_size < SMALLEST:
+            return f"has an RSA key of {key.key_size} bits; at least {SMALLEST} are needed"
         return None
 
     def sign(self, content: bytes) -> bytes:

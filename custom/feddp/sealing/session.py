@@ -31,7 +31,7 @@ class Session:
     def __init__(self, identity: Identity, job: str):
         self.identity, self.job = identity, job
         self._challenges: dict[str, str] = {}
-        self._opened: dict[tuple[str, str], int] = {}  # the last epoch, by sender and task
+        self._opened: dict[str, int] = {}  # the last epoch, by task
         self._met = _Met()
 
     def introduce(self, exchange: str) -> dict[str, Tensor]:
@@ -101,9 +101,10 @@ class Session:
             relayed[peer] = as_bytes(peer, SEALED, tensors)
             if exchange not in self._challenges:
                 raise SealingError(f"site {self.identity.name}: it received an envelope of {peer} but has not sent a handshake")
-            if epoch <= self._opened.get((peer, task), -1):
+            if epoch <= self._opened.get(task, -1):
                 raise SealingError(
-                    f"site {self.identity.name}: an envelope of {peer} for {task} of epoch {epoch} or later was opened before"
+                    f"site {self.identity.name}: envelopes for {task} of epoch {epoch} or later were opened before, so that of"
+                    f" {peer} is refused"
                 )
         binding = Binding(self.job, task, epoch)
         opened = good(
@@ -111,8 +112,8 @@ class Session:
             lambda peer: unseal(self.identity, peer, relayed[peer], binding, self._challenges[exchange]),
             left_out,
         )
-        # of those left out too: the server cannot have the site repeat the epoch with other peers
-        self._opened |= {(peer, task): epoch for peer in relayed}
+        if relayed:  # of whatever peers: the server cannot have the site repeat the epoch with others
+            self._opened[task] = epoch
         return opened
 
 

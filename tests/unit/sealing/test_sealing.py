@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from feddp.errors import FedDPError
@@ -17,10 +18,11 @@ from feddp.sealing.envelope import _LENGTHS, MAGIC, OVERHEAD, Binding, recipient
 from feddp.sealing.handshake import LIMIT, introduce, meet
 from feddp.sealing.identity import Identity
 from feddp.sealing.session import HANDSHAKE, SEALED, Session, as_bytes, as_tensor
-from support.certificates import PROJECT, SERVER, Office
+from support.certificates import PROJECT, SERVER, Office, signed
 
 JOB, WORD, TASK = "job-1", "calibration", "collect"
 BINDING = Binding(JOB, TASK)
+SHORT = rsa.generate_private_key(public_exponent=65537, key_size=1024)
 TENSORS = {
     "half": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16),
     "single": torch.arange(12, dtype=torch.float32).reshape(3, 4).t(),  # strided
@@ -234,6 +236,7 @@ def shown(office, stranger, sites, kind):
         "expired": lambda: office.issue("B", since=-20, until=-1),
         "not yet valid": lambda: office.issue("B", since=1),
         "the root's certificate": lambda: (office.root, office.key),
+        "a short key": lambda: (signed("B", PROJECT, SHORT, office.key), SHORT),
     }
     return made[kind]()
 
@@ -265,6 +268,7 @@ def refused(session, handshakes, name, words):
         ("expired", "expired on"),
         ("not yet valid", "is not valid before"),
         ("the root's certificate", f"belongs to {PROJECT}"),
+        ("a short key", "has an RSA key of 1024 bits; at least 2048 are needed"),
     ],
 )
 def test_a_swapped_certificate_is_refused_as_recipient_and_as_sender(office, stranger, sites, sessions, kind, words):
@@ -367,14 +371,14 @@ def test_an_envelope_opens_once_and_epochs_only_rise(sessions):
         return made["A"].open(WORD, "collect_heads", e, {"B": given[envelope]})
 
     assert opens(1, 1)["B"]["own"].tolist() == [66.0, 66.0]
-    with pytest.raises(FedDPError, match="an envelope of B for collect_heads of epoch 1 or later was opened before"):
+    with pytest.raises(FedDPError, match="for collect_heads of epoch 1 or later were opened before, so that of B is refused"):
         opens(1, 1)
     with pytest.raises(FedDPError, match="the envelope of B is of epoch 1, not 2"):
         opens(2, 1)  # replayed as the next
     with pytest.raises(FedDPError, match="the envelope of B is of epoch 3, not 2"):
         opens(2, 3)  # out of order
     assert opens(3, 3)["B"]["own"].tolist() == [66.0, 66.0]
-    with pytest.raises(FedDPError, match="of epoch 2 or later was opened before"):
+    with pytest.raises(FedDPError, match="of epoch 2 or later were opened before"):
         opens(2, 2)  # late
 
 
@@ -474,7 +478,9 @@ def test_a_spoilt_envelope_costs_its_sender_alone(sessions):
     assert ([*opened], [*told]) == (["C"], ["B"])
     assert opened["C"]["own"].tolist() == [67.0, 67.0]
     assert "the envelope of B was changed after it was signed; nothing of it was used" in str(told["B"])
-    with pytest.raises(FedDPError, match="an envelope of B for collect of epoch 0 or later was opened before"):
+    with pytest.raises(
+        FedDPError, match="envelopes for collect of epoch 0 or later were opened before, so that of B is refused"
+    ):
         made["A"].open(WORD, TASK, 0, {"B": given["B"]})
 
 
@@ -487,19 +493,33 @@ def test_what_is_not_one_peers_fault_is_refused_whole(sites, sessions):
     with pytest.raises(FedDPError, match="site B: it may send only the bytes sealed here"):
         made["A"].open(WORD, TASK, 0, {"B": {"own": torch.zeros(2)}, "C": given["C"]})
     assert [*made["A"].open(WORD, TASK, 0, {"B": given["B"]})] == ["B"], "the control"
-    with pytest.raises(FedDPError, match="an envelope of B for collect of epoch 0 or later was opened before"):
+    with pytest.raises(FedDPError, match="were opened before, so that of C is refused"):
+        made["A"].open(WORD, TASK, 0, {"C": given["C"]})  # the same epoch with a peer of the server's choice
+    with pytest.raises(
+        FedDPError, match="envelopes for collect of epoch 0 or later were opened before, so that of B is refused"
+    ):
         made["A"].open(WORD, TASK, 0, {"B": given["B"], "C": given["C"]})
 
 
-def test_a_type_of_tensor_that_torch_does_not_have_is_its_senders_fault(sites):
-    """safetensors knows F8_E8M0, and torch cannot read it: eight bytes of it, in an envelope that is valid otherwise."""
+@pytest.mark.parametrize(
+    ("tensor", "nbytes", "words"),
+    [
+        ({"dtype": "F8_E8M0", "shape": [8]}, 8, r"cannot be opened \("),
+        ({"dtype": "F32", "shape": [0, 2**63]}, 0, r"cannot be opened \("),
+        ({"dtype": "F32", "shape": [0, 2**62, 2**62]}, 0, r"cannot be opened \("),
+        (None, 0, "holds no tensors"),
+    ],
+)
+def test_what_torch_cannot_read_is_its_senders_fault(sites, tensor, nbytes, words):
+    """In an envelope that is valid otherwise: a type that safetensors knows and torch does not; shapes of no element that
+    overflow in torch, in two ways; nothing."""
     b, challenge = peer(sites, "B")
-    header = json.dumps({"x": {"dtype": "F8_E8M0", "shape": [8], "data_offsets": [0, 8]}}).encode()
-    plain = len(header).to_bytes(8, "little") + header + bytes(8)
+    header = json.dumps({} if tensor is None else {"x": tensor | {"data_offsets": [0, nbytes]}}).encode()
+    plain = len(header).to_bytes(8, "little") + header + bytes(nbytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("feddp.sealing.envelope.save", lambda tensors: plain)
         envelope = seal(sites["A"], BINDING, [b], TENSORS)
-    with pytest.raises(FedDPError, match=r"the envelope of A cannot be opened \("):
+    with pytest.raises(FedDPError, match=f"the envelope of A {words}"):
         unseal(sites["B"], "A", envelope, BINDING, challenge)
 
 
