@@ -122,6 +122,11 @@ def short(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def one_line(text: str, most: int = 500) -> str:
+    """Returns at most `most` characters of a text, in one line."""
+    return " ".join(text.split())[:most]
+
+
 def without_paths(text: str) -> str:
     """Returns a message without the folders of the machine that wrote it, for a page or a card that is shown elsewhere."""
     return _PATH.sub("…/", text)

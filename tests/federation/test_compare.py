@@ -181,14 +181,16 @@ def test_what_was_chosen_on_the_test_images_is_marked_in_every_table_of_scores(c
 def test_tables_of_a_comparison_before_one_that_was_broken_off_are_removed(compare, fake, tmp_path, monkeypatch):
     out = tmp_path / "out"
     assert compare("--methods", "fedavg,local", "--seeds", "0,1").exit_code == 0
-    (out / "table_mine.csv").write_text("a note")
+    for ending in ("csv", "tex"):
+        (out / f"table_mine.{ending}").write_text("a note")
     with monkeypatch.context() as patch:
         patch.setattr(comparison, "methods_tables", lambda *arguments: sys.exit(130))
         assert compare("--methods", "fedavg,local").exit_code == 130
     assert (out / "table_seeds.csv").exists(), "the control"
     assert compare("--methods", "fedavg,local").exit_code == 0
     assert not list(out.glob("table_seeds.*"))
-    assert (out / "table_mine.csv").read_text() == "a note"
+    assert [(out / f"table_mine.{ending}").read_text() for ending in ("csv", "tex")] == ["a note"] * 2
+    assert not list(out.glob(".comparison*"))
 
 
 def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path, monkeypatch):

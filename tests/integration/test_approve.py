@@ -220,7 +220,11 @@ def test_what_another_user_writes_the_site_could_not_read(folder, kit, monkeypat
 
 @pytest.mark.parametrize(
     ("budget", "words"),
-    [({"jobs": 3}, ""), ({"jobs": 2}, "is used up (2 of 2 jobs)"), ({"evaluations": 1}, "is used up (1 of 1 evaluations)")],
+    [
+        ({"jobs": 3}, ""),
+        ({"jobs": 2}, "site-1 is used up (2 of 2 jobs); `feddp"),
+        ({"evaluations": 1}, "is used up (1 of 1 evaluations)"),
+    ],
 )
 def test_a_job_beyond_the_budget_is_not_approved(folder, kit, tiny_root, budget, words):
     """Two jobs and one evaluation have used the site's data."""

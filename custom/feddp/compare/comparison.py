@@ -23,13 +23,18 @@ from feddp.compare.tested import empty_masks, patients, with_structures
 from feddp.compare.unseen import open_unseen, unseen_tables
 from feddp.compare.variants import Variant
 from feddp.data.folder import SiteFolder
+from feddp.errors import InputError
 from feddp.files import COMPARISON, read_results, write_json
+from feddp.reading import read_own
 from feddp.reporting.tables import ResultTable
 
 SPREAD = (
     "; ± is the population standard deviation over a site's test images, over the sites' means in Average, and over the"
     " seeds' Averages in ± seeds."
 )
+
+
+_BEFORE = f".{COMPARISON}"  # of the comparison before one that runs, or that was broken off
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ def compare(request: ComparisonRequest) -> Comparison:
     dealt = (request.common, request.seeds, request.data, request.out, request.folds)
     campaigns = fold_campaigns(methods, *dealt) if request.folds else []
     before = _tables(request.out)
-    (request.out / COMPARISON).unlink(missing_ok=True)  # while it runs, it is not finished (`feddp runs slim`)
+    if (request.out / COMPARISON).exists():
+        (request.out / COMPARISON).replace(request.out / _BEFORE)  # while it runs, it is not finished (`feddp runs slim`)
     if campaigns:
         return _write(request, before, fold_tables(campaigns, methods, request.seeds, request.place), campaigns)
     results, sites, seeds = campaign.execute(request.place), campaign.sites, len(request.seeds)
@@ -128,6 +134,7 @@ def _write(
             "tables": [table.to_json() for table in tables],
         },
     )
+    (request.out / _BEFORE).unlink(missing_ok=True)
     return Comparison(tables[0], failed)
 
 
@@ -139,8 +146,11 @@ def _marked(tables: Sequence[ResultTable], results: Iterable[Result]) -> list[Re
 
 
 def _tables(out: Path) -> set[str]:
-    """Returns the names of the tables that a comparison wrote here before, also one that was broken off later."""
-    return {path.stem.removeprefix("table_") for path in out.glob("table_*.csv") if path.with_suffix(".tex").exists()}
+    """Returns the names of the tables of the comparison that finished here last, also if another was broken off since."""
+    for name in (COMPARISON, _BEFORE):
+        if (out / name).exists():
+            return {table["name"] for table in read_own(out / name, InputError, "remove it").get("tables", [])}
+    return set()
 
 
 def _stored(result: Result, out: Path) -> dict[str, dict[int, str]]:

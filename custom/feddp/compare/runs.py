@@ -124,7 +124,7 @@ class Run:
         # not by results.json alone: it does not say which data were read
         if stored is None or not self._is_of(stored) or not (self.folder / RESULTS).exists():
             return False
-        return bool(stored["finished"]) or ((self.folder / RUN).exists() and self._planned() and self._resulted())
+        return bool(stored["finished"]) or (self._resulted() and (not (self.folder / RUN).exists() or self._planned()))
 
     def require_own(self) -> None:
         """Raises InputError where the folder holds another run or no run, another process has it, or a file is damaged."""
@@ -140,8 +140,8 @@ class Run:
             raise InputError(f"{self.folder} is no run of a comparison; choose another --out, or remove it")
         if began and not (own and self._planned()):
             raise InputError(
-                f"{self.folder} holds an unfinished run of another plan or other data; choose another --out, or"
-                " `feddp runs delete` it"
+                f"{self.folder} holds an unfinished run of another plan or other data; give the options that it began with,"
+                f" choose another --out, or `feddp runs delete {self.folder}`"
             )
 
     def claim(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.data.description import SPLITS, Row, read_dataset, read_rows
-from feddp.data.names import name_of, site_problem
+from feddp.data.names import site_name, site_problem
 from feddp.data.pixels import read_image, read_mask, same_size
 from feddp.data.preparation import KEY, Preparation
 from feddp.data.prepare.split import needed
@@ -86,7 +86,7 @@ def _check_site(site: Path, named: bool) -> list[Problem]:
     metadata, problems = read_dataset(site / "dataset.json")
     # pixels are checked only with a valid dataset.json, which gives the rules, and only inside the folder
     sound = not problems
-    if named and (wrong := site_problem(site, name_of(site))):
+    if named and (wrong := site_problem(site, site_name(site))):
         problems.append(wrong)
     listed, more = read_rows(site / "split.csv")
     rows = tuple(row for row in listed if row.split in SPLITS)

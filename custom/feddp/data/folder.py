@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from feddp.data.description import LISTED, SPLITS, Position, Row, read_dataset, read_split, tabled
-from feddp.data.names import name_of
+from feddp.data.names import site_name
 from feddp.data.pixels import write_png
 from feddp.data.preparation import KEY, Preparation
 from feddp.errors import InputError
@@ -70,7 +70,7 @@ class SiteFolder:
             raise InputError(f"{problems[0]}{rest}")
         return cls(
             path=path,
-            site=name_of(path),
+            site=site_name(path),
             dataset=metadata["name"],
             channels=metadata["channels"],
             classes=tuple(metadata["classes"]),

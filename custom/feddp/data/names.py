@@ -12,7 +12,7 @@ RULE = f"1 to {LONGEST} of A-Z a-z 0-9 - _, and not {', '.join(_TAKEN[:-1])} or 
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST}}}")
 
 
-def name_of(path: Path) -> str:
+def site_name(path: Path) -> str:
     """Returns the site's name: its folder's. A linked folder has the link's name, as below a root that holds links."""
     return path.resolve().name if path.name in ("", "..") else path.name
 

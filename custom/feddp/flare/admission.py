@@ -26,7 +26,7 @@ from nvflare.private.privacy_manager import PrivacyService
 
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.archive import read_app
-from feddp.flare.audit import audit, one_line
+from feddp.flare.audit import audit
 from feddp.flare.configuration import APPS, CLIENT, FILES, META, SERVER, require_object
 from feddp.flare.documents import only_json, require_document, require_equal
 from feddp.flare.earlier import require_earlier
@@ -36,6 +36,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.flare.scopes import scopes_of
 from feddp.flare.unused import removed_of
 from feddp.flare.workspace import kept_by
+from feddp.reading import one_line
 
 
 class AdmittingDeployer(FLComponent, AppDeployerSpec):

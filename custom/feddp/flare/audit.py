@@ -1,5 +1,6 @@
 """Writes what a site stops to its audit file. It is FLARE's, and the site's administrator reads it."""
 
+import errno
 import functools
 import inspect
 import threading
@@ -11,7 +12,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from nvflare.fuel.sec.audit import EXCLUDED_ACTIONS, Auditor, AuditService
 
-LIMIT = 500  # characters of our text in a line
+from feddp.reading import one_line
+
 LONGEST, FIELD = 700, 100  # characters of any text in a line, and of each field before it
 _NO_BRACKETS = str.maketrans("[]", "()")  # a bracket ends a field
 
@@ -34,12 +36,8 @@ def audit_if_possible(fl_ctx: FLContext, what: str) -> str:
     try:
         return audit(fl_ctx, what)
     except OSError as error:
-        return f"{one_line(what)} (not in the audit file: {error}; free space there)"
-
-
-def one_line(text: str) -> str:
-    """Returns at most LIMIT characters of a text, in one line."""
-    return " ".join(text.split())[:LIMIT]
+        remedy = "; free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return f"{one_line(what)} (not in the audit file: {error}{remedy})"
 
 
 class Minute:

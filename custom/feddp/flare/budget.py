@@ -66,7 +66,9 @@ class Ledger:
             ("evaluations", mine.evaluations, allowed.evaluations),
         ):
             if count >= limit:
-                self._refuse(data, f"{count} of {limit} {name}")
+                raise PolicyError(
+                    f"the budget for {data} is used up ({count} of {limit} {name}); `feddp kit budget KIT --reset` resets it"
+                )
 
     def used(self) -> dict[str, Used]:
         """Returns {resolved path of the data folder: its use}.

@@ -7,12 +7,12 @@ from pathlib import Path
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, PolicyError
-from feddp.flare.audit import one_line
 from feddp.flare.budget import Ledger
 from feddp.flare.kept import alone, files_of, secret_of
 from feddp.flare.policy import OWN, SitePolicy
 from feddp.flare.terms import require_as_private, require_terms
 from feddp.flare.unused import require_not_removed
+from feddp.reading import one_line
 from feddp.stages.initial import first_network
 from feddp.stages.order import behind
 from feddp.stages.site import Site

@@ -11,11 +11,12 @@ from nvflare.apis.signal import Signal
 from feddp import protocol
 from feddp.errors import FedDPError, Stopped, StorageError
 from feddp.flare import messages
-from feddp.flare.audit import audit, one_line
+from feddp.flare.audit import audit
 from feddp.flare.messages import STORAGE_FAILED
 from feddp.flare.sealing import arriving
 from feddp.flare.site import SiteComponent, site_component
 from feddp.protocol import Kind
+from feddp.reading import one_line
 from feddp.stages import answered
 from feddp.stages.message import Message
 

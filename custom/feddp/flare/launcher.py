@@ -19,8 +19,9 @@ from nvflare.private.fed.client.client_executor import JobExecutor
 
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.admission import require_signers
-from feddp.flare.audit import audit, audit_if_possible, one_line
+from feddp.flare.audit import audit, audit_if_possible
 from feddp.flare.endings import started
+from feddp.reading import one_line
 
 TRIES, WITHIN = 3, 3600.0  # starts after a signal within so many seconds; then the site leaves the job
 PAUSE = 2.0  # seconds before the first of them, which double

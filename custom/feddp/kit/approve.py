@@ -42,9 +42,11 @@ class Approval:
         """Reads both.
 
         Raises:
-            FedDPError: the folder is not an exported job, the kit does not belong to a hospital, or its policy is invalid.
+            FedDPError: the folder is not an exported job, the kit does not belong to a hospital or belongs to another user, or
+                its policy is invalid.
         """
         opened = Kit.open(kit)
+        require_owner(opened)
         if opened.kind != HOSPITAL:
             raise InputError(f"{kit} is the kit of a {opened.kind}; only hospitals approve jobs, so name a hospital's kit")
         meta, job = read_job(folder)
@@ -111,12 +113,7 @@ class Approval:
         return described(self.name, self.job, self.policy, self.data)
 
     def write(self) -> None:
-        """Adds the line to the job's scope. Writes the file atomically and keeps its mode.
-
-        Raises:
-            InputError: the kit belongs to another user.
-        """
-        require_owner(self.kit)
+        """Adds the line to the job's scope. Writes the file atomically and keeps its mode."""
         content = read_json(self.privacy)
         for scope in content["scopes"]:
             if scope["name"] == self.scope:

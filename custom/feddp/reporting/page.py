@@ -13,7 +13,8 @@ from feddp.training.columns import class_names, of_class
 
 _ROUNDED = "Each site rounded what it sent: Dice and IoU to three decimals, distances and losses to three digits."
 _BEFORE = {
-    False: "before: the networks before the last local stage, or of the selected round; final: after it, where there is one.",
+    False: "before: the networks before the last local stage; final: after it. Without a local stage, both are those of the"
+    " selected round.",
     True: "before: the federation's network; final: after local post-training.",
 }
 _PEERS = "peers: the sites whose networks took part in this site's calibration."

@@ -42,6 +42,8 @@ def calibrate(network: Path, data: Path, alpha: float, out: Path, device: str = 
         raise InputError(f"{out} is a folder; name a file, such as {out / 'threshold.json'}")
     if out.exists():
         raise InputError(f"{out} exists; remove it, or name another file")
+    if files := [parent for parent in out.parents if parent.exists() and not parent.is_dir()]:
+        raise InputError(f"{files[0]} is a file; name a file in a folder with --out")
     graph, metadata = Graph.of(network)
     folder, where = SiteFolder.open(data), asked_for(device)
     if wrong := misfit(folder, metadata_of(metadata)):

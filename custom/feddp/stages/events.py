@@ -65,10 +65,12 @@ def progress_after(path: Path, start: int) -> tuple[list[Event], int]:
     for event in events:
         kind: Any = event.get("event")
         if not is_name(kind):
-            raise BadFile(Problem(path, "has an event without a name", "Take it from the run's server again"))
+            raise BadFile(
+                Problem(path, "has an event without a name", "Take it from where the run was again, or remove the run's folder")
+            )
         checks = _CHECKS | ({"bytes": _sizes} if kind == "ask" else {})
         wrong = [name for name, fits in checks.items() if name in event and not fits(event[name])]
         if lacking := wrong or [name for name in ("time", *_NEEDED.get(kind, ())) if name not in event]:
             what = f"has an event whose {lacking[0]} is missing or is none"
-            raise BadFile(Problem(path, what, "Take it from the run's server again"))
+            raise BadFile(Problem(path, what, "Take it from where the run was again, or remove the run's folder"))
     return events, end

@@ -37,7 +37,7 @@ class Host(Protocol):
         """The site's part of every seed; empty if only the plan's seed counts."""
 
     def left_out(self, task: str, peer: str, why: FedDPError) -> None:
-        """Notes in the site's own files that a task uses nothing of a peer, and why. The server does not learn it."""
+        """Notes in the site's own files that a task uses nothing of a peer, and why. Nothing of this leaves the site."""
 
     def consents(self, word: str) -> bool:
         """Whether the site's policy consents to an exchange."""

@@ -124,8 +124,8 @@ def test_an_unfinished_run_of_a_fold_is_no_place_for_another_plan(compare, fake,
 def test_tables_that_a_comparison_does_not_write_again_are_removed(compare, fake, tmp_path):
     """Only its own, which its comparison.json names."""
     assert compare("--methods", "fedavg", "--folds", 3).exit_code == 0
-    other = tmp_path / "out/table_mine.csv"
-    other.write_text("mine")
+    for ending in ("csv", "tex"):
+        (tmp_path / f"out/table_mine.{ending}").write_text("mine")
     before = {path.name for path in (tmp_path / "out").glob("table_*")}
     listed = json.loads((tmp_path / "out/comparison.json").read_text())
     listed["tables"].append(listed["tables"][0] | {"name": "gone"})

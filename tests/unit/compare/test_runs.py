@@ -175,7 +175,8 @@ def test_an_unfinished_run_of_another_plan_or_other_data_is_refused_before_anyth
     run = broken_off("run.json", "half.txt")
     before = contents_of(run)
     message = (
-        f"{run.folder} holds an unfinished run of another plan or other data; choose another --out, or `feddp runs delete` it"
+        f"{run.folder} holds an unfinished run of another plan or other data; give the options that it began with, choose"
+        f" another --out, or `feddp runs delete {run.folder}`"
     )
     shutil.copytree(tiny_root, tmp_path / "copy")
     split = tmp_path / "copy/site-1/split.csv"

@@ -79,13 +79,16 @@ def table(site):
 # -- pictures --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("typed", [".", "../source", "{source}"])
-def test_a_data_set_has_its_folder_s_name_however_that_is_typed(source, prepare, monkeypatch, typed):
-    """`.` too, in which no name is written."""
+@pytest.mark.parametrize(
+    ("typed", "name"), [(".", "source"), ("../source", "source"), ("{source}", "source"), ("../link", "link")]
+)
+def test_a_data_set_has_its_folder_s_name_however_that_is_typed(source, prepare, monkeypatch, typed, name):
+    """`.` too, in which no name is written; a link's is its own."""
     folder = source()
+    folder.with_name("link").symlink_to(folder)
     monkeypatch.chdir(folder)
     site = prepare(typed.format(source=folder), "--classes", "polyp")
-    assert json.loads((site / "dataset.json").read_text())["name"] == "source"
+    assert json.loads((site / "dataset.json").read_text())["name"] == name
     assert check(site) == []
 
 

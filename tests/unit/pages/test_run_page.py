@@ -288,7 +288,11 @@ def test_many_methods_rounds_and_sites_stay_below_the_limit(tmp_path):
         ("results.json", '{"sites": {"A": {}}}', "lacks method, network, rounds, seed"),
         ("sites/site-1/images.csv", "network,image\nstart,a\n", "images.csv is no table of images"),
         ("progress.jsonl", "3\n", "no JSON object"),
-        ("progress.jsonl", "{}\n", "has an event without a name. Take it from the run's server again"),
+        (
+            "progress.jsonl",
+            "{}\n",
+            "has an event without a name. Take it from where the run was again, or remove the run's folder",
+        ),
         (
             "progress.jsonl",
             '{"event": "answer", "time": 1, "site": "A", "task": "train"}\n',

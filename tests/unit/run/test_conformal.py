@@ -122,7 +122,10 @@ def test_where_the_threshold_goes_is_looked_at_before_any_prediction(brightness,
         raise RuntimeError("an image was read")
 
     monkeypatch.setattr(threshold, "read_image", read)
-    for out, said in ((tmp_path, f"{tmp_path} is a folder; name a file, such as"), (file / "t.json", str(file))):
+    for out, said in (
+        (tmp_path, f"{tmp_path} is a folder; name a file, such as"),
+        (file / "deep/t.json", f"{file} is a file; name a file in a folder with --out"),
+    ):
         code, _, error = feddp(*calibrate, out)
         assert (code, error.count("\n"), said in error) == (2, 1, True), error
     with pytest.raises(RuntimeError):  # the control

@@ -25,7 +25,7 @@ from feddp.data.description import HEADER, LISTED, SPLITS, Position, numbered_li
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, PICTURE, Found, find
 from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
-from feddp.data.names import require_site
+from feddp.data.names import require_site, site_name
 from feddp.data.preparation import KEY, Preparation, Window
 from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.own_masks import Truths, mask_of, truths_of
@@ -79,7 +79,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             words = split_site(site.name, patients.values(), seed, split)
         first = entries[0].read(tree, options.axis)
         metadata: dict[str, Any] = {
-            "name": source.resolve().stem,  # of `.` too
+            "name": Path(site_name(source)).stem,  # of `.` too
             "channels": options.channels or first.channels,
             "classes": list(options.classes),
             "labels": options.labels,

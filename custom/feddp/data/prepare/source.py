@@ -165,7 +165,7 @@ def _below(top: Path) -> Iterator[tuple[str, str]]:
 
 def _is_hidden(name: str) -> bool:
     file = PurePosixPath(name).name
-    return file.startswith(".") or file == "lost+found"  # the file system's own, at the top of a disk
+    return file.startswith(".") or file == "lost+found"  # the file system's own, as at the top of a disk
 
 
 def _is_zip(path: Path) -> bool:
