@@ -46,7 +46,7 @@ def test_no_number_and_no_name_is_cut(capsys, monkeypatch, width):
 
 def test_the_title_says_what_was_done_and_the_note_what_the_columns_are():
     assert table(results()).title == "feddp on unet, 1 round, seed 0"
-    assert "final: after the local stages" in table(results()).caption
+    assert "final: after it. Without a local stage" in table(results()).caption
     joined = results(joined={"run": "runs/x", "train": ["head"]})
     assert table(joined).title == "local post-training after feddp on unet, 1 round, seed 0"
     assert "final: after local post-training" in write_markdown(joined)
