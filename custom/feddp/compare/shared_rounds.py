@@ -17,7 +17,7 @@ FOLDER = "rounds"
 
 
 class Trained(Protocol):
-    """A run of a comparison (`feddp.compare.runs.Run`)."""
+    """A run of a comparison (`feddp.compare.planned_run.Run`)."""
 
     @property
     def wanted(self) -> dict[str, Any]: ...

@@ -98,7 +98,7 @@ class RunFolder:
 
     @property
     def record(self) -> Path:
-        """Where a comparison says which run it is (`feddp.compare.runs`)."""
+        """Where a comparison says which run it is (`feddp.compare.planned_run`)."""
         return self.path.with_name(f"{self.path.name}.json")
 
     def is_whole(self) -> bool:

@@ -142,7 +142,7 @@ def to_go_on(out: Path) -> str:
     """Returns what a user types to continue the unfinished run in `out`, as the end of a message.
 
     For a comparison's run, that is the comparison: it then goes on with its other runs. It also takes a run that
-    `feddp run --resume` has finished (`feddp.compare.runs`).
+    `feddp run --resume` has finished (`feddp.compare.planned_run`).
     """
     compared = out.with_name(f"{out.name}.json").exists()
     return "to go on: " + ("the same `feddp compare` again" if compared else resuming(out))
