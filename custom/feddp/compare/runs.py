@@ -31,6 +31,7 @@ from feddp.methods.base import CALIBRATE, LOCAL_STAGES
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.run import options as run_options
+from feddp.training.claim import release
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,12 @@ class Campaign:
 
     def _execute(self, run: Run, place: Place, shared: SharedRounds) -> None:
         run.claim()
+        try:
+            self._run_here(run, place, shared)
+        finally:
+            release(run.folder)  # a file is open for each lock, and a comparison may have a thousand runs
+
+    def _run_here(self, run: Run, place: Place, shared: SharedRounds) -> None:
         run.note(False, place.machine)
         threads = place.threads if METHODS[run.options.method].federated else None
         run_options.run_here(

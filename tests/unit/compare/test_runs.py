@@ -1,6 +1,7 @@
 """Which runs a comparison starts: every one planned first, each once, finished ones not again."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from feddp.files import write_json
 from feddp.run import local
 from feddp.run import options as run_options
 from feddp.run.options import resume_here
-from feddp.training.claim import release
+from feddp.training.claim import is_held, release
 from support.compare_runs import SITES, FakeRuns
 
 
@@ -458,3 +459,15 @@ def test_the_studies_compare_what_the_paper_compares():
     # Fig. 10's caption: "integrating IGC to other PFL methods, i.e., IOP-FL and FedBABU"; the text adds FedDP's own
     assert list(dict.fromkeys(entry.labels[0] for entry in STUDIES["igc"].entries)) == ["iop_fl", "fedbabu", "feddp"]
     assert all(len(entry.labels) == len(study.heads) for study in STUDIES.values() for entry in study.entries)
+
+
+def test_no_run_that_has_ended_keeps_its_folder_or_a_file_open(campaign, fake):
+    """Well or badly: a comparison of a thousand runs would run out of open files."""
+    fake.broken = {"local"}
+    made = campaign("fedavg", "local")
+    made.execute()
+    assert [run.folder for run in made.runs if is_held(run.folder)] == []
+    open_now = len(os.listdir("/proc/self/fd"))
+    fake.broken = set()
+    campaign("fedavg", "local").execute()
+    assert len(os.listdir("/proc/self/fd")) == open_now
