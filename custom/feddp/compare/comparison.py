@@ -18,7 +18,7 @@ from feddp.compare.request import ComparisonRequest
 from feddp.compare.runs import Campaign
 from feddp.compare.scores import FINAL, Result
 from feddp.compare.studies import OUTSIDE, STUDIES
-from feddp.compare.tables import OPTIMISTIC, methods_tables, outside_tables, study_table
+from feddp.compare.tables import OPTIMISTIC, methods_tables, optimistic, outside_tables, study_table
 from feddp.compare.tested import empty_masks, patients, with_structures
 from feddp.compare.unseen import open_unseen, unseen_tables
 from feddp.compare.variants import Variant
@@ -140,9 +140,8 @@ def _write(
 
 def _marked(tables: Sequence[ResultTable], results: Iterable[Result]) -> list[ResultTable]:
     """The tables, each with a note where a method chose rounds and epochs on the test images."""
-    if not any("test" in result.selections for result in results):
-        return list(tables)
-    return [table if OPTIMISTIC in table.notes else replace(table, notes=(OPTIMISTIC, *table.notes)) for table in tables]
+    mark = optimistic(results)
+    return [table if OPTIMISTIC in table.notes else replace(table, notes=(*mark, *table.notes)) for table in tables]
 
 
 def _tables(out: Path) -> set[str]:

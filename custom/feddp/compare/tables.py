@@ -72,6 +72,11 @@ def _rounds(named: Iterable[str], last: Collection[str]) -> str:
     return " ".join(f"Of {kinds[ends]}: {', '.join(found[ends])}." for ends in kinds)
 
 
+def optimistic(results: Iterable[Measured]) -> tuple[str, ...]:
+    """The note of a table where a method chose rounds and epochs on the test images; () where none did."""
+    return (OPTIMISTIC,) if any("test" in result.selections for result in results) else ()
+
+
 def labelled(label: str, result: Measured, seeds: int | None = None) -> str:
     """A row's label, which says so where not all `seeds` finished; if None, those that finished and those that failed."""
     seeds = len(result.folders) + len(result.failed) if seeds is None else seeds
@@ -165,7 +170,6 @@ def scores_table(
     for labels, result, when in lines:
         cells = _values(result, when, columns, sites, unit, class_name) if result.folders else failed(result, len(columns))
         rows.append((*labels[:-1], labelled(labels[-1], result, seeds), *cells))
-    optimistic = any("test" in result.selections for _, result, _ in lines)
     apart = frozenset(i for i, (_, result, _) in enumerate(lines) if not result.competes)
     better: list[Better | None] = [None if column == SEEDS else SHOWN[metric].better for metric, column in columns]
     return ResultTable(
@@ -174,7 +178,7 @@ def scores_table(
         (*heads, *(f"{SHOWN[metric].head} {column}" for metric, column in columns)),
         (*[None] * len(heads), *better),
         tuple(rows),
-        (*([OPTIMISTIC] if optimistic else []), *([APART] if apart else [])),
+        (*optimistic(result for _, result, _ in lines), *([APART] if apart else [])),
         apart,
     )
 
@@ -218,8 +222,7 @@ def spread_table(named: Mapping[str, Result], sites: list[str]) -> ResultTable:
     heads = ("Method", "Dice (%) per client", "Dice (%) over images", "Variance over clients")
     apart = frozenset(i for i, result in enumerate(named.values()) if not result.competes)
     title, better = "Dice and its spread, as pFLFE's Tables 1-3", (None, max, max, min)
-    notes = (OPTIMISTIC,) if any("test" in result.selections for result in named.values()) else ()
-    return ResultTable("spread", title, heads, better, tuple(rows), notes, apart)
+    return ResultTable("spread", title, heads, better, tuple(rows), optimistic(named.values()), apart)
 
 
 def failed(result: Measured, width: int) -> tuple[str, ...]:

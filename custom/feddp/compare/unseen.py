@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from feddp.compare.scores import Result, Summary, over_seeds
-from feddp.compare.tables import APART, OPTIMISTIC, by_class, failed, labelled
+from feddp.compare.tables import APART, by_class, failed, labelled, optimistic
 from feddp.data.folder import SiteFolder, metadata_of, misfit
 from feddp.data.loading import Sample, load
 from feddp.data.progress import track
@@ -61,8 +61,7 @@ def unseen_tables(
     notes = [f"{count} images of {folder.site} in split test. Ensemble: the mean of the sites' probability maps."]
     if blank := [label for label, result in methods.items() if result.folders and found[label].keys() != {*sites, ENSEMBLE}]:
         notes.append(f"{BLANK}: a network of a site is not there ({', '.join(blank)}).")
-    if any("test" in result.selections for result in methods.values()):
-        notes.append(OPTIMISTIC)
+    notes += optimistic(methods.values())
     if apart := frozenset(i for i, result in enumerate(methods.values()) if not result.competes):
         notes.append(APART)
     columns = [(metric, column) for metric in _METRICS for column in (*sites, ENSEMBLE)]
