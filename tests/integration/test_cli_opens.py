@@ -46,6 +46,14 @@ def test_the_methods_are_listed_without_what_they_compute_with():
     assert python(LOADED, "methods").splitlines() == ["loaded:"]
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_greek_letters_lists_the_methods(encoding):
+    """α is U+03B1; neither encoding has it."""
+    listed = python(FEDDP, "methods", PYTHONIOENCODING=encoding)
+    assert r"\u03b1" in listed
+    assert "α" in python(FEDDP, "methods", PYTHONIOENCODING="utf-8")
+
+
 def test_what_loads_something_heavy_is_noticed():
     assert python("import numpy" + LOADED, "--help").splitlines() == ["loaded: numpy"]
 

@@ -1,5 +1,6 @@
 """FedDP on NVIDIA FLARE: personalized federated segmentation."""
 
+import io
 import os
 import sys
 
@@ -35,6 +36,8 @@ app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args
 def main() -> None:
     """The command; a user's mistake ends in one line and exit code 2. What it writes is for its user alone."""
     os.umask(0o077)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Greek letters; standard error does so already
     try:
         app()
     except (FedDPError, OSError) as error:
