@@ -1,7 +1,7 @@
 """`feddp compare`, from the request to the files: tables, figures, and tables.md with the command, all tables and failures.
 
 comparison.json holds what `feddp report` needs beside the runs: the tables, some of which were measured once, and which run is
-of which method and study. Its paths are relative to the comparison's folder.
+of which method and study, and which test images are of one patient. Its paths are relative to the comparison's folder.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +12,7 @@ from feddp.compare.efficiency import efficiency_table, stages_table, times_table
 from feddp.compare.figures import draw_methods, draw_outside, draw_study
 from feddp.compare.folds import fold_campaigns, fold_tables
 from feddp.compare.leave_one_out import LeaveOneOut
+from feddp.compare.patients import Names
 from feddp.compare.published import orderings_table
 from feddp.compare.ranking import finished, ranking_tables
 from feddp.compare.request import ComparisonRequest
@@ -19,7 +20,7 @@ from feddp.compare.runs import Campaign
 from feddp.compare.scores import FINAL, Result
 from feddp.compare.studies import OUTSIDE, STUDIES
 from feddp.compare.tables import OPTIMISTIC, methods_tables, optimistic, outside_tables, study_table
-from feddp.compare.tested import empty_masks, patients, with_structures
+from feddp.compare.tested import empty_masks, numbered, patients, with_structures
 from feddp.compare.unseen import open_unseen, unseen_tables
 from feddp.compare.variants import Variant
 from feddp.data.folder import SiteFolder
@@ -73,7 +74,7 @@ def compare(request: ComparisonRequest) -> Comparison:
     runs = [v for v in methods if v in final or not any(campaign.same(v, one) for one in final)]
     whole = {replace(variant, when=FINAL).label: results[variant] for variant in runs}
     last = {variant.label for variant in methods if campaign.is_last(variant)}
-    tables = methods_tables(named, sites, seeds, last) if methods else []
+    tables, names = methods_tables(named, sites, seeds, last) if methods else [], None
     if len(ranked := finished(named, sites)) > 1:
         folders = {site: SiteFolder.open(request.data / site) for site in sites}
         names = {site: patients(folder) for site, folder in folders.items()}
@@ -92,12 +93,12 @@ def compare(request: ComparisonRequest) -> Comparison:
     for name in studies:
         draw_study(name, request.out, results, sites)
     if not outside:
-        return _write(request, before, tables, [campaign], results=results)
+        return _write(request, before, tables, [campaign], results=results, names=names)
     adapted = outside.execute(request.place)
     for name, around_study in around.items():
         tables += outside_tables(name, around_study, adapted, sites, seeds)
         draw_outside(name, around_study, request.out, adapted, sites)
-    return _write(request, before, tables, [campaign, *outside.campaigns.values()], outside.failed, results)
+    return _write(request, before, tables, [campaign, *outside.campaigns.values()], outside.failed, results, names)
 
 
 def _write(
@@ -107,6 +108,7 @@ def _write(
     campaigns: Sequence[Campaign],
     more: Mapping[str, str] | None = None,
     results: Mapping[Variant, Result] | None = None,
+    names: Names | None = None,
 ) -> Comparison:
     """Writes tables.md, comparison.json and every table's CSV and LaTeX to `request.out`.
 
@@ -115,6 +117,7 @@ def _write(
         campaigns: all runs.
         more: the reasons of other failures, by name.
         results: what the methods and studies measured; of folds there are only tables.
+        names: the patient of each test image, if methods were tested against one another.
     """
     failed = {name: reason for campaign in campaigns for name, reason in campaign.failed.items()} | dict(more or {})
     for table in tables:
@@ -131,6 +134,7 @@ def _write(
             "studies": list(request.studies) if results else [],
             "results": {str(variant): _stored(result, request.out) for variant, result in (results or {}).items()},
             "failed": failed,
+            "patients": {site: numbered(images) for site, images in (names or {}).items()},
             "tables": [table.to_json() for table in tables],
         },
     )

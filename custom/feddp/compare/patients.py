@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from scipy.stats import norm, rankdata, t, wilcoxon
 
-from feddp.compare.scores import Scores
+from feddp.compare.scores import Rows
 from feddp.compare.statistics import LEAST, LEVEL, RESAMPLES
 
 Names = Mapping[str, Mapping[str, str]]  # {site: {test image: patient}}
@@ -34,15 +34,15 @@ class PatientScores:
     sums: tuple[np.ndarray, ...]
 
     @classmethod
-    def of(cls, methods: Mapping[str, Scores], metric: str, names: Names) -> "PatientScores":
-        """From scores that have a value of each of `names`."""
+    def of(cls, methods: Mapping[str, Mapping[str, Rows]], metric: str, names: Names) -> "PatientScores":
+        """From {method: {site: rows}} that have a value of each of `names`."""
         images, sums = [], []
         for site, patients in names.items():
             of_patient: dict[str, list[str]] = {}
             for image, patient in patients.items():
                 of_patient.setdefault(patient, []).append(image)
             values = [
-                [[100 * found.rows[site][image][metric] for found in methods.values()] for image in stems]
+                [[100 * rows[site][image][metric] for rows in methods.values()] for image in stems]
                 for stems in of_patient.values()
             ]
             images.append(np.array([len(each) for each in values]))

@@ -85,7 +85,9 @@ def _compared(
     here = [label for label in found if label in table.averages]
     # what stands for FedAvg beside each other method
     fair = {label: reference(label, found, last) for label in here if label != REFERENCE}
-    tested = PatientScores.of({label: found[label] for label in dict.fromkeys((*here, *fair.values()))}, table.metric, names)
+    tested = PatientScores.of(
+        {label: found[label].rows for label in dict.fromkeys((*here, *fair.values()))}, table.metric, names
+    )
     counts, pairs, notes = {True: [0, 0], False: [0, 0]}, 0, []
     for above, below in combinations(sorted(here, key=lambda label: -table.averages[label]), 2):
         if table.averages[above] == table.averages[below]:

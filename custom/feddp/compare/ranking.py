@@ -53,7 +53,7 @@ def _table(
     empty: Sequence[tuple[str, str]] = (),
 ) -> ResultTable:
     """One row per method, by falling mean; with a column for the (site, image) with an empty mask, unless they are few."""
-    tested = PatientScores.of(found, METRIC, names)
+    tested = PatientScores.of({label: each.rows for label, each in found.items()}, METRIC, names)
     means, by_site = tested.means(), tested.by_site()
     base = [tested.methods.index(reference(label, tested.methods, last)) for label in tested.methods]
     others = [i for i in range(len(means)) if i != base[i]]

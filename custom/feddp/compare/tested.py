@@ -15,6 +15,12 @@ def patients(folder: SiteFolder) -> dict[str, str]:
     return {row.image: row.patient for row in folder.rows_of(SPLIT)}
 
 
+def numbered(images: Mapping[str, str]) -> dict[str, int]:
+    """Returns {test image: number of its patient}: which images are of one patient, not of whom."""
+    numbers = {patient: number for number, patient in enumerate(dict.fromkeys(images.values()))}
+    return {image: numbers[patient] for image, patient in images.items()}
+
+
 def empty_masks(folder: SiteFolder, size: int) -> set[str]:
     """Returns the test images whose masks have no foreground of any class at `size`. The masks are read from disk."""
     return {

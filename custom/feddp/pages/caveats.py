@@ -4,10 +4,10 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 
+from feddp.compare.reference import LAST
 from feddp.compare.statistics import FEW, LEAST, METRIC, RESAMPLES
-from feddp.methods.base import round_of
 from feddp.pages.collected import Collected, Measurements
-from feddp.pages.differences import IMAGES, SITES
+from feddp.pages.differences import IMAGES, PATIENTS, SITES
 from feddp.training.settings import Training
 
 _CONDITIONS = ("network", "size", "rounds", "weights", "selection")  # in results.json, which two compared runs should share
@@ -18,11 +18,18 @@ _NAMED = 4  # methods and sites that a sentence lists
 
 def covered(subject: Measurements, bases: Collection[str]) -> Iterator[str]:
     """What the intervals cover; `bases`: those of the contrasts (`differences.Contrast.basis`)."""
+    if PATIENTS in bases:
+        yield (
+            f"Intervals over patients are of {RESAMPLES} draws of the test patients within each site, wider by Student's"
+            " factor, as in the tables below; sites count equally. They cover the choice of patients, not another training. Of"
+            " the sites' own, about 1 in 20 excludes the true difference by chance."
+        )
     if IMAGES in bases:
         yield (
-            f"Intervals are percentile bootstraps of {RESAMPLES} resamples, paired by test image and drawn within each site;"
-            " sites count equally. They cover the choice of test images, not another training, and are too narrow where"
-            " several images show one patient. Of the sites' own, about 1 in 20 excludes the true difference by chance."
+            f"Intervals over images are percentile bootstraps of {RESAMPLES} resamples, paired by test image and drawn within"
+            " each site; sites count equally. They cover the choice of test images, not another training, and are too narrow"
+            " where several images show one patient, which only `feddp compare` knows. Of the sites' own, about 1 in 20"
+            " excludes the true difference by chance."
         )
     if SITES in bases:
         yield (
@@ -47,13 +54,12 @@ def caveats(subject: Measurements, references: Sequence[Measurements], collected
         if len({json.dumps(value) for value in found.values()}) > 1:
             shown = ", ".join(f"{label}: {'none' if value in (None, '') else value}" for label, value in found.items())
             yield f"These runs differ in {name} ({shown}), so a difference may come from that."
-    rounds = {label: round_of(r.get("settings", {}).get("start", "auto"), r["stages"]) for label, r in each.items()}
+    rounds = {m.label: m.round for m in compared}
     if len(set(rounds.values())) > 1:
         shown = ", ".join(f"{label}: {which}" for label, which in rounds.items())
-        yield (
-            f"Their networks are of different rounds ({shown}), and which round is taken may matter as much as the method."
-            " FedAvg's last round is finetune@when=before: `feddp compare` makes a row of it."
-        )
+        yield (f"Their networks are of different rounds ({shown}), and which round is taken may matter as much as the method.")
+        if any(m.is_fedavg and m.round == "best" for m in references) and subject.round == "last":
+            yield f"FedAvg's last round is {LAST[1]}: `feddp compare` makes a row of it."
     if any(run.results["selection"] == "test" for m in compared for run in m.runs):
         yield "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
     if without := [site for site in collected.sites if site not in subject.means(METRIC)]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from feddp.compare.patients import Names
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Result, Rows, over_seeds, read_site
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Variant
@@ -20,7 +21,7 @@ from feddp.errors import BadFile, InputError
 from feddp.files import COMPARISON, IMAGES, PROGRESS, RESULTS, Event, read_results, site_folder
 from feddp.limits import RESULTS_BYTES
 from feddp.methods import METHODS
-from feddp.methods.base import STAGES
+from feddp.methods.base import STAGES, round_of
 from feddp.protocol import STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import is_count, is_name, is_text, read_json, shown, without_paths
 from feddp.reporting.tables import ResultTable
@@ -84,6 +85,18 @@ class Measurements:
         return all(run.last == WHEN[1] for run in self.runs)
 
     @property
+    def is_fedavg(self) -> bool:
+        """Whether the networks are FedAvg's: its own, or those of FineTune before its local stage."""
+        method = self.runs[0].results["method"]
+        return method == "fedavg" or (method == "finetune" and not self.ends)
+
+    @property
+    def round(self) -> str:
+        """The round that the networks are of, or went on from: "best" or "last"."""
+        results = self.runs[0].results
+        return round_of(results.get("settings", {}).get("start", "auto"), results["stages"])
+
+    @property
     def result(self) -> Result:
         return Result({run.results["seed"]: run.folder for run in self.runs}, dict(enumerate(self.failed)))
 
@@ -101,12 +114,13 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Collected:
-    """Methods in their order, and of a comparison its studies, tables and failures."""
+    """Methods in their order, and of a comparison its studies, tables and failures, and {site: {test image: patient}}."""
 
     methods: dict[str, Measurements]
     studies: Mapping[str, Mapping[Variant, Result]]
     tables: tuple[ResultTable, ...]
     failed: Mapping[str, str]
+    patients: Names
 
     @property
     def runs(self) -> list[FinishedRun]:
@@ -156,7 +170,7 @@ def collect(folders: Sequence[Path]) -> Collected:
         if name in methods:
             raise InputError(f"{group[0]}: another run is called {name!r} too; rename its folder")
         methods[name] = Measurements(name, tuple(FinishedRun(folder, name, results[folder]) for folder in group))
-    return Collected(methods, {}, (), {})
+    return Collected(methods, {}, (), {}, {})
 
 
 # the entries of results.json that are the plan's, without the seed
@@ -182,13 +196,21 @@ def _comparison(folder: Path) -> Collected:
             runs = tuple(FinishedRun(run, label, _read(run), last) for run in results[variant].folders.values())
             methods[label] = Measurements(label, runs, tuple(results[variant].failed.values()))
         studies = {name: results for name in content["studies"]}
+        patients = _patients(content.get("patients", {}))
         if lacking := {entry.source.variant for name in studies for entry in STUDIES[name].entries} - results.keys():
             raise KeyError(str(lacking.pop()))
     except (KeyError, TypeError, ValueError, AttributeError, BadFile) as error:
         raise InputError(
             f"{path} is damaged ({error!r}); give the same `feddp compare` again, it writes the file anew"
         ) from None
-    return Collected({label: found for label, found in methods.items() if found.runs}, studies, tables, failed)
+    return Collected({label: found for label, found in methods.items() if found.runs}, studies, tables, failed, patients)
+
+
+def _patients(stored: Mapping[str, Mapping[str, int]]) -> Names:
+    """A comparison numbers the patients of each site. TypeError if what is stored holds anything but numbers."""
+    if not all(is_count(number) for images in stored.values() for number in images.values()):
+        raise TypeError("a patient is no number")
+    return {site: {image: str(number) for image, number in images.items()} for site, images in stored.items()}
 
 
 def _stored(folder: Path, stored: Mapping[str, Any], when: str) -> Result:

@@ -1,17 +1,18 @@
 """How much better one set of networks is than another, site by site: paired differences of test Dice with intervals."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from feddp.compare.patients import Names, PatientScores
 from feddp.compare.scores import Rows
 from feddp.compare.statistics import METRIC, interval, interval_of_few
 from feddp.errors import InputError
 from feddp.pages.collected import Measurements
 from feddp.protocol import WHEN
 
-IMAGES, SITES = "images", "sites"
+PATIENTS, IMAGES, SITES = "patients", "images", "sites"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Contrast:
     other: str
     sites: dict[str, Difference]
     average: Difference
-    basis: str  # what the average's interval is of: IMAGES, SITES, or "" if there is none
+    basis: str  # what the average's interval is over: PATIENTS, IMAGES, SITES, or "" if there is none
     left_out: tuple[str, ...]  # sites that only one of the two has
     seeds: tuple[float, ...]  # the average's mean by seed, of the seeds that both have
     ran: tuple[tuple[int, ...], tuple[int, ...]]  # the seeds of the two
@@ -66,8 +67,11 @@ class Contrast:
         return sum(found.sign == sign for found in self.sites.values())
 
 
-def contrast(one: Side, other: Side, names: tuple[str, str]) -> Contrast | None:
+def contrast(one: Side, other: Side, names: tuple[str, str], patients: Names) -> Contrast | None:
     """`one` against `other` at the sites that both have; None without such a site.
+
+    Args:
+        patients: the patient of each test image, where they are known: then a patient is one observation, not an image.
 
     Raises:
         InputError: at some site the two were tested on different images.
@@ -77,18 +81,37 @@ def contrast(one: Side, other: Side, names: tuple[str, str]) -> Contrast | None:
     if not common:
         return None
     paired = {site: _paired(site, one.rows(site), other.rows(site)) for site in common}
+    known = all(found.keys() <= patients.get(site, {}).keys() for site, found in paired.items())
     sites = {
         # of the images where they are here: the means in results.json may be rounded, the interval around them is not
-        site: Difference(float(np.mean(found)), interval([found])) if found else Difference(100 * (mine[site] - theirs[site]))
+        site: Difference(float(np.mean([*found.values()])), _within({site: found}, patients if known else {}))
+        if found
+        else Difference(100 * (mine[site] - theirs[site]))
         for site, found in paired.items()
     }
     means = [found.mean for found in sites.values()]
-    over_images, over_sites = interval(list(paired.values())), interval_of_few(means)
-    average = Difference(float(np.mean(means)), over_images or over_sites)
-    basis = IMAGES if over_images else SITES if over_sites else ""
+    within, over_sites = _within(paired, patients if known else {}), interval_of_few(means)
+    average = Difference(float(np.mean(means)), within or over_sites)
+    basis = (PATIENTS if known else IMAGES) if within else SITES if over_sites else ""
     left_out = tuple(sorted(mine.keys() ^ theirs.keys()))
     ran = (_seeds(one), _seeds(other))
     return Contrast(*names, sites, average, basis, left_out, _by_seed(one, other, common), ran)
+
+
+def _within(paired: Mapping[str, Mapping[str, float]], patients: Names) -> tuple[float, float] | None:
+    """The interval of the sites' mean difference over their patients, or over their images where no patients are known.
+
+    Args:
+        paired: {site: {image: its difference}}. None where a site has no images here, or there are too few observations.
+    """
+    if not all(paired.values()):
+        return None
+    if not patients:
+        return interval([[*found.values()] for found in paired.values()])
+    rows = {site: {image: {METRIC: value / 100} for image, value in found.items()} for site, found in paired.items()}
+    names = {site: {image: patients[site][image] for image in found} for site, found in paired.items()}
+    tested = PatientScores.of({"difference": rows}, METRIC, names)
+    return None if tested.draws is None else tested.interval(tested.draws[:, 0], float(tested.means()[0]))
 
 
 def points(value: float) -> str:
@@ -108,13 +131,13 @@ def _seeds(side: Side) -> tuple[int, ...]:
     return tuple(sorted(run.results["seed"] for run in side.measured.runs))
 
 
-def _paired(site: str, one: Rows | None, other: Rows | None) -> list[float]:
+def _paired(site: str, one: Rows | None, other: Rows | None) -> dict[str, float]:
     """Each image's difference in points; none where one of the two has no rows."""
     if one is None or other is None:
-        return []
+        return {}
     if one.keys() != other.keys():
         raise InputError(f"{site}: the runs were tested on different images; name runs on the same data")
-    return [100 * (one[image][METRIC] - other[image][METRIC]) for image in one]
+    return {image: 100 * (one[image][METRIC] - other[image][METRIC]) for image in one}
 
 
 def _by_seed(one: Side, other: Side, sites: Iterable[str]) -> tuple[float, ...]:

@@ -3,16 +3,18 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from feddp.compare.patients import Names
+from feddp.compare.reference import LAST, REFERENCE
 from feddp.compare.statistics import LEVEL, METRIC
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, LOCAL_STAGES, TRAIN
 from feddp.pages.caveats import caveats, covered, listed
 from feddp.pages.collected import PROSE, Collected, Measurements
-from feddp.pages.differences import IMAGES, Contrast, Difference, Side, contrast, points
+from feddp.pages.differences import IMAGES, PATIENTS, Contrast, Side, contrast, points
 from feddp.partition import NONE
 from feddp.protocol import WHEN
 
-REFERENCES = ("local", "fedavg")  # what a personal network has to beat: training alone, and one network for all
+REFERENCES = ("local", REFERENCE)  # what a personal network has to beat: training alone, and one network for all
 BETTER, WORSE, OPEN = "better", "worse", "open"
 
 
@@ -48,21 +50,23 @@ def judge(collected: Collected) -> Verdict:
     if subject is None:
         none = "No run of --methods finished here, and only such runs can be compared image by image. All tables are below."
         return Verdict(None, (), None, "", (), (none,), "")
-    calibration, stage = _calibration(subject), _stage(subject)
+    calibration, stage = _calibration(subject, collected.patients), _stage(subject)
     findings, references, absent, missing = [], [], [], []
     for name in REFERENCES:
-        reference = _method(collected, name)
+        reference = _reference(collected, name, subject)
         if reference is subject:
             continue
         if reference is None:
             absent.append(name)
             continue
-        if found := contrast(Side(subject), Side(reference), (subject.label, reference.label)):
+        called = _called(reference)
+        if found := contrast(Side(subject), Side(reference), (subject.label, called), collected.patients):
             finding = against(found)
-            findings.append(replace(finding, more=(*finding.more, *_before(subject, reference, stage))))
+            before = _before(subject, reference, stage, collected.patients)
+            findings.append(replace(finding, more=(*finding.more, *before)))
             references.append(reference)
         else:
-            missing.append(f"No site has a result of both {subject.label} and {reference.label}.")
+            missing.append(f"No site has a result of both {subject.label} and {called}.")
     if calibration:
         findings.append(against(calibration, f"after the {stage}", "before it"))
     if worst := _worst(subject, collected):
@@ -90,21 +94,23 @@ def against(found: Contrast, one: str = "", other: str = "") -> Finding:
             -1: ("is worse than", WORSE),
             0: ("is not shown to differ from", OPEN),
         }[average.side]
-        text = f"{mine} {words} {theirs}: {amount}{_interval(average)}."
+        text = f"{mine} {words} {theirs}: {amount}{_interval(found)}."
     return Finding(tone, text, tuple(_more(found)), found)
 
 
-def _interval(difference: Difference) -> str:
-    return " ({} % interval {} to {})".format(LEVEL, *map(points, difference.interval)) if difference.interval else ""
+def _interval(found: Contrast) -> str:
+    if found.average.interval is None:
+        return ""
+    return " ({} % interval over {} {} to {})".format(LEVEL, found.basis, *map(points, found.average.interval))
 
 
-def _before(subject: Measurements, reference: Measurements, stage: str) -> Iterator[str]:
+def _before(subject: Measurements, reference: Measurements, stage: str, patients: Names) -> Iterator[str]:
     """What the subject's networks have ahead of the reference's without its last stage, in which they train longer."""
     own, other = (set(each.runs[0].results["stages"]) for each in (subject, reference))
     if subject.ends and TRAIN in own and LOCAL_STAGES & own and not LOCAL_STAGES & other:
-        found = contrast(Side(subject, WHEN[0]), Side(reference), (subject.label, reference.label))
+        found = contrast(Side(subject, WHEN[0]), Side(reference), (subject.label, reference.label), patients)
         if found:
-            amount = f"{points(found.average.mean)} points{_interval(found.average)}"
+            amount = f"{points(found.average.mean)} points{_interval(found)}"
             yield f"Before the {stage}, in which its networks train further, the difference is {amount}."
 
 
@@ -112,9 +118,10 @@ def _more(found: Contrast) -> Iterator[str]:
     if len(found.sites) > 1:
         equal = f" and equal at {n}" if (n := found.count(0)) else ""
         yield f"The mean is higher at {found.count(1)} of {len(found.sites)} sites{equal}."
-        if found.basis == IMAGES:
-            above, below, around = (sum(each.side == side for each in found.sites.values()) for side in (1, -1, 0))
-            yield f"Sites' own intervals: above 0 at {above}, below 0 at {below}, with 0 at {around}."
+        if found.basis in (PATIENTS, IMAGES):
+            own = [each.side for each in found.sites.values() if each.interval]
+            few = f"; none at {n}, with too few {found.basis}" if (n := len(found.sites) - len(own)) else ""
+            yield f"Sites' own intervals: above 0 at {own.count(1)}, below 0 at {own.count(-1)}, with 0 at {own.count(0)}{few}."
     if len(found.seeds) > 1:
         yield f"By seed, the average difference is {points(min(found.seeds))} to {points(max(found.seeds))}."
     mine, theirs = (", ".join(map(str, seeds)) for seeds in found.ran)
@@ -145,17 +152,28 @@ def _is_personal(measured: Measurements) -> bool:
     return METHODS[name].personal or tuple(private) != (NONE,)
 
 
-def _method(collected: Collected, name: str) -> Measurements | None:
-    """The plain runs of a method: not a variant with changes, where both are there."""
-    found = [m for m in collected.methods.values() if m.runs[0].results["method"] == name]
+def _reference(collected: Collected, name: str, subject: Measurements) -> Measurements | None:
+    """The runs of Local Train or FedAvg: not a variant with changes, where both are there.
+
+    Of FedAvg those of the subject's choice of round, where there are any (`feddp.compare.reference`).
+    """
+    methods = collected.methods.values()
+    found = [m for m in methods if (m.is_fedavg if name == REFERENCE else m.runs[0].results["method"] == name)]
+    if name == REFERENCE:
+        found = [m for m in found if m.round == subject.round] or found
     return next((m for m in found if m.label == PROSE[name]), found[0] if found else None)
 
 
-def _calibration(subject: Measurements) -> Contrast | None:
+def _called(reference: Measurements) -> str:
+    """FedAvg's last round has the label of the run that it is taken from."""
+    return f"{PROSE[REFERENCE]}'s last round" if reference.is_fedavg and reference.label in LAST else reference.label
+
+
+def _calibration(subject: Measurements, patients: Names) -> Contrast | None:
     stages = subject.runs[0].results["stages"]
     if TRAIN not in stages or not LOCAL_STAGES & set(stages) or not subject.ends:
         return None
-    return contrast(Side(subject), Side(subject, WHEN[0]), (subject.label, subject.label))
+    return contrast(Side(subject), Side(subject, WHEN[0]), (subject.label, subject.label), patients)
 
 
 def _stage(subject: Measurements) -> str:

@@ -54,7 +54,7 @@ def test_a_patient_weighs_as_many_images_as_it_has():
 def test_of_returns_the_sums_of_each_patient(tmp_path):
     run = {site: {"start": {"a": 0.5, "b": 0.7, "c": 0.9}} for site in SITES}
     found = {"m": scores(Result({0: write_run(tmp_path / "m", run)}, {}), list(SITES))}
-    tested = PatientScores.of(found, "dice", {site: {"a": "x", "c": "y", "b": "x"} for site in SITES})
+    tested = PatientScores.of({"m": found["m"].rows}, "dice", {site: {"a": "x", "c": "y", "b": "x"} for site in SITES})
     assert [list(images) for images in tested.images] == [[2, 1], [2, 1]]
     assert [sums.tolist() for sums in tested.sums] == [[[pytest.approx(120)], [pytest.approx(90)]]] * 2
     assert tested.count == 4

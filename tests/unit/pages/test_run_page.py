@@ -378,6 +378,6 @@ def test_volumes_are_of_the_row_s_networks_and_of_all_seeds(tmp_path):
         name: Measurements(name, (of(last, 0, 0.4, 0.7), of(last, 1, 0.6, 0.9)))
         for name, last in (("before", WHEN[0]), ("after", WHEN[1]))
     }
-    table = measures.volume_table(Collected(methods, {}, (), {}))
+    table = measures.volume_table(Collected(methods, {}, (), {}, {}))
     assert table.heads == ("Method", "site-1", "site-2")
     assert [tuple(map(str, row)) for row in table.rows] == [("before", "50.00", BLANK), ("after", "80.00", BLANK)]

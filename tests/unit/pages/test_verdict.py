@@ -38,7 +38,8 @@ def test_better_everywhere(judged):
     verdict = judged(local=flat(A=0.65, B=0.4), fedavg=flat(A=0.6, B=0.6), feddp=flat(A=0.7, B=0.6))
     first, second, worst = verdict.findings
     assert first.text == (
-        "FedDP is better than Local Train: +12.5 points of Dice on average over 2 sites (95 % interval +12.5 to +12.5)."
+        "FedDP is better than Local Train: +12.5 points of Dice on average over 2 sites"
+        " (95 % interval over images +12.5 to +12.5)."
     )
     assert first.tone == BETTER
     assert first.more[0] == "The mean is higher at 2 of 2 sites."
@@ -56,8 +57,8 @@ def test_an_interval_around_zero_shows_nothing(judged):
     verdict = judged(fedavg=flat(A=0.5), feddp=mixed)
     assert verdict.findings[0].tone == OPEN
     assert verdict.findings[0].text == (
-        "FedDP is not shown to differ from FedAvg: 0.0 points of Dice at A, the only site with a result of both (95 % interval"
-        " −7.5 to +7.5)."
+        "FedDP is not shown to differ from FedAvg: 0.0 points of Dice at A, the only site with a result of both"
+        " (95 % interval over images −7.5 to +7.5)."
     )
 
 
@@ -101,12 +102,17 @@ def test_without_the_sites_tables_there_is_no_interval(judged, tmp_path):
     [
         (
             (0, 0, 10, 10),
-            "is not shown to differ from FedAvg: +5.0 points of Dice on average over 4 sites (95 % interval −4.2 to +14.2)",
+            "is not shown to differ from FedAvg: +5.0 points of Dice on average over 4 sites"
+            " (95 % interval over sites −4.2 to +14.2)",
         ),
-        ((6, 6, 14, 14), "is better than FedAvg: +10.0 points of Dice on average over 4 sites (95 % interval +2.7 to +17.3)"),
+        (
+            (6, 6, 14, 14),
+            "is better than FedAvg: +10.0 points of Dice on average over 4 sites (95 % interval over sites +2.7 to +17.3)",
+        ),
         (
             (1, 1, 1, 29),
-            "is not shown to differ from FedAvg: +8.0 points of Dice on average over 4 sites (95 % interval −14.3 to +30.3)",
+            "is not shown to differ from FedAvg: +8.0 points of Dice on average over 4 sites"
+            " (95 % interval over sites −14.3 to +30.3)",
         ),
     ],
 )
@@ -124,6 +130,72 @@ def test_four_sites_without_tables_have_students_interval(tmp_path, differences,
     assert text in finding.text
     assert finding.contrast.basis == "sites"
     assert any("are Student's" in line for line in verdict.scope)
+
+
+def comparison(folder, runs, patients):
+    """A comparison's folder of runs {variant: Dice as `write_run` takes it}, of the local stage if there are two networks."""
+    results = {}
+    for number, (variant, dice) in enumerate(runs.items()):
+        write_run(folder / str(number), dice, method=variant.partition("@")[0])
+        results[variant] = {"folders": {"0": str(number)}, "failed": {}}
+    content = {"methods": [*runs], "studies": [], "results": results, "failed": {}, "tables": [], "patients": patients}
+    (folder / "comparison.json").write_text(json.dumps(content))
+    return judge(collect([folder]))
+
+
+def test_two_images_of_a_patient_are_one_observation(tmp_path):
+    """Three patients with two images each, at both sites; only the third gains, 30 points. Of three patients two are drawn: 0,
+    15 or 30 points with 4, 4 and 1 of 9. The mean of both sites is 0 in 16 of 81 draws, more than 2.5 %, and 30 in 1 of 81,
+    fewer, so the percentiles are 0 and 22.5. The mean is 10, t(0.975; 4) / z = 2.7764 / 1.9600 = 1.4166:
+    10 − 14.17 = −4.2 and 10 + 1.4166 · 12.5 = 27.7. As twelve images, six at a site: all six are without a gain in (2/3)⁶ =
+    8.8 % of the draws of a site and in 0.8 % of both, so that interval lies above 0."""
+    few = "abcdef"
+    gain = {site: {"start": {i: 0.8 if i in "ef" else 0.5 for i in few}} for site in "AB"}
+    runs = {"fedavg": {site: {"start": dict.fromkeys(few, 0.5)} for site in "AB"}, "feddp": gain}
+    of = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
+    verdict = comparison(tmp_path, runs, {"A": of, "B": of})
+    finding = verdict.findings[0]
+    assert finding.tone == OPEN
+    assert finding.text == (
+        "FedDP is not shown to differ from FedAvg: +10.0 points of Dice on average over 2 sites"
+        " (95 % interval over patients −4.2 to +27.7)."
+    )
+    assert finding.more[1] == (
+        "Sites' own intervals: above 0 at 0, below 0 at 0, with 0 at 0; none at 2, with too few patients."
+    )
+    assert verdict.scope[0].startswith("Intervals over patients are of 4000 draws")
+    (tmp_path / "images").mkdir()
+    assert comparison(tmp_path / "images", runs, {"A": of}).findings[0].tone == BETTER, "of B no patients are known"
+
+
+@pytest.mark.parametrize("patients", [{"A": 1}, {"A": {"a": "Mary"}}, {"A": {"a": -1}}, [1]])
+def test_a_comparison_with_wrong_patients_is_refused(tmp_path, patients):
+    with pytest.raises(InputError, match="comparison.json is damaged"):
+        comparison(tmp_path, {"fedavg": flat(A=0.5), "feddp": flat(A=0.6)}, patients)
+
+
+def test_feddp_is_compared_with_fedavg_of_the_same_choice_of_round(tmp_path):
+    """FedDP goes on from the last round: 60 against 40 in FedAvg's last round, not against 70 in its best. Without the last
+    round's row it is compared with the best, and the page says what to add."""
+    dp = {"A": {"start": dict.fromkeys(IMAGES, 0.5), "calibrated": dict.fromkeys(IMAGES, 0.6)}}
+    tuned = {"A": {"start": dict.fromkeys(IMAGES, 0.4), "tuned": dict.fromkeys(IMAGES, 0.45)}}
+    best = flat(A=0.7)
+    (tmp_path / "fair").mkdir()
+    fair = comparison(tmp_path / "fair", {"fedavg": best, "finetune@when=before": tuned, "feddp": dp}, {})
+    assert fair.findings[0].text.startswith("FedDP is better than FedAvg's last round: +20.0 points")
+    assert not any("different rounds" in line for line in fair.scope)
+    (tmp_path / "uneven").mkdir()
+    uneven = comparison(tmp_path / "uneven", {"fedavg": best, "feddp": dp}, {})
+    assert uneven.findings[0].text.startswith("FedDP is worse than FedAvg: −10.0 points")
+    assert "FedAvg's last round is finetune@when=before: `feddp compare` makes a row of it." in uneven.scope
+    folders = [
+        write_run(tmp_path / "dp", dp),
+        write_run(tmp_path / "best", best, method="fedavg"),
+        write_run(tmp_path / "last", flat(A=0.4), method="fedavg", settings={"start": "last"}),
+    ]
+    assert judge(collect(folders)).findings[0].text.startswith("FedDP is better than FedAvg (last): +20.0 points")
+    folders[0] = write_run(tmp_path / "bn", flat(A=0.8), method="fedbn")
+    assert judge(collect(folders)).findings[0].text.startswith("fedbn is better than FedAvg (best): +10.0 points")
 
 
 @pytest.mark.parametrize("word", ["withheld", "std_withheld"])
@@ -149,7 +221,7 @@ def test_one_run_says_what_it_can_and_what_it_cannot(judged):
     verdict = judged(feddp=after)
     assert texts(verdict) == [
         "FedDP after the calibration is better than before it: +10.0 points of Dice on average over 2 sites"
-        " (95 % interval +10.0 to +10.0).",
+        " (95 % interval over images +10.0 to +10.0).",
         "The worst site of FedDP is A, with 60.0 % Dice.",
     ]
     assert verdict.findings[1].more == ("That is 20.0 points below its best site.",)
@@ -167,7 +239,7 @@ def test_what_the_longer_training_of_the_last_stage_adds_is_told(judged):
     assert finding.text.startswith("FedDP is better than FedAvg: +10.0 points")
     assert finding.more[-1] == (
         "Before the calibration, in which its networks train further, the difference is −10.0 points"
-        " (95 % interval −10.0 to −10.0)."
+        " (95 % interval over images −10.0 to −10.0)."
     )
     assert judged(local=flat(A=0.6), fedbn=flat(A=0.7)).findings[0].more == (), "no later stage"
 
@@ -220,7 +292,7 @@ def test_the_mean_is_the_images_not_the_rounded_one(tmp_path):
     path.write_text(path.read_text().replace("0.6004", "0.6"))
     finding = judge(collect([tmp_path / "one", folder])).findings[0]
     assert finding.text.startswith("FedDP is better than FedAvg: +0.04 points")
-    assert "(95 % interval +0.04 to +0.04)" in finding.text
+    assert "(95 % interval over images +0.04 to +0.04)" in finding.text
 
 
 def test_what_is_shown_as_equal_is_not_called_higher(judged):
