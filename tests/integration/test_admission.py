@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 import uuid
 import zlib
@@ -181,6 +182,34 @@ class Launcher(JobLauncherSpec):
     def launch_job(self, job_meta, fl_ctx):
         self.started.append(job_meta[JobConstants.JOB_ID])
         return SimpleNamespace()
+
+
+LEAD, MEMBER = ("one", "org", "lead"), ("other", "org", "member")
+
+
+@pytest.mark.parametrize(
+    ("verified", "signers", "words"),
+    [
+        (True, [LEAD], None),
+        (True, [LEAD, MEMBER], "its signer other has no right to submit_job here"),
+        (True, [], "its signature is wrong"),
+        (False, [LEAD], "its signature is wrong"),
+    ],
+)
+def test_all_signers_need_the_right(hospital, folder, office, monkeypatch, verified, signers, words):
+    """FLARE gives a list of them. Of an app that is refused nothing stays."""
+    found = "feddp.flare.admission.verify_folder_signature_and_get_signers"
+    monkeypatch.setattr(found, lambda app, root: (verified, signers))
+    if words is None:
+        assert hospital.deploys(signed(folder, office, "lead")) is None
+    else:
+        hospital.refuses(signed(folder, office, "lead"), words)
+
+
+def test_what_flares_deployer_refuses_names_no_folder_of_the_site(hospital, folder, monkeypatch):
+    """`deploys` looks for the kit's path in each answer."""
+    monkeypatch.setattr(AppDeployer, "deploy", lambda *given: f"{hospital.kit}/{JOB}/app_site-1 is not valid")
+    assert hospital.deploys(folder).endswith(f"refused: {JOB}/app_site-1 is not valid")
 
 
 @pytest.mark.parametrize("role", ["lead", "member", None])
@@ -432,10 +461,34 @@ def test_a_job_is_deployed_once(hospital, folder):
     kept = hospital.kit / "feddp" / (other := str(uuid.uuid4()))
     kept.mkdir(parents=True)
     assert "was deployed before" in hospital.deploys(folder, job=other)
+    removed_of(hospital.kit / "feddp", removed := str(uuid.uuid4())).mkdir(parents=True)
+    assert "was deployed before" in hospital.deploys(folder, job=removed)
+    (kept.parent / (link := str(uuid.uuid4()))).symlink_to("nowhere")
+    assert "was deployed before" in hospital.deploys(folder, job=link)
     assert (hospital.kit / JOB).is_dir()
     assert (hospital.kit / "local/privacy.json").exists()
     hospital.deploys(folder, job="local", deployer=AppDeployer)
     assert not (hospital.kit / "local/privacy.json").exists(), "the control"
+
+
+def test_a_job_that_comes_twice_at_once_is_deployed_once(hospital, folder, monkeypatch):
+    """Both threads would find that nothing lies there, if one did not wait for the other."""
+    real, said, deployer = AdmittingDeployer._deploy, [], AdmittingDeployer()
+
+    def slowly(*given):
+        time.sleep(0.5)
+        real(*given)
+
+    monkeypatch.setattr(AdmittingDeployer, "_deploy", staticmethod(slowly))
+    threads = [
+        threading.Thread(target=lambda: said.append(hospital.deploys(folder, deployer=lambda: deployer))) for _ in range(2)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert said.count(None) == 1
+    assert sum("was deployed before" in (each or "") for each in said) == 1
 
 
 CODE = {"id": "x", "path": "subprocess.Popen", "args": {"args": "id"}}

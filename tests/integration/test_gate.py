@@ -469,6 +469,16 @@ def test_the_audit_file_has_what_happened_and_not_what_a_server_words(tmp_path, 
     assert more[1].endswith("[U:lead][A:look][999 lines before this one were left out]")
 
 
+def test_a_gate_makes_the_audit_file_safe(tmp_path, monkeypatch):
+    for name in ("add_event", "add_job_event"):
+        monkeypatch.setattr(Auditor, name, inspect.unwrap(getattr(Auditor, name)))
+    with in_process(monkeypatch, tmp_path):
+        SiteGate()
+    (auditor := Auditor(str(tmp_path / "ours.txt"))).add_event("lead][A:look]\n[E:0", "abort")
+    auditor.close()
+    assert len((tmp_path / "ours.txt").read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", ["subprocess.Popen", "builtins.eval", "feddp.flare.gate.SiteGate", "logging.FileHandler"])
 @pytest.mark.parametrize("by", ["", "DataClassDecomposer", "EnumTypeDecomposer", "DictDecomposer"])
 def test_what_is_decoded_builds_no_class_by_its_name(name, by):
@@ -531,6 +541,32 @@ def test_a_connection_is_held_against_its_certificate(federation):
     assert not reached
     federation.hand(SERVER, "task", "heart_beat", {}, origin=A, person=A)
     assert reached == ["heart_beat"], "the control"
+
+
+def test_a_console_without_a_certificate_is_none(federation):
+    """Whoever reaches the port inside of the server's machine may call himself a console."""
+    ServerGate()
+    reached = heard(federation.cell(SERVER), "task")
+    federation.hand(SERVER, "task", "challenge", {}, origin=CONSOLE, person="")
+    assert not reached
+    federation.hand(SERVER, "task", "challenge", {}, origin=CONSOLE, person=CONSOLE)
+    assert reached == ["challenge"], "the control"
+
+
+@GATED
+@pytest.mark.parametrize("kind", [MessageType.REPLY, MessageType.RETURN])
+def test_the_server_decodes_no_reply_that_it_does_not_wait_for(federation, gated, kind, monkeypatch):
+    """Of a site, under its own name; nor does the parent process forward one of a site's job to the server's job."""
+    sent = forwarded(federation, gated)
+    cell, decoded = federation.cells[SERVER].core_cell, []
+    monkeypatch.setattr(cell, "decrypt_payload", lambda message: decoded.append(message.get_header(MessageHeaderKey.REQ_ID)))
+    cell.waiters["asked"] = SimpleNamespace(targets=[A])
+    original = {MessageHeaderKey.ORIGINAL_HEADERS: {MessageHeaderKey.DESTINATION: A}}
+    for asked in ("never", "asked"):
+        federation.hand(SERVER, "admin", "x", {}, origin=A, person=A, kind=kind, **{MessageHeaderKey.REQ_ID: asked}, **original)
+    assert decoded == (["asked"] if gated else ["never", "asked"])
+    federation.hand(SERVER, COMMAND, "get_task", {}, **between(A_JOB, SERVER_JOB, kind=kind))
+    assert sent == ([] if gated else [SERVER_JOB])
 
 
 SERVER_COMMANDS = ("abort", "handle_dead_job", "show_stats", "get_errors", "reset_errors", "configure_job_log", "get_run_info")
@@ -669,6 +705,32 @@ def test_what_a_federation_lives_by_passes_the_sites_gate(federation, by):
     federation.stream(A, AUX, "__end_run__", {}, origin=f"{B}.{JOB}", by=SERVER, destination=A_JOB)
     assert len(sent) == 2
     assert len(federation.lines()) == 4
+
+
+@pytest.mark.parametrize("by", [A, SERVER])
+def test_another_job_of_the_server_does_not_end_a_sites_job(federation, by):
+    SiteGate()
+    reached = heard(federation.cell(A_JOB), AUX)
+    federation.stream(A_JOB, AUX, "__end_run__", {}, origin=f"{SERVER}.{OTHER}", by=by)
+    assert f"{SERVER}.{OTHER} may not send to this site" in federation.lines()[0]
+    federation.stream(A_JOB, AUX, "__end_run__", {}, origin=SERVER_JOB, by=by)
+    assert soon(lambda: reached == ["__end_run__"]), "the control"
+    assert len(federation.lines()) == 1
+
+
+@pytest.mark.parametrize("by", [A, SERVER])
+def test_a_sites_job_forwards_nothing(federation, by):
+    """Also what its parent process would forward: from the server to another job of the same site."""
+    SiteGate()
+    for name in (A, A_JOB):
+        federation.cell(name)
+    sent = {name: [] for name in (A, A_JOB)}
+    for name, cell in ((name, federation.cells[name].core_cell) for name in sent):
+        cell._forward = lambda endpoint, origin, destination, kind, message, to=sent[name]: to.append(destination)
+    federation.stream(A_JOB, AUX, "__end_run__", {}, origin=SERVER, by=by, destination=f"{A}.{OTHER}")
+    assert f"this site forwards nothing to {A}.{OTHER}" in federation.lines()[0]
+    federation.stream(A, AUX, "__end_run__", {}, origin=SERVER, by=SERVER, destination=f"{A}.{OTHER}")
+    assert sent == {A: [f"{A}.{OTHER}"], A_JOB: []}, "the parent process is the control"
 
 
 @GATED

@@ -88,6 +88,19 @@ def test_wilcoxon_over_patients_not_images():
     assert tested.p_value(0, 0) == 1.0
 
 
+def test_wilcoxon_takes_a_patients_mean_however_many_images_it_has():
+    """Differences of +1 in ten images, −2 and +3 in one each: ranks 1, 2, 3, of which 2 are negative. Of the 8 sums of ranks 3
+    are at most 2 (0, 1, 2): p = 2 · 3/8. By sums, +10 would have rank 3, −2 rank 1: p = 2 · 2/8."""
+    tested = PatientScores(("one", "other"), (np.array([10, 1, 1]),), (np.array([[0.0, 10.0], [2.0, 0.0], [0.0, 3.0]]),))
+    assert tested.p_value(1, 0) == pytest.approx(0.75)
+
+
+def test_a_draw_of_patients_is_the_mean_over_their_images():
+    """Three images of 10 %, one of 20, one of 30. Two patients are drawn: 10, (30 + 20)/4, (30 + 30)/4, 20, 25 or 30."""
+    tested = PatientScores(("m",), (np.array([3, 1, 1]),), (np.array([[30.0], [20.0], [30.0]]),))
+    assert set(tested.resampled()[:, 0]) == {10.0, 12.5, 15.0, 20.0, 25.0, 30.0}
+
+
 def test_equal_methods_share_a_rank():
     assert ranks(np.array([[3.0, 1.0, 3.0], [1.0, 2.0, 3.0]])).tolist() == [[1.5, 3.0, 1.5], [3.0, 2.0, 1.0]]
 

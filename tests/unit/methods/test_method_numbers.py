@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import nn, tensor
 
+from feddp.errors import InputError
+from feddp.methods import OWN
 from feddp.methods.aggregation import average, combine
 from feddp.methods.fednova import local_steps
 from feddp.networks import LAYERS, NETWORKS
 from feddp.networks.lora import AdaptedLinear
 from feddp.partition import DECODER, ENCODER, HEAD, QUERY
 from feddp.plan.resolve import build_method, build_network
+from feddp.stages import spectra
 from feddp.stages.calibrate import calibrate, personal
 from feddp.stages.evaluate import evaluate
 from feddp.stages.site import Site
@@ -105,6 +108,27 @@ def test_each_stage_has_its_own_learning_rate(by_hand, monkeypatch):
     assert numbers(whole(site, "tuned")) == {"w": 0.78}
     calibrate(site, {})
     assert numbers(whole(site, "calibrated")) == {"w": 0.778}
+
+
+TWO_MODELS = ("apfl", "ditto")  # the shared one and the personal one are trained as long
+NORMED = {"fedbn": "resnet18-fpn", "silobn": "resnet18-fpn"}
+HEADS_FIRST = ("fc_pflfe", "fedrep", "pflfe")  # epochs of another kind before, which have tests of their own
+
+
+@pytest.mark.parametrize("method", sorted(OWN.keys() - set(HEADS_FIRST)))
+def test_a_round_has_as_many_epochs_as_the_plan_says(open_site, pvt, monkeypatch, method):
+    """3 of each model that is trained, in the first round and in the second, where MOON has a previous model; FedDG with the
+    spectra of a peer."""
+    epochs = []
+    monkeypatch.setattr("feddp.stages.round.fit_epoch", lambda *given: epochs.append(given) or 0.0)
+    site = open_site(method=method, network=NORMED.get(method, pvt), local_epochs=3)
+    if method == "feddg":
+        spectra.keep(site, {"site-2": spectra.given(open_site("site-2", method="feddg", network=pvt))})
+    gamma = first(site)
+    for round in range(2):
+        epochs.clear()
+        train(site, gamma, round)
+        assert len(epochs) == (6 if method in TWO_MODELS else 3)
 
 
 # --- Ditto ------------------------------------------------------------------------------------------------------------
@@ -428,6 +452,14 @@ def test_pfedme_takes_k_steps_on_every_batch(open_site, toy, inner):
     assert steps == {4 * inner}
 
 
+def test_pfedme_s_w_may_reach_theta_and_not_pass_it(by_hand):
+    """λ = 2, η = 1/2, K = 1: w is θ after each batch. θ = 0.9; then the gradient is 1 + 2 (0.9 − 0.9), and both are 0.8."""
+    site = by_hand("pfedme", pfedme_lambda=2, pfedme_eta=0.5, inner_steps=1)
+    assert numbers(train(site, {"w": tensor(1.0)}, 0)[0]) == {"w": 0.8}
+    with pytest.raises(InputError, match=r"pfedme_eta=0.51 times pfedme_lambda=2(\.0)? is above 1, so that w would"):
+        by_hand("pfedme", pfedme_lambda=2, pfedme_eta=0.51)
+
+
 @pytest.mark.parametrize(("beta", "wanted"), [(1.0, 0.8), (0.5, 0.9), (0.25, 0.95), (2.0, 0.6)])
 def test_pfedme_s_server_steps_towards_the_mean(plan_for, beta, wanted):
     """(1 − β) · 1 + β · 0.8 = 1 − 0.2 β."""
@@ -512,6 +544,14 @@ def test_fedgkd_s_teacher_is_the_mean_of_the_last_received(by_hand, monkeypatch,
         train(site, {"w": tensor(received)}, round)
     assert taught == pytest.approx([teacher for teacher in teachers for _ in range(2)], abs=1e-5)  # two batches a round
     assert sorted(value.item() for value in site.store.load_state(3).memory.values()) == kept
+
+
+def test_fedgkd_forgets_the_oldest_of_more_than_ten_models(by_hand):
+    """1 to 13 are received, M = 12: the teacher of round 14 needs the last 11 besides what it receives, 3 to 13."""
+    site = by_hand("fedgkd", gkd_models=12, batch=8, rounds=13)
+    for round in range(13):
+        train(site, {"w": tensor(round + 1.0)}, round)
+    assert sorted(value.item() for value in site.store.load_state(13).memory.values()) == [*range(3, 14)]
 
 
 # --- private heads and private bodies -----------------------------------------------------------------------------------
@@ -774,6 +814,26 @@ def test_fedrod_s_shared_tensors_see_the_balanced_risk_alone(by_hand, monkeypatc
     adopt(site, sent, 1)
     logits = site.network.eval()(torch.zeros(1, 3, 2, 2))
     assert logits.flatten().tolist() == pytest.approx([(1.850742 + p) * 2.900495] * 4, abs=1e-5)
+
+
+@pytest.mark.parametrize("slope", [1.0, -2.0])
+def test_fedrod_s_personal_head_gives_the_features_no_gradient(by_hand, monkeypatch, slope):
+    """Two batches of 4: the second begins with a personal weight of p = −0.3 s, whose gradient to b would be s p.
+
+    Step 1 as above: h = 1.850742, b = 2.900495. There h b = 5.368068, and the gradient σ(h b) − 1/2 = 0.495359 times b is h's,
+    times h is b's: h = 1.850742 − 0.0495359 · 2.900495 = 1.707063, b = 2.900495 − 0.0495359 · 1.850742 = 2.808816, of every
+    slope. (With the personal head's gradient b would be 0.03 s² more.) p falls by 0.1 · 3 s, then by 0.1 · 2.900495 s.
+
+    A batch's own balance is not 1/2 each; so every image of the site is given the same mask, half of it foreground.
+    """
+    monkeypatch.setitem(NETWORKS, "headed", Headed)
+    site = by_hand("fedrod", slope=slope, network="headed", batch=4)
+    for sample in site.samples:
+        sample["mask"] = torch.zeros_like(sample["mask"])
+        sample["mask"][:, :16] = 1
+    sent, _ = train(site, first(site), 0)
+    assert numbers(sent) == {"segmentation_head.0.weight": 1.707063, "encoder.b": 2.808816}
+    assert numbers(site.store.load_state(1).private) == {"personal_head.0.weight": pytest.approx(-0.5900495 * slope, abs=1e-6)}
 
 
 @pytest.mark.parametrize(("first_image", "loss"), [(0, 2.0033009), (4, 4.0016505)])

@@ -10,8 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding
+from safetensors.torch import load
 
 from feddp.errors import FedDPError
 from feddp.sealing.envelope import _LENGTHS, MAGIC, OVERHEAD, Binding, recipients_of, seal, unseal
@@ -206,6 +209,26 @@ def test_an_envelope_under_anothers_name_is_refused(sites):
         recipients_of("C", envelope)
 
 
+def test_an_envelope_that_names_another_sender_than_its_signer_is_refused(sites):
+    """A signs it with its own certificate, and writes that it is C's."""
+    b, challenge = peer(sites, "B")
+    envelope = seal(replace(sites["A"], name="C"), BINDING, [b], TENSORS)
+    with pytest.raises(FedDPError, match="the envelope of A belongs to another site"):
+        unseal(sites["B"], "A", envelope, BINDING, challenge)
+
+
+def test_an_envelope_is_made_as_its_format_says(sites):
+    """As another implementation would open it: AES-256-GCM, 12 bytes of nonce, the header as associated data."""
+    envelope = seal(sites["A"], BINDING, [peer(sites, "B")[0]], TENSORS)
+    length = int.from_bytes(envelope[len(MAGIC) + 8 : len(MAGIC) + 16], "big")
+    start = ciphertext_of(envelope)
+    header, ciphertext = envelope[len(MAGIC) + 16 : start], envelope[start : start + length]
+    opened = AESGCM(sites["B"].unwrap(bytes.fromhex(header_of(envelope)["recipients"]["B"]["key"])))
+    assert same(load(opened.decrypt(ciphertext[:12], ciphertext[12:], header)), TENSORS)
+    with pytest.raises(InvalidTag):
+        opened.decrypt(ciphertext[:12], ciphertext[12:], None)
+
+
 @pytest.mark.parametrize(
     ("binding", "words"),
     [
@@ -228,6 +251,7 @@ def shown(office, stranger, sites, kind):
     """What a server could show for B, as a certificate."""
     made = {
         "another root, the same names": lambda: stranger.issue("B"),
+        "another root, of another name": lambda: (signed("B", "another", sites["C"].key, stranger.key), sites["C"].key),
         "the same root, another site": lambda: (sites["C"].certificate, None),
         "the server's": lambda: office.issue(SERVER, host=SERVER),
         "the server's, as nvflare cert approve makes it": lambda: office.issue("B", role="server", host="B"),
@@ -260,6 +284,7 @@ def refused(session, handshakes, name, words):
     ("kind", "words"),
     [
         ("another root, the same names", "was not issued by this project's root"),
+        ("another root, of another name", "was not issued by this project's root"),
         ("the same root, another site", "belongs to C"),
         ("the server's", f"belongs to {SERVER}"),
         ("the server's, as nvflare cert approve makes it", "is not a site's certificate: its role is server"),
@@ -532,6 +557,32 @@ def test_every_collection_needs_its_own_handshakes(sessions):
     assert made["A"].seal(TASK, TENSORS).keys() == {SEALED}
     with pytest.raises(FedDPError, match="collect came without handshakes of peers"):
         made["A"].seal(TASK, TENSORS)
+
+
+def test_after_handshakes_that_were_refused_nothing_is_sealed_for_those_before(stranger, sites, sessions):
+    """A site that has accepted B, and then is shown a false B for the same task, must not seal for the B of before."""
+    made, handshakes = sessions
+    false = {"B": Session(replace(sites["B"], certificate=stranger.issue("B")[0]), JOB).introduce(WORD)}
+    assert made["A"].meet(WORD, TASK, 0, handshakes, ("B",)) == ["B"]
+    with pytest.raises(FedDPError, match="was not issued by this project's root"):
+        made["A"].meet(WORD, TASK, 0, handshakes | false, ("B",))
+    with pytest.raises(FedDPError, match="collect came without handshakes of peers; nothing was sent"):
+        made["A"].seal(TASK, TENSORS)
+
+
+def test_each_exchange_of_a_job_has_its_own_challenge(sessions):
+    """A introduces itself for two exchanges. What is sealed for its handshake of one opens there, and not in the other."""
+    made, handshakes = sessions
+    spectra = {name: session.introduce("spectra") for name, session in made.items()}
+    envelope = exchanged(made, handshakes)["B"]
+    with pytest.raises(FedDPError, match="has another challenge"):
+        made["A"].open("spectra", TASK, 0, {"B": envelope})
+    assert [*made["A"].open(WORD, TASK, 0, {"B": envelope})] == ["B"]
+    made["B"].meet("spectra", "collect_spectra", 0, spectra, None)
+    other = made["B"].seal("collect_spectra", TENSORS)
+    with pytest.raises(FedDPError, match="has another challenge"):
+        made["A"].open(WORD, "collect_spectra", 0, {"B": other})
+    assert same(made["A"].open("spectra", "collect_spectra", 0, {"B": other})["B"], TENSORS)
 
 
 @pytest.mark.parametrize(

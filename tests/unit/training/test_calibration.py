@@ -257,3 +257,23 @@ def test_delta_is_computed_once_and_stays_the_same():
     assert network.passes == 3 + 10
     assert {stem: len(deltas) for stem, deltas in seen.items()} == {"0": 3, "1": 3}
     assert all(d.flatten().tolist() == pytest.approx([0.065] * 4, abs=1e-6) for deltas in seen.values() for d in deltas)
+
+
+def test_every_epoch_has_an_order_of_its_own_that_follows_from_the_seed():
+    """8 samples, one a batch, two epochs: of 8! orders, two are equal by chance in 1 of 40,320."""
+
+    def orders(seed):
+        stems = []
+
+        def noted(logits, batch):
+            stems.append(batch["stem"][0])
+            return -logits.mean()
+
+        tune(Slope(1), samples(8), samples(1), noted, PLAIN, 2, 0.1, seed, lambda: False, lambda *_: None)
+        return stems[:8], stems[8:]
+
+    one, two = orders(("s", 0))
+    assert sorted(one) == sorted(two) == [str(i) for i in range(8)]
+    assert one != two
+    assert orders(("s", 0)) == (one, two)
+    assert orders(("s", 1))[0] != one

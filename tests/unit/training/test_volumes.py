@@ -96,3 +96,21 @@ def test_distances_of_a_volume_in_millimetres_are_those_of_its_slices_in_order()
     predicted, truth = torch.zeros(9, 1, 4, 4), torch.zeros(9, 1, 4, 4)
     predicted[0, 0, 2, 2] = truth[1, 0, 2, 2] = 1
     assert measure_in_mm(predicted, truth, cases, places) == {"a": pytest.approx({"assd-mm": 5.0, "hd95-mm": 5.0})}
+
+
+def test_rows_and_columns_have_distances_of_their_own():
+    """One voxel, predicted two rows below: 2 · 0.5 mm. Three columns to the right: 3 · 0.8 mm."""
+    truth = torch.zeros(2, 1, 8, 8)
+    truth[0, 0, 2, 2] = 1
+    places = [(n, (0.5, 0.8), 3.0) for n in range(2)]
+    for row, column, apart in ((4, 2, 1.0), (2, 5, 2.4)):
+        predicted = torch.zeros(2, 1, 8, 8)
+        predicted[0, 0, row, column] = 1
+        assert measure_in_mm(predicted, truth, ["a", "a"], places)["a"]["assd-mm"] == pytest.approx(apart)
+
+
+def test_a_volume_whose_slices_are_not_equally_far_apart_has_no_distances():
+    one = torch.ones(3, 1, 4, 4)
+    for last, measured in ((2.5, True), (3.0, False)):
+        places = [(n, (0.5, 0.5), apart) for n, apart in enumerate((2.5, 2.5, last))]
+        assert bool(measure_in_mm(one, one, ["a"] * 3, places)) is measured
