@@ -8,6 +8,7 @@ from feddp.compare.statistics import FEW, LEAST, METRIC, RESAMPLES
 from feddp.methods.base import round_of
 from feddp.pages.collected import Collected, Measurements
 from feddp.pages.differences import IMAGES, SITES
+from feddp.stages.empty import at_the_end
 from feddp.training.settings import Training
 
 _CONDITIONS = ("network", "size", "rounds", "weights", "selection")  # in results.json, which two compared runs should share
@@ -56,6 +57,9 @@ def caveats(subject: Measurements, references: Sequence[Measurements], collected
         )
     if any(run.results["selection"] == "test" for m in compared for run in m.runs):
         yield "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
+    for run in collected.runs:
+        if warning := at_the_end(run.results, run.last):
+            yield f"Warning, {run.name}: {warning}"
     if without := [site for site in collected.sites if site not in subject.means(METRIC)]:
         yield f"Without a result of {subject.label} in every run: {listed(without)}. Who took part, below, says why."
 
