@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from feddp.pages.collected import FinishedRun
 from feddp.protocol import STD_WITHHELD, WITHHELD
 from feddp.reading import counted, without_paths
+from feddp.stages.empty import EMPTY
 
 _REASONS = 3  # of a site's refused answers that are shown
 
@@ -27,6 +28,7 @@ def attendance(run: FinishedRun) -> list[Attendance]:
     missing: Mapping[str, str] = run.results["missing"]
     refused, rows = _refused(run), []
     again = Counter(event.get("site") for event in run.events if event["event"] == "again")
+    emptied = {event["site"]: event["message"] for event in run.events if event["event"] == EMPTY}
     consented = {e["site"] for e in run.events if e["event"] == "answer" and e.get("scalars", {}).get("consent")}
     for site in sorted({*run.sites, *missing, *refused}):
         entry = run.results["sites"].get(site, {})
@@ -39,6 +41,8 @@ def attendance(run: FinishedRun) -> list[Attendance]:
         remarks += [f"refused: {without_paths(reason)}" for reason in reasons[:_REASONS]]
         if len(reasons) > _REASONS:
             remarks.append(f"and {len(reasons) - _REASONS} more refusals")
+        if site in emptied:
+            remarks.append(f"warning: {without_paths(emptied[site])}")
         if site in again:
             remarks.append(f"started again, or lost the connection, {counted(again[site], 'time')}")
         state = "missing" if site in missing else "took part" if site in run.results["sites"] else "refused"

@@ -8,6 +8,7 @@ from feddp.compare.reference import LAST
 from feddp.compare.statistics import FEW, LEAST, METRIC, RESAMPLES
 from feddp.pages.collected import Collected, Measurements
 from feddp.pages.differences import IMAGES, PATIENTS, SITES
+from feddp.stages.empty import at_the_end
 from feddp.training.settings import Training
 
 _CONDITIONS = ("network", "size", "rounds", "weights", "selection")  # in results.json, which two compared runs should share
@@ -57,11 +58,14 @@ def caveats(subject: Measurements, references: Sequence[Measurements], collected
     rounds = {m.label: m.round for m in compared}
     if len(set(rounds.values())) > 1:
         shown = ", ".join(f"{label}: {which}" for label, which in rounds.items())
-        yield (f"Their networks are of different rounds ({shown}), and which round is taken may matter as much as the method.")
+        yield f"Their networks are of different rounds ({shown}), and which round is taken may matter as much as the method."
         if any(m.is_fedavg and m.round == "best" for m in references) and subject.round == "last":
             yield f"FedAvg's last round is {LAST[1]}: `feddp compare` makes a row of it."
     if any(run.results["selection"] == "test" for m in compared for run in m.runs):
         yield "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
+    for run in collected.runs:
+        if warning := at_the_end(run.results, run.last):
+            yield f"Warning, {run.name}: {warning}"
     if without := [site for site in collected.sites if site not in subject.means(METRIC)]:
         yield f"Without a result of {subject.label} in every run: {listed(without)}. Who took part, below, says why."
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from feddp.protocol import BEST_PER_SITE, ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD
 from feddp.reading import counted
 from feddp.reporting.tables import BLANK, SHOWN, markdown_lines, shown_value
+from feddp.stages.empty import at_the_end
 from feddp.training.columns import class_names, of_class
 
 _ROUNDED = "Each site rounded what it sent: Dice and IoU to three decimals, distances and losses to three digits."
@@ -29,6 +30,8 @@ def write_markdown(results: Mapping[str, Any]) -> str:
         lines += ["All sites' images in one place, trained outside FLARE: an upper bound, no federation.", ""]
     if results["selection"] == "test":
         lines += ["**Optimistic**: the best round and epoch were chosen on the test images (`selection=test`).", ""]
+    if warning := at_the_end(results):
+        lines += [f"**Warning**: {warning}", ""]
     parts = {site: results["sites"][site] for site in sites} | {"Average": results["average"]}
     lines += _before_and_final(parts, _METRICS)
     lines += [

@@ -45,6 +45,7 @@ from feddp.plan.schema import Plan
 from feddp.reading import read_json, read_own, short, shown
 from feddp.reporting.page import write_markdown
 from feddp.run.follow import Follower
+from feddp.stages.empty import at_the_end
 from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.tracking import VARIABLE
@@ -298,9 +299,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
-    """Writes results.md, then results.json: a run with results.json is complete."""
+    """Writes results.md, then results.json: a run with results.json is complete. Warns of networks that find nothing."""
     write_text(out / RESULTS_TABLE, write_markdown(results))
     write_json(out / RESULTS, results)
+    if warning := at_the_end(results):
+        print(f"warning: {warning}", file=sys.stderr)
     return results
 
 

@@ -1,13 +1,16 @@
-"""Warns of sites whose network finds nothing, in rounds in a row: their validation Dice stays that of empty masks.
+"""Warns of networks that find nothing: at a site in rounds in a row, and at a run's end on the test images.
 
-The server sees the Dice alone, so it warns where that is 0.000. An empty mask of an image without structures has Dice 1: only
-the site knows how many such images it has, so it also recognises empty masks where the mean is above 0. Neither sends anything.
+Of an empty mask, Dice and IoU are 1 if the prediction is empty too; of every other mask in which nothing is found, both are 0.
+So where a network finds nothing, both means are equal, whatever the share of empty masks; where it finds a structure in part,
+IoU is lower. The server has both means anyway: no number is sent for this.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from feddp.files import RECORD, read_events
-from feddp.protocol import rounded
+from feddp.protocol import WHEN, rounded
+from feddp.reading import is_count
 from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.stages.site import Site
@@ -15,34 +18,67 @@ from feddp.stages.site import Site
 EMPTY = "empty"  # the event, of the server's progress and of the site's log
 ROUNDS = 5  # in a row, after which a warning is due
 REMEDY = "submit the job with --set loss=dice and, if structures are a few pixels thin, with a larger --size"
+_NUMBERS = ("dice", "iou")
+_MOST = 0.99  # above, where nearly all masks are empty, three decimals do not tell two means apart
 
 
-def _warning(site: str, dice: float) -> str:
-    return f"site {site}: its masks stay empty: validation Dice {dice:.3f} in {ROUNDS} rounds in a row; {REMEDY}"
+def finds_nothing(means: Mapping[str, float]) -> bool:
+    """Whether mean Dice and IoU, as they leave a site, are those of a network that finds nothing; False if one is withheld."""
+    found = [rounded(name, means[name]) for name in _NUMBERS if name in means]
+    return len(found) == len(_NUMBERS) and bool(found[0] == found[1] < _MOST)
 
 
 def warn(server: Server, answers: Mapping[str, Message]) -> None:
     """Counts the rounds of each site; warns once for each site. A site that withholds its Dice is not counted."""
     counts = server.memory.empty
     for site, answer in answers.items():
-        if "dice" not in answer.scalars or counts.get(site, 0) >= ROUNDS:
+        if not answer.scalars.keys() >= set(_NUMBERS) or counts.get(site, 0) >= ROUNDS:
             continue
-        counts[site] = 0 if rounded("dice", answer.scalars["dice"]) else counts.get(site, 0) + 1
+        counts[site] = counts.get(site, 0) + 1 if finds_nothing(answer.scalars) else 0
         if counts[site] == ROUNDS:
-            server.progress(EMPTY, site=site, message=_warning(site, 0.0))
-            server.warn(_warning(site, 0.0))
+            message = _warning(site, answer.scalars["dice"])
+            server.progress(EMPTY, site=site, message=message)
+            server.warn(message)
 
 
-def note(site: Site, round: int, latest: float) -> None:
-    """Writes the warning to the site's own log, once, when the latest rounds up to `round` are as empty masks would be.
+def note(site: Site, round: int, scores: Mapping[str, float]) -> None:
+    """Writes the warning to the site's own log, once, when nothing was found in the latest rounds up to `round`.
 
     Args:
-        latest: the Dice of `round`; the log, which has those before it, is read only where this one is as low.
+        scores: those of `round`; the log, which has those before it, is read only where nothing is found in this one.
     """
-    if not latest <= site.empty_dice < 1:
+    if not finds_nothing(scores):
         return
     events = read_events(site.store.folder / RECORD)
-    dice = {event["round"]: event["dice"] for event in events if event["event"] == "train" and "dice" in event}
-    highest = max(dice.get(round - back, 1.0) for back in range(ROUNDS))
-    if highest <= site.empty_dice and not any(event["event"] == EMPTY for event in events):
-        site.store.record(EMPTY, round=round, message=_warning(site.name, highest))
+    found = {event["round"]: finds_nothing(event) for event in events if event["event"] == "train" and "dice" in event}
+    if all(found.get(round - back, False) for back in range(ROUNDS)) and not any(event["event"] == EMPTY for event in events):
+        site.store.record(EMPTY, round=round, message=_warning(site.name, scores["dice"]))
+
+
+def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
+    """Returns a warning of the sites whose network finds nothing on their test images; "" if there are none.
+
+    Args:
+        results: the content of results.json.
+        when: which of a site's networks.
+    """
+    entries = {site: entry for site, entry in sorted(results["sites"].items()) if finds_nothing(_means(entry.get(when, {})))}
+    if not entries:
+        return ""
+    dice = ", ".join(f"{site} {_means(entry[when])['dice']:.3f}" for site, entry in entries.items())
+    text = f"these networks find nothing on the test images: their Dice ({dice}) is that of empty masks; {REMEDY}"
+    selected = [entry.get("round", results.get("start_round")) for entry in entries.values()]
+    if any(is_count(round) and round < results["rounds"] for round in selected):
+        text += (
+            ". An earlier round than the last was selected by mean validation IoU, to which an image without structures adds 1"
+            " where nothing is found in it: --set start=last takes the last round"
+        )
+    return f"{text}."
+
+
+def _warning(site: str, dice: float) -> str:
+    return f"site {site}: its masks stay empty: validation Dice {dice:.3f}, as IoU, in {ROUNDS} rounds in a row; {REMEDY}"
+
+
+def _means(summary: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {name: summary[name]["mean"] for name in _NUMBERS if name in summary}

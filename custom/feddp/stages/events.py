@@ -43,6 +43,7 @@ _NEEDED = {
     "computed": ("site",),
     "answer": ("site", "task", "bytes", "scalars"),
     "refused": ("site", "task", "reason"),
+    "empty": ("site", "message"),
     "round": ("round", "of", "seconds"),
     "resumed": ("round", "of"),
     "returned": ("site",),

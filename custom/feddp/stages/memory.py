@@ -67,7 +67,7 @@ class ServerMemory:
         self.peers: dict[str, list[str]] = {}  # {site: the peers it was calibrated with}
         self.styles: dict[str, list[str]] = {}  # {site: the peers whose amplitude spectra it trains with} (FedDG)
         self.missed: dict[str, int] = {}  # {site: how many rounds' means lack its contribution}; others missed none
-        self.empty: dict[str, int] = {}  # {site: in how many rounds in a row its masks were empty (`feddp.stages.empty`)}
+        self.empty: dict[str, int] = {}  # {site: in how many rounds in a row its network found nothing (`feddp.stages.empty`)}
         self.without: dict[str, dict[str, str]] = {}  # {consent word: {site that took no part in the exchange: why}}
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
         self._watchers: list[Callable[[Event], None]] = []

@@ -107,11 +107,6 @@ class Site:
         return self.placed(self._split(self.plan.training.selection))
 
     @cached_property
-    def empty_dice(self) -> float:
-        """The mean Dice of empty masks over the validation images: the share of the masks, per class, that are empty."""
-        return torch.stack([~sample["mask"].flatten(1).any(dim=1) for sample in self.validation]).double().mean().item()
-
-    @cached_property
     def test(self) -> list[Sample]:
         return self._split("test")
 

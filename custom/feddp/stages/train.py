@@ -218,7 +218,7 @@ def train(
     metrics = {"loss": loss, **scores, "samples": float(len(site.samples)), "seconds": watch.seconds, **watch.parts}
     site.store.record("train", round=round, phase=phase, **metrics)
     if scores:
-        empty.note(site, round, scores["dice"])
+        empty.note(site, round, scores)
     return mine, metrics
 
 

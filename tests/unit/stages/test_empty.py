@@ -1,19 +1,25 @@
-"""Warnings of masks that stay empty: at the server by the Dice that it sees, at a site by what it knows of its images."""
+"""Warnings of networks that find nothing, by Dice and IoU alone: at the server, in a site's log, and at a run's end."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 
+from feddp.data.folder import SiteFolder
 from feddp.networks import NETWORKS
+from feddp.pages.run_page import report_in
 from feddp.protocol import EVALUATING, LOADING, STORING
-from feddp.run.follow import Follower
+from feddp.run import session
+from feddp.run.local import local
+from feddp.run.session import Request
 from feddp.stages import empty
-from feddp.stages.empty import EMPTY, ROUNDS
+from feddp.stages.empty import EMPTY, REMEDY, ROUNDS
 from feddp.stages.message import Message
+from feddp.training.metrics import measure
 from feddp.training.store import Store
-from support.driven import drive
 
 
 def lines(path):
@@ -33,12 +39,19 @@ class Server(SimpleNamespace):
         self.log.append(message)
 
 
-def warned_after(*dice):
+def scores(dice, share):
+    """Dice and IoU where `share` of the masks is empty and found so, and the others' Dice are alike: share + (1 - share) d."""
+    d = max(0.0, dice - share) / (1 - share) if share < 1 else 0.0
+    return {"dice": dice, "iou": dice - (1 - share) * (d - d / (2 - d))}
+
+
+def warned_after(*dice, share=0.0):
     """After how many rounds with these Dice of site A the server has warned, each time it did."""
     server, found = Server(), []
     for number, value in enumerate(dice, 1):
         empty.warn(
-            server, {"A": Message(scalars={} if value is None else {"dice": value}), "B": Message(scalars={"dice": 0.5})}
+            server,
+            {"A": Message(scalars={} if value is None else scores(value, share)), "B": Message(scalars=scores(0.5, 0.0))},
         )
         found += [number] * (len(server.events) - len(found))
     assert server.events == [(EMPTY, "A")] * len(found)
@@ -51,10 +64,10 @@ def warned_after(*dice):
     [
         ([0.0] * 4, []),
         ([0.0] * 12, [5]),  # once
-        ([0.0] * 4 + [0.001] + [0.0] * 4, []),  # not in a row
-        ([0.0] * 4 + [0.001] + [0.0] * 5, [10]),
+        ([0.0] * 4 + [0.002] + [0.0] * 4, []),  # not in a row
+        ([0.0] * 4 + [0.002] + [0.0] * 5, [10]),
         ([0.0004] * 5, [5]),  # 0.000 where it leaves a site
-        ([0.0006] * 5, []),  # 0.001
+        ([0.0006] * 5, []),  # 0.001, and IoU 0.000
         ([0.0] * 5 + [0.4] + [0.0] * 5, [5]),  # once for each site
         ([0.0] * 4 + [None] + [0.0], [6]),  # withheld: a round that nobody knows
     ],
@@ -65,58 +78,91 @@ def test_the_server_warns_after_five_rounds_in_a_row(dice, expected):
 
 
 class Alone:
-    """A site with the log of its rounds, and `empty_dice`."""
+    """A site with the log of its rounds."""
 
     name = "A"
 
-    def __init__(self, folder, empty_dice):
-        self.store, self.empty_dice = Store(folder), empty_dice
+    def __init__(self, folder):
+        self.store = Store(folder)
 
-    def train(self, *dice):
+    def train(self, round, found):
+        self.store.record("train", round=round, phase=0, loss=1.0, **found)
+        empty.note(self, round, found)
+
+    def warned(self):
         """Returns the rounds in which the log got its warning."""
-        for round, value in enumerate(dice, 1):
-            self.store.record("train", round=round, phase=0, loss=1.0, dice=value)
-            empty.note(self, round, value)
         return [event["round"] for event in lines(self.store.folder / "record.jsonl") if event["event"] == EMPTY]
 
 
 @pytest.mark.parametrize(
-    ("empty_dice", "dice", "expected"),
+    ("share", "dice", "expected"),
     [
         (0.0, [0.0] * 9, [5]),
         (0.25, [0.25] * 9, [5]),  # a quarter of the images has no structure: empty masks have Dice 1 there
-        (0.25, [0.25, 0.2, 0.0, 0.25, 0.1], [5]),  # worse than empty masks
+        (0.25, [0.25] * 2 + [0.0] * 3, [5]),  # something is drawn in the images without structures too
         (0.25, [0.25] * 4 + [0.26] + [0.25] * 5, [10]),
-        (0.0, [0.0] * 4 + [0.001] * 3, []),
+        (0.25, [0.2] * 9, [5]),
+        (0.0, [0.2] * 9, []),  # a bad network finds something
+        (0.0, [0.0] * 4 + [0.002] * 3, []),
         (1.0, [1.0] * 9, []),  # there is nothing to find
+        (0.0, [0.9992] * 9, []),  # IoU 0.9984: nearly all is found
     ],
 )
-def test_a_site_warns_by_the_dice_of_empty_masks(tmp_path, empty_dice, dice, expected):
-    assert Alone(tmp_path, empty_dice).train(*dice) == expected
+def test_site_and_server_warn_in_the_same_round_whatever_the_share_of_empty_masks(tmp_path, share, dice, expected):
+    site = Alone(tmp_path)
+    for round, value in enumerate(dice, 1):
+        site.train(round, scores(value, share))
+    assert site.warned() == warned_after(*dice, share=share) == expected
 
 
 def test_a_repeated_round_counts_once(tmp_path):
-    site = Alone(tmp_path, 0.0)
+    site = Alone(tmp_path)
     for round in (1, 2, 2, 3, 3):
-        site.store.record("train", round=round, phase=0, loss=1.0, dice=0.0)
-        empty.note(site, round, 0.0)
-    assert [event["event"] for event in lines(tmp_path / "record.jsonl")] == ["train"] * 5
+        site.train(round, scores(0.0, 0.0))
+    assert site.warned() == []
 
 
-def test_the_dice_of_empty_masks_is_the_share_of_empty_ones(open_site, toy):
-    """Three images of two classes: of the six masks, one of the first class and two of the second are empty: 3/6."""
-    site = open_site(network=toy)
-    masks = torch.ones(3, 2, 4, 4)
-    masks[0, 0] = masks[0, 1] = masks[2, 1] = 0
-    masks[1, 0, 1:] = 0  # a single row is a structure
-    site.validation = [{"mask": mask} for mask in masks]
-    assert site.empty_dice == 0.5
+def test_a_server_that_lacks_a_number_does_not_count_the_round():
+    server = Server()
+    for withheld in ({"iou": 0.0}, {"dice": 0.0}, {}):
+        for _ in range(ROUNDS):
+            empty.warn(server, {"A": Message(scalars=withheld)})
+    assert server.events == []
 
 
-def test_a_run_with_empty_masks_says_so_and_sends_no_more(tmp_path, tiny_root, plan_for, toy, monkeypatch, capsys):
-    """A head with bias -30 and a small learning rate: every probability stays near e⁻³⁰, so every mask is empty.
+def test_dice_and_iou_are_equal_where_nothing_is_found_and_nowhere_else(toy):
+    """Two classes in three images, half of the six masks empty: an empty prediction has Dice and IoU 1/2. One that finds one
+    pixel of a structure of two has Dice 2/3 and IoU 1/2 there, so 3.67/6 and 3.5/6."""
+    masks = torch.zeros(3, 2, 4, 4)
+    masks[0, 0, 0, :2] = masks[1, 1, 0, :2] = masks[2, 0, 0, :2] = 1
+    nothing = torch.zeros(3, 2, 4, 4)
+    one = nothing.clone()
+    one[0, 0, 0, 0] = 1
+    found = []
+    for predicted in (nothing, one):
+        rows = measure(predicted, masks, ("disc", "cup"))
+        found.append({name: sum(row[name] for row in rows) / 3 for name in ("dice", "iou")})
+    assert found == [{"dice": 0.5, "iou": 0.5}, pytest.approx({"dice": 11 / 18, "iou": 3.5 / 6})]
+    assert [empty.finds_nothing(means) for means in found] == [True, False]
 
-    Seven rounds are scored when the next begins: rounds 1 to 6, of which the fifth brings the warning.
+
+def draw(root, site, split, filled):
+    """Gives the images of a site's split masks with a square, or without one."""
+    folder = SiteFolder.open(root / site)
+    for row, square in zip(folder.rows_of(split), filled, strict=True):
+        mask = Image.new("L", (32, 32))
+        mask.paste(int(square), (8, 8, 24, 24))
+        mask.save(folder.path / "masks" / f"{row.image}.png")
+
+
+def test_a_run_that_finds_nothing_says_so_on_the_screen_and_in_its_report(
+    tmp_path, tiny_root, plan_for, toy, monkeypatch, capsys
+):
+    """A head with bias -30 and a small learning rate: every probability stays near e⁻³⁰, so every mask is empty. Of site-1's
+    two validation and two test images, one shows no structure, so its Dice is 0.5; site-2's is 0.
+
+    Seven rounds are scored when the next begins: rounds 1 to 6, of which the fifth brings the warning. Of equal rounds the
+    first is selected.
     """
     plain = NETWORKS[toy]
 
@@ -126,25 +172,49 @@ def test_a_run_with_empty_masks_says_so_and_sends_no_more(tmp_path, tiny_root, p
         return network
 
     monkeypatch.setitem(NETWORKS, toy, build)
-    plan = plan_for(method="fedavg", network=toy, rounds=7, lr=1e-6)
-    sites = drive(plan, tiny_root, tmp_path)
-    progress = lines(tmp_path / "server" / "progress.jsonl")
-    shares = {name: site.empty_dice for name, site in sites.items()}
-    silent = [name for name, share in shares.items() if share > 0]
-    warned = [event["site"] for event in progress if event["event"] == EMPTY]
-    assert warned == [name for name in sites if name not in silent]
-    assert warned, "a site whose validation images all have a lesion"
-    for name, site in sites.items():
-        (own,) = [event for event in lines(site.store.folder / "record.jsonl") if event["event"] == EMPTY]
+    shutil.copytree(tiny_root, tmp_path / "data")
+    for split in ("val", "test"):
+        draw(tmp_path / "data", "site-1", split, (False, True))
+        draw(tmp_path / "data", "site-2", split, (True, True))
+    plan, out = plan_for(method="fedavg", network=toy, rounds=7, lr=1e-6), tmp_path / "run"
+    policies = {site: {"data": str(tmp_path / "data" / site), "seed": "plan"} for site in plan.sites}
+    session.run(Request(plan, policies, out), local, "fedavg")
+    shown, page = " ".join(capsys.readouterr().err.split()), report_in(out).read_text()
+    table, log, progress = ((out / name).read_text() for name in ("results.md", "local.log", "progress.jsonl"))
+    for site, dice in (("site-1", "0.500"), ("site-2", "0.000")):
+        (own,) = [event for event in lines(out / "sites" / site / "record.jsonl") if event["event"] == EMPTY]
         assert own["round"] == 5
-        assert own["message"].startswith(f"site {name}: its masks stay empty: validation Dice {shares[name]:.3f} in 5 rounds")
-    answers = [event for event in progress if event["event"] == "answer" and event["task"] == "train"]
+        said = f"site {site}: its masks stay empty: validation Dice {dice}, as IoU, in 5 rounds in a row; {REMEDY}"
+        assert own["message"] == said
+        assert shown.count(f"warning: {said}") == page.count(f"warning: {said}") == log.count(said) == progress.count(said) == 1
+    end = "these networks find nothing on the test images: their Dice (site-1 0.500, site-2 0.000) is that of empty masks"
+    assert shown.count(f"warning: {end}") == table.count(f"**Warning**: {end}") == page.count(f"FedAvg, seed 0: {end}") == 1
+    assert all("--set start=last takes the last round." in text for text in (shown, table, page)), "round 1 of 7 is selected"
+    answers = [json.loads(line) for line in progress.splitlines()]
+    answers = [event for event in answers if event["event"] == "answer" and event["task"] == "train"]
     numbers = {"loss", "samples", "seconds", LOADING, STORING}
     assert {frozenset(event["scalars"]) for event in answers} == {
         frozenset(numbers),
         frozenset(numbers | {"dice", "iou", EVALUATING}),
     }
-    Follower(plan, tuple(sites), tmp_path / "server" / "progress.jsonl").until(lambda: True)
-    shown = " ".join(capsys.readouterr().err.split())
-    assert shown.count("warning: site") == len(warned)
-    assert "--set loss=dice" in shown
+
+
+def results(round=None, **means):
+    """results.json of sites with these Dice and IoU; `round`: each site's own best one."""
+    own = {} if round is None else {"round": round}
+    sites = {
+        site: own | {"final": {"dice": {"mean": dice}, "iou": {"mean": iou}}, "before_calibration": {"dice": {"mean": 0.0}}}
+        for site, (dice, iou) in means.items()
+    }
+    return {"sites": sites, "start_round": None if round else 3, "rounds": 3}
+
+
+def test_the_end_names_the_sites_whose_network_finds_nothing():
+    found = results(B=(0.25, 0.25), C=(0.3, 0.2), A=(0.0, 0.0), D=(1.0, 1.0))
+    text = "these networks find nothing on the test images: their Dice (A 0.000, B 0.250) is that of empty masks; "
+    assert empty.at_the_end(found) == f"{text}{REMEDY}."
+    assert empty.at_the_end(results(C=(0.3, 0.2))) == ""
+    assert empty.at_the_end(found, "before_calibration") == "", "its IoU is not known"
+    assert empty.at_the_end({"sites": {"A": {"withheld": 5}}, "rounds": 3}) == ""
+    assert "start=last" in empty.at_the_end(results(round=2, A=(0.0, 0.0)))
+    assert "start=last" not in empty.at_the_end(results(round=3, A=(0.0, 0.0)))
