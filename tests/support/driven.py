@@ -49,6 +49,7 @@ def drive(
     secrets: Mapping[str, str] | None = None,
     job: str = "job",
     fresh: bool = False,
+    device: str = "cpu",
 ) -> dict[str, Site]:
     """All stages of `plan` but the evaluation; the sites as they are then.
 
@@ -59,7 +60,7 @@ def drive(
 
     def opened(name: str) -> SiteContext:
         consent = [] if name in silent else list(CONSENTS)
-        own = SitePolicy.admitting(plan) | {"data": str(root / name), "consent": consent, "spectra": 10_000}
+        own = SitePolicy.admitting(plan) | {"data": str(root / name), "consent": consent, "spectra": 10_000, "device": device}
         policy = SitePolicy.of(name, own, simulated=True)
         context = SiteContext(name, job, Expected(plan), None, policy, kept_below(folder / name), simulated=True)
         context.secret = (secrets or {}).get(name, "")
