@@ -10,6 +10,7 @@ from feddp.compare.runs import Campaign, Place
 from feddp.compare.shared_rounds import SharedRounds
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
+from feddp.files import read_events
 from feddp.methods.fedavg import FedAvg
 from feddp.plan.schema import Plan
 from feddp.run.rounds import _trains, digest_of
@@ -71,6 +72,8 @@ def test_the_rounds_are_trained_once_and_no_bit_differs(campaign, trained, varia
             assert (run.folder / f"sites/{site}/images.csv").read_bytes() == (
                 own.folder / f"sites/{site}/images.csv"
             ).read_bytes()
+            said, alone_said = (read_events(each.folder / f"sites/{site}/record.jsonl") for each in (run, own))
+            assert [event["event"] for event in said] == [event["event"] for event in alone_said], "of no other run"
         rounds = json.loads((run.folder / "time.json").read_text())["rounds"]["wall"]
         assert len(rounds) == ROUNDS
         assert None not in rounds
