@@ -308,6 +308,15 @@ def test_a_complete_run_whose_end_was_not_noted_is_finished(campaign, broken_off
         campaign("fedavg", rounds=3)
 
 
+def test_results_of_this_plan_without_a_run_json_are_finished(campaign, broken_off, fake):
+    """results.json holds the plan, and the record says of which data; such a run is not emptied and trained again."""
+    run = broken_off("results.json")
+    kept = (run.folder / "results.json").read_bytes()
+    assert campaign("fedavg").execute()[Variant.parse("fedavg")].folders == {0: run.folder}
+    assert not fake.calls
+    assert (run.folder / "results.json").read_bytes() == kept
+
+
 @pytest.mark.parametrize("files", [["results.json"], ["run.json", "results.json"]])
 def test_results_of_another_plan_are_never_removed(campaign, broken_off, fake, files):
     """Whether anybody noted their end or not, and while another process has the folder: it would not help to wait for that."""
