@@ -206,16 +206,16 @@ def test_a_threshold_of_nested_classes_by_hand(brightness, site, feddp, tmp_path
 
 
 def test_several_images_of_a_patient_are_one_patient(brightness, site, feddp, tmp_path):
-    """The first of the nine has a second image, whose lesion is black, p = σ(−2) = 0.119, and one without a lesion, which says
-    nothing. At t = p(100) it misses (1/4 + 1)/2 = 5/8, the others 1/4: R̂ = (5/8 + 8/4)/9 = 0.29167, and 9/10 of it + 1/10 =
-    0.3625 is below 0.37. As ten patients it would be 10/11 · (9/4 + 1)/10 + 1/11 = 0.386."""
+    """The first of the nine has a second image, whose lesion is black, p = σ(−2) = 0.119; a tenth has no lesion, which says
+    nothing. At t = p(100) the first misses (1/4 + 1)/2 = 5/8, the others 1/4: R̂ = (5/8 + 8/4)/9 = 0.29167, and 9/10 of it +
+    1/10 = 0.3625 is below 0.37. As ten patients it would be 10/11 · (9/4 + 1)/10 + 1/11 = 0.386."""
     black, mask = np.zeros((32, 32, 3), np.uint8), np.zeros((32, 32), np.uint8)
     mask[0, :8] = 1
-    for name, each in (("second", mask), ("healthy", np.zeros_like(mask))):
+    for name, patient, each in (("second", "p0", mask), ("healthy", "p9", np.zeros_like(mask))):
         Image.fromarray(black).save(site / f"images/{name}.png")
         Image.fromarray(each).save(site / f"masks/{name}.png")
         with open(site / "split.csv", "a", encoding="utf-8") as handle:
-            handle.write(f"{name},p0,val\n")
+            handle.write(f"{name},{patient},val\n")
     out = tmp_path / "t.json"
     code, _, said = feddp("calibrate-threshold", "--network", brightness(), "--data", site, "--alpha", 0.37, "--out", out)
     assert code == 0, said
