@@ -87,6 +87,43 @@ def test_beyond_a_bound_no_approval_helps(usual, changes, message):
     policy(approve="any").accept("hospital", usual())
 
 
+@pytest.mark.parametrize(
+    ("bounds", "name", "message"),
+    [
+        ({"lr": 1e-5}, "lr", "lr=0.001 is above its upper bound 1e-05"),
+        ({"lr": 5e-4}, "heads_lr", "heads_lr=0.001 is above its upper bound 0.0005"),
+        ({"local_epochs": 0}, "local_epochs", "local_epochs=1 is above its upper bound 0"),
+        ({"rounds": 10}, "heads_epochs", "heads_epochs=20 is above its upper bound 10"),
+    ],
+)
+def test_a_setting_that_the_plan_leaves_at_its_default_is_held_to_the_bounds(bounds, name, message):
+    """The plan does not hold it, so what counts is what it is by default: (Wang et al., TMI 2024) has a rate of 1e-3 and one
+    epoch a round; FedLC's heads have 1e-3 and 20 epochs."""
+    plan = Options(method="fedlc", rounds=2).plan(REQUIRED, SITES)
+    assert name not in plan.settings, "the control"
+    assert any(problem.startswith(message) for problem in Bounds.of("hospital", bounds).problems(plan))
+    assert Bounds().problems(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"batch": 3}, "batch=3 is below its lower bound 4 (the change made by a step over few images reveals them)"),
+        ({"epochs": 1001}, "epochs=1001 is above its upper bound 1000"),
+        ({"lr": 0.02}, "lr=0.02 is above its upper bound 0.01"),
+    ],
+)
+def test_an_adaptation_is_held_to_the_bounds_whoever_approved_it(usual, setting, message):
+    """Just within them it is taken: four images a step, 1000 epochs, a rate of 0.01."""
+    plan, within = usual(), {"batch": 4, "epochs": 1000, "lr": 0.01}
+    request = {"newcomer": "N", "donors": ["site-1"], "job": "j", "settings": within}
+    beyond = request | {"settings": within | setting}
+    own = policy(approve=[{"job": "x", "plan": plan.digest(each)} for each in (request, beyond)])
+    with pytest.raises(FedDPError, match=f"^site hospital: {re.escape(message)}.*in the bounds of privacy.json"):
+        own.accept("hospital", plan, beyond)
+    own.accept("hospital", plan, request)
+
+
 def test_a_loss_or_a_network_that_the_hospital_does_not_take(usual):
     for own, message in (
         ({"bounds": {"losses": ["dice"]}}, "loss=dice_ce is not among the losses of its bounds, dice"),

@@ -135,3 +135,26 @@ def test_a_runs_end_does_not_wait_for_the_rest_of_a_killed_sites_answer(channel,
         reading.join(5)
     assert len(ended) == 1
     assert dropped is ("the run has ended before the answer of site-2.job was complete" in ended[0])
+
+
+def test_a_complete_answer_is_left_alone_at_a_runs_end(plan_for):
+    """One chunk of one comes and is read. FLARE keeps the stream a while, to acknowledge a chunk that the site sends again;
+    stopped, it would tell the site that its answer was lost."""
+    told = []
+    own = SimpleNamespace(fire_and_forget=lambda _channel, topic, origin, message, **more: told.append(message))
+    headers = {StreamHeaderKey.STREAM_ID: gen_stream_id(), StreamHeaderKey.SEQUENCE: 0, MessageHeaderKey.ORIGIN: "site-2.job"}
+    headers |= {StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND, StreamHeaderKey.TOPIC: ServerCommandNames.SUBMIT_UPDATE}
+    whole = Message(headers | {StreamHeaderKey.DATA_TYPE: StreamDataType.FINAL, StreamHeaderKey.RELIABLE: True}, b"whole")
+    task = RxTask.find_or_create_task(whole, own)
+    try:
+        assert task.process_chunk(whole)
+        assert (task.read(10), task.read(10)) == (b"whole", b"")
+        task.stop()  # as FLARE's reader does at the end
+        assert task.completed
+        assert task in RxTask.rx_task_map.values(), "the control: it is looked at"
+        SharedTensorPersistor(plan_for().to_json()).handle_event(EventType.END_RUN, None)
+        assert (task.failed, task.error) == (False, None)
+        assert [message for message in told if message.get_header(StreamHeaderKey.ERROR_MSG)] == []
+    finally:
+        task.cleanup_timer.cancel()
+        task._remove_task()

@@ -13,7 +13,7 @@ from torch import nn, tensor
 from feddp.adaptation import unseen_site
 from feddp.adaptation.choices import GLOBAL, STRATEGY_NAMES, AdaptationOptions, Settings
 from feddp.adaptation.fitting import fit
-from feddp.adaptation.models import Models
+from feddp.adaptation.models import Models, completed
 from feddp.adaptation.routing import Routed
 from feddp.adaptation.strategies import STRATEGIES, predict, probabilities
 from feddp.cli.adapt import adapt
@@ -124,6 +124,13 @@ def test_a_loss_that_moves_again_in_time_is_trained_on():
     assert fit(Stairs(), IMAGES, loss, Settings(epochs=9, lr=1.0)).losses == [1, 1, 1, 2, 2, 2, 2]
 
 
+def test_of_equal_losses_the_first_is_kept():
+    """The parameter falls by 1 in every epoch (`Stairs`), but the loss is 1 throughout: the start is kept."""
+    network = Stairs()
+    done = fit(network, IMAGES, lambda network, *_: 1 + network.w - network.w.detach(), Settings(epochs=2, lr=1.0))
+    assert (done.losses, done.kept, network.w.item()) == ([1, 1, 1], 0, 0)
+
+
 def test_every_image_counts_once_in_the_loss():
     """Images 1, 2, 6 in batches of 2: (2 · 1.5 + 6)/3 = 3, not (1.5 + 6)/2."""
     images = [torch.full((1, 1, 1), value) for value in (1.0, 2.0, 6.0)]
@@ -141,6 +148,18 @@ def test_the_noise_is_the_same_at_every_measurement_and_another_at_every_step():
     measured, trained = [drawn[0:2], drawn[4:6], drawn[8:10]], drawn[2:4] + drawn[6:8]
     assert measured[0] == measured[1] == measured[2]
     assert len({*measured[0], *trained}) == 6
+    fit(Weight(1), IMAGES * 2, loss, Settings(epochs=2, batch=1, seed=1))
+    assert not {*drawn[:10]} & {*drawn[10:]}, "another seed, other noise"
+
+
+def test_routers_start_as_the_seed_says(toy):
+    """All as the mean model, but their first layers are drawn."""
+    starts = []
+    for seed in (0, 0, 1):
+        (network,) = STRATEGIES["routing"](models_of(toy), pictures(), Settings(epochs=0, seed=seed), CPU, silent).networks
+        starts.append(network.q.router.squeeze.weight)
+    assert starts[0].equal(starts[1])
+    assert not starts[0].equal(starts[2])
 
 
 def test_a_loss_that_is_not_finite_is_said():
@@ -271,7 +290,25 @@ def test_an_image_alone_is_refused_where_it_has_no_statistics():
     """At 32 px a ResNet's deepest map is one pixel: two values a channel are a batch's least, 3 images by 2 leave one."""
     with pytest.raises(FedDPError, match="3 images in batches of 2 leave a batch of one image"):
         STRATEGIES["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=2), CPU, silent)
+    with pytest.raises(FedDPError, match="3 images in batches of 1 leave a batch of one image"):
+        STRATEGIES["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=1), CPU, silent)
     assert STRATEGIES["tent"](models_of("resnet18-fpn"), pictures(3, 32), Settings(epochs=0, batch=3), CPU, silent).networks
+
+
+def test_logits_are_resized_before_they_become_probabilities():
+    """Two pixels, logits 0 and ln 81, become four: bilinear weights 0, 1/4, 3/4 and 1 of ln 81 = 4 ln 3 are 0, ln 3, ln 27 and
+    ln 81, probabilities 1/2, 3/4, 27/28 and 81/82. A second network says 0, 1/2: the means of both. (Probabilities resized
+    would be 0.622 in the second pixel.)"""
+    logits = tensor([[[[0.0, math.log(81)]]], [[[0.0, 0.0]]]])
+    found = probabilities(logits, (1, 4)).flatten().tolist()
+    assert found == pytest.approx([(p + 0.5) / 2 for p in (1 / 2, 3 / 4, 27 / 28, 81 / 82)], abs=1e-6)
+
+
+def test_the_global_model_has_the_mean_of_what_was_never_shared():
+    """γ has `a`; the sites' own `a` do not count, and of their `q`, 1 and 3, the mean is 2."""
+    own = {"x": {"a": tensor(5.0), "q": tensor(1.0)}, "y": {"a": tensor(7.0), "q": tensor(3.0)}}
+    found = completed({"a": tensor(0.5)}, own)
+    assert {name: value.item() for name, value in found.items()} == {"a": 0.5, "q": 2}
 
 
 def constant(models, *logits):

@@ -145,6 +145,26 @@ def test_other_folds_in_the_same_folder_are_refused(compare, fake):
     assert len(fake.calls) == calls
 
 
+def test_more_seeds_have_the_folds_of_the_first(compare, fake):
+    """Otherwise the folder would hold other folds."""
+    assert compare("--methods", "fedavg", "--folds", 2).exit_code == 0
+    done = compare("--methods", "fedavg", "--folds", 2, "--seeds", "0,1")
+    assert done.exit_code == 0, done.output
+    assert [folder for folder, _ in fake.calls] == [*["fedavg/seed-0"] * 2, *["fedavg/seed-1"] * 2]
+
+
+def test_sites_with_the_same_names_of_patients_are_dealt_apart(compare, fake, tmp_path, tiny_root):
+    """A copy of a site under another name, whose patients are no more alike than those of other hospitals."""
+    for name in ("site-1", "site-2"):
+        shutil.copytree(tiny_root / "site-1", tmp_path / "data" / name)
+    assert compare("--methods", "fedavg", "--folds", 3, data=tmp_path / "data").exit_code == 0
+    one, other = (
+        [(tmp_path / f"out/folds/fold-{i}/data/{name}/split.csv").read_text() for i in (1, 2, 3)]
+        for name in ("site-1", "site-2")
+    )
+    assert one != other
+
+
 def test_the_folds_of_an_image_that_has_changed_since_are_refused(compare, fake, tiny_root, tmp_path):
     """They are links to the file as it was, which a new file in its place does not change."""
     root = shutil.copytree(tiny_root, tmp_path / "data")
@@ -214,12 +234,14 @@ def test_a_fold_without_a_finished_run_keeps_the_tables_of_the_classes(fake, tin
 
 
 def test_what_is_no_number_in_a_fold_is_none_over_folds():
-    """20 and 40: 30 ± 10. Of a failure's row the text stays; a blank cell stays blank."""
+    """20 and 40: 30 ± 10, with as many digits. Of a failure's row the text stays; a blank cell stays blank."""
     heads, better = ("Method", "Dice"), (None, max)
-    one = ResultTable("t", "T", heads, better, (("a", Value(20.0)), ("b", Value(1.0)), ("c", BLANK)), ("note",))
-    two = ResultTable("t", "T", heads, better, (("a", Value(40.0)), ("b", "failed: x"), ("c", Value(2.0))), (), frozenset({1}))
+    one = ResultTable("t", "T", heads, better, (("a", Value(20.0, digits=1)), ("b", Value(1.0)), ("c", BLANK)), ("note",))
+    two = ResultTable(
+        "t", "T", heads, better, (("a", Value(40.0, digits=1)), ("b", "failed: x"), ("c", Value(2.0))), (), frozenset({1})
+    )
     found = over_folds([one, two])
-    assert found.rows == (("a", Value(30.0, 10.0)), ("b", "failed: x"), ("c", BLANK))
+    assert found.rows == (("a", Value(30.0, 10.0, 1)), ("b", "failed: x"), ("c", BLANK))
     assert found.apart == {1}
     assert found.notes[1:] == ("note",)
     assert "population standard deviation over folds" in found.notes[0]

@@ -156,6 +156,24 @@ def test_the_table_of_methods(found):
     assert any("6 test patients of 2 sites" in note for note in table.notes)
 
 
+def test_each_method_has_its_own_interval_and_the_variance_over_all_sites(tmp_path):
+    """fedavg has 40, 50, 60 at the first site and 60, 70, 80 at the second, means 50 and 70: their variance is 10² = 100 (over
+    one site fewer, 200). feddp is 5 above it at each patient of the first site and 15 at the second's: 55 and 85, variance
+    15² = 225. other is 20 above fedavg everywhere, so in each draw, and both ends of its interval are."""
+    first, second = [0.4, 0.5, 0.6], [0.6, 0.7, 0.8]
+    runs = {}
+    for label, more in (("fedavg", (0, 0)), ("feddp", (0.05, 0.15)), ("other", (0.2, 0.2))):
+        images = [{f"{p}a": value + more[i] for p, value in enumerate(each)} for i, each in enumerate((first, second))]
+        values = {site: {"start": each} for site, each in zip(SITES, images, strict=True)}
+        runs[label] = Result({0: write_run(tmp_path / label, values)}, {})
+    (table,) = ranking_tables(finished(runs, list(SITES)), names(3), names(3))
+    rows = {row[0]: dict(zip(table.heads, row, strict=True)) for row in table.rows}
+    variances = {label: row["Variance over sites"].mean for label, row in rows.items()}
+    assert variances == pytest.approx({"fedavg": 100, "feddp": 225, "other": 100})
+    base, above = ([float(end) for end in rows[label]["interval"].split(" to ")] for label in ("fedavg", "other"))
+    assert above == pytest.approx([end + 20 for end in base], abs=0.011)
+
+
 def test_equal_methods_share_the_draws_in_which_they_are_the_best():
     """Of four draws a wins one, a and b share one, all three share one, and c wins one: a has 1 + 1/2 + 1/3 = 11/6 of 4, b 1/2
     + 1/3 = 5/6, c 1/3 + 1 = 4/3, together 4."""

@@ -21,7 +21,7 @@ from feddp.files import write_json
 from feddp.run import local
 from feddp.run import options as run_options
 from feddp.run.options import resume_here
-from feddp.training.claim import is_held, release
+from feddp.training.claim import hold, is_held, release
 from support.compare_runs import SITES, FakeRuns
 
 
@@ -107,6 +107,44 @@ def test_what_is_unfinished_is_run_anew(campaign, fake, monkeypatch):
     monkeypatch.setattr(run_options, "run_here", fake)
     assert campaign("fedavg").execute()[Variant.parse("fedavg")].folders
     assert len(fake.calls) == 1
+
+
+def test_a_finished_run_whose_folder_was_removed_is_run_again(campaign, fake):
+    """Its record alone, which says that it finished, is no result."""
+    made = campaign("fedavg")
+    made.execute()
+    (run,) = made.runs
+    shutil.rmtree(run.folder)
+    assert not campaign("fedavg").runs[0].is_finished()
+    assert campaign("fedavg").execute()[Variant.parse("fedavg")].folders == {0: run.folder}
+    assert len(fake.calls) == 2
+
+
+def test_a_run_is_locked_and_noted_as_unfinished_until_its_end(campaign, fake, monkeypatch):
+    """So that no other comparison takes it; also while what no later step needs is removed: who is killed in that moment leaves
+    a run that the next comparison closes."""
+    seen, remove = [], shutil.rmtree
+
+    def look(folder, done):
+        record = json.loads((folder.parent / f"{folder.name}.json").read_text())
+        seen.append((done, is_held(folder), record["finished"]))
+
+    def watched(data, out, *args, **kwargs):
+        look(out, "runs")
+        return fake(data, out, *args, **kwargs)
+
+    def removing(path, *args, **kwargs):
+        if path.name == "workspace":
+            look(path.parent, "removes")
+        return remove(path, *args, **kwargs)
+
+    monkeypatch.setattr(run_options, "run_here", watched)
+    monkeypatch.setattr("feddp.compare.planned_run.shutil.rmtree", removing)
+    (run,) = (made := campaign("fedavg")).runs
+    made.execute()
+    assert seen[0] == ("runs", True, False)
+    assert ("removes", False) in [(done, finished) for done, _, finished in seen]
+    assert json.loads(run.record.read_text())["finished"] is True
 
 
 @pytest.fixture
@@ -236,6 +274,27 @@ def test_a_run_that_another_comparison_began_meanwhile_costs_one_run(campaign, b
     assert contents_of(run) == before
 
 
+def test_a_run_that_another_comparison_began_before_the_lock_costs_one_run(campaign, broken_off, fake, monkeypatch):
+    """As before, but it began and ended between this one's look at the folder and its lock."""
+    run = broken_off("run.json", "half.txt")
+    aside, record, before = run.folder.with_name("aside"), run.record.read_bytes(), contents_of(run)
+    run.folder.rename(aside)
+    run.record.unlink()
+    made = campaign("fedavg", rounds=3)
+
+    def late(folder, patience):
+        folder.rmdir()
+        aside.rename(folder)
+        run.record.write_bytes(record)
+        hold(folder, patience)
+
+    monkeypatch.setattr("feddp.compare.planned_run.hold", late)
+    made.execute()
+    assert made.failed["fedavg, seed 0"].startswith(f"{run.folder} holds an unfinished run of another plan or other data")
+    assert not fake.calls
+    assert contents_of(run) == before
+
+
 def test_a_complete_run_whose_end_was_not_noted_is_finished(campaign, broken_off, fake):
     """The comparison was killed, or its disk was full, between results.json and the record."""
     run = broken_off("run.json", "results.json")
@@ -247,6 +306,15 @@ def test_a_complete_run_whose_end_was_not_noted_is_finished(campaign, broken_off
     assert not (run.folder / "workspace").exists()
     with pytest.raises(InputError, match="finished with another plan or other data"):
         campaign("fedavg", rounds=3)
+
+
+def test_results_of_this_plan_without_a_run_json_are_finished(campaign, broken_off, fake):
+    """results.json holds the plan, and the record says of which data; such a run is not emptied and trained again."""
+    run = broken_off("results.json")
+    kept = (run.folder / "results.json").read_bytes()
+    assert campaign("fedavg").execute()[Variant.parse("fedavg")].folders == {0: run.folder}
+    assert not fake.calls
+    assert (run.folder / "results.json").read_bytes() == kept
 
 
 @pytest.mark.parametrize("files", [["results.json"], ["run.json", "results.json"]])

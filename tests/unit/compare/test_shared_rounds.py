@@ -10,11 +10,14 @@ from feddp.compare.runs import Campaign, Place
 from feddp.compare.shared_rounds import SharedRounds
 from feddp.compare.variants import Common, Variant
 from feddp.errors import FedDPError
+from feddp.files import read_events
 from feddp.methods.fedavg import FedAvg
 from feddp.plan.schema import Plan
+from feddp.run import rounds
 from feddp.run.rounds import _trains, digest_of
 from feddp.stages import calibrate
 from feddp.stages import train as stage
+from feddp.stages.memory import LATEST
 
 SITES, ROUNDS = ("site-1", "site-2"), 2
 HERE = Place("local")
@@ -71,6 +74,8 @@ def test_the_rounds_are_trained_once_and_no_bit_differs(campaign, trained, varia
             assert (run.folder / f"sites/{site}/images.csv").read_bytes() == (
                 own.folder / f"sites/{site}/images.csv"
             ).read_bytes()
+            said, alone_said = (read_events(each.folder / f"sites/{site}/record.jsonl") for each in (run, own))
+            assert [event["event"] for event in said] == [event["event"] for event in alone_said], "of no other run"
         rounds = json.loads((run.folder / "time.json").read_text())["rounds"]["wall"]
         assert len(rounds) == ROUNDS
         assert None not in rounds
@@ -144,6 +149,34 @@ def test_what_a_killed_comparison_left_is_removed(campaign, trained):
     campaign(*SAME[:2]).execute(HERE)
     assert not (made.out / "rounds").exists()
     assert trained == ONCE
+
+
+def test_rounds_that_were_half_taken_are_taken_again_and_a_run_keeps_its_own(plan_for, tmp_path, monkeypatch):
+    """A run is killed when it has two of three participants' files. By the server's it counts as having rounds: it comes last.
+    Then the run goes on by itself, and what another left is not put over it."""
+    plan, folder, workspace, left = plan_for(), tmp_path / "rounds" / "x", tmp_path / "workspace", [2]
+    for name in ("server", *plan.sites):
+        (folder / name).mkdir(parents=True)
+        (folder / name / f"{LATEST}.safetensors").write_text(name)
+    copy = rounds._copy
+
+    def killed(*arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        copy(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "_copy", killed)
+        with pytest.raises(KeyboardInterrupt):
+            rounds.take(plan, workspace, folder)
+    rounds.take(plan, workspace, folder)
+    taken = {name: target / f"{LATEST}.safetensors" for name, target in rounds._participants(plan, workspace)}
+    assert {name: path.read_text() for name, path in taken.items()} == {name: name for name in ("server", *plan.sites)}
+    taken["site-1"].unlink()
+    taken["site-1"].write_text("later")
+    rounds.take(plan, workspace, folder)
+    assert taken["site-1"].read_text() == "later"
 
 
 def test_rounds_that_cannot_be_kept_cost_no_run(campaign, trained, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import torch
 from torch import nn, tensor
 
 from feddp.methods.fedlc import FedLC, FedLCSettings
-from feddp.networks.local_calibration import LocalCalibration
+from feddp.networks.local_calibration import HeadCalibration, LocalCalibration
 
 LN3 = math.log(3)
 
@@ -170,6 +170,37 @@ def test_a_gate_is_softened(gate, wanted):
     assert found == pytest.approx(wanted, abs=1e-4)
 
 
+def test_each_image_of_a_batch_is_softened_alone():
+    """The first image of above, and one of a fifth of it: scaled to [0, 1] both are 0, 0.738160, 1, 0.738160, 0."""
+    gates = tensor([[0.0, 0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.1, 0.0, 0.0]]).view(2, 1, 1, -1)
+    found = calibrated(sites=2).calibrator.soften(gates)[:, 0, 0].tolist()
+    assert found == [pytest.approx([0, 0.738160, 1, 0.738160, 0], abs=1e-3)] * 2
+
+
+def test_several_classes_gate_the_features_each_by_its_own_maps():
+    """Two classes, whose own logits are a and b; one pixel (ln 3, 0): p = 3/4 and 1/2. A peer says 1/4 and 3/4. Deviations 1/4
+    and 1/8, means 1/2 and 5/8, so a is 5/4, 9/8, 3/2 and 13/8 of ln 3, b is 0. The first class's logit weighs the four by 1,
+    10, 100 and 1000, the second's by 1 alone."""
+    own = nn.Conv2d(2, 2, 1)
+    own.weight.data, own.bias.data = torch.eye(2)[:, :, None, None], torch.zeros(2)
+    layer = HeadCalibration(own, classes=2, sites=2)
+    layer.out.weight.data.zero_()
+    layer.out.weight.data[:, ::2, 1, 1] = tensor([[1.0, 10.0, 100.0, 1000.0], [1.0, 0.0, 0.0, 0.0]])
+    layer.out.bias.data.zero_()
+    layer.receive({1: {"weight": torch.zeros(2, 2, 1, 1), "bias": tensor([-LN3, LN3])}})
+    found = layer(features([LN3], [0.0]), nn.Sequential(own), 0).flatten().tolist()
+    assert found == pytest.approx([(1.25 + 11.25 + 150 + 1625) * LN3, 1.25 * LN3], rel=1e-5)
+
+
+def test_a_peers_head_without_a_number_is_undecided():
+    """4 · 3e38 is infinite, and infinity less infinity no number: 1/2. Beside the own 3/4, deviation 1/8 and mean 5/8."""
+    network = calibrated(sites=2)
+    network.segmentation_head[0].weight.data = tensor([LN3 / 4, 0.0]).view(1, 2, 1, 1)
+    network.calibrator.receive({1: {"weight": tensor([3e38, -3e38]).view(1, 2, 1, 1), "bias": tensor([0.0])}})
+    found = network.calibrator.disagreement(features([4.0], [4.0]), network.segmentation_head[0], 0)
+    assert [value.item() for value in found] == pytest.approx([1 / 8, 5 / 8], abs=1e-6)
+
+
 def ungated(sites=2):
     """Gates of 1/2 everywhere, so that the features ×1.5 are decoded, and the contrast is 0."""
     network = calibrated(sites)
@@ -221,11 +252,13 @@ def test_the_loss_of_the_second_stage_has_the_head_s_own_beside_it():
 
 @pytest.mark.parametrize("received", [None, {}, heads(0.0)], ids=["none yet", "of nobody", "of a site"])
 def test_a_loaded_state_says_whose_heads_it_has(received):
-    """What a network knows about its peers without reading its tensors is what the tensors of the loaded state say."""
+    """What a network knows about its peers without reading its tensors is what the tensors of the loaded state say. Of heads
+    that it received before the last ones, these say nothing."""
     network, fresh = ungated(sites=3), calibrated(sites=3, own=2)
     network.embedding.set(1)
     fresh.calibrator.receive(heads(1.0, 2.0))
     if received is not None:
+        network.calibrator.receive(heads(5.0, -5.0))
         network.calibrator.receive(received)
     fresh.load_state_dict(network.state_dict())
     assert fresh.embedding.index == 1

@@ -13,7 +13,7 @@ from feddp.data.preparation import KEY, Preparation
 from feddp.errors import InputError
 from feddp.networks import build
 from feddp.networks.weights import save_network
-from feddp.run import threshold
+from feddp.run import threshold, uncertainty
 from feddp.run.conformal import largest_threshold, risk
 from support.docs_pages import commands_for
 
@@ -62,17 +62,19 @@ def test_a_new_patient_is_missed_as_rarely_as_promised():
 
 @pytest.fixture
 def brightness(toy, tmp_path):
-    """Makes a toy network whose logit is `slope` times the red channel's value of 0 to 1, minus `shift`."""
+    """Makes a toy network whose logit is `slope` times the red channel's value of 0 to 1, minus `shift`; of further classes the
+    logit is the same everywhere."""
 
-    def make(name="network", slope=4.0, shift=2.0, prepared=None, selection=None):
-        network = build(toy, 3, 1, seed=0)
+    def make(name="network", slope=4.0, shift=2.0, prepared=None, selection=None, more=()):
+        network = build(toy, 3, 1 + len(more), seed=0)
         with torch.no_grad():
             for value in network.state_dict().values():
                 value.zero_()
             network.q.weight[0, 0], network.norm.weight[0], network.head.weight[0, 0] = 1, 1, slope
             network.norm.running_var.fill_(1 - network.norm.eps)
-            network.head.bias.fill_(-shift)
-        texts = {"network": toy, "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "32"}
+            network.head.bias.copy_(torch.tensor([-shift, *more.values()] if more else [-shift]))
+        classes = json.dumps(["lesion", *more])
+        texts = {"network": toy, "channels": "3", "classes": classes, "labels": "nested", "size": "32"}
         texts |= {"normalise": "scale"} | ({KEY: prepared.text} if prepared else {})
         texts |= {"selection": selection} if selection else {}
         save_network(tmp_path / f"{name}.safetensors", network.state_dict(), texts)
@@ -180,6 +182,65 @@ def test_a_threshold_is_of_its_network_and_its_site(brightness, site, feddp, tmp
     assert not (tmp_path / "y").exists()
 
 
+def test_an_inner_class_is_no_more_probable_than_those_around_it():
+    """0.9, 0.3 and 0.6 from the outermost to the innermost: 0.9, 0.3 and 0.3. 0.2, 0.7 and 0.4: 0.2 thrice."""
+    found = threshold.inside(torch.tensor([[[0.9, 0.2]], [[0.3, 0.7]], [[0.6, 0.4]]]))
+    assert found[:, 0].T.tolist() == [pytest.approx([0.9, 0.3, 0.3]), pytest.approx([0.2, 0.2, 0.2])]
+
+
+def test_a_threshold_of_nested_classes_by_hand(brightness, site, feddp, tmp_path):
+    """The lesion's core is all of it; the network says σ(1) = 0.73 for the core everywhere, but the mask has none outside the
+    lesion: 0.39385 at six pixels and 0.22869 at two, as of the lesion itself. At t = 0.39385 both classes miss 1/4, so 0.325 as
+    above, which 0.33 allows and 0.32 does not. (By 0.73 the core would miss nothing at 0.39385, which makes 1/8.)"""
+    file = brightness(more={"core": 1.0})
+    dataset = json.loads((site / "dataset.json").read_text()) | {"classes": ["lesion", "core"]}
+    (site / "dataset.json").write_text(json.dumps(dataset))
+    for path in (site / "masks").iterdir():
+        Image.fromarray((np.asarray(Image.open(path)) > 0).astype(np.uint8) * 2).save(path)
+    for alpha, expected, missed in ((0.33, 0.39385, 0.25), (0.32, 0.22869, 0)):
+        out = tmp_path / f"{alpha}.json"
+        assert feddp("calibrate-threshold", "--network", file, "--data", site, "--alpha", alpha, "--out", out)[0] == 0
+        content = json.loads(out.read_text())
+        assert content["threshold"] == pytest.approx(expected, abs=1e-4)
+        assert content["false_negative_rate"] == pytest.approx(missed)
+
+
+def test_several_images_of_a_patient_are_one_patient(brightness, site, feddp, tmp_path):
+    """The first of the nine has a second image, whose lesion is black, p = σ(−2) = 0.119; a tenth has no lesion, which says
+    nothing. At t = p(100) the first misses (1/4 + 1)/2 = 5/8, the others 1/4: R̂ = (5/8 + 8/4)/9 = 0.29167, and 9/10 of it +
+    1/10 = 0.3625 is below 0.37. As ten patients it would be 10/11 · (9/4 + 1)/10 + 1/11 = 0.386."""
+    black, mask = np.zeros((32, 32, 3), np.uint8), np.zeros((32, 32), np.uint8)
+    mask[0, :8] = 1
+    for name, patient, each in (("second", "p0", mask), ("healthy", "p9", np.zeros_like(mask))):
+        Image.fromarray(black).save(site / f"images/{name}.png")
+        Image.fromarray(each).save(site / f"masks/{name}.png")
+        with open(site / "split.csv", "a", encoding="utf-8") as handle:
+            handle.write(f"{name},{patient},val\n")
+    out = tmp_path / "t.json"
+    code, _, said = feddp("calibrate-threshold", "--network", brightness(), "--data", site, "--alpha", 0.37, "--out", out)
+    assert code == 0, said
+    content = json.loads(out.read_text())
+    assert content["threshold"] == pytest.approx(0.39385, abs=1e-4)
+    assert (content["patients"], content["false_negative_rate"]) == (9, pytest.approx(0.29167, abs=1e-4))
+
+
+def test_a_threshold_below_every_probability_can_be_read_and_none_that_is_no_probability(brightness, site, feddp, tmp_path):
+    """400 (r − 1) at r = 50/255 is −321: e⁻³²¹ is 0 in float32, and with nine patients 0.1 allows no miss. So the threshold is
+    just below 0, and every pixel is found."""
+    file, out = brightness(slope=400.0, shift=400.0), tmp_path / "t.json"
+    assert feddp("calibrate-threshold", "--network", file, "--data", site, "--alpha", 0.1, "--out", out)[0] == 0
+    content = json.loads(out.read_text())
+    assert -1e-6 < content["threshold"] < 0
+    predict = ("predict", "--network", file, "--images", site / "images", "--threshold", out, "--out")
+    assert feddp(*predict, tmp_path / "masks")[0] == 0
+    assert (np.asarray(Image.open(tmp_path / "masks/t.png")) > 0).all()
+    for wrong in (1.5, -1.5, float("nan")):
+        out.write_text(json.dumps(content | {"threshold": wrong}))
+        code, _, said = feddp(*predict, tmp_path / "x")
+        assert (code, said.count("\n")) == (2, 1), said
+    assert not (tmp_path / "x").exists()
+
+
 def test_exclusive_classes_have_no_bound(toy, site, feddp, tmp_path):
     texts = {"network": toy, "channels": "3", "classes": '["a", "b"]', "labels": "exclusive", "size": "32"}
     save_network(tmp_path / "two.safetensors", build(toy, 3, 2, seed=0).state_dict(), texts)
@@ -217,6 +278,50 @@ def test_the_images_to_look_at_first(brightness, feddp, tmp_path):
         assert pixels.shape == (33, 40)
         assert (pixels == round(value)).all(), (folder, name)
     assert (np.asarray(Image.open(tmp_path / "out/dim.png")) == 0).all(), "the masks are the network's own"
+
+
+def test_a_doubt_is_of_the_class_that_is_most_in_doubt():
+    """Two members, two pixels. Of the first class both pixels are found by one or both: 0.9 and 0.7, half of whose difference
+    is 0.1, and 0.6 and 0.2, 0.2: mean 0.15. Of the second the first pixel, 0.1 and 0.5, is found by none, the other, 0.4 and
+    0.8, by one: 0.2. (Over all found pixels together 0.5/3.) The third is found by none."""
+    one, other = [[0.9, 0.6], [0.1, 0.4], [0.5, 0.0]], [[0.7, 0.2], [0.5, 0.8], [0.0, 0.5]]
+    members = torch.tensor([one, other])[:, :, None]
+    assert uncertainty.doubt(members) == pytest.approx(0.2)
+    assert uncertainty.doubt(members[:, :1]) == pytest.approx(0.15)
+    assert uncertainty.doubt(members[:, 2:]) == 0
+
+
+def test_several_classes_have_a_picture_each(brightness, feddp, tmp_path):
+    """The lesion by 4r − 2 and 8r − 2: of red 255 the mean is 0.93916 and the deviation 0.05837, of black 0.11920 and 0. Of the
+    core one says 0, the other ln 3: 1/2 and 3/4, mean 5/8, deviation 1/8 everywhere, the larger doubt. The largest is the
+    core's too; without the core it would be the lesion's in the one red pixel."""
+    (tmp_path / "images").mkdir()
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[3, 4, 0] = 255
+    Image.fromarray(pixels).save(tmp_path / "images/a.png")
+    for several in (True, False):
+        files = [
+            brightness(f"{n}{several}", s, more={"core": c} if several else {})
+            for n, s, c in (("a", 4.0, 0.0), ("b", 8.0, np.log(3)))
+        ]
+        out = tmp_path / f"out-{several}"
+        arguments = ("predict", "--network", files[0], "--images", tmp_path / "images", "--uncertainty", "--also", files[1])
+        code, _, said = feddp(*arguments, "--out", out)
+        assert code == 0, said
+        with open(out / "look_first.csv", newline="", encoding="utf-8") as handle:
+            (row,) = csv.DictReader(handle)
+        largest = 0.125 if several else 0.05837
+        assert (row["image"], float(row["doubt"])) == ("a.png", pytest.approx(largest, abs=1e-4))
+        assert float(row["largest_disagreement"]) == pytest.approx(largest, abs=1e-4)
+        found = {str(path.relative_to(out)): np.asarray(Image.open(path)) for path in out.glob("*/*.png")}
+        if several:
+            assert found.keys() == {f"{folder}/a-{c}.png" for folder in ("mean", "disagreement") for c in (1, 2)}
+            assert (found["mean/a-2.png"] == round(5 / 8 * 255)).all()
+            assert (found["disagreement/a-2.png"] == round(510 / 8)).all()
+            assert (found["mean/a-1.png"][3, 4], found["mean/a-1.png"][0, 0]) == (round(0.93916 * 255), round(0.1192 * 255))
+            assert (found["disagreement/a-1.png"][3, 4], found["disagreement/a-1.png"][0, 0]) == (round(0.05837 * 510), 0)
+        else:
+            assert found.keys() == {"mean/a.png", "disagreement/a.png"}
 
 
 def test_flips_and_turns_are_undone(brightness, tmp_path):
