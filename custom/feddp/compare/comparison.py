@@ -74,10 +74,10 @@ def compare(request: ComparisonRequest) -> Comparison:
     runs = [v for v in methods if v in final or not any(campaign.same(v, one) for one in final)]
     whole = {replace(variant, when=FINAL).label: results[variant] for variant in runs}
     last = {variant.label for variant in methods if campaign.is_last(variant)}
-    tables, names = methods_tables(named, sites, seeds, last) if methods else [], None
+    tables = methods_tables(named, sites, seeds, last) if methods else []
+    folders = {site: SiteFolder.open(request.data / site) for site in sites}
+    names = {site: patients(folder) for site, folder in folders.items()}
     if len(ranked := finished(named, sites)) > 1:
-        folders = {site: SiteFolder.open(request.data / site) for site in sites}
-        names = {site: patients(folder) for site, folder in folders.items()}
         empty = {site: empty_masks(folder, request.common.size) for site, folder in folders.items()}
         kept = with_structures(names, empty)
         published = orderings_table(ranked, names, kept, last)
@@ -117,7 +117,7 @@ def _write(
         campaigns: all runs.
         more: the reasons of other failures, by name.
         results: what the methods and studies measured; of folds there are only tables.
-        names: the patient of each test image, if methods were tested against one another.
+        names: the patient of each test image.
     """
     failed = {name: reason for campaign in campaigns for name, reason in campaign.failed.items()} | dict(more or {})
     for table in tables:

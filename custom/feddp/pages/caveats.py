@@ -4,10 +4,11 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 
-from feddp.compare.reference import LAST
+from feddp.compare.reference import LAST, REFERENCE
 from feddp.compare.statistics import FEW, LEAST, METRIC, RESAMPLES
 from feddp.pages.collected import Collected, Measurements
 from feddp.pages.differences import IMAGES, PATIENTS, SITES
+from feddp.reading import counted
 from feddp.stages.empty import at_the_end
 from feddp.training.settings import Training
 
@@ -17,8 +18,13 @@ _SETTINGS = tuple(field.name for field in fields(Training) if field.name != "sel
 _NAMED = 4  # methods and sites that a sentence lists
 
 
-def covered(subject: Measurements, bases: Collection[str]) -> Iterator[str]:
-    """What the intervals cover; `bases`: those of the contrasts (`differences.Contrast.basis`)."""
+def covered(subject: Measurements, bases: Collection[str], patients: bool) -> Iterator[str]:
+    """What the intervals cover.
+
+    Args:
+        bases: of the contrasts, what their intervals are over (`differences.Contrast`).
+        patients: whether the patients of the test images are known.
+    """
     if PATIENTS in bases:
         yield (
             f"Intervals over patients are of {RESAMPLES} draws of the test patients within each site, wider by Student's"
@@ -29,8 +35,8 @@ def covered(subject: Measurements, bases: Collection[str]) -> Iterator[str]:
         yield (
             f"Intervals over images are percentile bootstraps of {RESAMPLES} resamples, paired by test image and drawn within"
             " each site; sites count equally. They cover the choice of test images, not another training, and are too narrow"
-            " where several images show one patient, which only `feddp compare` knows. Of the sites' own, about 1 in 20"
-            " excludes the true difference by chance."
+            " where several images show one patient: which do, the folder of a `feddp compare` says, unless it is of an earlier"
+            " version. Of the sites' own, about 1 in 20 excludes the true difference by chance."
         )
     if SITES in bases:
         yield (
@@ -38,9 +44,8 @@ def covered(subject: Measurements, bases: Collection[str]) -> Iterator[str]:
             " are wide. They do not cover another training."
         )
     if "" in bases:
-        yield (
-            f"An interval needs {FEW} sites, or {LEAST} images at each site whose values are on this machine and not withheld."
-        )
+        enough = f"{LEAST} test patients, two of them at each site" if patients else f"{LEAST} images at each site"
+        yield f"An interval needs {FEW} sites, or {enough}, whose values are on this machine and not withheld."
     if len(subject.runs) == 1:
         yield "One seed was run: how much another training would change the numbers is not known."
 
@@ -48,24 +53,25 @@ def covered(subject: Measurements, bases: Collection[str]) -> Iterator[str]:
 def caveats(subject: Measurements, references: Sequence[Measurements], collected: Collected) -> Iterator[str]:
     """What makes a comparison uneven, or its numbers optimistic."""
     compared = [subject, *references]
-    each = {m.label: m.runs[0].results for m in compared}
+    each = {m.called: m.runs[0].results for m in compared}
     values = {name: {label: r.get(name) for label, r in each.items()} for name in _CONDITIONS}
     values |= {name: {label: r.get("settings", {}).get(name, "default") for label, r in each.items()} for name in _SETTINGS}
     for name, found in values.items():
         if len({json.dumps(value) for value in found.values()}) > 1:
             shown = ", ".join(f"{label}: {'none' if value in (None, '') else value}" for label, value in found.items())
             yield f"These runs differ in {name} ({shown}), so a difference may come from that."
-    rounds = {m.label: m.round for m in compared}
+    rounds = {m.called: m.round for m in compared}
     if len(set(rounds.values())) > 1:
         shown = ", ".join(f"{label}: {which}" for label, which in rounds.items())
         yield f"Their networks are of different rounds ({shown}), and which round is taken may matter as much as the method."
-        if any(m.is_fedavg and m.round == "best" for m in references) and subject.round == "last":
-            yield f"FedAvg's last round is {LAST[1]}: `feddp compare` makes a row of it."
+        if any(m.variant == REFERENCE and m.round == "best" for m in references) and subject.round == "last":
+            yield f"FedAvg's last round is {LAST[1]}: name it in --methods of `feddp compare`."
     if any(run.results["selection"] == "test" for m in compared for run in m.runs):
         yield "Optimistic: rounds and epochs were chosen on the test images (selection=test)."
-    for run in collected.runs:
-        if warning := at_the_end(run.results, run.last):
-            yield f"Warning, {run.name}: {warning}"
+    warned = [f"Warning, {run.name}: {text}" for run in collected.runs if (text := at_the_end(run.results, run.last))]
+    yield from warned[:_NAMED]
+    if more := warned[_NAMED:]:
+        yield f"Warning: networks of {counted(len(more), 'more run')} find no structure either; results.md of each says which."
     if without := [site for site in collected.sites if site not in subject.means(METRIC)]:
         yield f"Without a result of {subject.label} in every run: {listed(without)}. Who took part, below, says why."
 

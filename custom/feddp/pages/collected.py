@@ -6,7 +6,7 @@ read of a site that withholds something by its policy.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from feddp.compare.patients import Names
+from feddp.compare.reference import LAST, REFERENCE
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Result, Rows, over_seeds, read_site
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Variant
@@ -73,11 +74,15 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Measurements:
-    """The runs of one method that finished, one per seed, and the reasons of those that did not."""
+    """The runs of one method that finished, one per seed, and the reasons of those that did not.
+
+    `variant` is what `feddp compare` calls it; of runs that are named one by one, the method alone or FedAvg's last round.
+    """
 
     label: str
     runs: tuple[FinishedRun, ...]
     failed: tuple[str, ...] = ()
+    variant: str = ""
 
     @property
     def ends(self) -> bool:
@@ -85,10 +90,9 @@ class Measurements:
         return all(run.last == WHEN[1] for run in self.runs)
 
     @property
-    def is_fedavg(self) -> bool:
-        """Whether the networks are FedAvg's: its own, or those of FineTune before its local stage."""
-        method = self.runs[0].results["method"]
-        return method == "fedavg" or (method == "finetune" and not self.ends)
+    def called(self) -> str:
+        """The label in a sentence; FedAvg's last round has that of the run that it is taken from."""
+        return f"{PROSE[REFERENCE]}'s last round" if self.label in LAST else self.label
 
     @property
     def round(self) -> str:
@@ -169,7 +173,9 @@ def collect(folders: Sequence[Path]) -> Collected:
         name = label if labels.count(label) == 1 else f"{label} ({group[0].resolve().name})"
         if name in methods:
             raise InputError(f"{group[0]}: another run is called {name!r} too; rename its folder")
-        methods[name] = Measurements(name, tuple(FinishedRun(folder, name, results[folder]) for folder in group))
+        one = Measurements(name, tuple(FinishedRun(folder, name, results[folder]) for folder in group))
+        method = results[group[0]]["method"]
+        methods[name] = replace(one, variant=LAST[0] if (method, one.round) == (REFERENCE, "last") else method)
     return Collected(methods, {}, (), {}, {})
 
 
@@ -194,7 +200,7 @@ def _comparison(folder: Path) -> Collected:
             label = PROSE.get(str(variant), variant.label)
             last = WHEN[variant.when == FINAL]
             runs = tuple(FinishedRun(run, label, _read(run), last) for run in results[variant].folders.values())
-            methods[label] = Measurements(label, runs, tuple(results[variant].failed.values()))
+            methods[label] = Measurements(label, runs, tuple(results[variant].failed.values()), str(variant))
         studies = {name: results for name in content["studies"]}
         patients = _patients(content.get("patients", {}))
         if lacking := {entry.source.variant for name in studies for entry in STUDIES[name].entries} - results.keys():

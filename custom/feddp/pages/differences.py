@@ -58,6 +58,7 @@ class Contrast:
     sites: dict[str, Difference]
     average: Difference
     basis: str  # what the average's interval is over: PATIENTS, IMAGES, SITES, or "" if there is none
+    own: str  # what the sites' own intervals are over: PATIENTS, IMAGES, or "" if there are none
     left_out: tuple[str, ...]  # sites that only one of the two has
     seeds: tuple[float, ...]  # the average's mean by seed, of the seeds that both have
     ran: tuple[tuple[int, ...], tuple[int, ...]]  # the seeds of the two
@@ -92,10 +93,12 @@ def contrast(one: Side, other: Side, names: tuple[str, str], patients: Names) ->
     means = [found.mean for found in sites.values()]
     within, over_sites = _within(paired, patients if known else {}), interval_of_few(means)
     average = Difference(float(np.mean(means)), within or over_sites)
-    basis = (PATIENTS if known else IMAGES) if within else SITES if over_sites else ""
+    inner = PATIENTS if known else IMAGES
+    basis = inner if within else SITES if over_sites else ""
+    own = inner if any(found.interval for found in sites.values()) else ""
     left_out = tuple(sorted(mine.keys() ^ theirs.keys()))
     ran = (_seeds(one), _seeds(other))
-    return Contrast(*names, sites, average, basis, left_out, _by_seed(one, other, common), ran)
+    return Contrast(*names, sites, average, basis, own, left_out, _by_seed(one, other, common), ran)
 
 
 def _within(paired: Mapping[str, Mapping[str, float]], patients: Names) -> tuple[float, float] | None:

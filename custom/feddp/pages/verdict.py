@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 
 from feddp.compare.patients import Names
 from feddp.compare.reference import LAST, REFERENCE
+from feddp.compare.reference import reference as row_of
 from feddp.compare.statistics import LEVEL, METRIC
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, LOCAL_STAGES, TRAIN
 from feddp.pages.caveats import caveats, covered, listed
 from feddp.pages.collected import PROSE, Collected, Measurements
-from feddp.pages.differences import IMAGES, PATIENTS, Contrast, Side, contrast, points
+from feddp.pages.differences import Contrast, Side, contrast, points
 from feddp.partition import NONE
 from feddp.protocol import WHEN
 
@@ -59,20 +60,20 @@ def judge(collected: Collected) -> Verdict:
         if reference is None:
             absent.append(name)
             continue
-        called = _called(reference)
-        if found := contrast(Side(subject), Side(reference), (subject.label, called), collected.patients):
+        if found := contrast(Side(subject), Side(reference), (subject.called, reference.called), collected.patients):
             finding = against(found)
             before = _before(subject, reference, stage, collected.patients)
             findings.append(replace(finding, more=(*finding.more, *before)))
             references.append(reference)
         else:
-            missing.append(f"No site has a result of both {subject.label} and {called}.")
+            missing.append(f"No site has a result of both {subject.called} and {reference.called}.")
     if calibration:
         findings.append(against(calibration, f"after the {stage}", "before it"))
     if worst := _worst(subject, collected):
         findings.append(worst)
-    bases = {finding.contrast.basis for finding in findings if finding.contrast}
-    scope = (*covered(subject, bases), *caveats(subject, references, collected))
+    contrasts = [finding.contrast for finding in findings if finding.contrast]
+    bases = {each.basis for each in contrasts} | {each.own for each in contrasts if each.own}
+    scope = (*covered(subject, bases, bool(collected.patients)), *caveats(subject, references, collected))
     said, command = _absent(subject, absent)
     return Verdict(subject, tuple(findings), calibration, stage, scope, (*missing, *said), command)
 
@@ -107,8 +108,8 @@ def _interval(found: Contrast) -> str:
 def _before(subject: Measurements, reference: Measurements, stage: str, patients: Names) -> Iterator[str]:
     """What the subject's networks have ahead of the reference's without its last stage, in which they train longer."""
     own, other = (set(each.runs[0].results["stages"]) for each in (subject, reference))
-    if subject.ends and TRAIN in own and LOCAL_STAGES & own and not LOCAL_STAGES & other:
-        found = contrast(Side(subject, WHEN[0]), Side(reference), (subject.label, reference.label), patients)
+    if subject.ends and TRAIN in own and LOCAL_STAGES & own and not (reference.ends and LOCAL_STAGES & other):
+        found = contrast(Side(subject, WHEN[0]), Side(reference), (subject.called, reference.called), patients)
         if found:
             amount = f"{points(found.average.mean)} points{_interval(found)}"
             yield f"Before the {stage}, in which its networks train further, the difference is {amount}."
@@ -118,9 +119,9 @@ def _more(found: Contrast) -> Iterator[str]:
     if len(found.sites) > 1:
         equal = f" and equal at {n}" if (n := found.count(0)) else ""
         yield f"The mean is higher at {found.count(1)} of {len(found.sites)} sites{equal}."
-        if found.basis in (PATIENTS, IMAGES):
+        if found.own:
             own = [each.side for each in found.sites.values() if each.interval]
-            few = f"; none at {n}, with too few {found.basis}" if (n := len(found.sites) - len(own)) else ""
+            few = f"; none at {n}, with too few {found.own}" if (n := len(found.sites) - len(own)) else ""
             yield f"Sites' own intervals: above 0 at {own.count(1)}, below 0 at {own.count(-1)}, with 0 at {own.count(0)}{few}."
     if len(found.seeds) > 1:
         yield f"By seed, the average difference is {points(min(found.seeds))} to {points(max(found.seeds))}."
@@ -144,7 +145,7 @@ def _is_personal(measured: Measurements) -> bool:
     """Whether the sites train together and end with networks of their own."""
     results = measured.runs[0].results
     name = results["method"]
-    if name in REFERENCES or not results.get("federated", True):
+    if name in REFERENCES or measured.variant in LAST or not results.get("federated", True):
         return False
     if name not in METHODS or LOCAL_STAGES & set(results["stages"]):
         return True
@@ -155,18 +156,15 @@ def _is_personal(measured: Measurements) -> bool:
 def _reference(collected: Collected, name: str, subject: Measurements) -> Measurements | None:
     """The runs of Local Train or FedAvg: not a variant with changes, where both are there.
 
-    Of FedAvg those of the subject's choice of round, where there are any (`feddp.compare.reference`).
+    Of FedAvg those of the subject's choice of round, as in the tables (`feddp.compare.reference`).
     """
     methods = collected.methods.values()
-    found = [m for m in methods if (m.is_fedavg if name == REFERENCE else m.runs[0].results["method"] == name)]
-    if name == REFERENCE:
-        found = [m for m in found if m.round == subject.round] or found
+    rows = {m.variant: m for m in reversed(methods) if m.variant in (REFERENCE, *LAST)} if name == REFERENCE else {}
+    if rows:
+        last = {m.variant for m in (subject, *rows.values()) if m.round == "last"}
+        return rows[row_of(subject.variant, rows, last)]
+    found = [m for m in methods if m.runs[0].results["method"] == name]
     return next((m for m in found if m.label == PROSE[name]), found[0] if found else None)
-
-
-def _called(reference: Measurements) -> str:
-    """FedAvg's last round has the label of the run that it is taken from."""
-    return f"{PROSE[REFERENCE]}'s last round" if reference.is_fedavg and reference.label in LAST else reference.label
 
 
 def _calibration(subject: Measurements, patients: Names) -> Contrast | None:
@@ -194,7 +192,7 @@ def _worst(subject: Measurements, collected: Collected) -> Finding | None:
     if len(sites) > 1:
         text = f"The worst sites of {subject.label} are {listed(sites)}, with {lowest:.1f} % Dice each."
         return Finding("worst", text, tuple(more))
-    others = {label: m.means(METRIC).get(sites[0]) for label, m in collected.methods.items() if m is not subject}
+    others = {m.called: m.means(METRIC).get(sites[0]) for m in collected.methods.values() if m is not subject}
     if shown := [f"{label} {100 * dice:.1f} %" for label, dice in others.items() if dice is not None]:
         more.append(f"There, others have: {listed(shown)}.")
     return Finding("worst", f"The worst site of {subject.label} is {sites[0]}, with {lowest:.1f} % Dice.", tuple(more))
@@ -207,6 +205,6 @@ def _absent(subject: Measurements, names: Sequence[str]) -> tuple[tuple[str, ...
     method = subject.runs[0].results["method"]
     known = method if method in METHODS else "feddp"
     said = {"local": "training alone (Local Train)", "fedavg": "one network for all sites (FedAvg)"}
-    asked = ",".join(dict.fromkeys((*REFERENCES, known)))
+    asked = ",".join(dict.fromkeys((*REFERENCES, *([LAST[1]] if subject.round == "last" else []), known)))
     what = f"Whether {subject.label} is better than {' or '.join(said[n] for n in names)} cannot be said from these runs."
     return (what,), f"feddp compare --methods {asked} --data ROOT --out FOLDER"

@@ -1,8 +1,9 @@
-"""Warns of networks that find nothing: at a site in rounds in a row, and at a run's end on the test images.
+"""Warns of networks that find no structure: at a site in rounds in a row, and at a run's end on the test images.
 
-Of an empty mask, Dice and IoU are 1 if the prediction is empty too; of every other mask in which nothing is found, both are 0.
-So where a network finds nothing, both means are equal, whatever the share of empty masks; where it finds a structure in part,
-IoU is lower. The server has both means anyway: no number is sent for this.
+Of an empty mask, Dice and IoU are 1 if the prediction is empty too, else 0; of every other mask in which nothing is found, both
+are 0. So where a network finds no structure, both means are equal, whatever the share of empty masks, and whatever it draws
+elsewhere. Where it finds a structure in part, IoU is lower; only one that is found to the pixel leaves them equal. The server
+has both means anyway: no number is sent for this.
 """
 
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ def note(site: Site, round: int, scores: Mapping[str, float]) -> None:
 
 
 def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
-    """Returns a warning of the sites whose network finds nothing on their test images; "" if there are none.
+    """Returns a warning of the sites whose network finds no structure on their test images; "" if there are none.
 
     Args:
         results: the content of results.json.
@@ -66,18 +67,19 @@ def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
     if not entries:
         return ""
     dice = ", ".join(f"{site} {_means(entry[when])['dice']:.3f}" for site, entry in entries.items())
-    text = f"these networks find nothing on the test images: their Dice ({dice}) is that of empty masks; {REMEDY}"
+    text = f"these networks find no structure on the test images: their mean Dice ({dice}) equals IoU; {REMEDY}"
     selected = [entry.get("round", results.get("start_round")) for entry in entries.values()]
     if any(is_count(round) and round < results["rounds"] for round in selected):
         text += (
-            ". An earlier round than the last was selected by mean validation IoU, to which an image without structures adds 1"
-            " where nothing is found in it: --set start=last takes the last round"
+            ". An earlier round than the last was selected: if the validation curves show that later rounds find structures,"
+            " --set start=last takes the last"
         )
     return f"{text}."
 
 
 def _warning(site: str, dice: float) -> str:
-    return f"site {site}: its masks stay empty: validation Dice {dice:.3f}, as IoU, in {ROUNDS} rounds in a row; {REMEDY}"
+    seen = f"validation Dice {dice:.3f} equals IoU in {ROUNDS} rounds in a row"
+    return f"site {site}: its network finds no structure: {seen}; {REMEDY}"
 
 
 def _means(summary: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

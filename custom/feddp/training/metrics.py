@@ -2,7 +2,7 @@
 
 Rule for empty masks: if prediction and mask are both empty, dice = iou = 1 and every distance is 0; if exactly one is empty,
 dice = iou = 0 and every distance is the image's diagonal sqrt(H² + W²), longer than any distance in the image. So every number
-is finite, and empty predictions are never rewarded.
+is finite, and an empty prediction is right only where the mask is empty.
 
 The paper on virtual classes (Liu et al., 2024) reports "mean Intersection over Union" and "Hausdorff distance" without
 definitions. We report its Hausdorff distance as `hd`, the maximum, and its mean IoU as `iou`: the mean over the foreground

@@ -84,8 +84,8 @@ def test_without_the_sites_tables_there_is_no_interval(judged, tmp_path):
     (tmp_path / "two/sites/A/images.csv").unlink()
     verdict = judge(collect([tmp_path / "one", tmp_path / "two"]))
     finding = verdict.findings[0]
-    assert verdict.scope[0] == (
-        "An interval needs 3 sites, or 6 images at each site whose values are on this machine and not withheld."
+    assert verdict.scope[1] == (
+        "An interval needs 3 sites, or 6 images at each site, whose values are on this machine and not withheld."
     )
     assert finding.tone == OPEN
     assert finding.text == (
@@ -160,9 +160,7 @@ def test_two_images_of_a_patient_are_one_observation(tmp_path):
         "FedDP is not shown to differ from FedAvg: +10.0 points of Dice on average over 2 sites"
         " (95 % interval over patients −4.2 to +27.7)."
     )
-    assert finding.more[1] == (
-        "Sites' own intervals: above 0 at 0, below 0 at 0, with 0 at 0; none at 2, with too few patients."
-    )
+    assert finding.more == ("The mean is higher at 2 of 2 sites.",), "three patients are too few for a site's own interval"
     assert verdict.scope[0].startswith("Intervals over patients are of 4000 draws")
     (tmp_path / "images").mkdir()
     assert comparison(tmp_path / "images", runs, {"A": of}).findings[0].tone == BETTER, "of B no patients are known"
@@ -183,11 +181,15 @@ def test_feddp_is_compared_with_fedavg_of_the_same_choice_of_round(tmp_path):
     (tmp_path / "fair").mkdir()
     fair = comparison(tmp_path / "fair", {"fedavg": best, "finetune@when=before": tuned, "feddp": dp}, {})
     assert fair.findings[0].text.startswith("FedDP is better than FedAvg's last round: +20.0 points")
+    assert fair.findings[0].more[-1] == (
+        "Before the calibration, in which its networks train further, the difference is +10.0 points"
+        " (95 % interval over images +10.0 to +10.0)."
+    )
     assert not any("different rounds" in line for line in fair.scope)
     (tmp_path / "uneven").mkdir()
     uneven = comparison(tmp_path / "uneven", {"fedavg": best, "feddp": dp}, {})
     assert uneven.findings[0].text.startswith("FedDP is worse than FedAvg: −10.0 points")
-    assert "FedAvg's last round is finetune@when=before: `feddp compare` makes a row of it." in uneven.scope
+    assert "FedAvg's last round is finetune@when=before: name it in --methods of `feddp compare`." in uneven.scope
     folders = [
         write_run(tmp_path / "dp", dp),
         write_run(tmp_path / "best", best, method="fedavg"),
@@ -196,6 +198,41 @@ def test_feddp_is_compared_with_fedavg_of_the_same_choice_of_round(tmp_path):
     assert judge(collect(folders)).findings[0].text.startswith("FedDP is better than FedAvg (last): +20.0 points")
     folders[0] = write_run(tmp_path / "bn", flat(A=0.8), method="fedbn")
     assert judge(collect(folders)).findings[0].text.startswith("fedbn is better than FedAvg (best): +10.0 points")
+
+
+def test_finetune_is_judged_not_its_rounds_which_are_fedavg_s(tmp_path):
+    """FineTune 45 against 40 in the last round, its own before its tuning."""
+    tuned = {"A": {"start": dict.fromkeys(IMAGES, 0.4), "tuned": dict.fromkeys(IMAGES, 0.45)}}
+    verdict = comparison(tmp_path, {"finetune@when=before": tuned, "finetune": tuned, "local": flat(A=0.3)}, {})
+    assert verdict.subject.label == "finetune"
+    assert verdict.findings[1].text.startswith("finetune is better than FedAvg's last round: +5.0 points")
+
+
+def test_a_variant_of_fedavg_does_not_replace_it(tmp_path):
+    """FedAvg with another loss and the last round, as FedDP has, is another method: the tables do not take it either."""
+    dp = {"A": {"start": dict.fromkeys(IMAGES, 0.5), "calibrated": dict.fromkeys(IMAGES, 0.6)}}
+    other = "fedavg@loss=dice@start=last"
+    found = comparison(tmp_path, {other: flat(A=0.1), "fedavg": flat(A=0.5), "feddp": dp}, {})
+    assert found.findings[0].text.startswith("FedDP is better than FedAvg: +10.0 points")
+
+
+def test_sites_own_intervals_are_told_where_the_average_s_is_over_sites(tmp_path):
+    """C has the one patient, so the average is over the sites: 10 at each of three, s = 0. A and B have six patients each."""
+    of = {image: number % 6 for number, image in enumerate(IMAGES)}
+    runs = {"fedavg": flat(A=0.5, B=0.5, C=0.5), "feddp": flat(A=0.6, B=0.6, C=0.6)}
+    verdict = comparison(tmp_path, runs, {"A": of, "B": of, "C": dict.fromkeys(IMAGES, 0)})
+    assert "(95 % interval over sites +10.0 to +10.0)" in verdict.findings[0].text
+    assert "Sites' own intervals: above 0 at 2, below 0 at 0, with 0 at 0; none at 1, with too few patients." in (
+        verdict.findings[0].more
+    )
+    assert [line.split(" are ")[0] for line in verdict.scope[:2]] == ["Intervals over patients", "Intervals over sites"]
+
+
+def test_too_few_patients_are_told_as_such(tmp_path):
+    of = {image: number % 2 for number, image in enumerate(IMAGES)}
+    verdict = comparison(tmp_path, {"fedavg": flat(A=0.5, B=0.5), "feddp": flat(A=0.6, B=0.6)}, {"A": of, "B": of})
+    assert "There is no interval, so this may be chance." in verdict.findings[0].text
+    assert verdict.scope[0].startswith("An interval needs 3 sites, or 6 test patients, two of them at each site, whose values")
 
 
 @pytest.mark.parametrize("word", ["withheld", "std_withheld"])
@@ -229,7 +266,7 @@ def test_one_run_says_what_it_can_and_what_it_cannot(judged):
         "Whether FedDP is better than training alone (Local Train) or one network for all sites (FedAvg) cannot be said from"
         " these runs.",
     )
-    assert verdict.command == "feddp compare --methods local,fedavg,feddp --data ROOT --out FOLDER"
+    assert verdict.command == "feddp compare --methods local,fedavg,finetune@when=before,feddp --data ROOT --out FOLDER"
 
 
 def test_what_the_longer_training_of_the_last_stage_adds_is_told(judged):

@@ -1,4 +1,4 @@
-"""Warnings of networks that find nothing, by Dice and IoU alone: at the server, in a site's log, and at a run's end."""
+"""Warnings of networks that find no structure, by Dice and IoU alone: at the server, in a site's log, and at a run's end."""
 
 import json
 import shutil
@@ -184,12 +184,12 @@ def test_a_run_that_finds_nothing_says_so_on_the_screen_and_in_its_report(
     for site, dice in (("site-1", "0.500"), ("site-2", "0.000")):
         (own,) = [event for event in lines(out / "sites" / site / "record.jsonl") if event["event"] == EMPTY]
         assert own["round"] == 5
-        said = f"site {site}: its masks stay empty: validation Dice {dice}, as IoU, in 5 rounds in a row; {REMEDY}"
+        said = f"site {site}: its network finds no structure: validation Dice {dice} equals IoU in 5 rounds in a row; {REMEDY}"
         assert own["message"] == said
         assert shown.count(f"warning: {said}") == page.count(f"warning: {said}") == log.count(said) == progress.count(said) == 1
-    end = "these networks find nothing on the test images: their Dice (site-1 0.500, site-2 0.000) is that of empty masks"
+    end = "these networks find no structure on the test images: their mean Dice (site-1 0.500, site-2 0.000) equals IoU"
     assert shown.count(f"warning: {end}") == table.count(f"**Warning**: {end}") == page.count(f"FedAvg, seed 0: {end}") == 1
-    assert all("--set start=last takes the last round." in text for text in (shown, table, page)), "round 1 of 7 is selected"
+    assert all("--set start=last takes the last." in text for text in (shown, table, page)), "round 1 of 7 is selected"
     answers = [json.loads(line) for line in progress.splitlines()]
     answers = [event for event in answers if event["event"] == "answer" and event["task"] == "train"]
     numbers = {"loss", "samples", "seconds", LOADING, STORING}
@@ -211,7 +211,7 @@ def results(round=None, **means):
 
 def test_the_end_names_the_sites_whose_network_finds_nothing():
     found = results(B=(0.25, 0.25), C=(0.3, 0.2), A=(0.0, 0.0), D=(1.0, 1.0))
-    text = "these networks find nothing on the test images: their Dice (A 0.000, B 0.250) is that of empty masks; "
+    text = "these networks find no structure on the test images: their mean Dice (A 0.000, B 0.250) equals IoU; "
     assert empty.at_the_end(found) == f"{text}{REMEDY}."
     assert empty.at_the_end(results(C=(0.3, 0.2))) == ""
     assert empty.at_the_end(found, "before_calibration") == "", "its IoU is not known"
