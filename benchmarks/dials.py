@@ -36,7 +36,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import count, natural, pixels
 from feddp.compare.patients import PatientScores
-from feddp.compare.scores import BEFORE, FINAL, IMAGE, Scores, read_rows
+from feddp.compare.scores import BEFORE, FINAL, IMAGE, read_rows
 from feddp.compare.statistics import FEW, interval_of_few
 from feddp.compare.tested import patients
 from feddp.data.folder import SiteFolder
@@ -213,7 +213,7 @@ class Campaign:
                     for site, found in read_rows(self.folder(value, seed) / METHODS[label].method, when, IMAGE).items():
                         rows[name][f"seed {seed}, {site}"] = found
                         names[f"seed {seed}, {site}"] = patients(SiteFolder.open(data / site))
-        return PatientScores.of({name: Scores(found, {}, None, None) for name, found in rows.items()}, "dice", names)
+        return PatientScores.of(rows, "dice", names)
 
 
 def measured(label: str) -> dict[str, str]:
