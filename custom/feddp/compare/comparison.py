@@ -1,7 +1,7 @@
 """`feddp compare`, from the request to the files: tables, figures, and tables.md with the command, all tables and failures.
 
-comparison.json holds what `feddp report` needs beside the runs: the tables, some of which were measured once, and which run is
-of which method and study, and which test images are of one patient. Its paths are relative to the comparison's folder.
+comparison.json holds what `feddp report` needs beside the runs: the tables, some of which were measured once, which run is of
+which method and study, and which test images are of one patient. Its paths are relative to the comparison's folder.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

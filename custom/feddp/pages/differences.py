@@ -82,18 +82,19 @@ def contrast(one: Side, other: Side, names: tuple[str, str], patients: Names) ->
     if not common:
         return None
     paired = {site: _paired(site, one.rows(site), other.rows(site)) for site in common}
-    known = all(found.keys() <= patients.get(site, {}).keys() for site, found in paired.items())
+    if not all(found.keys() <= patients.get(site, {}).keys() for site, found in paired.items()):
+        patients = {}  # of all sites or of none
     sites = {
         # of the images where they are here: the means in results.json may be rounded, the interval around them is not
-        site: Difference(float(np.mean([*found.values()])), _within({site: found}, patients if known else {}))
+        site: Difference(float(np.mean([*found.values()])), _within({site: found}, patients))
         if found
         else Difference(100 * (mine[site] - theirs[site]))
         for site, found in paired.items()
     }
     means = [found.mean for found in sites.values()]
-    within, over_sites = _within(paired, patients if known else {}), interval_of_few(means)
+    within, over_sites = _within(paired, patients), interval_of_few(means)
     average = Difference(float(np.mean(means)), within or over_sites)
-    inner = PATIENTS if known else IMAGES
+    inner = PATIENTS if patients else IMAGES
     basis = inner if within else SITES if over_sites else ""
     own = inner if any(found.interval for found in sites.values()) else ""
     left_out = tuple(sorted(mine.keys() ^ theirs.keys()))
