@@ -14,6 +14,8 @@ float32 whatever the training computes in.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -30,6 +32,7 @@ from feddp.training.losses import segmentation_loss
 from feddp.training.settings import Training, from_settings
 
 DTYPES = {FP32: torch.float32, BF16: torch.bfloat16}
+GRAPHS = "training, CUDA graphs"
 FROM_CPU = "training, images on the CPU"
 INFERENCE_BF16 = "inference under an autocast of the benchmark, which predict does not have"
 # bytes that AdamW moves for a float32 parameter: reads it, its gradient and both moments, writes it and both moments
@@ -65,6 +68,7 @@ def main(arguments: Sequence[str]) -> None:
             for label, measured, at_site in (
                 (FROM_CPU, training, False),
                 (training.__name__, training, True),
+                (GRAPHS, partial(training, graphs=True), True),
                 (inferred, inference, True),
             ):
                 chosen = placed(on_cpu, device) if at_site else on_cpu
@@ -101,22 +105,25 @@ def fastest(call: Callable[[], object], device: str, seconds: float) -> float:
     return median(taken)
 
 
-def training(given, compute: str, dtype: torch.dtype, batch: int, samples: Sequence[Sample]) -> dict[str, float]:
+def training(
+    given, compute: str, dtype: torch.dtype, batch: int, samples: Sequence[Sample], graphs: bool = False
+) -> dict[str, float]:
     """Our epoch, with a site's augmentation, loss and optimiser. Seconds, arithmetic and bytes are a batch's."""
     settings = from_settings(Training, compute_settings(compute, given.device) | {"batch": batch})
     network = build(given.network, 3, 1, seed=0).to(given.device)
     optimizer, loss = adamw(network, settings.lr, settings.weight_decay), segmentation_loss(settings.loss)
 
-    def epoch(chosen: Sequence[Sample]) -> float:
-        return fit_epoch(network, optimizer, chosen, lambda logits, part: loss(logits, part["mask"]), settings, seed=0)
+    def epoch(chosen: Sequence[Sample], cuda_graphs: bool = False) -> float:
+        own = replace(settings, cuda_graphs=cuda_graphs)
+        return fit_epoch(network, optimizer, chosen, lambda logits, part: loss(logits, part["mask"]), own, seed=0)
 
     epoch(samples[:batch])  # the optimiser's moments are there from the first step on
-    with counting() as counter:
+    with counting() as counter:  # it does not see what a graph computes
         epoch(samples[:batch])
     parameters = sum(value.numel() for value in network.parameters())
     least = 2 * kept(network, torch.stack([sample["image"] for sample in samples[:batch]]).to(given.device), dtype)
     reset(given.device)
-    seconds = fastest(lambda: epoch(samples), given.device, given.seconds) * batch / len(samples)
+    seconds = fastest(lambda: epoch(samples, graphs), given.device, given.seconds) * batch / len(samples)
     found = {"seconds": seconds, "flop": counter.get_total_flops(), "least_bytes": least + ADAMW * parameters}
     return found | {"images_per_second": batch / seconds} | peak(given.device)
 
@@ -169,10 +176,13 @@ def kept(network: nn.Module, image: Tensor, dtype: torch.dtype) -> int:
 
 def reset(device: str) -> None:
     if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak(device: str) -> dict[str, float]:
-    """Returns the most bytes of tensors at once; {} on the CPU, where PyTorch does not count them."""
-    cuda = torch.device(device).type == "cuda"
-    return {"peak_bytes": float(torch.cuda.max_memory_allocated(device))} if cuda else {}
+    """Returns the most bytes of tensors and of all that PyTorch held; {} on the CPU, where it does not count them."""
+    if torch.device(device).type != "cuda":
+        return {}
+    tensors, held = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return {"peak_bytes": float(tensors), "peak_held_bytes": float(held)}

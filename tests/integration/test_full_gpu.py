@@ -45,7 +45,7 @@ def test_a_full_gpu_ends_no_run(tiny_root, tmp_path, monkeypatch, caplog, method
         run_here(tiny_root, tmp_path / "full", RUNS[method], env="local")
     sites = 1 if method == "centralized" else 2
     assert len(full) == sites, "once at each site: then its images stay in the CPU's memory"
-    assert caplog.text.count("Its images left the GPU") == sites
+    assert caplog.text.count("Its images and CUDA graphs left the GPU") == sites
     wanted, found = networks(tmp_path / "whole"), networks(tmp_path / "full")
     assert found.keys() == wanted.keys() == {"site-1", "site-2"}
     assert all(found[site][name].equal(value) for site, own in wanted.items() for name, value in own.items())

@@ -90,7 +90,7 @@ def answered(task: str, message: Message, host: Host) -> Message:
     except FullGPU as error:
         if not host.release():
             raise
-        logging.getLogger("feddp").warning("%s. Its images left the GPU, and task %s is repeated", error, task)
+        logging.getLogger("feddp").warning("%s. Its images and CUDA graphs left the GPU, and task %s is repeated", error, task)
     if answer is None:  # not in the handler: a second error would hold on to the first
         answer = attempt()
     return Message(answer.tensors, {"consent": consents, **answer.scalars}) if "consent" in spec.scalars else answer

@@ -24,6 +24,7 @@ from feddp.protocol import WHEN
 from feddp.training.calibration import mean_scores
 from feddp.training.columns import METRICS, columns
 from feddp.training.device import require_bfloat16, usable
+from feddp.training.graphs import leave
 from feddp.training.loop import adamw, copy_of, frozen
 from feddp.training.losses import segmentation_loss
 from feddp.training.store import EVALUATION, State, Store, restore_optimizer
@@ -111,12 +112,16 @@ class Site:
         return self._split("test")
 
     def leave_gpu(self) -> bool:
-        """Keeps the images in the CPU's memory from now on, in this process; returns whether any lay on the GPU."""
+        """Keeps the images in the CPU's memory, and the network without graphs, from now on, in this process.
+
+        Returns:
+            whether that frees memory of the GPU.
+        """
         left, self._may_place, self._has_placed = self._has_placed, False, False
         if left:
             for name in ("samples", "validation"):
                 self.__dict__.pop(name, None)  # loaded again when needed
-        return left
+        return leave(self.network) or left
 
     def placed(self, samples: list[Sample]) -> list[Sample]:
         """Returns the samples on the GPU if there is room (`feddp.data.placing`), else as they are."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from feddp.data.loading import Batch, Sample, batches
 from feddp.errors import InputError, Stopped
+from feddp.training.graphs import replayed
 from feddp.training.seeds import seed_of, seeded
 from feddp.training.settings import Training
 
@@ -48,6 +49,10 @@ def fit_epoch(
     mixed = training.precision_compute == "bfloat16"
     network.train()
     losses = []
+    if training.cuda_graphs and samples and forward is None:
+        shape = min(training.batch, len(samples)), *samples[0]["image"].shape
+        with _several_values(torch.empty(shape, device="meta")):
+            forward = replayed(network, shape, mixed)
     with seeded(device, seed, "dropout"):
         for batch in batches(samples, training.batch, seed_of(seed, "order"), training.augment, device):
             if stopped():

@@ -45,6 +45,9 @@ class Training:
     precision_compute: str = setting(
         "float32", "float32, or bfloat16 in the forward pass: faster on GPUs and on CPUs with AVX512-BF16; other bits"
     )
+    cuda_graphs: bool = setting(
+        False, "a GPU launches the network's kernels in a training step as CUDA graphs: faster with small batches; more memory"
+    )
     largest_component: bool = setting(
         False, "the last evaluation keeps the largest component of each class alone (as the released code, on fundus images)"
     )

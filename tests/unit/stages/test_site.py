@@ -710,6 +710,16 @@ def test_a_site_places_what_it_trains_and_chooses_with(plan_for, open_site, toy,
     assert len(counts) == 2
 
 
+def test_graphs_of_the_network_leave_the_gpu_with_the_images(open_site, plan_for, toy, monkeypatch):
+    """They hold memory as well, so the task is worth another attempt where they alone lay there."""
+    left = []
+    monkeypatch.setattr("feddp.stages.site.leave", lambda network: left.append(network) or len(left) == 1)
+    site = open_site(plan_for(network=toy))
+    assert site.leave_gpu()
+    assert not site.leave_gpu()
+    assert left == [site.network] * 2
+
+
 def test_the_calibration_places_its_maps(adopted, monkeypatch):
     """Else δ's maps would be collated on the CPU, and copied for each batch."""
     one, two = adopted()

@@ -1,0 +1,95 @@
+"""A network's forward and backward pass as CUDA graphs: two calls launch all of their kernels.
+
+A training step of the default network has about a thousand kernels. Launched one by one they take longer than a fast GPU needs
+to compute a small batch, and in bfloat16 several times as long (docs/results/speed.md). The kernels are the same ones.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feddp.errors import InputError
+from feddp.reading import short
+
+Forward = Callable[[Tensor], Tensor]  # images (B,C,H,W) -> logits (B,C,H,W)
+_HELD = "_feddp_graphs"  # a network's attribute
+
+
+class _Graphs(dict[Hashable, Forward]):
+    """A network's captured passes, by what they depend on. They are of its tensors, so a copy of the network begins without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: Hashable = None
+        self.unwanted = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Graphs":
+        return _Graphs()
+
+
+def replayed(network: nn.Module, shape: Sequence[int], mixed: bool) -> Forward:
+    """Returns what computes network(images) on its GPU, for training: CUDA graphs for images of `shape`, else the network.
+
+    The graphs are captured once for the network's present layers and tensors, whose values may change. The next call
+    overwrites the logits. A network with hooks is returned itself, because a graph would not call them; so is one on the CPU.
+
+    Args:
+        mixed: whether the forward pass computes in bfloat16.
+
+    Raises:
+        InputError: CUDA cannot capture the network. Then this process cannot go on: CUDA may still believe that it captures.
+    """
+    parameters = list(network.parameters())
+    if parameters[0].device.type != "cuda":
+        return network
+    held = network.__dict__.setdefault(_HELD, _Graphs())
+    trained = any(parameter.requires_grad for parameter in parameters)
+    if held.unwanted or not trained or "forward" in network.__dict__ or _hooks(network):
+        return network
+    tensors = tuple(value.data_ptr() for value in [*parameters, *network.buffers()])
+    if tensors != held.tensors:  # a graph reads and writes where they were
+        held.clear()
+        held.tensors = tensors
+    modes = tuple((module.training, getattr(module, "track_running_stats", None)) for module in network.modules())
+    key = (tuple(shape), mixed, tuple(parameter.requires_grad for parameter in parameters), modes)
+    if key not in held:
+        held[key] = _captured(network, torch.zeros(*shape, device=parameters[0].device), mixed)
+    graph = held[key]
+    return lambda images: (graph if images.shape == torch.Size(shape) else network)(images)
+
+
+def leave(network: nn.Module) -> bool:
+    """Frees the network's graphs, which hold memory, and captures none from now on; returns whether there were any."""
+    held = network.__dict__.setdefault(_HELD, _Graphs())
+    had, held.unwanted = bool(held), True
+    held.clear()
+    return had
+
+
+def _hooks(network: nn.Module) -> bool:
+    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    return any(getattr(module, kind) for module in network.modules() for kind in kinds)
+
+
+def _captured(network: nn.Module, images: Tensor, mixed: bool) -> Forward:
+    buffers = {name: value.clone() for name, value in network.named_buffers()}
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # a capture has a stream of its own
+    try:
+        with torch.autocast("cuda", torch.bfloat16, enabled=mixed, cache_enabled=False):
+            # replaces the network's forward, which is taken back below
+            torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True)
+        return network.forward
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise InputError(
+            f"CUDA cannot capture this network as graphs ({short(str(error).splitlines()[0], 200)}); submit the job without"
+            " --set cuda_graphs=true"
+        ) from error
+    finally:
+        network.__dict__.pop("forward", None)
+        with torch.no_grad():
+            for name, value in network.named_buffers():  # the passes before the capture moved running statistics
+                value.copy_(buffers[name])

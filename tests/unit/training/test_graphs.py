@@ -1,0 +1,184 @@
+"""Which networks are captured as CUDA graphs, when anew, and what stays; on a pretended GPU, which captures nothing."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from feddp.errors import InputError
+from feddp.training import graphs
+from feddp.training.loop import adamw, fit_epoch
+from feddp.training.settings import Training
+from support.pretended_gpu import pretended_gpu
+
+SHAPE = (2, 1, 4, 4)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """The shapes of what is captured, on a pretended GPU."""
+    found = []
+    with pretended_gpu():
+        real = torch.cuda.make_graphed_callables
+
+        def noted(module, images, **named):
+            found.append(tuple(images[0].shape))
+            assert named["allow_unused_input"], "a layer may go unused"
+            return real(module, images, **named)
+
+        monkeypatch.setattr(torch.cuda, "make_graphed_callables", noted)
+        yield found
+
+
+def network(device="cuda") -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1)).to(device)
+
+
+def samples(count):
+    rng = torch.Generator().manual_seed(1)
+    image = torch.rand(count, 1, 4, 4, generator=rng).cuda()
+    return [{"image": one, "mask": (one > 0.5).float(), "stem": "", "patient": ""} for one in image]
+
+
+def epoch(made, count=4, graphs=True, **more):
+    training = Training(batch=2, augment=False, cuda_graphs=graphs)
+    return fit_epoch(
+        made, adamw(made, 0.1, 0.0), samples(count), lambda z, b: (z - b["mask"]).square().mean(), training, 0, **more
+    )
+
+
+def test_a_capture_is_made_once_for_the_same_tensors(captures):
+    made = network()
+    state = {name: value + 1 for name, value in made.state_dict().items()}
+    for _ in range(2):
+        epoch(made)
+        made.load_state_dict(state)  # their values may change
+    assert captures == [SHAPE]
+
+
+def test_frozen_layers_another_size_and_moved_tensors_are_captured_anew(captures):
+    made = network()
+    epoch(made)
+    made[0].requires_grad_(False)
+    epoch(made)
+    epoch(made, count=1)
+    made[0].requires_grad_(True)
+    epoch(made)  # as the first
+    assert captures == [SHAPE, SHAPE, (1, 1, 4, 4)]
+    made[2].weight = nn.Parameter(made[2].weight.detach().clone())
+    epoch(made)
+    assert captures[3:] == [SHAPE]
+
+
+def test_bfloat16_is_captured_for_itself(captures):
+    made = network()
+    for mixed in (False, True, False):
+        graphs.replayed(made.train(), SHAPE, mixed)
+    assert captures == [SHAPE, SHAPE]
+
+
+def test_a_capture_moves_no_running_statistics(captures):
+    """Before it, torch computes some times; in training each of these would move them."""
+    made = network().train()
+    before = copy.deepcopy(made.state_dict())
+    graphs.replayed(made, SHAPE, False)
+    assert captures
+    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+
+
+def test_the_network_itself_stays_as_it_is(captures):
+    """Prediction, in eval mode, and a batch of another size compute with it."""
+    made = network().train()
+    run = graphs.replayed(made, SHAPE, False)
+    assert "forward" not in vars(made)
+    calls = []
+    made.register_forward_hook(lambda *_: calls.append(1))
+    images = torch.rand(SHAPE).cuda()
+    run(images)
+    assert not calls, "of the captured size: the graph"
+    run(images[:1])
+    assert calls == [1]
+
+
+def test_a_network_with_hooks_is_not_captured(captures):
+    """A graph would not call them. Each kind, on a layer."""
+    for kind in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+        made = network()
+        getattr(made[0], f"register_{kind}")(lambda *_: None)
+        assert graphs.replayed(made, SHAPE, False) is made
+    assert captures == []
+
+
+def test_what_cannot_be_captured(captures):
+    """A network on the CPU, one that trains nothing, one whose forward is replaced, an epoch with its own forward."""
+    frozen, replaced, on_cpu = network().requires_grad_(False), network(), network("cpu")
+    replaced.forward = lambda images: images
+    for made in (frozen, replaced, on_cpu):
+        assert graphs.replayed(made, SHAPE, False) is made
+    assert "_feddp_graphs" not in vars(on_cpu)
+    made = network()
+    epoch(made, forward=made)
+    assert captures == []
+
+
+def test_a_network_that_cuda_cannot_capture_is_an_error_with_its_remedy(captures, monkeypatch):
+    def refused(module, images, **_):
+        module.forward = None  # half done
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", refused)
+    made = network()
+    with pytest.raises(InputError) as caught:
+        epoch(made)
+    assert str(caught.value) == (
+        "CUDA cannot capture this network as graphs (operation not permitted when stream is capturing); submit the job without"
+        " --set cuda_graphs=true"
+    )
+    assert "forward" not in vars(made)
+
+
+def test_one_value_per_channel_is_the_same_error_as_without_graphs(captures):
+    (sample,) = samples(1)
+    one = [sample | {"image": sample["image"][:, :1, :1]}]
+    for chosen in (Training(cuda_graphs=True, augment=False), Training(augment=False)):
+        made = network()
+        with pytest.raises(InputError, match=r"features of 1 image\(s\) of 1 pixels have one value per channel"):
+            fit_epoch(made, adamw(made, 0.1, 0.0), one, lambda z, _: z.sum(), chosen, 0)
+        assert "forward" not in vars(made)
+
+
+def test_without_the_setting_nothing_is_captured(captures):
+    epoch(network(), graphs=False)
+    assert captures == []
+
+
+def test_a_full_gpu_is_no_reason_to_go_on(captures, monkeypatch):
+    """The site's images and graphs leave it, and the task is repeated (`Site.leave_gpu`)."""
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        epoch(network())
+
+
+def test_a_network_that_left_is_captured_no_more(captures):
+    made = network()
+    assert not graphs.leave(network()), "it had none"
+    epoch(made)
+    assert graphs.leave(made)
+    assert graphs.replayed(made, SHAPE, False) is made
+    assert not graphs.leave(made)
+    assert captures == [SHAPE]
+
+
+def test_a_copy_begins_without_graphs(captures):
+    """The graphs of the first read and write its own tensors."""
+    made = network()
+    epoch(made)
+    other = copy.deepcopy(made)
+    epoch(other)
+    assert captures == [SHAPE, SHAPE]
