@@ -20,6 +20,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import feddp as package
 from benchmarks import (
@@ -442,6 +443,28 @@ def test_exact_operations_round_once():
     assert found.equal(wanted)
     spectrum, _ = exactly(lambda values: torch.fft.fft(values).abs(), tenths)
     assert spectrum.dtype is torch.float32
+
+
+def test_exact_operations_widen_a_type_that_is_named_but_not_an_optimisers_steps():
+    """Softmax of these values in float32 is not that of double precision; CUDA's fused AdamW reads its steps as float32."""
+    seen = {}
+
+    class Below(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.setdefault(func._schema.name, (args, kwargs))
+            return func(*args, **(kwargs or {}))
+
+    values = torch.linspace(-3, 3, 1000)
+    found, wanted = exactly(lambda given: torch.softmax(given, 0, dtype=given.dtype), values)
+    assert found.equal(wanted)
+    assert not torch.softmax(values, 0).equal(wanted)
+    value = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([value], lr=0.1, fused=True)
+    value.grad = torch.ones(2)
+    with Below(), Exact():
+        optimizer.step()
+    (parameters, *_, steps), _ = seen["aten::_fused_adamw_"]
+    assert (parameters[0].dtype, steps[0].dtype) == (torch.float64, torch.float32)
 
 
 def test_exact_operations_leave_types_views_and_places_alone():

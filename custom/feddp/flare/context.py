@@ -131,7 +131,7 @@ class SiteContext:
         return Ledger(self.name, self.kept)
 
     def release(self) -> bool:
-        """Takes the site's images off its GPU; returns whether any lay there."""
+        """Takes the site's images and CUDA graphs off its GPU; returns whether that helps."""
         return self._site is not None and self._site.leave_gpu()
 
     def claim(self) -> None:

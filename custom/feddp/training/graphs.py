@@ -1,14 +1,16 @@
-"""A network's forward and backward pass as CUDA graphs: two calls launch all of their kernels.
+"""A network's forward and backward pass as CUDA graphs: a call for each launches all of its kernels.
 
 A training step of the default network has about a thousand kernels. Launched one by one they take longer than a fast GPU needs
-to compute a small batch, and in bfloat16 several times as long (docs/results/speed.md). The kernels are the same ones.
+to compute a small batch, and in bfloat16 several times as long (docs/results/gpu.md). The kernels are the same ones.
 """
 
+import gc
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from feddp.errors import InputError
 from feddp.reading import short
@@ -23,7 +25,7 @@ class _Graphs(dict[Hashable, Forward]):
     def __init__(self) -> None:
         super().__init__()
         self.tensors: Hashable = None
-        self.unwanted = False
+        self.asked_for = self.unwanted = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Graphs":
         return _Graphs()
@@ -33,7 +35,8 @@ def replayed(network: nn.Module, shape: Sequence[int], mixed: bool) -> Forward:
     """Returns what computes network(images) on its GPU, for training: CUDA graphs for images of `shape`, else the network.
 
     The graphs are captured once for the network's present layers and tensors, whose values may change. The next call
-    overwrites the logits. A network with hooks is returned itself, because a graph would not call them; so is one on the CPU.
+    overwrites the logits. A network is returned itself where a graph would leave something out: it has hooks, or a layer keeps
+    a result of its own, which a loss may read (FedLC, FedRoD, virtual classes). So is one on the CPU.
 
     Args:
         mixed: whether the forward pass computes in bfloat16.
@@ -48,24 +51,36 @@ def replayed(network: nn.Module, shape: Sequence[int], mixed: bool) -> Forward:
     trained = any(parameter.requires_grad for parameter in parameters)
     if held.unwanted or not trained or "forward" in network.__dict__ or _hooks(network):
         return network
-    tensors = tuple(value.data_ptr() for value in [*parameters, *network.buffers()])
+    tensors = tuple((id(value), value.data_ptr()) for value in [*parameters, *network.buffers()])
     if tensors != held.tensors:  # a graph reads and writes where they were
         held.clear()
         held.tensors = tensors
     modes = tuple((module.training, getattr(module, "track_running_stats", None)) for module in network.modules())
     key = (tuple(shape), mixed, tuple(parameter.requires_grad for parameter in parameters), modes)
     if key not in held:
-        held[key] = _captured(network, torch.zeros(*shape, device=parameters[0].device), mixed)
+        held.asked_for = True
+        captured = _captured(network, torch.zeros(*shape, device=parameters[0].device), mixed)
+        held[key] = network if _keeps(network) else captured
     graph = held[key]
     return lambda images: (graph if images.shape == torch.Size(shape) else network)(images)
 
 
 def leave(network: nn.Module) -> bool:
-    """Frees the network's graphs, which hold memory, and captures none from now on; returns whether there were any."""
+    """Frees the network's graphs, which hold memory, and captures none from now on; returns whether it was to have any."""
     held = network.__dict__.setdefault(_HELD, _Graphs())
-    had, held.unwanted = bool(held), True
+    left, held.unwanted = held.asked_for and not held.unwanted, True
     held.clear()
-    return had
+    if left:
+        gc.collect()  # what torch makes of a graph refers to itself
+        torch.cuda.empty_cache()
+    return left
+
+
+def _keeps(network: nn.Module) -> bool:
+    """Whether a layer has kept a tensor of its forward pass, alone or in a tuple."""
+    torchs = "_parameters", "_buffers", "_modules"
+    kept = [value for module in network.modules() for name, value in vars(module).items() if name not in torchs]
+    return any(isinstance(value, Tensor) for value in tree_leaves(kept))
 
 
 def _hooks(network: nn.Module) -> bool:
@@ -75,13 +90,20 @@ def _hooks(network: nn.Module) -> bool:
 
 def _captured(network: nn.Module, images: Tensor, mixed: bool) -> Forward:
     buffers = {name: value.clone() for name, value in network.named_buffers()}
+
+    @torch.no_grad()
+    def restore() -> None:
+        for name, value in network.named_buffers():  # the passes before the capture move running statistics
+            value.copy_(buffers[name])
+
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # a capture has a stream of its own
     try:
         with torch.autocast("cuda", torch.bfloat16, enabled=mixed, cache_enabled=False):
             # replaces the network's forward, which is taken back below
             torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True)
-        return network.forward
+        captured = network.forward
     except torch.OutOfMemoryError:
+        restore()
         raise
     except RuntimeError as error:
         raise InputError(
@@ -90,6 +112,5 @@ def _captured(network: nn.Module, images: Tensor, mixed: bool) -> Forward:
         ) from error
     finally:
         network.__dict__.pop("forward", None)
-        with torch.no_grad():
-            for name, value in network.named_buffers():  # the passes before the capture moved running statistics
-                value.copy_(buffers[name])
+    restore()
+    return captured

@@ -13,17 +13,20 @@ from feddp.training.settings import Training
 from support.pretended_gpu import pretended_gpu
 
 SHAPE = (2, 1, 4, 4)
+cast = []  # whether each capture computed in bfloat16, and whether torch kept the cast weights, which a capture refuses
 
 
 @pytest.fixture
 def captures(monkeypatch):
     """The shapes of what is captured, on a pretended GPU."""
     found = []
+    cast.clear()
     with pretended_gpu():
         real = torch.cuda.make_graphed_callables
 
         def noted(module, images, **named):
             found.append(tuple(images[0].shape))
+            cast.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))  # the pretended GPU's
             assert named["allow_unused_input"], "a layer may go unused"
             return real(module, images, **named)
 
@@ -69,7 +72,28 @@ def test_frozen_layers_another_size_and_moved_tensors_are_captured_anew(captures
     assert captures == [SHAPE, SHAPE, (1, 1, 4, 4)]
     made[2].weight = nn.Parameter(made[2].weight.detach().clone())
     epoch(made)
-    assert captures[3:] == [SHAPE]
+    made[1].running_mean = made[1].running_mean.clone()
+    epoch(made)
+    made[0].weight = nn.Parameter(made[0].weight.detach())  # in the same memory; a graph has the other's gradient
+    epoch(made)
+    made[1].track_running_stats = False  # as `frozen` does
+    epoch(made)
+    assert captures[3:] == [SHAPE] * 4
+
+
+@pytest.mark.parametrize("form", [lambda value: value, lambda value: (1, value)])
+def test_a_layer_that_keeps_a_result_of_its_own_is_not_replayed(captures, form):
+    """FedLC's contrast reads one, for example: of the batch, which a graph would leave as it was."""
+
+    class Keeping(nn.Conv2d):
+        def forward(self, images):
+            self.seen = form(images.mean())
+            return super().forward(images)
+
+    made = nn.Sequential(Keeping(1, 1, 1)).to("cuda").train()
+    run = graphs.replayed(made, SHAPE, False)
+    assert run(torch.full(SHAPE, 3.0).cuda()).shape == SHAPE
+    assert torch.utils._pytree.tree_leaves(made[0].seen)[-1].item() == 3
 
 
 def test_bfloat16_is_captured_for_itself(captures):
@@ -77,6 +101,7 @@ def test_bfloat16_is_captured_for_itself(captures):
     for mixed in (False, True, False):
         graphs.replayed(made.train(), SHAPE, mixed)
     assert captures == [SHAPE, SHAPE]
+    assert cast == [(False, False), (True, False)]
 
 
 def test_a_capture_moves_no_running_statistics(captures):
@@ -154,15 +179,33 @@ def test_without_the_setting_nothing_is_captured(captures):
     assert captures == []
 
 
-def test_a_full_gpu_is_no_reason_to_go_on(captures, monkeypatch):
-    """The site's images and graphs leave it, and the task is repeated (`Site.leave_gpu`)."""
+def test_a_gpu_that_is_too_full_for_a_capture(captures, monkeypatch):
+    """The error is torch's own; running statistics are as before, and without graphs the task is worth another attempt."""
 
-    def full(*_, **__):
+    def full(module, images, **_):
+        module(*images)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", full)
+    made = network()
+    before = copy.deepcopy(made.state_dict())
     with pytest.raises(torch.OutOfMemoryError):
-        epoch(network())
+        epoch(made)
+    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+    assert graphs.leave(made)
+    epoch(made)
+    assert not graphs.leave(made)
+
+
+def test_a_gpu_that_computes_no_more_hides_no_remedy(captures, monkeypatch):
+    def refused(module, images, **_):
+        monkeypatch.setattr(torch.Tensor, "copy_", lambda *_: pytest.fail("CUDA may refuse everything now"))
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", refused)
+    made = network()
+    with pytest.raises(InputError, match="submit the job without --set cuda_graphs=true"):
+        graphs.replayed(made.train(), SHAPE, False)
 
 
 def test_a_network_that_left_is_captured_no_more(captures):
