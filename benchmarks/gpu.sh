@@ -16,10 +16,10 @@
 #         packaging psutil pydantic pydantic-core pygments pyyaml rich safetensors scipy shellingham threadpoolctl timm tqdm \
 #         truststore typer typing-extensions typing-inspection
 #
-# The whole set has 71 MiB, 34 of them scipy. Leave out what the machine has: the first two lines of packages, 23 MiB, are enough
-# beside timm, scipy, psutil, threadpoolctl and typer and what these need; the second, 17 MiB, is for the report of a run. The
-# machine's versions are then used, and recorded.
-# A machine that is lent takes 64 MiB in all, and this checkout has 25: there, carry these two lines alone, in .whl/, which git ignores.
+# The whole set has 71 MiB, 34 of them scipy. Leave out what the machine has: the first line of packages, 7 MiB, was enough on a
+# lent machine, which had the others (the second line, 17 MiB, is for the report of a run). The machine's versions are then used,
+# and recorded. A machine that is lent takes 64 MiB in all, and this checkout has 49: there, carry the first line in .whl/, which
+# git ignores.
 #
 # OUT: gets gpu.jsonl, a line of JSON for every figure as it is measured, and gpu.log. It must hold no earlier gpu.jsonl.
 # The exit code is 1 if a step failed; the others run all the same. PYTHON names another interpreter.
@@ -27,7 +27,7 @@ set -uo pipefail
 wheels=$(realpath "${1:?a folder of wheels}") out=$(realpath -m "${2:?a folder for the figures}")
 root=$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")
 all=540 python=${PYTHON:-python3} failed=0
-left=110 # seconds of these for the last step, whatever the others take
+left=90 # seconds of these for the last step, whatever the others take
 if [ -e "$out/gpu.jsonl" ]; then
     echo "gpu.sh: $out holds the figures of an earlier run; name another folder" >&2
     exit 2
@@ -86,11 +86,12 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that, and not
     fi
 }
 
+# on a lent machine each process took some ten seconds for its imports
 step 180 gpu_agree --processes 14
-step 100 gpu_speed
-step 100 gpu_sites
-step 90 gpu_stages --processes 6
-step 90 practice --device cuda --size 384 # the target of the ratio is at least 4
+step 85 gpu_speed --seconds 2.5
+step 70 gpu_sites
+step 55 gpu_stages --processes 6
+step 60 practice --device cuda --size 384 # the target of the ratio is at least 4
 left=0
 step $all gpu_protocol --seconds $((all - SECONDS - 20)) # which leaves time for its imports and its end
 exit "$failed"
