@@ -86,7 +86,6 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that, and not
     fi
 }
 
-# on a lent machine each process took some ten seconds for its imports
 step 180 gpu_agree --processes 14
 step 85 gpu_speed --seconds 2.5
 step 70 gpu_sites

@@ -131,7 +131,7 @@ class SiteContext:
         return Ledger(self.name, self.kept)
 
     def release(self) -> bool:
-        """Takes the site's images and CUDA graphs off its GPU; returns whether that helps."""
+        """Takes the site's images and CUDA graphs off its GPU; returns whether that frees memory."""
         return self._site is not None and self._site.leave_gpu()
 
     def claim(self) -> None:

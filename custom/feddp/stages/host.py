@@ -52,4 +52,4 @@ class Host(Protocol):
         """Returns the site with its images; it is opened once per process."""
 
     def release(self) -> bool:
-        """Takes the site's images and CUDA graphs off its GPU, whose memory was too small; returns whether that helps."""
+        """Takes the site's images and CUDA graphs off its full GPU; returns whether that frees memory."""

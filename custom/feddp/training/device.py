@@ -31,7 +31,7 @@ def usable(name: str, called: str, remedy: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        if _is_full(error):
+        if is_full(error):
             remedy = "let fewer processes share the GPU"
         raise InputError(f"{called} {name} cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
     _without_tf32()
@@ -63,7 +63,7 @@ def memory_of(site: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        gpu = _is_full(error)
+        gpu = is_full(error)
         if not gpu and "can't allocate memory" not in str(error):
             raise
         cause: BaseException | None = error
@@ -82,7 +82,7 @@ def memory_of(site: str) -> Iterator[None]:
         ) from error
 
 
-def _is_full(error: Exception) -> bool:
+def is_full(error: BaseException) -> bool:
     """Whether a GPU's memory is full: torch has a type for its own allocator's error, but not for those of CUDA's libraries."""
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in FULL)
 

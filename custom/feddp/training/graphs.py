@@ -1,11 +1,12 @@
-"""A network's forward and backward pass as CUDA graphs: a call for each launches all of its kernels.
+"""A network's forward and backward pass as CUDA graphs: one call launches all kernels of a pass.
 
 A training step of the default network has about a thousand kernels. Launched one by one they take longer than a fast GPU needs
 to compute a small batch, and in bfloat16 several times as long (docs/results/gpu.md). The kernels are the same ones.
 """
 
 import gc
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,18 +15,20 @@ from torch.utils._pytree import tree_leaves
 
 from feddp.errors import InputError
 from feddp.reading import short
+from feddp.training.device import is_full
 
 Forward = Callable[[Tensor], Tensor]  # images (B,C,H,W) -> logits (B,C,H,W)
 _HELD = "_feddp_graphs"  # a network's attribute
 
 
 class _Graphs(dict[Hashable, Forward]):
-    """A network's captured passes, by what they depend on. They are of its tensors, so a copy of the network begins without."""
+    """A network's captured passes, by what they depend on. They use the network's tensors, so a copy starts with none."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: Hashable = None
         self.asked_for = self.unwanted = False
+        self.keeping: bool | None = None  # whether a layer keeps a result; None: not looked at yet
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Graphs":
         return _Graphs()
@@ -36,7 +39,7 @@ def replayed(network: nn.Module, shape: Sequence[int], mixed: bool) -> Forward:
 
     The graphs are captured once for the network's present layers and tensors, whose values may change. The next call
     overwrites the logits. A network is returned itself where a graph would leave something out: it has hooks, or a layer keeps
-    a result of its own, which a loss may read (FedLC, FedRoD, virtual classes). So is one on the CPU.
+    a tensor of its own, which a loss may read (FedLC, FedRoD, virtual classes). So is one on the CPU.
 
     Args:
         mixed: whether the forward pass computes in bfloat16.
@@ -59,14 +62,19 @@ def replayed(network: nn.Module, shape: Sequence[int], mixed: bool) -> Forward:
     key = (tuple(shape), mixed, tuple(parameter.requires_grad for parameter in parameters), modes)
     if key not in held:
         held.asked_for = True
-        captured = _captured(network, torch.zeros(*shape, device=parameters[0].device), mixed)
-        held[key] = network if _keeps(network) else captured
+        with _statistics_kept(network):
+            images = torch.zeros(*shape, device=parameters[0].device)
+            if held.keeping is None:
+                held.keeping = _keeps(network, images)
+            if held.keeping:
+                return network
+            held[key] = _captured(network, images, mixed)
     graph = held[key]
     return lambda images: (graph if images.shape == torch.Size(shape) else network)(images)
 
 
 def leave(network: nn.Module) -> bool:
-    """Frees the network's graphs, which hold memory, and captures none from now on; returns whether it was to have any."""
+    """Frees the network's graphs, which hold memory, and captures none from now on; returns whether they had been asked for."""
     held = network.__dict__.setdefault(_HELD, _Graphs())
     left, held.unwanted = held.asked_for and not held.unwanted, True
     held.clear()
@@ -76,8 +84,10 @@ def leave(network: nn.Module) -> bool:
     return left
 
 
-def _keeps(network: nn.Module) -> bool:
-    """Whether a layer has kept a tensor of its forward pass, alone or in a tuple."""
+def _keeps(network: nn.Module, images: Tensor) -> bool:
+    """Whether a layer keeps a tensor of its forward pass, alone or in a tuple."""
+    with torch.no_grad():
+        network(images)
     torchs = "_parameters", "_buffers", "_modules"
     kept = [value for module in network.modules() for name, value in vars(module).items() if name not in torchs]
     return any(isinstance(value, Tensor) for value in tree_leaves(kept))
@@ -88,29 +98,37 @@ def _hooks(network: nn.Module) -> bool:
     return any(getattr(module, kind) for module in network.modules() for kind in kinds)
 
 
-def _captured(network: nn.Module, images: Tensor, mixed: bool) -> Forward:
+@contextmanager
+def _statistics_kept(network: nn.Module) -> Iterator[None]:
+    """Undoes what passes in the block do to running statistics. Not after an error of CUDA's, which may refuse everything."""
     buffers = {name: value.clone() for name, value in network.named_buffers()}
 
     @torch.no_grad()
     def restore() -> None:
-        for name, value in network.named_buffers():  # the passes before the capture move running statistics
+        for name, value in network.named_buffers():
             value.copy_(buffers[name])
 
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        restore()
+        raise
+    restore()
+
+
+def _captured(network: nn.Module, images: Tensor, mixed: bool) -> Forward:
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # a capture has a stream of its own
     try:
         with torch.autocast("cuda", torch.bfloat16, enabled=mixed, cache_enabled=False):
             # replaces the network's forward, which is taken back below
             torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True)
-        captured = network.forward
-    except torch.OutOfMemoryError:
-        restore()
-        raise
+        return network.forward
     except RuntimeError as error:
+        if is_full(error):
+            raise
         raise InputError(
             f"CUDA cannot capture this network as graphs ({short(str(error).splitlines()[0], 200)}); submit the job without"
             " --set cuda_graphs=true"
         ) from error
     finally:
         network.__dict__.pop("forward", None)
-    restore()
-    return captured
