@@ -7,7 +7,7 @@ attention in the encoder has several keys. Later stages are left out: they choos
 last bit. A deviation is ‖a − b‖ / ‖a − w‖ over a site's whole network: w are the initial weights, a the CPU's result. A
 thousandth of what training changed is allowed; bfloat16, which is no float32, deviated by 0.26 in FedAvg.
 
-Where the deviation is larger, one initial weight in 4096 is made two places of float32 larger, and the rounds run on the CPU
+Where the deviation is larger, one initial weight in 4096 is made larger by 2^-22 of itself, and the rounds run on the CPU
 once more. If that deviates as much, the method is not decided: pFedMe, whose inner steps begin where the gradient of its
 distance is 0.
 
