@@ -50,8 +50,8 @@ class Exact(TorchDispatchMode):
         kind = own[0].device.type
         self.counted[kind] = self.counted.get(kind, 0) + 1
         changed = {id(doubled[id(value)]): value for value in changed_by(func, named) if id(value) in doubled}
-        for wide_value, value in ((doubled[id(value)], value) for value in changed.values()):
-            value.copy_(wide_value)
+        for value in changed.values():
+            value.copy_(doubled[id(value)])
 
         def narrowed(value: Tensor) -> Tensor:
             return changed[id(value)] if id(value) in changed else value.to(NARROW.get(value.dtype, value.dtype))

@@ -52,7 +52,7 @@ def replayed(network: nn.Module, shape: Sequence[int], mixed: bool) -> Forward:
         return network
     held = network.__dict__.setdefault(_HELD, _Graphs())
     trained = any(parameter.requires_grad for parameter in parameters)
-    if held.unwanted or not trained or "forward" in network.__dict__ or _hooks(network):
+    if held.unwanted or held.keeping or not trained or "forward" in network.__dict__ or _hooks(network):
         return network
     tensors = tuple((id(value), value.data_ptr()) for value in [*parameters, *network.buffers()])
     if tensors != held.tensors:  # a graph reads and writes where they were
