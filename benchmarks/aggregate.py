@@ -7,7 +7,7 @@ that no memory is measured that an earlier one has left.
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from feddp.protocol import PARTS
 from feddp.stages import train
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
-from feddp.stages.server import Server
+from feddp.stages.server import Received, Server
 from feddp.stages.spool import Spool
 
 MIB = 2**20
@@ -51,16 +51,20 @@ class Arriving(Server):
     def __init__(self, memory: ServerMemory):
         super().__init__(memory, sealed=False)
 
-    def joined(self):
+    def joined(self) -> Sequence[str]:
         return self.plan.sites
 
-    def warn(self, message):
+    def warn(self, message: str) -> None:
         raise RuntimeError(message)  # no answer is to be refused here
 
-    def send(self, task, sites, data, received):
-        def reply():
+    def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+        if not isinstance(data, Message):
+            raise TypeError(f"{task}: a round of training has one message for all sites")
+        sent = data.tensors
+
+        def reply() -> Message:
             started = time.monotonic()
-            tensors = {name: value + torch.randn(value.shape).to(value.dtype) for name, value in data.tensors.items()}
+            tensors = {name: value + torch.randn(value.shape).to(value.dtype) for name, value in sent.items()}
             self.seconds += time.monotonic() - started
             return Message(
                 tensors, {"round": 0, "phase": 0, "loss": 1.0, "samples": 10.0, "seconds": 0.0, **dict.fromkeys(PARTS, 0.0)}

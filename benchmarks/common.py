@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields
 from datetime import date
 from importlib.metadata import packages_distributions, version
@@ -30,9 +30,10 @@ from torch import nn
 
 from feddp.adaptation.models import network_files, plan_of
 from feddp.data.folder import SiteFolder
+from feddp.data.habits import habits_of
 from feddp.data.loading import Sample, class_maps, network_input
 from feddp.data.progress import track
-from feddp.data.synthesize import draw, habits_of
+from feddp.data.synthesize import draw
 from feddp.errors import FedDPError, InputError
 from feddp.files import read_results
 from feddp.limits import SIZE
@@ -146,7 +147,7 @@ def interleaved(
 
 def apart(
     work: Callable[..., dict[str, Any]], calls: Mapping[str, Sequence[object]], processes: int, seconds: float
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Generator[tuple[str, dict[str, Any]], None, None]:
     """Yields each call's name with what `work` returns for its arguments, as soon as it is known.
 
     Every call has a process of its own, so that one that dies, or breaks its connection to the GPU, harms no other. Of a call
@@ -168,21 +169,22 @@ def apart(
                 sender.close()  # the process has the only one left: if it dies, the receiver is at its end
                 running[receiver] = name, process, time.monotonic() + seconds
             connection.wait(list(running), max(0.0, min(end for _, _, end in running.values()) - time.monotonic()))
-            for receiver, (name, process, end) in list(running.items()):
+            for receiver in list(running):
+                name, ended, end = running[receiver]
                 if receiver.poll():
-                    found = _received(receiver, process)
+                    found = _received(receiver, ended)
                 elif time.monotonic() >= end:
                     found = {"error": f"no answer within {seconds:g} s"}
                 else:
                     continue
-                process.kill()
-                process.join()
+                ended.kill()
+                ended.join()
                 del running[receiver]
                 yield name, found
     finally:
-        for _, process, _ in running.values():
-            process.kill()
-            process.join()
+        for _, left, _ in running.values():
+            left.kill()
+            left.join()
 
 
 def caught(work: Callable[..., dict[str, Any]], given: Sequence[object]) -> dict[str, Any]:
@@ -200,10 +202,11 @@ def _answer(sender: Connection, work: Callable[..., dict[str, Any]], given: Sequ
 
 def _received(receiver: Connection, process: BaseProcess) -> dict[str, Any]:
     try:
-        return receiver.recv()
+        found: dict[str, Any] = receiver.recv()
     except EOFError:
         process.join()
-        return {"error": f"its process ended with exit code {process.exitcode}, without an answer"}
+        found = {"error": f"its process ended with exit code {process.exitcode}, without an answer"}
+    return found
 
 
 def ratio(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:

@@ -53,6 +53,7 @@ from feddp.protocol import WHEN
 from feddp.reading import counted, read_own
 from feddp.run.folders import remove_spare
 from feddp.run.options import Options, run_here
+from feddp.training.metrics import Row
 
 REFERENCE = "FedAvg"
 DICE = 100  # in per cent
@@ -204,7 +205,7 @@ class Campaign:
 
     def tested(self, value: float, seeds: Sequence[int], labels: Sequence[str]) -> PatientScores:
         """Returns the Dice of the test images of finished runs. A site counts once per seed: its images differ."""
-        names, rows = {}, defaultdict(dict)
+        names, rows = dict[str, Mapping[str, str]](), defaultdict[str, dict[str, dict[str, Row]]](dict)
         for seed in seeds:
             with locked(self.folder(value, seed) / ".lock"):
                 data = self.data(value, seed)
@@ -290,8 +291,8 @@ def write_onsets(campaign: Campaign, rows: Rows, intervals: Intervals, over: str
     line = {"dial": campaign.dial, "reference": REFERENCE, "chance": over, "onset": onsets}
     write_text(campaign.out / f"{campaign.dial}_onset.json", json.dumps(line, ensure_ascii=False) + "\n")
     print(f"{campaign.dial}: from which value on the Dice exceeds {REFERENCE}'s beyond chance (95 % interval over {over})")
-    for label, value in onsets.items():
-        print(f"{label:24} {FAMILIES[label]:22} {value}")
+    for label, first in onsets.items():
+        print(f"{label:24} {FAMILIES[label]:22} {first}")
     return onsets
 
 

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
         with closing(one_by_one if given.processes == 1 else apart(judged, calls, given.processes, PATIENCE)) as answers:
             for name, answer in answers:
                 compared, network = calls[name][:2]
-                found = {"outcome": FAILED, "tolerance": TOLERANCES[compared]} | answer
+                found: dict[str, Any] = {"outcome": FAILED, "tolerance": TOLERANCES[compared]} | answer
                 about = {"compared": compared, "name": name, "network": network, "device": given.device, "size": PIXELS}
                 line("gpu_agree", about | found, given.device)
                 deviation = f"{found['deviation']:.2g}" if "deviation" in found else ""

@@ -12,11 +12,13 @@ where the images were; on the GPU they count in its peak memory.
 float32 whatever the training computes in.
 """
 
+import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
     settle(device.type, 1)
     bandwidth = copied(device, given.copied, given.seconds)
     line("gpu_speed", {"measured": "copy", "bytes_per_second": bandwidth}, given.device)
-    rates = {}
+    rates: dict[str, float] = {}
     dtypes = {compute: DTYPES[compute] for compute in given.computes}
     for compute, dtype in dtypes.items():
         rates[compute] = multiplied(device, given.matrix, dtype, given.seconds)
@@ -73,10 +75,10 @@ def main(arguments: Sequence[str]) -> None:
             ):
                 chosen = placed(on_cpu, device) if at_site else on_cpu
                 found = measured(given, compute, dtype, batch, chosen)
-                found["images_on"] = chosen[0]["image"].device.type
                 found["of_matrix_rate"] = found["flop"] / found["seconds"] / rates[compute]
                 found["of_bandwidth"] = found["least_bytes"] / found["seconds"] / bandwidth
-                line("gpu_speed", {"measured": label} | about | found, given.device)
+                at = {"images_on": chosen[0]["image"].device.type}
+                line("gpu_speed", {"measured": label} | about | at | found, given.device)
 
 
 def copied(device: torch.device, mebibytes: int, seconds: float) -> float:
@@ -96,7 +98,7 @@ def fastest(call: Callable[[], object], device: str, seconds: float) -> float:
     """Returns the median seconds of a call, after one that is not counted."""
     call()
     wait(device)
-    taken, end = [], time.perf_counter() + seconds
+    taken, end = list[float](), time.perf_counter() + seconds
     while not taken or time.perf_counter() < end:
         started = time.perf_counter()
         call()
@@ -106,7 +108,7 @@ def fastest(call: Callable[[], object], device: str, seconds: float) -> float:
 
 
 def training(
-    given, compute: str, dtype: torch.dtype, batch: int, samples: Sequence[Sample], graphs: bool = False
+    given: argparse.Namespace, compute: str, dtype: torch.dtype, batch: int, samples: Sequence[Sample], graphs: bool = False
 ) -> dict[str, float]:
     """Our epoch, with a site's augmentation, loss and optimiser. Seconds, arithmetic and bytes are a batch's."""
     settings = from_settings(Training, compute_settings(compute, given.device) | {"batch": batch})
@@ -128,7 +130,9 @@ def training(
     return found | {"images_per_second": batch / seconds} | peak(given.device)
 
 
-def inference(given, compute: str, dtype: torch.dtype, batch: int, samples: Sequence[Sample]) -> dict[str, float]:
+def inference(
+    given: argparse.Namespace, compute: str, dtype: torch.dtype, batch: int, samples: Sequence[Sample]
+) -> dict[str, float]:
     network = build(given.network, 3, 1, seed=0).to(given.device)
 
     def every(chosen: Sequence[Sample]) -> int:
@@ -147,7 +151,8 @@ def inference(given, compute: str, dtype: torch.dtype, batch: int, samples: Sequ
 def counting() -> FlopCounterMode:
     """PyTorch's counter, mended for grouped convolutions: in their backward pass it counts the weights' gradient by group."""
 
-    def backward(gradient, image, weight, _bias, _stride, _padding, _dilation, transposed, _out, _groups, wanted, **_) -> int:
+    def backward(*given: Any, **_: Any) -> int:
+        gradient, image, weight, _bias, _stride, _padding, _dilation, transposed, _out, _groups, wanted = given
         return sum(map(bool, wanted[:2])) * conv_flop_count(image, weight, gradient, transposed)
 
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: backward})

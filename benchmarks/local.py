@@ -36,8 +36,8 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--pairs", type=count, default=1)
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)
-    words = ("--method", given.method, "--rounds", given.rounds, "--size", given.size, "--network", given.network)
-    words += ("--set", "start=last")  # in POC, a site with few images withholds the scores that choose a round
+    words = ["--method", given.method, "--rounds", given.rounds, "--size", given.size, "--network", given.network]
+    words += ["--set", "start=last"]  # in POC, a site with few images withholds the scores that choose a round
     with tempfile.TemporaryDirectory() as folder:
         data, number, bounds = Path(folder) / "data", numbers(), list[float]()
         synthesize(data, given.sites, given.images, given.size)

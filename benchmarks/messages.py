@@ -42,14 +42,14 @@ def main(arguments: Sequence[str]) -> None:
                 results = run_here(data, out, run, "local")
                 dice[precision].append(100 * mean(site["final"]["dice"]["mean"] for site in results["sites"].values()))
                 nbytes[precision] = by_stage(read_events(out / PROGRESS))
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for stage, full in nbytes[FULL].items():
         half = nbytes[HALF][stage]
         rows.append((stage, full, half, f"{half / full:.3f}" if full else ""))
     full, half = (nbytes[precision][protocol.spec_of(protocol.TRAIN).stage] // given.rounds for precision in PRECISIONS)
     rows.append(("a round, with its share of the scoring", full, half, f"{half / full:.3f}"))
-    shown = [f"{mean(values):.1f} ± {pstdev(values):.1f}" for values in dice.values()]
-    rows.append(("Dice (%), mean ± std over seeds", *shown, ""))
+    of_full, of_half = (f"{mean(values):.1f} ± {pstdev(values):.1f}" for values in dice.values())
+    rows.append(("Dice (%), mean ± std over seeds", of_full, of_half, ""))
     report("messages", ("bytes of", *PRECISIONS, "ratio"), rows, vars(given) | {"bytes": nbytes, "dice": dice})
 
 

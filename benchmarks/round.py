@@ -22,6 +22,7 @@ before the next request to the next round's request, which no round counts
 Serialising, polling and filters at a site happen between two events of the server, so the first part is not divided further.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def beyond(sites: Mapping[str, Sequence[Event]]) -> list[float]:
     return [after - start - most for start, after, most in zip(starts[:-1], starts[1:], slowest[:-1], strict=True)]
 
 
-def stock(data: Path, out: Path, given) -> dict[str, list[Event]]:
+def stock(data: Path, out: Path, given: argparse.Namespace) -> dict[str, list[Event]]:
     """Runs FLARE's recipe in its own POC; returns each site's events.
 
     Raises:

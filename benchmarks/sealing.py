@@ -4,7 +4,8 @@ A site checks every recipient's handshake, seals its private tensors for all of 
 envelope. The recipients share one RSA key, because making 64 takes longer than what is measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 from nvflare.lighter.utils import Identity as Owner
@@ -15,7 +16,7 @@ from feddp.networks import DEFAULT
 from feddp.plan.resolve import build_network, exchanged, partition_of
 from feddp.plan.schema import Plan
 from feddp.sealing.envelope import Binding, seal, unseal
-from feddp.sealing.handshake import introduce, meet
+from feddp.sealing.handshake import Peer, introduce, meet
 from feddp.sealing.identity import Identity
 
 JOB, EXCHANGE, TASK = "job", "calibration", "collect"
@@ -37,17 +38,13 @@ def main(arguments: Sequence[str]) -> None:
     said = [introduce(site, JOB, EXCHANGE) for site in sites]
     own, binding, rows, figures = sites[0], Binding(JOB, TASK), [], {}
     for recipients in given.recipients:
-        chosen = list(zip(sites, said, strict=True))[1 : recipients + 1]
-
-        def check(chosen=chosen):
-            return [meet(own, site.name, message, JOB, EXCHANGE) for site, (message, _) in chosen]
-
+        check = partial(met, own, list(zip(sites, said, strict=True))[1 : recipients + 1])
         peers = check()
         envelope = seal(own, binding, peers, tensors)
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "check": check,
-            "seal": lambda peers=peers: seal(own, binding, peers, tensors),
-            "open": lambda envelope=envelope: unseal(sites[1], own.name, envelope, binding, said[1][1]),
+            "seal": partial(seal, own, binding, peers, tensors),
+            "open": partial(unseal, sites[1], own.name, envelope, binding, said[1][1]),
         }
         seconds = interleaved(f"{recipients} recipients", given.pairs, calls)
         beside = len(envelope) - plain
@@ -56,6 +53,10 @@ def main(arguments: Sequence[str]) -> None:
     heads = ("recipients", "s: check handshakes", "s: seal", "s: open one", "bytes", "of which not tensors")
     about = {"network": given.network, "method": given.method, "tensors": plain}
     report("sealing", heads, rows, about | {"recipients": figures})
+
+
+def met(own: Identity, others: Sequence[tuple[Identity, tuple[bytes, str]]]) -> list[Peer]:
+    return [meet(own, site.name, message, JOB, EXCHANGE) for site, (message, _) in others]
 
 
 def identities(number: int) -> list[Identity]:

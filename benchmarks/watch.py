@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.common import count, kind_of, parser
 from feddp.errors import InputError
-from feddp.files import PROGRESS, read_events
+from feddp.files import PROGRESS, Event, read_events
 from feddp.run.keeper import processes_below
 from feddp.run.session import POC
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
             print(json.dumps({"round": waiting.pop(0), "rss and anonymous, MiB": now, "peak rss, MiB": peaks}), flush=True)
 
 
-def events(out: Path) -> list[dict[str, object]]:
+def events(out: Path) -> list[Event]:
     """Returns the events of the run's latest job so far."""
     files = sorted((out / POC).glob(f"localhost/*/{PROGRESS}"), key=lambda path: path.stat().st_mtime)
     return read_events(files[-1]) if files else []

@@ -29,7 +29,7 @@ class Exact(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counted: dict[str, int] = {}
 
     def __torch_dispatch__(

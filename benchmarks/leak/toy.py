@@ -18,7 +18,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = torch.softmax(self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5, dim=-1)
-        return weights @ self.v(x)
+        attended: Tensor = weights @ self.v(x)
+        return attended
 
 
 class Toy(nn.Module):
