@@ -1,7 +1,7 @@
 """The server's part of a round: time and peak memory with 4 to 256 contributions.
 
-Every site sends γ with noise of its own, the last site of the alphabet first. Each number of sites has a process of its own, so
-that no memory is measured that an earlier one has left.
+Every site sends γ with noise of its own, the last site of the alphabet first. Each measurement has a process of its own, so
+that no memory is measured that an earlier one has left. The numbers of sites take turns; a row has the medians.
 """
 
 import multiprocessing
@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -33,14 +34,21 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--sites", type=count, nargs="+", default=[4, 16, 64, 256], help="20 MiB of disk each, by default")
     options.add_argument("--rule", choices=AGGREGATIONS, default=AGGREGATIONS[0])
     options.add_argument("--factor", type=float, default=0.0, help="norm_factor")
+    options.add_argument("--turns", type=count, default=3)
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)
-    jobs = [(sites, given.rule, given.factor, given.network) for sites in given.sites]
+    jobs = [(sites, given.rule, given.factor, given.network) for _ in range(given.turns) for sites in given.sites]
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        found = list(track(pool.imap(measured, jobs), "Numbers of sites", len(jobs)))
+        found = list(track(pool.imap(measured, jobs), "Measurements", len(jobs)))
     heads = ("contributions", "MiB each", "s until all are stored", "s to combine", "peak, MiB above", "MiB before")
     about = {"rule": given.rule, "factor": given.factor, "network": given.network}
-    report("aggregate", heads, found, about | {"rows": [dict(zip(heads, row, strict=True)) for row in found]})
+    figures = about | {"turns": [dict(zip(heads, row, strict=True)) for row in found]}
+    report("aggregate", heads, medians(found, len(given.sites)), figures)
+
+
+def medians(found: Sequence[tuple[float, ...]], kinds: int) -> list[tuple[float, ...]]:
+    """Returns one row per kind of measurement, from the rows of all turns, one turn after the other."""
+    return [tuple(map(median, zip(*found[kind::kinds], strict=True))) for kind in range(kinds)]
 
 
 class Arriving(Server):

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--images", type=count, default=20, help="per site")
     options.add_argument("--size", type=pixels, default=32)
     options.add_argument("--method", default="fedavg")
-    options.add_argument("--pairs", type=count, default=1)
+    options.add_argument("--pairs", type=count, default=3)
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)
     words = ["--method", given.method, "--rounds", given.rounds, "--size", given.size, "--network", given.network]

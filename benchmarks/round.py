@@ -1,6 +1,6 @@
 """A round in POC beyond the slowest site's compute: ours, and FLARE's stock FedAvg recipe with its defaults.
 
-Same network, images, epoch and validation at the sites; whole federations of one kind after the other, `--pairs` times. A stock
+Same network, images, epoch and validation at the sites; whole federations take turns, `--pairs` times. A stock
 round lasts from the first site's start to the first site's next start.
 
 The two do not mean the same by a site's compute. Ours is the site's "seconds", which include that it reads and writes its own
@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import STDERR, count, parser, pixels, ratio, report, run, shown
+from benchmarks.common import STDERR, count, interleaved, parser, pixels, ratio, report, run, shown
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, Event, read_events
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--rounds", type=count, default=10)
     options.add_argument("--images", type=count, default=20, help="per site")
     options.add_argument("--size", type=pixels, default=32)
-    options.add_argument("--pairs", type=count, default=1)
+    options.add_argument("--pairs", type=count, default=3)
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)
     ours: list[float] = []
@@ -60,16 +60,22 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         synthesize(root / "data", given.sites, given.images, given.size)
-        for pair in range(given.pairs):
-            out = root / f"ours-{pair}"
+
+        def one_of_ours() -> None:
+            out = root / f"ours-{len(ours)}"
             words = ("--method", "fedavg", "--rounds", given.rounds, "--size", given.size, "--network", given.network)
             run(root / "data", out, "poc", *words, "--set", "start=last")
             events = read_events(out / PROGRESS)
             ours.append(median(event["beyond_compute"] for event in events if event["event"] == "round"))
             parts.append(where(events))
-            theirs.append(median(beyond(stock(root / "data", root / f"stock-{pair}", given))))
+
+        def one_of_theirs() -> None:
+            theirs.append(median(beyond(stock(root / "data", root / f"stock-{len(theirs)}", given))))
+
+        interleaved("Runs", given.pairs, {"ours": one_of_ours, "stock": one_of_theirs}, warm=False)
     against = ratio(ours, theirs)
-    rows = [("ours", f"{median(ours):.2f}"), *((f"of that: {name}", f"{value:.2f}") for name, value in parts[-1].items())]
+    of_them = {name: median(run[name] for run in parts) for name in PARTS}
+    rows = [("ours", f"{median(ours):.2f}"), *((f"of that: {name}", f"{value:.2f}") for name, value in of_them.items())]
     rows += [("stock", f"{median(theirs):.2f}"), ("ours / stock", shown(against))]
     figures = vars(given) | {"ours": ours, "parts": parts, "stock": theirs, "ratio": against}
     report("round", ("beyond the slowest site's compute", "seconds a round"), rows, figures)

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import feddp as package
 from benchmarks import (
+    aggregate,
     calibration,
     common,
     gpu_agree,
@@ -234,6 +235,9 @@ def test_the_bare_loop_may_compute_in_another_type(bench, toy, monkeypatch):
 def test_practice(bench, toy):
     (found,) = bench("practice", "--network", toy, "--size", 32, "--stored", 32, "--images", 12, "--pairs", 1)
     assert found["ratio"] == paired(found, "plain practice", "ours")
+    training, evaluation, decoding, plain_training, image_by_image = (values[0] for values in found["parts"].values())
+    assert found["seconds"]["ours"] == [training + evaluation]
+    assert found["seconds"]["plain practice"] == [decoding + plain_training + image_by_image]
 
 
 def test_practice_measures_no_distances(bench, toy, monkeypatch):
@@ -260,10 +264,16 @@ def test_calibration_notices_unequal_losses(toy, monkeypatch):
 
 def test_aggregate(bench):
     """A contribution is γ in float32: 5,165,793 parameters and the buffers, 19 MiB and more; the peak holds less than both."""
-    (found,) = bench("aggregate", "--sites", 2)
-    (row,) = found["rows"]
+    (found,) = bench("aggregate", "--sites", 2, "--turns", 1)
+    (row,) = found["turns"]
     assert row["contributions"] == 2
     assert 5_165_793 * 4 / 2**20 < row["MiB each"] < 21
+
+
+def test_a_row_of_aggregate_has_the_medians_of_its_turns():
+    """Three turns of 4 and 16 contributions: the medians of 5, 1, 3 and of 10, 70, 60."""
+    found = [(4, 5.0), (16, 10.0), (4, 1.0), (16, 70.0), (4, 3.0), (16, 60.0)]
+    assert aggregate.medians(found, 2) == [(4, 3.0), (16, 60.0)]
 
 
 def test_sealing(bench, toy):

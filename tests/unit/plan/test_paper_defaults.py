@@ -6,7 +6,7 @@ from feddp.adaptation.choices import Settings
 from feddp.adaptation.routing import Router
 from feddp.methods import METHODS
 from feddp.plan.schema import Federation
-from feddp.training.settings import Calibration, Training, Tuning, defaults
+from feddp.training.settings import Calibration, Heads, Training, Tuning, defaults
 
 IOP_FL = "Jiang et al., TMI 2023"
 FEDDP = "Wang et al., TMI 2024"
@@ -19,6 +19,7 @@ FEDDP = "Wang et al., TMI 2024"
         (Calibration, {"calibration_epochs": 20, "calibration_lr": 1e-4}, f"{FEDDP}, IV-B"),
         (Calibration, {"lambda": 1.0, "delta": "frozen"}, f"{FEDDP}, Fig. 9 and Eq. 7"),
         (Tuning, {"tune_epochs": 20, "tune_lr": 1e-4}, "ours: as much training as the calibration, its control"),
+        (Heads, {"heads_epochs": 20, "heads_lr": 1e-3}, "ours: as many epochs as the calibration; a new head, so not 1e-4"),
         (Federation, {"aggregation": "uniform"}, "a mean over the sites in all four papers"),
         (Settings, {"epochs": 10, "lr": 1e-3, "beta": 0.01, "noise": 0.5, "neighbourhood": 10}, f"{IOP_FL}, III-C and IV"),
         (
