@@ -61,13 +61,13 @@ def replayed(network: nn.Module, shape: Sequence[int], mixed: bool) -> Forward:
     modes = tuple((module.training, getattr(module, "track_running_stats", None)) for module in network.modules())
     key = (tuple(shape), mixed, tuple(parameter.requires_grad for parameter in parameters), modes)
     if key not in held:
-        held.asked_for = True
         with _statistics_kept(network):
             images = torch.zeros(*shape, device=parameters[0].device)
             if held.keeping is None:
                 held.keeping = _keeps(network, images)
             if held.keeping:
                 return network
+            held.asked_for = True
             held[key] = _captured(network, images, mixed)
     graph = held[key]
     return lambda images: (graph if images.shape == torch.Size(shape) else network)(images)

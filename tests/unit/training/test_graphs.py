@@ -96,6 +96,7 @@ def test_a_layer_that_keeps_a_result_of_its_own_is_not_replayed(captures, form):
     assert captures == []
     assert run(torch.full(SHAPE, 3.0).cuda()).shape == SHAPE
     assert torch.utils._pytree.tree_leaves(made[0].seen)[-1].item() == 3
+    assert not graphs.leave(made), "there is nothing to try again without"
 
 
 def test_bfloat16_is_captured_for_itself(captures):
