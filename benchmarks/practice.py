@@ -3,17 +3,20 @@
 Ours decodes once, onto the GPU where one computes, trains, and evaluates in batches on the device. Plain practice decodes the
 images anew, in the same process and not by workers, trains a bare loop with the same augmentation, predicts one image
 at a time, and measures it on the CPU. Both measure Dice and IoU, as a round does, and no distances.
-The parts of both take turns; the ratio is that of their sums in each turn.
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 import torch
+from torch import nn
 
-from benchmarks.common import BF16, FP32, compute_settings, count, interleaved, parser, pixels, ratio, report, shown
+from benchmarks.common import BF16, FP32, compute_settings, count, interleaved, parser, pixels, ratio, report, shown, wait
 from benchmarks.loop import bare, ours
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import Sample, load
@@ -48,32 +51,41 @@ def main(arguments: Sequence[str]) -> None:
         synthesize(Path(root), 1, given.images, given.stored)
         folder = SiteFolder.open(Path(root) / "site-1")
         samples, validation = (placed(load(folder, split, given.size), device) for split in ("train", "val"))
-        decoded: dict[str, list[Sample]] = {}
+        parts: dict[str, list[float]] = defaultdict(list)
 
-        def decode() -> None:
-            decoded.update({split: load(folder, split, given.size) for split in ("train", "val")})
+        @contextmanager
+        def part(name: str) -> Iterator[None]:
+            started = time.perf_counter()
+            yield
+            wait(given.device)
+            parts[name].append(round(time.perf_counter() - started, 6))
 
-        @torch.no_grad()
-        def image_by_image() -> None:
-            networks[1].eval()
-            for sample in decoded["val"]:
-                maps = torch.sigmoid(networks[1](sample["image"][None].to(device)))
-                overlap(maps.cpu(), sample["mask"][None])
+        def a_round() -> None:
+            with part(f"{OURS}, training"):
+                ours(networks[0], optimizers[0], samples, training, given.compute)
+            with part(f"{OURS}, evaluation"):
+                mean_scores(networks[0], validation)
 
-        calls: dict[str, Callable[[], object]] = {
-            f"{OURS}, training": lambda: ours(networks[0], optimizers[0], samples, training, given.compute),
-            f"{OURS}, evaluation": lambda: mean_scores(networks[0], validation),
-            f"{PLAIN}, decoding": decode,
-            f"{PLAIN}, training": lambda: bare(networks[1], optimizers[1], decoded["train"], training, FP32),
-            f"{PLAIN}, evaluation": image_by_image,
-        }
-        parts = interleaved("Rounds", given.pairs, calls, given.device)
-    seconds = {
-        side: [sum(turn) for turn in zip(*(values for name, values in parts.items() if name.startswith(side)), strict=True)]
-        for side in (OURS, PLAIN)
-    }
+        def plain() -> None:
+            with part(f"{PLAIN}, decoding"):
+                decoded = {split: load(folder, split, given.size) for split in ("train", "val")}
+            with part(f"{PLAIN}, training"):
+                bare(networks[1], optimizers[1], decoded["train"], training, FP32)
+            with part(f"{PLAIN}, evaluation"):
+                image_by_image(networks[1], decoded["val"], device)
+
+        seconds = interleaved("Rounds", given.pairs, {OURS: a_round, PLAIN: plain}, given.device)
+    parts = {name: values[-given.pairs :] for name, values in parts.items()}  # without the turn that is not counted
     gain = ratio(seconds[PLAIN], seconds[OURS])
     rows = [(name, f"{median(values):.3f}") for name, values in (seconds | parts).items()]
     rows.append((f"{PLAIN} / {OURS}, per pair", shown(gain)))
     figures = vars(given) | {"seconds": seconds, "parts": parts, "ratio": gain}
     report("practice", ("a round's work", "seconds, median"), rows, figures, given.device)
+
+
+@torch.no_grad()
+def image_by_image(network: nn.Module, samples: Sequence[Sample], device: torch.device) -> None:
+    network.eval()
+    for sample in samples:
+        maps = torch.sigmoid(network(sample["image"][None].to(device)))
+        overlap(maps.cpu(), sample["mask"][None])

@@ -8,7 +8,7 @@ state; FLARE's stock site keeps no state, and its seconds are loading the receiv
 takes for its state is therefore not counted as overhead, and the comparison favours ours by that much. Our overhead includes
 the checks and filters of messages, and the server's saving of a checkpoint.
 
-Where ours goes, by the server's events, as medians over the rounds (`where`):
+Where ours goes, by the server's events, as medians over the rounds (`where`), and then over the runs:
 
 to the fastest site     from the request until the site offers its answer, less its seconds: serialising γ, its polling for
                         a task, the transfer of γ, the filters and checks before and after its work
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
 
         interleaved("Runs", given.pairs, {"ours": one_of_ours, "stock": one_of_theirs}, warm=False)
     against = ratio(ours, theirs)
-    of_them = {name: median(run[name] for run in parts) for name in PARTS}
+    of_them = {name: median(one[name] for one in parts) for name in PARTS}
     rows = [("ours", f"{median(ours):.2f}"), *((f"of that: {name}", f"{value:.2f}") for name, value in of_them.items())]
     rows += [("stock", f"{median(theirs):.2f}"), ("ours / stock", shown(against))]
     figures = vars(given) | {"ours": ours, "parts": parts, "stock": theirs, "ratio": against}

@@ -27,7 +27,7 @@ class _Graphs(dict[Hashable, Forward]):
     def __init__(self) -> None:
         super().__init__()
         self.tensors: Hashable = None
-        self.asked_for = self.unwanted = False
+        self.tried = self.unwanted = False
         self.keeping: bool | None = None  # whether a layer keeps a result; None: not looked at yet
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Graphs":
@@ -67,16 +67,16 @@ def replayed(network: nn.Module, shape: Sequence[int], mixed: bool) -> Forward:
                 held.keeping = _keeps(network, images)
             if held.keeping:
                 return network
-            held.asked_for = True
+            held.tried = True
             held[key] = _captured(network, images, mixed)
     graph = held[key]
     return lambda images: (graph if images.shape == torch.Size(shape) else network)(images)
 
 
 def leave(network: nn.Module) -> bool:
-    """Frees the network's graphs, which hold memory, and captures none from now on; returns whether they had been asked for."""
+    """Frees the network's graphs, which hold memory, and captures none from now on; returns whether one had been tried."""
     held = network.__dict__.setdefault(_HELD, _Graphs())
-    left, held.unwanted = held.asked_for and not held.unwanted, True
+    left, held.unwanted = held.tried and not held.unwanted, True
     held.clear()
     if left:
         gc.collect()  # what torch makes of a graph refers to itself

@@ -9,7 +9,7 @@ REQUIRED = {"channels": 3, "classes": ("polyp",), "labels": "nested"}
 
 
 def test_fig_10_calibrates_iop_fl_and_fedbabu_beside_feddp():
-    """ "Integrating IGC to other PFL methods, i.e., IOP-FL and FedBABU": each without, and with λ = 0 and 1. What is scored
+    """The caption names IOP-FL and FedBABU, the text λ = 0: each without calibration, and with λ = 0 and 1. What is scored
     *before* is what the last stage starts from, so FedBABU without calibration is tuned, as its paper has it."""
     found = {}
     for entry in STUDIES["igc"].entries:

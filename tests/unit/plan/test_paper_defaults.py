@@ -19,7 +19,11 @@ FEDDP = "Wang et al., TMI 2024"
         (Calibration, {"calibration_epochs": 20, "calibration_lr": 1e-4}, f"{FEDDP}, IV-B"),
         (Calibration, {"lambda": 1.0, "delta": "frozen"}, f"{FEDDP}, Fig. 9 and Eq. 7"),
         (Tuning, {"tune_epochs": 20, "tune_lr": 1e-4}, "ours: as much training as the calibration, its control"),
-        (Heads, {"heads_epochs": 20, "heads_lr": 1e-3}, "ours: as many epochs as the calibration; a new head, so not 1e-4"),
+        (
+            Heads,
+            {"heads_epochs": 20, "heads_lr": 1e-3},
+            f"ours: as many epochs as the calibration; a new head, so not the 1e-4 of {FEDDP}",
+        ),
         (Federation, {"aggregation": "uniform"}, "a mean over the sites in all four papers"),
         (Settings, {"epochs": 10, "lr": 1e-3, "beta": 0.01, "noise": 0.5, "neighbourhood": 10}, f"{IOP_FL}, III-C and IV"),
         (
