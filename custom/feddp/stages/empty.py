@@ -15,6 +15,7 @@ from feddp.reading import is_count
 from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.stages.site import Site
+from feddp.training.columns import class_names, of_class
 
 EMPTY = "empty"  # the event, of the server's progress and of the site's log
 ROUNDS = 5  # in a row, after which a warning is due
@@ -57,18 +58,30 @@ def note(site: Site, round: int, scores: Mapping[str, float]) -> None:
 
 
 def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
-    """Returns a warning of the sites whose network finds no structure on their test images; "" if there are none.
+    """Returns a warning of the sites whose network finds no structure on their test images, or none of a class; "" if there
+    are none.
 
     Args:
         results: the content of results.json.
         when: which of a site's networks.
     """
-    entries = {site: entry for site, entry in sorted(results["sites"].items()) if finds_nothing(_means(entry.get(when, {})))}
-    if not entries:
+    missed: dict[str, dict[str, float]] = {}  # {class, or "" for all: {site: mean Dice}}
+    for site, entry in sorted(results["sites"].items()):
+        summary = entry.get(when, {})
+        for name in ("", *class_names(summary)):
+            if finds_nothing(means := _means(summary, name)):
+                missed.setdefault(name, {})[site] = means["dice"]
+                if not name:
+                    break  # the classes are among them
+    if not missed:
         return ""
-    dice = ", ".join(f"{site} {_means(entry[when])['dice']:.3f}" for site, entry in entries.items())
-    text = f"these networks find no structure on the test images: their mean Dice ({dice}) equals IoU; {REMEDY}"
-    selected = [entry.get("round", results.get("start_round")) for entry in entries.values()]
+    texts = []
+    for name, found in sorted(missed.items()):
+        dice = ", ".join(f"{site} {value:.3f}" for site, value in found.items())
+        what, whose = (name, "mean Dice of it") if name else ("structure", "mean Dice")
+        texts.append(f"these networks find no {what} on the test images: their {whose} ({dice}) equals IoU")
+    text = f"{'; '.join(texts)}; {REMEDY}"
+    selected = [results["sites"][site].get("round", results.get("start_round")) for found in missed.values() for site in found]
     if any(is_count(round) and round < results["rounds"] for round in selected):
         text += (
             ". An earlier round than the last was selected: if the validation curves show that later rounds find structures,"
@@ -82,5 +95,6 @@ def _warning(site: str, dice: float) -> str:
     return f"site {site}: its network finds no structure: {seen}; {REMEDY}"
 
 
-def _means(summary: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {name: summary[name]["mean"] for name in _NUMBERS if name in summary}
+def _means(summary: Mapping[str, Mapping[str, float]], class_name: str) -> dict[str, float]:
+    found = {name: summary.get(of_class(name, class_name)) for name in _NUMBERS}
+    return {name: value["mean"] for name, value in found.items() if value}

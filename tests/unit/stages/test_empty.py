@@ -218,3 +218,17 @@ def test_the_end_names_the_sites_whose_network_finds_nothing():
     assert empty.at_the_end({"sites": {"A": {"withheld": 5}}, "rounds": 3}) == ""
     assert "start=last" in empty.at_the_end(results(round=2, A=(0.0, 0.0)))
     assert "start=last" not in empty.at_the_end(results(round=3, A=(0.0, 0.0)))
+
+
+def test_the_end_names_a_class_that_is_not_found():
+    """A finds the disc and no cup: means over the classes of 0.4 and 0.3. B finds neither, so its classes are not named."""
+    found = results(A=(0.4, 0.3), B=(0.0, 0.0), C=(0.7, 0.6))
+    by_class = {"A": ((0.8, 0.6), (0.0, 0.0)), "B": ((0.0, 0.0), (0.0, 0.0)), "C": ((0.8, 0.7), (0.6, 0.5))}
+    for site, (disc, cup) in by_class.items():
+        values = {"dice_disc": disc[0], "iou_disc": disc[1], "dice_cup": cup[0], "iou_cup": cup[1]}
+        found["sites"][site]["final"] |= {name: {"mean": value} for name, value in values.items()}
+    nothing = "these networks find no structure on the test images: their mean Dice (B 0.000) equals IoU"
+    no_cup = "these networks find no cup on the test images: their mean Dice of it (A 0.000) equals IoU"
+    assert empty.at_the_end(found) == f"{nothing}; {no_cup}; {REMEDY}."
+    del found["sites"]["B"]
+    assert empty.at_the_end(found) == f"{no_cup}; {REMEDY}."
