@@ -71,7 +71,7 @@ def caveats(subject: Measurements, references: Sequence[Measurements], collected
     warned = [f"Warning, {run.name}: {text}" for run in collected.runs if (text := at_the_end(run.results, run.last))]
     yield from warned[:_NAMED]
     if more := warned[_NAMED:]:
-        yield f"Warning: networks of {counted(len(more), 'more run')} find no structure either; results.md of each says which."
+        yield f"{counted(len(more), 'more run')} with such a warning: results.md of each has it."
     if without := [site for site in collected.sites if site not in subject.means(METRIC)]:
         yield f"Without a result of {subject.label} in every run: {listed(without)}. Who took part, below, says why."
 

@@ -299,7 +299,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def finish(out: Path, results: dict[str, Any]) -> dict[str, Any]:
-    """Writes results.md, then results.json: a run with results.json is complete. Warns of networks that find no structure."""
+    """Writes results.md, then results.json: a run with results.json is complete. Prints the warning of `at_the_end`."""
     write_text(out / RESULTS_TABLE, write_markdown(results))
     write_json(out / RESULTS, results)
     if warning := at_the_end(results):

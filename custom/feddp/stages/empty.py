@@ -1,9 +1,9 @@
-"""Warns of networks that find no structure: at a site in rounds in a row, and at a run's end on the test images.
+"""Warns of networks that find no structure: at a site in rounds in a row, and at a run's end, by class too, on test images.
 
 Of an empty mask, Dice and IoU are 1 if the prediction is empty too, else 0; of every other mask in which nothing is found, both
 are 0. So where a network finds no structure, both means are equal, whatever the share of empty masks, and whatever it draws
-elsewhere. Where it finds a structure in part, IoU is lower; only one that is found to the pixel leaves them equal. The server
-has both means anyway: no number is sent for this.
+elsewhere. Where it finds a structure in part, IoU is lower; only one that is found to the pixel leaves them equal, and so do
+masks that are all empty, which a site may have of a class. The server has both means anyway: no number is sent for this.
 """
 
 from collections.abc import Mapping
@@ -78,10 +78,14 @@ def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
     texts = []
     for name, found in sorted(missed.items()):
         dice = ", ".join(f"{site} {value:.3f}" for site, value in found.items())
-        what, whose = (name, "mean Dice of it") if name else ("structure", "mean Dice")
-        texts.append(f"these networks find no {what} on the test images: their {whose} ({dice}) equals IoU")
-    text = f"{'; '.join(texts)}; {REMEDY}"
-    selected = [results["sites"][site].get("round", results.get("start_round")) for found in missed.values() for site in found]
+        if name:
+            what, whose = f"{name} on the test images, or draw it where no image shows it", "mean Dice of it"
+        else:
+            what, whose = "structure on the test images", "mean Dice"
+        texts.append(f"these networks find no {what}: their {whose} ({dice}) equals IoU")
+    nothing = missed.get("", {})
+    text = "; ".join((*texts, REMEDY if nothing else f"if images show it, {REMEDY}"))
+    selected = [results["sites"][site].get("round", results.get("start_round")) for site in nothing]
     if any(is_count(round) and round < results["rounds"] for round in selected):
         text += (
             ". An earlier round than the last was selected: if the validation curves show that later rounds find structures,"
