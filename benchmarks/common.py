@@ -164,27 +164,26 @@ def apart(
             while waiting and len(running) < processes:
                 name, given = waiting.pop(0)
                 receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_answer, args=(sender, work, given))
+                process: BaseProcess = context.Process(target=_answer, args=(sender, work, given))
                 process.start()
                 sender.close()  # the process has the only one left: if it dies, the receiver is at its end
                 running[receiver] = name, process, time.monotonic() + seconds
             connection.wait(list(running), max(0.0, min(end for _, _, end in running.values()) - time.monotonic()))
-            for receiver in list(running):
-                name, ended, end = running[receiver]
+            for receiver, (name, process, end) in list(running.items()):
                 if receiver.poll():
-                    found = _received(receiver, ended)
+                    found = _received(receiver, process)
                 elif time.monotonic() >= end:
                     found = {"error": f"no answer within {seconds:g} s"}
                 else:
                     continue
-                ended.kill()
-                ended.join()
+                process.kill()
+                process.join()
                 del running[receiver]
                 yield name, found
     finally:
-        for _, left, _ in running.values():
-            left.kill()
-            left.join()
+        for _, process, _ in running.values():
+            process.kill()
+            process.join()
 
 
 def caught(work: Callable[..., dict[str, Any]], given: Sequence[object]) -> dict[str, Any]:

@@ -6,10 +6,7 @@ at a time, and measures it on the CPU. Both measure Dice and IoU, as a round doe
 """
 
 import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +20,7 @@ from feddp.data.loading import Sample, load
 from feddp.data.placing import placed
 from feddp.data.synthesize import synthesize
 from feddp.networks import DEFAULT, build
+from feddp.stages.stopwatch import Stopwatch
 from feddp.training.calibration import mean_scores
 from feddp.training.device import asked_for, settle
 from feddp.training.loop import adamw
@@ -51,31 +49,34 @@ def main(arguments: Sequence[str]) -> None:
         synthesize(Path(root), 1, given.images, given.stored)
         folder = SiteFolder.open(Path(root) / "site-1")
         samples, validation = (placed(load(folder, split, given.size), device) for split in ("train", "val"))
-        parts: dict[str, list[float]] = defaultdict(list)
-
-        @contextmanager
-        def part(name: str) -> Iterator[None]:
-            started = time.perf_counter()
-            yield
-            wait(given.device)
-            parts[name].append(round(time.perf_counter() - started, 6))
+        turns: dict[str, list[dict[str, float]]] = {OURS: [], PLAIN: []}
 
         def a_round() -> None:
-            with part(f"{OURS}, training"):
+            watch = Stopwatch()
+            with watch.part("training"):
                 ours(networks[0], optimizers[0], samples, training, given.compute)
-            with part(f"{OURS}, evaluation"):
+                wait(given.device)
+            with watch.part("evaluation"):
                 mean_scores(networks[0], validation)
+            turns[OURS].append(watch.parts)
 
         def plain() -> None:
-            with part(f"{PLAIN}, decoding"):
+            watch = Stopwatch()
+            with watch.part("decoding"):
                 decoded = {split: load(folder, split, given.size) for split in ("train", "val")}
-            with part(f"{PLAIN}, training"):
+            with watch.part("training"):
                 bare(networks[1], optimizers[1], decoded["train"], training, FP32)
-            with part(f"{PLAIN}, evaluation"):
+                wait(given.device)
+            with watch.part("evaluation"):
                 image_by_image(networks[1], decoded["val"], device)
+            turns[PLAIN].append(watch.parts)
 
         seconds = interleaved("Rounds", given.pairs, {OURS: a_round, PLAIN: plain}, given.device)
-    parts = {name: values[-given.pairs :] for name, values in parts.items()}  # without the turn that is not counted
+    parts = {
+        f"{side}, {name}": [round(turn[name], 6) for turn in found[-given.pairs :]]  # without the turn that is not counted
+        for side, found in turns.items()
+        for name in found[0]
+    }
     gain = ratio(seconds[PLAIN], seconds[OURS])
     rows = [(name, f"{median(values):.3f}") for name, values in (seconds | parts).items()]
     rows.append((f"{PLAIN} / {OURS}, per pair", shown(gain)))
