@@ -7,20 +7,20 @@ from feddp.files import Event
 from feddp.methods.base import TRAIN
 from feddp.protocol import Kind, rounded
 
-IOU = "iou"
+DICE, IOU = "dice", "iou"
 
 
-def curves(events: Iterable[Event]) -> dict[str, dict[int, float]]:
-    """Returns {site: {round: IoU}} on the split that selects; a run without a federation has one site, the pool.
+def curves(events: Iterable[Event], score: str = IOU) -> dict[str, dict[int, float]]:
+    """Returns {site: {round: score}} on the split that selects; a run without a federation has one site, the pool.
 
     A round's first score counts: a later one is of the network that a site adopts, perhaps of another round.
     """
     found: dict[str, dict[int, float]] = {}
     for event in _answers(events):
-        if IOU in event["scalars"]:
+        if score in event["scalars"]:
             # the mean of a round is scored when it comes back, at the start of the next round
             scored = event["round"] - (event["task"] == protocol.TRAIN)
-            found.setdefault(event["site"], {}).setdefault(scored, event["scalars"][IOU])
+            found.setdefault(event["site"], {}).setdefault(scored, event["scalars"][score])
     return found
 
 

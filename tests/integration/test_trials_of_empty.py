@@ -1,0 +1,96 @@
+"""`feddp bench empty`: what FedDP has no setting for is tried with a method of the benchmark's own."""
+
+import json
+import math
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from benchmarks.empty import NAME, TRIALS, Tried, TriedSettings, with_bias
+from feddp.data.synthesize import synthesize
+from feddp.files import NETWORK, PROGRESS, read_events, site_folder
+from feddp.jobs.folder import federation_of
+from feddp.methods import OWN
+from feddp.networks.weights import read_network
+from feddp.plan.resolve import build_network
+from feddp.run.options import Options, run_here
+from feddp.stages.scored import DICE, curves
+from feddp.training.losses import dice_ce
+
+
+def site(memory=None, lr=1e-3):
+    """A site in a round, as far as the method needs one."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=lr)
+    training = SimpleNamespace(local_epochs=1)
+    return SimpleNamespace(
+        plan=SimpleNamespace(training=training),
+        memory={} if memory is None else memory,
+        _optimizer=optimizer,
+        fit=lambda epochs: optimizer.param_groups[0]["lr"],
+        segmentation_loss=dice_ce,
+    )
+
+
+def test_the_rate_rises_in_equal_steps():
+    """Over four rounds to 0.001: a quarter, a half, three quarters and all of it, and then all of it."""
+    memory, method = {}, Tried(TriedSettings(warm_up=4))
+    rates = [method.round(site(memory)) for _ in range(6)]
+    assert rates == pytest.approx([0.00025, 0.0005, 0.00075, 0.001, 0.001, 0.001])
+
+
+def test_the_losses():
+    """Logits 0 are probabilities of 1/2, whose cross-entropy is log 2 at every pixel.
+
+    Two images of four pixels, of which one and three are foreground. Soft Dice loss is 1 - 2 Σ py / (Σ p + Σ y): over the batch
+    1 - 4 / (4 + 4) = 1/2; image by image 1 - 1 / (2 + 1) = 2/3 and 1 - 3 / (2 + 3) = 2/5, whose mean is 8/15. A weight of 10 on
+    four of eight pixels makes the cross-entropy (4 · 10 + 4) / 8 = 5.5 times log 2.
+    """
+    mask = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]], [[[1.0, 1.0], [1.0, 0.0]]]])
+    logits, expected = torch.zeros_like(mask), {}
+    expected[TriedSettings()] = 1 / 2 + math.log(2)
+    expected[TriedSettings(per_image=True)] = 8 / 15 + math.log(2)
+    expected[TriedSettings(foreground=10)] = 1 / 2 + 5.5 * math.log(2)
+    for settings, value in expected.items():
+        assert Tried(settings).loss(site(), logits, {"mask": mask}).item() == pytest.approx(value, abs=1e-4), settings
+
+
+def test_the_first_bias(toy, tmp_path):
+    """At 0.1 the logit is log(0.1 / 0.9); every other tensor is that of a run without a bias."""
+    synthesize(tmp_path / "data", sites=2, images=8, size=32)
+    run = Options("fedavg", 1, network=toy, size=32)
+    biased = with_bias(run, tmp_path / "data", tmp_path / "first.safetensors", 0.1)
+    changed, _ = read_network(biased.weights)
+    first = build_network(run.plan(federation_of(tmp_path / "data")[1], ["site-1", "site-2"])).state_dict()
+    (bias,) = (name for name in first if not torch.equal(changed[name], first[name]))
+    assert bias.endswith("bias")
+    assert changed[bias].tolist() == pytest.approx([math.log(1 / 9)])
+    assert changed.keys() == first.keys()
+
+
+def test_without_a_change_the_method_is_fedavg(toy, tmp_path):
+    """To the last bit."""
+    synthesize(tmp_path / "data", sites=2, images=8, size=32)
+    with patch.dict(OWN, {NAME: Tried}):
+        for name in ("fedavg", NAME):
+            run_here(tmp_path / "data", tmp_path / name, Options(name, 3, None, toy, 32), "local")
+    one, other = (read_network(site_folder(tmp_path / name, "site-1") / NETWORK)[0] for name in ("fedavg", NAME))
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def test_every_trial_runs(feddp, toy, tmp_path):
+    """And leaves the sites' mean Dice of every round; the method is unknown afterwards."""
+    synthesize(tmp_path / "data", sites=2, images=8, size=32)
+    options = ("--rounds", "2", "--size", "32", "--network", toy, "--seeds", "0", "1", "--data", tmp_path / "data")
+    code, out, err = feddp("bench", "empty", *options)
+    assert code == 0, err
+    (found,) = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
+    assert {trial: {seed: len(dice) for seed, dice in seeds.items()} for trial, seeds in found["dice"].items()} == {
+        trial: {"0": 2, "1": 2} for trial in TRIALS
+    }
+    run_here(tmp_path / "data", tmp_path / "out", Options("fedavg", 2, None, toy, 32, settings=("loss=dice",)), "local")
+    by_site = curves(read_events(tmp_path / "out" / PROGRESS), DICE)
+    assert found["dice"]["dice"]["0"] == [sum(curve[round] for curve in by_site.values()) / 2 for round in (1, 2)]
+    assert NAME not in feddp("methods")[1]
