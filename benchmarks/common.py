@@ -266,9 +266,14 @@ def report(
     name: str, heads: Sequence[str], rows: Sequence[Sequence[object]], figures: Mapping[str, Any], device: str = "cpu"
 ) -> None:
     """Prints a table (Markdown) and the figures as one line of JSON."""
-    for row in (heads, ["---"] * len(heads), *rows):
-        print("|", " | ".join(map(str, row)), "|")
+    for cells in (heads, ["---"] * len(heads), *rows):
+        row(*cells)
     line(name, figures, device)
+
+
+def row(*cells: object) -> None:
+    """Prints a row of a table (Markdown), at once."""
+    print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
 def line(name: str, figures: Mapping[str, Any], device: str = "cpu") -> None:
