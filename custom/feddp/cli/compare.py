@@ -3,16 +3,24 @@
 import re
 import shlex
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from feddp.cli.options import Data, Devices, Env, Environment, Rounds, Settings, Size, Threads, Weights, words
+from feddp.cli.options import Data, Devices, Rounds, Settings, Size, Threads, Weights, words
 from feddp.cli.report import after
 from feddp.errors import FedDPError, InputError
 from feddp.networks import DEFAULT
 from feddp.run.defaults import ROUNDS, SIZE
+
+
+class ManyRuns(str, Enum):
+    """Where the runs of a comparison run."""
+
+    local = "local"
+    sim = "sim"
 
 
 def compare(
@@ -47,7 +55,7 @@ def compare(
     size: Size = SIZE,
     settings: Settings = [],  # noqa: B006
     weights: Weights = None,
-    env: Environment = Env.sim,
+    env: Annotated[ManyRuns, typer.Option("--env", help="Without FLARE, or in FLARE's simulator.")] = ManyRuns.sim,
     device: Devices = "cpu",
     threads: Threads = None,
 ) -> None:

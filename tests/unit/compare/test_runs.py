@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddp.cli.compare import ManyRuns
+from feddp.compare.request import ENVIRONMENTS
 from feddp.compare.runs import Campaign, Place
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Common, Variant
@@ -23,6 +25,10 @@ from feddp.run import options as run_options
 from feddp.run.options import resume_here
 from feddp.training.claim import hold, is_held, release
 from support.compare_runs import SITES, FakeRuns
+
+
+def test_the_command_offers_the_environments_that_a_comparison_takes():
+    assert tuple(each.value for each in ManyRuns) == ENVIRONMENTS
 
 
 @pytest.fixture
