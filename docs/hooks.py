@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,19 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1] / "custom"))  # the package of this checkout, whatever is installed
 
 from feddp import cli, files, limits, protocol  # noqa: E402
+from feddp.data.prepare import FOLDER, PREPARE  # noqa: E402
 from feddp.flare.bounds import Bounds  # noqa: E402
 from feddp.flare.policy import Budget, SitePolicy  # noqa: E402
 from feddp.methods import OWN  # noqa: E402
 from feddp.networks import DEFAULT, NETWORKS  # noqa: E402
 from feddp.partition import ROLES  # noqa: E402
 from feddp.plan import schema  # noqa: E402
+from feddp.provision import MINIMUM  # noqa: E402
 from feddp.tracking.curves import TAGS  # noqa: E402
 from feddp.training import store  # noqa: E402
 from feddp.training.settings import MOST, key  # noqa: E402
 
+LAYOUTS = {"fundus": ["fundus_layouts"]}  # further modules of a public set, with the layout in their docstring
 MARKER = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 
 
@@ -137,6 +141,10 @@ def bounds() -> str:
     return _data_class(Bounds)
 
 
+def minimum() -> str:
+    return table(("property", "at least"), ((code(name), code(value)) for name, value in MINIMUM.items()))
+
+
 def budget() -> str:
     return _data_class(Budget)
 
@@ -163,6 +171,18 @@ def site_files() -> str:
 def _block(docstring: str | None) -> str:
     """The part of a docstring that lists files."""
     return "```text\n" + (docstring or "").strip().split("\n\n", 1)[1] + "\n```"
+
+
+def layouts() -> str:
+    """The first sentence and the indented blocks of the docstring of every public set's module."""
+    parts = []
+    for name in (name for name in PREPARE if name != FOLDER):
+        modules = [import_module(f"feddp.data.prepare.{name}")]
+        modules += [import_module(f"feddp.data.prepare.{module}") for module in LAYOUTS.get(name, ())]
+        found = re.findall(r"(?:^    .*\n)+", "\n".join(module.__doc__ or "" for module in modules), re.MULTILINE)
+        block = "\n".join(inspect.cleandoc(f"\n{text}") + "\n" for text in found)
+        parts += [f"### {name}", (modules[0].__doc__ or "").split("\n\n")[0], f"```text\n{block}```"]
+    return "\n\n".join(parts)
 
 
 def tags() -> str:
@@ -252,9 +272,11 @@ GENERATED: dict[str, Callable[[], str]] = {
     "roles": roles,
     "policy": policy,
     "bounds": bounds,
+    "minimum": minimum,
     "budget": budget,
     "run-files": run_files,
     "site-files": site_files,
+    "layouts": layouts,
     "tags": tags,
     "limits": file_limits,
     "tasks": tasks,

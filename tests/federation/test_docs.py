@@ -14,10 +14,13 @@ from feddp import limits
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.cli import app
 from feddp.compare.studies import OUTSIDE, STUDIES, TABLE_II
+from feddp.data.prepare import FOLDER, PREPARE
+from feddp.data.prepare.endopolyp import LAYOUTS
 from feddp.methods import OWN
 from feddp.networks import NETWORKS
 from feddp.plan.schema import Plan
 from feddp.protocol import CONSENTS, SCALARS, TASKS
+from feddp.provision import MINIMUM
 from support.docs_pages import DOCS, PAGES, ROOT, blocks, blocks_for, text_of
 
 pytestmark = pytest.mark.tools
@@ -102,6 +105,19 @@ def test_every_setting_of_all_methods_is_listed(site):
 def test_every_task_and_every_scalar_is_listed(site):
     text = built(site, "reference/tasks")
     assert [name for name in (*TASKS, *SCALARS) if f"<code>{name}</code>" not in text] == []
+
+
+def test_every_public_set_has_its_layout(site):
+    text = built(site, "reference/files")
+    assert [name for name in PREPARE if name != FOLDER and f'<h3 id="{name}">' not in text] == []
+    folders = [layout.images.split("/")[0] for layout in LAYOUTS]
+    folders += ["kaggle_3m", "Drishti-GS1_files", "RIGA-mask", "ISBI_1.5", "cxr"]
+    assert [name for name in folders if name not in text] == []
+
+
+def test_the_consortiums_minimum_is_listed(site):
+    text = built(site, "reference/policy")
+    assert [name for name in MINIMUM if f"<code>{name}</code>" not in text] == []
 
 
 def test_every_limit_says_of_what_it_is(site):
