@@ -43,7 +43,9 @@ class Training:
     augment: bool = setting(True, "random flips and quarter turns; the paper does not state it, the released code has none")
     normalise: str = setting("zscore", "zscore, per image and channel; or scale, division by 255 (as in the released code)")
     precision_compute: str = setting(
-        "float32", "float32, or bfloat16 in the forward pass: faster on GPUs and on CPUs with AVX512-BF16; other bits"
+        "float32",
+        "float32, or bfloat16 in the forward pass: faster on GPUs with large batches or with cuda_graphs, and on CPUs with"
+        " AVX512-BF16; other bits",
     )
     cuda_graphs: bool = setting(
         False, "a GPU launches the network's kernels in a training step as CUDA graphs: faster with small batches; more memory"
