@@ -20,7 +20,7 @@ def check(
     canary: Annotated[
         Path | None, typer.Option(help="A job's folder: with the kit of a person, run its first two rounds and time the links.")
     ] = None,
-    within: Annotated[float, typer.Option(min=1, help="Seconds that the canary may take.")] = 1800,
+    within: Annotated[float, typer.Option(min=1, help="Seconds from the canary's submission until it is aborted.")] = 1800,
 ) -> None:
     """Print every problem of files, certificate, policy, data and connection, one per line; exit code 2 if there is any.
     Otherwise print what the policy allows to leave. With --canary, submit a job, end it after two rounds, and print bytes and
