@@ -30,8 +30,9 @@ def slim(
     folder: Annotated[Path, typer.Argument(help="The --out folder of a run or of a comparison.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")] = False,
 ) -> None:
-    """Remove from the finished runs in FOLDER what tables are not made from: networks, TensorBoard's files, copies of the job,
-    the run's own page. `feddp compare` takes such runs as finished. Unfinished and running ones stay as they are."""
+    """Remove from the finished runs in FOLDER what tables are not made from: networks, TensorBoard's files, FLARE's metrics,
+    copies of the job, the environment's folders, the run's own page. `feddp compare` takes such runs as finished. Unfinished
+    and running ones stay as they are."""
     from rich.filesize import decimal
 
     from feddp.reading import counted
