@@ -62,9 +62,9 @@ def default(value: object) -> str:
 
 
 def _docstring(method: type) -> list[str]:
-    """The paragraphs of a method's own docstring, or of its file's."""
-    text = method.__dict__.get("__doc__") or sys.modules[method.__module__].__doc__ or ""
-    return inspect.cleandoc(text).split("\n\n")
+    """The paragraphs of the file's docstring; a method with a docstring of its own has that for a title."""
+    title, *paragraphs = inspect.cleandoc(sys.modules[method.__module__].__doc__ or "").split("\n\n")
+    return [inspect.cleandoc(method.__dict__.get("__doc__") or title), *paragraphs]
 
 
 # --- methods and settings ------------------------------------------------------------------------------------------------

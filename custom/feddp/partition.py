@@ -166,6 +166,13 @@ def select(network: nn.Module, word: str) -> set[str]:
     return keys
 
 
+def constants(network: nn.Module) -> Tensors:
+    """Returns clones of the buffers that never change after the start; a module names its own in an attribute `constants`."""
+    state = network.state_dict()
+    named = (f"{path}.{name}" for path, module in network.named_modules() for name in getattr(module, "constants", ()))
+    return _clone(state, tuple(name for name in named if name in state))
+
+
 def is_normalisation(layer: nn.Module) -> bool:
     """Returns whether `layer` is a batch, instance, group or layer normalisation."""
     from torch.nn import GroupNorm, LayerNorm

@@ -87,9 +87,11 @@ def test_no_built_page_cites_a_paper_by_number(site):
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_every_method_has_a_section_with_its_settings(site, name):
+def test_every_method_has_a_section_with_its_deviations_and_settings(site, name):
     text = built(site, "reference/methods")
-    assert f'<h2 id="{name}">' in text
+    _, found, section = text.partition(f'<h2 id="{name}">')
+    assert found
+    assert "Deviations:" in section.split("<h2")[0]
     for setting in Plan.known_settings(name).keys() - Plan.known_settings("fedavg").keys():
         assert f"<code>{setting}</code>" in text, setting
 

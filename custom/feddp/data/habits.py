@@ -45,7 +45,7 @@ class Habits:
     contrast: float  # of a lesion against tissue
     lesion_radius: tuple[float, float]
     margin: float  # distance of the outline outside (> 0) or inside (< 0) the lesion's edge
-    smoothing: float  # of the drawn outline
+    smoothing: float  # of the drawn outline of a lesion; a curve's (`thin`) is not smoothed
 
 
 WIDE_AND_TIGHT = {"texture_scale": 0.06, "texture": 0.05, "noise": 0.03, "vignette": 0.3, "contrast": 0.16}
@@ -65,7 +65,7 @@ ERROR = 0.04  # of an outline, in fractions of the side
 
 
 def habits_of(index: int, seed: int, dials: Dials = Dials()) -> Habits:
-    """Returns the habits of site `index`: one of the four kinds, with small random changes of colour and contrast."""
+    """Returns the habits of site `index`: one of the four kinds, with small random changes of tint, gain and gamma."""
     rng = rng_of(seed, index)
     kind = KINDS[index % len(KINDS)]
     tint = [round(float(c), 4) for c in kind.tint + rng.uniform(-0.03, 0.03, 3)]

@@ -5,9 +5,9 @@ halo; the raters of one site draw a wide outline, those of another a tight one, 
 and the tight raters use the same kind of device (equal texture, noise and vignette; normalisation per channel removes most of
 tint and gain), so no single network can fit both.
 
-All numbers of a site are in its dataset.json under "habits". An image depends on (seed, site, image), so any site can be made
-alone, with the same bits. Dials change how far sites differ (`feddp.data.habits`); between two values of a dial, an image keeps
-its structures, and everything that the dial does not move.
+All numbers of a site are in its dataset.json under "habits"; with `thin` the `smoothing` among them has no effect. An image
+depends on (seed, site, image), so any site can be made alone, with the same bits. Dials change how far sites differ
+(`feddp.data.habits`); between two values of a dial, an image keeps its structures, and everything that the dial does not move.
 """
 
 from dataclasses import asdict

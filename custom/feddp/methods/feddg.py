@@ -8,10 +8,11 @@ in FedAvg.
 Deviations: the original's episodic meta-learning (interpolated images as meta-test) and its boundary contrast are left out;
 only the interpolation is implemented, so tables say "FedDG interpolation". (Jiang et al., TMI 2023) compares with the whole
 method. The window is ours: L = 1 % of the image's size, at least 1 pixel (the released training has L = 0, its demonstration
-0.003). The released code has the amplitudes of all images in one place; here each site gives those of at most `spectra` images,
-and a peer's is drawn among all of them. Spectra are of the network's input. By default it has mean 0, so the mean brightness
-is not exchanged; with `normalise=scale` it is. The result is not normalised again. Batch normalisation sees the batch and the
-interpolated batch one after the other.
+0.003), and the released training takes the peer's amplitude whole, without λ (dataloaders/fundus_dataloader.py, commit
+0a281e4). The released code has the amplitudes of all images in one place; here each site gives those of at most `spectra`
+images, and a peer's is drawn among all of them. Spectra are of the network's input. By default it has mean 0, so the mean
+brightness is not exchanged; with `normalise=scale` it is. The result is not normalised again. Batch normalisation sees the
+batch and the interpolated batch one after the other.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 Stage 1 (Eq. 4, 5): the query embedding of every attention block, weight and bias, is private; v_k = γ^t ∪ ρ_k^t is trained
 as a whole for one local epoch, and γ^{t+1} = mean γ_k. Stage 2 (Eq. 6 to 8) is `feddp.training.calibration`.
 
-Deviations: the optimiser's state is kept at the site from round to round (the paper does not say). The released code writes
-the mean into the first site's live tensors, private ones included; ours does not. The loss is Dice + cross-entropy
-(`loss=dice` is the released code's). The best round is selected on a validation split (`selection=test` is the paper's). The
-released code always starts from ImageNet weights (`--weights`), divides images by 255 (`normalise=scale`), does not augment
-(`augment=false`), reports medpy's ASSD (`assd-medpy`) and keeps, on fundus images, the largest component
+Deviations: the optimiser's state is kept at the site from round to round (as in the released code; the paper does not say).
+The released code writes the mean into the first site's live tensors, private ones included; ours does not. The loss is Dice +
+cross-entropy (`loss=dice` is the released code's). The best round is selected on a validation split (`selection=test` is the
+paper's). The released code always starts from ImageNet weights (`--weights`), divides images by 255 (`normalise=scale`), does
+not augment (`augment=false`), reports medpy's ASSD (`assd-medpy`) and keeps, on fundus images, the largest component
 (`largest_component=true`); none of these is our default.
 """
 

@@ -6,11 +6,13 @@ it, because s is at least 1. Where all τ_k are equal, it is FedAvg.
 
 Deviations: the paper divides a site's change by ‖a_k‖₁, where a_k are the factors with which its gradients enter the change.
 This is τ_k for SGD; with momentum it is another number. This package uses AdamW, for which the authors' code has no a_k: each
-of its steps moves a parameter by about lr, so τ_k stands for it here too. The server computes τ_k from `batch`, `local_epochs`
-and the number of training samples that the site states. A τ_k more than ten times above or below the sites' median counts as
-ten times (ours): otherwise one false number could make s, and with it the step, as large as it likes. p_k is 1/K
-(`aggregation=samples`: n_k/n, as in the paper). Batch normalisation's statistics are the mean with the weights w_k (the
-authors' code does not average them). The median and the trimmed mean have no weights and are refused.
+of its steps moves a parameter by about lr, so τ_k stands for it here too. AdamW keeps its moments from round to round, so
+gradients of earlier rounds enter a round's change too, and τ_k does not count them; the authors' code sets the momentum to 0
+after every round. The server computes τ_k from `batch`, `local_epochs` and the number of training samples that the site
+states. A τ_k more than ten times above or below the sites' median counts as ten times (ours): otherwise one false number could
+make s, and with it the step, as large as it likes. Of two sites the median is their mean, so there the bound starts at a ratio
+of 19. p_k is 1/K (`aggregation=samples`: n_k/n, as in the paper). Batch normalisation's statistics are the mean with the
+weights w_k (the authors' code does not average them). The median and the trimmed mean have no weights and are refused.
 """
 
 from __future__ import annotations

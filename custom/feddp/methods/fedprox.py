@@ -5,8 +5,8 @@ L_k(w) = L_seg(w) + (μ/2) ‖w − w^t‖², where w^t is what the site receive
 Deviations: the authors give no default for μ and tune it from 0.001 to 1 for each data set; the default 0.01 is ours. Every
 site trains `local_epochs` epochs, so the inexact solutions of slow devices, which the paper allows, do not occur. The paper
 draws some devices for each round; here all sites take part, and the mean is uniform (`aggregation=samples` weighs by training
-samples). AdamW takes the gradient of the whole loss (the authors' code: SGD). The distance is over parameters, without batch
-normalisation's statistics.
+samples). AdamW takes the gradient of the whole loss (the authors' code: SGD) and keeps its moments from round to round (SGD
+has none). The distance is over parameters, without batch normalisation's statistics.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ First the head is trained, with the body frozen; then the body, with the head fr
 together: that is FedPer.)
 
 Deviations: `head_epochs` is 1 (the paper takes several, up to 10; Wang et al., TMI 2024 does not state it), so that a round
-costs two epochs. The frozen body still normalises by each batch's own statistics, and does not record them.
+costs two epochs. The frozen body is still in training mode: it normalises by each batch's own statistics without recording
+them, and its dropout acts.
 """
 
 from __future__ import annotations

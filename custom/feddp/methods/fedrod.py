@@ -3,7 +3,8 @@
 Encoder, decoder and the generic head are shared, and trained on the balanced risk, so that all sites optimise the same
 objective whatever their shares of the classes. Each site's personal head takes the decoder's features without a gradient; its
 logits are added to the generic ones, also without a gradient, and the sum is trained on the site's plain risk (L_seg). The sum
-is the prediction. The layers are `feddp.networks.decoupled`.
+is the prediction. The layers are `feddp.networks.decoupled`. The setting `private` replaces the rule: without `personal_head`
+in it (`private=none`, `private=query`) the personal heads are averaged like everything else.
 
 Deviations: the paper classifies images, and its balanced risks weigh or shift the classes by their frequencies at the client.
 Here every class is a binary problem over pixels: the balanced risk is the cross-entropy whose foreground pixels weigh 1/(2f)

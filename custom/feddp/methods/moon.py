@@ -7,9 +7,10 @@ the site received (the positive), z_prev in the site's own model after its last 
 eval mode, without gradients.
 
 Deviations: the representation is the average over pixels of the encoder's deepest features; the paper's is the output of a
-projection head between encoder and classifier, through which its prediction goes, and which no decoder here has. Only
-the encoder of the last local model is kept. μ = 1, ours: the paper tunes it for each data set. In a site's first round there is
-no previous model, so L_con is left out, as in the released code (whose default is one previous model too).
+projection head between encoder and classifier, through which its prediction goes, and which no decoder here has. Only the
+encoder of the last local model is kept. μ = 1, ours: the paper tunes it for each data set. In a site's first round there is no
+previous model, so L_con is left out, as in the released code (whose default is one previous model too). The released code
+makes a new optimiser in every round; here AdamW keeps its moments.
 """
 
 from __future__ import annotations

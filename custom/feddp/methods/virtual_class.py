@@ -1,19 +1,22 @@
 """Virtual classes with personalized affinity aggregation (Liu et al., 2024): frozen kernels beside the real ones; private Q, M.
 
 The head gives similarities between pixel features and C real and V = C·N virtual kernels, where N is the number of sites (Eq.
-3). The virtual kernels start orthogonal, the same at every site, and stay frozen. L = L_dice + λ_r L_r + λ_v L_v (Eq. 8;
-`feddp.training.virtual`). In every level of the decoder Q · M takes the skip connection's place (PAA, Eq. 9 to 12;
-`feddp.networks.virtual_classes`): conv_q and conv_m are private, conv_k and the rest, the real kernels included, are shared.
-Ablations: `virtual=0`, `paa=false`, `private=none` (PAA shared), `private=affinity_query`, `affinity_key`, `affinity_matrix`
-or several of them; `virtual=4` (V = 4CN).
+3). The virtual kernels start orthogonal, the same at every site, and stay frozen: they travel with the shared tensors, but a
+site keeps its own, even if those that return are rounded (`precision=float16`) or carry a privacy filter's noise. L = L_dice +
+λ_r L_r + λ_v L_v (Eq. 8; `feddp.training.virtual`). In every level of the decoder Q · M takes the skip connection's place (PAA,
+Eq. 9 to 12; `feddp.networks.virtual_classes`): conv_q and conv_m are private, conv_k and the rest, the real kernels included,
+are shared. Ablations: `virtual=0`, `paa=false`, `private=none` (PAA shared), `private=affinity_query`, `affinity_key`,
+`affinity_matrix` or several of them; `virtual=4` (V = 4CN).
 
-Deviations: that PAA stands in the place of the skip connection is our reading of the paper. The similarities, which lie in
-[-1, 1], are divided by a temperature of 0.1 (ours: a softmax over them as they are is never confident). Eq. 7 writes 0 for
-the real maps (and C ≤ c < V for c < C + V); here they are left out of the softmax, and `mask=literal` keeps the zeros. A
-class is foreground at a probability above 1/2, as everywhere in this package: where none of several exclusive classes
-reaches it, a pixel is background. L_dice is MONAI's over all C classes; the setting `loss` is not used. V is rounded to a
-whole number, at least 1. Without virtual classes the head still gives similarities. The paper: Adam, batch 12; ours, as
-everywhere, AdamW and 6.
+Deviations: that PAA stands in the place of the skip connection is our reading of the paper. The paper states neither the
+sizes of conv_q, conv_k and conv_m nor how D_l gets the size of E_{l-1}: ours are 1 × 1 and upsampling to the nearest. If C + V
+exceeds the features' width, no C + V kernels can be orthogonal; then each block of as many kernels as features is (ours). The
+similarities, which lie in [-1, 1], are divided by a temperature of 0.1 (ours: a softmax over them as they are is never
+confident). Eq. 7 writes 0 for the real maps (and C ≤ c < V for c < C + V); here they are left out of the softmax, and
+`mask=literal` keeps the zeros. A class is foreground at a probability above 1/2, as everywhere in this package: where none of
+several exclusive classes reaches it, a pixel is background. L_dice is MONAI's over all C classes; the setting `loss` is not
+used. V is rounded to a whole number, at least 1. Without virtual classes the head still gives similarities. The paper: Adam,
+batch 12; ours, as everywhere, AdamW and 6.
 """
 
 from __future__ import annotations

@@ -52,10 +52,13 @@ def with_virtual_classes(
 class Similarities(nn.Module):
     """Cosines between every pixel's features and the C + V kernels, of which V are frozen (Eq. 3).
 
+    The frozen ones travel with the shared tensors, but every site keeps its own: `constants` (`feddp.partition`).
+
     The kernels start orthonormal, drawn from torch's generator. If there are more kernels than features, each block of `width`
     kernels is orthonormal, and the blocks are drawn independently.
     """
 
+    constants = ("virtual",)
     virtual: Tensor | None
 
     def __init__(self, width: int, real: int, virtual: int):

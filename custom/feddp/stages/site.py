@@ -17,7 +17,7 @@ from feddp.data.placing import placed
 from feddp.errors import FedDPError, InputError
 from feddp.files import write_json
 from feddp.methods.base import STAGES
-from feddp.partition import Rule, Tensors, chosen
+from feddp.partition import Rule, Tensors, chosen, constants
 from feddp.plan.resolve import build_method, build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.protocol import WHEN
@@ -94,6 +94,7 @@ class Site:
         self.method.opened(self)
         self.partition = partition_of(plan, self.network)
         _, self._first_private = self.partition.split(self.network.state_dict())
+        self._constants = constants(self.network)
         self._loss = segmentation_loss(plan.training.loss)
         self.network.to(self.device)
 
@@ -142,8 +143,11 @@ class Site:
         return copy_of(self.network)
 
     def received(self, shared: Mapping[str, Tensor], state: State) -> Tensors:
-        """Loads v_k = γ ∪ ρ_k: shared tensors and the state's private tensors, or the initial ones if the state has none."""
-        return self.partition.join(shared, state.private or self._first_private)
+        """Returns v_k = γ ∪ ρ_k: shared tensors and the state's private tensors, or the initial ones if the state has none.
+
+        Constant buffers are this site's own: those that return may be rounded, or carry a privacy filter's noise.
+        """
+        return self.partition.join(shared, state.private or self._first_private) | self._constants
 
     def new_optimizer(self, lr: float, history: Tensors) -> torch.optim.AdamW:
         """Returns an optimiser of the network that continues from `history`, which may be empty."""

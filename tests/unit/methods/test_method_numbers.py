@@ -155,22 +155,28 @@ def test_ditto_pulls_its_personal_model_to_what_was_received(by_hand, weight, on
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_ditto_s_two_models_keep_their_optimisers_over_the_rounds(by_hand, monkeypatch, fresh):
-    """SGD with momentum 1/2, lr 0.1, λ = 0, slope 1: the velocity is 1, 1.5 in round 1; 1.75, 1.875 in round 2.
+@pytest.mark.parametrize(
+    ("method", "settings", "one", "two"), [("ditto", {"ditto_lambda": 0}, 0.75, 0.3875), ("apfl", {}, 0.8125, 0.665625)]
+)
+def test_two_models_keep_their_optimisers_over_the_rounds(by_hand, monkeypatch, method, settings, one, two, fresh):
+    """SGD with momentum 1/2, lr 0.1, slope 1: w's velocity is 1, 1.5 in round 1; 1.75, 1.875 in round 2. 1 is received in both.
 
-    w and v both go from 1 to 1 − 0.1 − 0.15 = 0.75. Round 2 receives 1 again: w = 1 − 0.175 − 0.1875 = 0.6375; v goes on from
-    0.75: 0.3875. With a new optimiser v would be 0.5; with w's, which comes first, v would be 0.6375 after round 1.
+    w: 1 − 0.1 − 0.15 = 0.75; 1 − 0.175 − 0.1875 = 0.6375. Ditto, λ = 0: v has the same velocities: 0.75, and goes on to 0.3875.
+    With a new optimiser v would be 0.5; with w's, which comes first, v would be 0.6375 after round 1.
+    APFL, α = 1/2: v's gradient is 1/2, its velocity 0.5, 0.75; 0.875, 0.9375. v: 1 − 0.05 − 0.075 = 0.875, then
+    0.875 − 0.0875 − 0.09375 = 0.69375. m = (v + w)/2: 0.8125, then 0.665625. With a new optimiser v would be 0.75 in round 2,
+    m = 0.69375; with w's (1.25, 1.125) 0.7625 in round 1, m = 0.75625.
     """
 
     def momentum(network, lr, _):
         return torch.optim.SGD(network.parameters(), lr=lr, momentum=0.5)
 
-    site = by_hand("ditto", ditto_lambda=0)
-    for round, (sent, v) in enumerate([(0.75, 0.75), (0.6375, 0.3875)]):
-        site = by_hand("ditto", ditto_lambda=0) if fresh else site
+    site = by_hand(method, **settings)
+    for round, (sent, mix) in enumerate([(0.75, one), (0.6375, two)]):
+        site = by_hand(method, **settings) if fresh else site
         monkeypatch.setattr("feddp.stages.site.adamw", momentum)
         assert numbers(train(site, {"w": tensor(1.0)}, round)[0]) == {"w": sent}
-        assert numbers(site.store.load_state(round + 1).personal) == {"w": v}
+        assert numbers(site.store.load_state(round + 1).personal) == {"w": mix}
 
 
 @pytest.mark.parametrize("method", ["apfl", "ditto"])
@@ -283,6 +289,17 @@ def test_one_false_number_of_samples_does_not_make_fednova_s_step(plan_for, clai
     assert sum(weights.values()) == pytest.approx(2.8)
 
 
+@pytest.mark.parametrize(("few", "many", "step"), [(4, 76, 100 / 19), (76, 4, 100 / 19), (4, 156, 840.5 / 156)])
+def test_fednova_s_bound_begins_at_a_ratio_of_19_between_two_sites(plan_for, few, many, step):
+    """Batches of 4. 1 and 19 steps, mean 10: 1 is a tenth of it, no bound. τ_eff = 10, Σ p/τ = (1 + 1/19)/2 = 10/19.
+
+    1 and 39 steps, mean 20: 1 counts as 2. τ_eff = 20.5, Σ p/τ = (1/2 + 1/39)/2 = 41/156, s = 5.39. Unbounded: 400/39 = 10.3.
+    """
+    plan = plan_for(method="fednova")
+    weights = build_method(plan).weights(plan, dict(zip(EVEN, (few, many), strict=True)))
+    assert sum(weights.values()) == pytest.approx(step)
+
+
 @pytest.mark.parametrize(("batch", "epochs", "steps"), [(4, 1, 2), (4, 3, 6), (3, 1, 3), (7, 2, 2), (8, 1, 1), (100, 1, 1)])
 def test_the_server_counts_a_site_s_steps(open_site, toy, batch, epochs, steps):
     """8 samples: 4 + 4; 3 + 3 + 2; of 7 + 1 the single one is dropped; 8. As many as AdamW at the site has counted."""
@@ -387,6 +404,33 @@ def test_apfl_s_mix_normalises_by_its_own_statistics(by_hand, monkeypatch):
     sent, _ = train(site, first(site), 0)
     assert numbers(sent)["norm.running_mean"] == 0.7
     assert numbers(site.store.load_state(1).personal)["norm.running_mean"] == 0.6625
+
+
+# --- statistics of personal models ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "w", "mean", "variance", "count"), [("ditto", 0.5611, 0.717, 1 / 16, 4), ("iop_fl", 0.35, 0.4075, 0.925, 12)]
+)
+def test_a_personal_model_s_statistics(by_hand, monkeypatch, method, w, mean, variance, count):
+    """Round 1 receives w = 1, mean 0, variance 1: passes at 1 and 0.9, mean 0.5, 0.7, variance 1/2, 1/4; so too for Ditto's v.
+
+    Round 2 receives w = 0.5, mean 0.2, variance 4, 10 batches: passes at 0.5 and 0.4, mean 0.35, 0.375, variance 2, 1, sent.
+    Ditto, λ = 1: v goes on from 0.81, with passes there and at 0.679, to 0.5611; its mean from 0.7: 0.755, 0.717; its variance
+    from 1/4; its counter from 2. (With w's statistics: 0.375. From those received: 0.505, 0.592.)
+    IOP-FL, τ = 0.9: P = 0.9 · 0.3 + 0.1 · 0.8 = 0.35, mean 0.9 · 0.375 + 0.1 · 0.7 = 0.4075, variance 0.9 · 1 + 0.1/4 = 0.925;
+    the counter is the last round's, 10 + 2.
+    """
+    monkeypatch.setitem(NETWORKS, "normed", Normed)
+    site = by_hand(method, network="normed")
+    gamma = first(site)
+    train(site, gamma, 0)
+    statistics = {"running_mean": tensor([0.2]), "running_var": tensor([4.0]), "num_batches_tracked": tensor(10)}
+    returned = gamma | {"w": tensor(0.5)} | {f"norm.{name}": value for name, value in statistics.items()}
+    sent = numbers(train(site, returned, 1)[0])
+    assert (sent["norm.running_mean"], sent["norm.running_var"], sent["norm.num_batches_tracked"]) == (0.375, 1, 12)
+    kept = {"w": w, "norm.running_mean": mean, "norm.running_var": variance, "norm.num_batches_tracked": count}
+    assert numbers(site.store.load_state(2).personal) == kept | {"norm.weight": 1, "norm.bias": 0}
 
 
 # --- pFedMe -----------------------------------------------------------------------------------------------------------

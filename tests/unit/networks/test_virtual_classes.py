@@ -12,7 +12,9 @@ from feddp.errors import FedDPError
 from feddp.methods.virtual_class import VirtualClass, VirtualClassSettings
 from feddp.networks import build
 from feddp.networks.virtual_classes import AffinityAggregation, Similarities, SimilarityHead, foreground_logits
+from feddp.partition import constants
 from feddp.plan.resolve import build_network, partition_of
+from feddp.stages.train import adopt, train
 from feddp.training.metrics import measure
 from feddp.training.virtual import real_loss, virtual_loss
 from support.driven import drive
@@ -296,3 +298,28 @@ def test_virtual_kernels_are_frozen_at_every_site(plan_for, tiny_root, tmp_path)
     assert one[real].equal(two[real])
     assert not one[real].equal(start[real])
     assert not any(one[name].equal(two[name]) for name in keys("q", "m"))
+
+
+@pytest.mark.parametrize("returned", [lambda kernels: kernels.half().float(), lambda kernels: kernels + 0.5])
+def test_a_site_trains_with_its_own_virtual_kernels(open_site, returned):
+    """Whatever the server sends in their place, rounded or noisy, what the site sends back and keeps is as without it."""
+    sites = [open_site(at=at, method="virtual_class", start="last") for at in ("as sent", "changed")]
+    gamma = sites[0].partition.split(sites[0].network.state_dict())[0]
+    changed = gamma | {VIRTUAL: returned(gamma[VIRTUAL])}
+    assert not changed[VIRTUAL].equal(gamma[VIRTUAL])
+    wanted, found = (train(site, sent, 0)[0] for site, sent in zip(sites, (gamma, changed), strict=True))
+    assert found[VIRTUAL].equal(gamma[VIRTUAL])
+    assert all(found[name].equal(value) for name, value in wanted.items())
+    adopt(sites[1], changed, 1)
+    assert sites[1].store.read("start")[0][VIRTUAL].equal(gamma[VIRTUAL])
+
+
+def test_what_is_constant_is_the_virtual_kernels(plan_for):
+    """Clones of them; without virtual classes, and in any other method, nothing."""
+    network = build_network(plan_for(method="virtual_class"))
+    found = constants(network)
+    network.segmentation_head[0].virtual.zero_()
+    assert found.keys() == {VIRTUAL}
+    assert found[VIRTUAL].any()
+    assert constants(build_network(plan_for(method="virtual_class", virtual=0))) == {}
+    assert constants(build_network(plan_for(method="fedlc"))) == {}
