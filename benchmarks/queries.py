@@ -21,7 +21,7 @@ from statistics import mean
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import finished, image_dice, report
+from benchmarks.common import finished, image_dice, of_a_run, report
 from feddp.data.images import SPLIT
 from feddp.data.loading import Sample, batches, load
 from feddp.data.progress import track
@@ -41,9 +41,10 @@ TRAINED = "train"
 
 def main(arguments: Sequence[str]) -> None:
     about = "a finished run with private queries and without calibration"
-    run, plan, networks, folders = finished("queries", __doc__, about, arguments)
+    given = of_a_run("queries", __doc__, about).parse_args(arguments)
+    plan, networks, folders = finished(given.run, given.data)
     start = build_network(plan)
-    start.load_state_dict(first_of(run, plan))
+    start.load_state_dict(first_of(given.run, plan))
     figures = {"rounds": plan.rounds, "size": plan.size, "network": plan.network, "seed": plan.seed}
     samples = {
         split: {site: load(folder, split, plan.size, plan.training.normalise) for site, folder in folders.items()}
