@@ -437,3 +437,11 @@ def test_seeds_that_are_missing_are_named_in_every_table_of_times(result):
     some = Result(result("a", ONE[:1], events=federation(3, home=True)).folders, {1: "broke", 2: "broke"})
     tables = (times_table({"a": some}), stages_table({"a": some}), efficiency_table({"a": some}, Path("data"), "cpu"))
     assert [table.rows[0][0] for table in tables] == ["a (1 of 3 seeds)"] * 3
+
+
+@pytest.mark.parametrize(("device", "said"), [("cpu", "on one CPU thread, the"), ("cuda:1", "on the device cuda:1, the")])
+def test_the_note_of_the_times_names_the_device_of_inference(device, said):
+    """The table of a method that never finished measures nothing, and needs no such device."""
+    notes = efficiency_table({"a": Result({}, {0: "broke"})}, Path("data"), device).notes
+    assert said in notes[0]
+    assert ("CPU" in notes[0]) == (device == "cpu")
