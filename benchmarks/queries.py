@@ -11,7 +11,7 @@ have learned by heart. For each attention layer: the number of keys; how far que
 - w₀‖ / ‖w₀‖; how far apart the sites' queries are, mean ‖q_k - q̄‖ / ‖q̄ - q₀‖; and how much of the attention (total
 variation, 0 to 1) lies on other keys with own queries than with the mean of the sites', and than with equal weights. Then the
 gradients that reach q, k and v: the root mean square of an element of ∂L_seg/∂w in a batch of training images, before the
-first round and after the last one. Adam divides by them, so that a small gradient moves a weight as far as a large one,
+first round and of the run's networks. Adam divides by them, so that a small gradient moves a weight as far as a large one,
 unless it comes near Adam's ε of 1e-8.
 """
 
