@@ -143,12 +143,13 @@ def _interval(low: float, high: float, digits: int = 2) -> str:
 
 def _notes(tested: PatientScores, tests: int, last: Collection[str]) -> tuple[str, ...]:
     number = f"{tested.count} test patients of {len(tested.images)} sites"
+    variance = "Variance over sites: the population's, of the sites' means."
     test = (
         f"p: Wilcoxon's signed-rank test, two-sided, over {number}, each the mean over its images and the"
         f" seeds; by Holm: corrected for {counted(tests, 'test')}. The test weighs patients alike, the mean"
         " sites: their signs may differ."
     )
-    notes = [test, *_rounds(tested.methods, last)]
+    notes = [variance, test, *_rounds(tested.methods, last)]
     if not tested.enough:
         return (*notes, "No intervals: they need two patients at each site, and six in all.")
     drawn = (

@@ -23,6 +23,7 @@ BY_CASE = (
 INSIDE = "Inside n: the first n of the other sites in alphabetical order."
 SECONDS = "Seconds a sample: adaptation, prediction and writing, on the machine that did it; means over sites and seeds."
 SEEDS = "± seeds"
+VARIANCE = "Variance over clients: the population's, of the sites' means."
 OVER_SEEDS = "Here ± is the population standard deviation over the seeds, of each site's mean and of the Average."
 
 Line = tuple[Sequence[str], Measured, str]  # a row's labels, what it is of, before or after the last stage
@@ -227,7 +228,7 @@ def spread_table(named: Mapping[str, Result], sites: list[str]) -> ResultTable:
     heads = ("Method", "Dice (%) per client", "Dice (%) over images", "Variance over clients")
     apart = frozenset(i for i, result in enumerate(named.values()) if not result.competes)
     title, better = "Dice and its spread, as pFLFE's Tables 1-3", (None, max, max, min)
-    return ResultTable("spread", title, heads, better, tuple(rows), optimistic(named.values()), apart)
+    return ResultTable("spread", title, heads, better, tuple(rows), (VARIANCE, *optimistic(named.values())), apart)
 
 
 def failed(result: Measured, width: int) -> tuple[str, ...]:

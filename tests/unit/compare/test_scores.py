@@ -138,6 +138,7 @@ def test_the_spread_over_clients_and_the_mean_over_images(result):
     dice = {"site-1": {"start": {"a": 0.9}}, "site-2": {"start": {"a": 0.3, "b": 0.5, "c": 0.7}}}
     table = spread_table({"x": result("x", [dice])}, list(SITES))
     assert [str(cell) for cell in table.rows[0]] == ["x", "70.00", "60.00", "400.00"]
+    assert table.notes == ("Variance over clients: the population's, of the sites' means.",)
 
 
 def test_a_missing_site_leaves_no_average_to_compare(result):
