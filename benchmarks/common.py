@@ -74,21 +74,19 @@ def pixels(text: str) -> int:
     return int(text)
 
 
-def finished(
-    name: str, about: str | None, run: str, arguments: Sequence[str]
-) -> tuple[Path, Plan, dict[str, nn.Module], dict[str, SiteFolder]]:
-    """Reads `RUN --data DATA`; returns that finished run's folder, its plan, its sites' networks, and these sites' folders.
-
-    Args:
-        run: what the help says of RUN.
-    """
+def of_a_run(name: str, about: str | None, run: str) -> argparse.ArgumentParser:
+    """Returns a parser of `RUN --data DATA`; the help says `run` of RUN."""
     options = parser(name, about)
     options.add_argument("run", type=Path, help=run)
     options.add_argument("--data", type=Path, required=True)
-    given = options.parse_args(arguments)
-    networks = {site: load_personal(file) for site, file in network_files(given.run).items()}
-    folders = {site: SiteFolder.open(given.data / site) for site in networks}
-    return given.run, plan_of(given.run, read_results(given.run)), networks, folders
+    return options
+
+
+def finished(run: Path, data: Path) -> tuple[Plan, dict[str, nn.Module], dict[str, SiteFolder]]:
+    """Returns a finished run's plan, its sites' networks, and these sites' folders below `data`."""
+    networks = {site: load_personal(file) for site, file in network_files(run).items()}
+    folders = {site: SiteFolder.open(data / site) for site in networks}
+    return plan_of(run, read_results(run)), networks, folders
 
 
 @torch.no_grad()

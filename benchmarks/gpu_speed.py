@@ -1,9 +1,10 @@
 """Images per second and peak memory at 384 px, against what the GPU can compute and copy at most.
 
-The bounds are measured on the same machine: the rate of a large matrix product, and the bandwidth of a copy inside the GPU's
-memory (bytes read and written). PyTorch counts an epoch's arithmetic. Its least traffic is what the forward pass keeps for the
-backward pass, written and read once, and what the optimiser reads and writes; of inference, the parameters and images read, and
-the maps written. Shares of the bounds say how far the loop is from them.
+The bounds are measured on the same machine, each by the fastest call: the rate of a large matrix product, and the bandwidth of
+a copy inside the GPU's memory (bytes read and written). Training and inference are measured by the median call. PyTorch counts
+an epoch's arithmetic. Its least traffic is what the forward pass keeps for the backward pass, written and read once, and what
+the optimiser reads and writes; of inference, the parameters and images read, and the maps written. Shares of the bounds say how
+far the loop is from them.
 
 A site holds its images on the GPU where there is room; `training, images on the CPU` is of a site without. Each line says
 where the images were; on the GPU they count in its peak memory.
@@ -85,17 +86,17 @@ def copied(device: torch.device, mebibytes: int, seconds: float) -> float:
     """Returns bytes per second, read and written."""
     source = torch.empty(mebibytes << 20, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
-    return 2 * source.nbytes / fastest(lambda: target.copy_(source), str(device), seconds)
+    return 2 * source.nbytes / min(timed(lambda: target.copy_(source), str(device), seconds))
 
 
 def multiplied(device: torch.device, side: int, dtype: torch.dtype, seconds: float) -> float:
     """Returns floating-point operations per second of a product of random square matrices."""
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return 2 * side**3 / fastest(lambda: a @ b, str(device), seconds)
+    return 2 * side**3 / min(timed(lambda: a @ b, str(device), seconds))
 
 
-def fastest(call: Callable[[], object], device: str, seconds: float) -> float:
-    """Returns the median seconds of a call, after one that is not counted."""
+def timed(call: Callable[[], object], device: str, seconds: float) -> list[float]:
+    """Returns the seconds of each call within `seconds`, of one at least, after one that is not counted."""
     call()
     wait(device)
     taken, end = list[float](), time.perf_counter() + seconds
@@ -104,7 +105,7 @@ def fastest(call: Callable[[], object], device: str, seconds: float) -> float:
         call()
         wait(device)
         taken.append(time.perf_counter() - started)
-    return median(taken)
+    return taken
 
 
 def training(
@@ -125,7 +126,7 @@ def training(
     parameters = sum(value.numel() for value in network.parameters())
     least = 2 * kept(network, torch.stack([sample["image"] for sample in samples[:batch]]).to(given.device), dtype)
     reset(given.device)
-    seconds = fastest(lambda: epoch(samples, graphs), given.device, given.seconds) * batch / len(samples)
+    seconds = median(timed(lambda: epoch(samples, graphs), given.device, given.seconds)) * batch / len(samples)
     found = {"seconds": seconds, "flop": counter.get_total_flops(), "least_bytes": least + ADAMW * parameters}
     return found | {"images_per_second": batch / seconds} | peak(given.device)
 
@@ -143,7 +144,7 @@ def inference(
     with counting() as counter:
         least = every(samples[:batch]) + sum(value.nbytes for value in network.parameters())
     reset(given.device)
-    seconds = fastest(lambda: every(samples), given.device, given.seconds) * batch / len(samples)
+    seconds = median(timed(lambda: every(samples), given.device, given.seconds)) * batch / len(samples)
     found = {"seconds": seconds, "flop": counter.get_total_flops(), "least_bytes": least}
     return found | {"images_per_second": batch / seconds} | peak(given.device)
 

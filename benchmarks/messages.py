@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     full, half = (nbytes[precision][protocol.spec_of(protocol.TRAIN).stage] // given.rounds for precision in PRECISIONS)
     rows.append(("a round, with its share of the scoring", full, half, f"{half / full:.3f}"))
     of_full, of_half = (f"{mean(values):.1f} ± {pstdev(values):.1f}" for values in dice.values())
-    rows.append(("Dice (%), mean ± std over seeds", of_full, of_half, ""))
+    rows.append(("Dice (%), mean ± population std over seeds", of_full, of_half, ""))
     report("messages", ("bytes of", *PRECISIONS, "ratio"), rows, vars(given) | {"bytes": nbytes, "dice": dice})
 
 

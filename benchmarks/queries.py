@@ -11,7 +11,7 @@ have learned by heart. For each attention layer: the number of keys; how far que
 - w₀‖ / ‖w₀‖; how far apart the sites' queries are, mean ‖q_k - q̄‖ / ‖q̄ - q₀‖; and how much of the attention (total
 variation, 0 to 1) lies on other keys with own queries than with the mean of the sites', and than with equal weights. Then the
 gradients that reach q, k and v: the root mean square of an element of ∂L_seg/∂w in a batch of training images, before the
-first round and after the last one. Adam divides by them, so that a small gradient moves a weight as far as a large one,
+first round and of the run's networks. Adam divides by them, so that a small gradient moves a weight as far as a large one,
 unless it comes near Adam's ε of 1e-8.
 """
 
@@ -21,7 +21,7 @@ from statistics import mean
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import finished, image_dice, report
+from benchmarks.common import finished, image_dice, of_a_run, report
 from feddp.data.images import SPLIT
 from feddp.data.loading import Sample, batches, load
 from feddp.data.progress import track
@@ -41,9 +41,10 @@ TRAINED = "train"
 
 def main(arguments: Sequence[str]) -> None:
     about = "a finished run with private queries and without calibration"
-    run, plan, networks, folders = finished("queries", __doc__, about, arguments)
+    given = of_a_run("queries", __doc__, about).parse_args(arguments)
+    plan, networks, folders = finished(given.run, given.data)
     start = build_network(plan)
-    start.load_state_dict(first_of(run, plan))
+    start.load_state_dict(first_of(given.run, plan))
     figures = {"rounds": plan.rounds, "size": plan.size, "network": plan.network, "seed": plan.seed}
     samples = {
         split: {site: load(folder, split, plan.size, plan.training.normalise) for site, folder in folders.items()}

@@ -67,7 +67,8 @@ def sections(out) -> dict[str, str]:
 def test_methods_leave_tables_and_curves(compare, fake, tmp_path, strange, monkeypatch):
     """The fake's Dice is 0.5 + 0.01 a letter of the method, 0.02 more a seed, 0.1 more calibrated; site-1's images lie 0 and
     0.2 below, site-2's 0.1 and 0.2. feddp, over two seeds: 0.66; site-1 0.56 ± 0.1, site-2 0.51 ± 0.05, average 0.535 ± 0.025,
-    ± 0.01 over the seeds; fedavg 0.57, 0.09 less on each of the 4 images: p = 2/2^4 = 0.125."""
+    ± 0.01 over the seeds; fedavg 0.57, 0.09 less on each of the 4 images, which are
+    of one patient at each site: p = 2/2^2 = 0.5."""
     monkeypatch.setattr(sys, "argv", ["feddp", "compare", "--methods", "fedavg,feddp"])
     done = compare("--methods", "fedavg,feddp", "--seeds", "0,1", "--unseen", strange)
     assert done.exit_code == 0, done.output
@@ -90,7 +91,7 @@ def test_methods_leave_tables_and_curves(compare, fake, tmp_path, strange, monke
     table = found["Table I / II: the methods"]
     assert "**53.50 ± 2.50**" in table
     assert (
-        "feddp against fedavg: n = 4 test images, 4 of them differ, median difference +9.00 points of Dice, p = 0.125. feddp is"
+        "feddp against fedavg: n = 2 test patients, 2 of them differ, median difference +9.00 points of Dice, p = 0.5. feddp is"
         " of the last round or went on from it; fedavg is of the best round." in table
     )
     assert "feddp against fedavg" in " ".join(done.output.split())
@@ -164,7 +165,7 @@ def test_a_run_that_only_a_row_before_its_last_stage_names_has_its_own_name_wher
 def test_the_best_two_are_of_two_runs(compare, fake, tmp_path, methods, best):
     """Averages, in per cent: FedDP 52.5 and 42.5 before its calibration; FedAvg 43.5, Ditto and Local Train 42.5, APFL 41.5."""
     assert compare("--methods", methods).exit_code == 0
-    assert f"per image, seeds averaged), {best}: " in (tmp_path / "out/tables.md").read_text()
+    assert f"per patient, seeds averaged), {best}: " in (tmp_path / "out/tables.md").read_text()
 
 
 @pytest.mark.parametrize("selection", ["val", "test"])

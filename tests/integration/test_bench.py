@@ -609,6 +609,17 @@ def test_gpu_speed(bench, toy):
     )
 
 
+def test_gpu_speed_takes_its_bounds_from_the_fastest_call_and_its_rates_from_the_median(bench, toy, monkeypatch):
+    """Calls of 4, 1, 2 and 8 s: the fastest 1 s, the median 3 s. A copy of 1 MiB reads and writes 2^21 bytes; a product of
+    matrices of side 8 has 2 · 8³ = 1024 operations. The epoch of 8 images is four batches of 2, so a batch takes 3/4 s."""
+    monkeypatch.setattr(gpu_speed, "timed", lambda *_: [4.0, 1.0, 2.0, 8.0])
+    tiny = "--size", 32, "--batches", 2, "--matrix", 8, "--copied", 1
+    copy, matrix, *ours = bench("gpu_speed", "--device", "cpu", "--network", toy, "--computes", "float32", *tiny)
+    assert copy["bytes_per_second"] == 2**21
+    assert matrix["flop_per_second"] == 1024
+    assert [line["seconds"] for line in ours] == [0.75] * 4
+
+
 def test_gpu_speed_counts_convolutions_in_groups():
     """8 channels, each with its 3 × 3 weights, on 16² pixels, and both gradients: three times 2 · 16² · 8 · 9 operations."""
     image = torch.zeros(1, 8, 16, 16, requires_grad=True)

@@ -74,9 +74,9 @@ def compare(request: ComparisonRequest) -> Comparison:
     runs = [v for v in methods if v in final or not any(campaign.same(v, one) for one in final)]
     whole = {replace(variant, when=FINAL).label: results[variant] for variant in runs}
     last = {variant.label for variant in methods if campaign.is_last(variant)}
-    tables = methods_tables(named, sites, seeds, last) if methods else []
     folders = {site: SiteFolder.open(request.data / site) for site in sites}
     names = {site: patients(folder) for site, folder in folders.items()}
+    tables = methods_tables(named, sites, names, seeds, last) if methods else []
     if len(ranked := finished(named, sites)) > 1:
         empty = {site: empty_masks(folder, request.common.size) for site, folder in folders.items()}
         kept = with_structures(names, empty)

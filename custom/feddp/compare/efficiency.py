@@ -22,12 +22,13 @@ from feddp.stages.events import read_progress
 _HEADS = ("Train time (s)", "Local time (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
 _INFERENCE = 2  # its place in _HEADS
 _WARM_UP, _TIMED = 3, 20
-_NOTES = (
+_CLOCK = (
     "Means over the seeds. Times are wall clock where each run ran, all sites on one machine; inference is batch 1 of one"
-    f" site's final network, on one CPU thread, the median of at most {_TIMED} test images on this machine after"
-    f" {_WARM_UP} passes.",
+    f" site's final network, on {{device}}, the median of at most {_TIMED} test images on this machine after {_WARM_UP} passes."
+)
+_BYTES = (
     "Joint and Local are the tensors' bytes that the server sent and received, of all sites together, in stage 1 and in the"
-    " local stages; MB = 10^6, KB = 10^3 bytes.",
+    " local stages; MB = 10^6, KB = 10^3 bytes."
 )
 _NO_NETWORK = f"Inference is {BLANK} where no network of the runs is left."
 _TIMES = (
@@ -42,14 +43,15 @@ _STAGE_TIMES = (
 
 
 def efficiency_table(methods: Mapping[str, Result], data: Path, device: str) -> ResultTable:
-    """One row per method, averaged over its seeds; `data` is the root of the sites' folders."""
+    """One row per method, averaged over its seeds; `data` is the root of the sites' folders, `device` that of inference."""
     rows: list[tuple[Cell, ...]] = [
         (labelled(label, result), *(_row(result, data, device) if result.folders else failed(result, len(_HEADS))))
         for label, result in methods.items()
     ]
     heads = ("Method", *_HEADS)
     blank = any(result.folders and row[1 + _INFERENCE] == BLANK for result, row in zip(methods.values(), rows, strict=True))
-    notes = (*_NOTES, _NO_NETWORK) if blank else _NOTES
+    where = "one CPU thread" if torch.device(device).type == "cpu" else f"the device {device}"
+    notes = (_CLOCK.format(device=where), _BYTES, *([_NO_NETWORK] if blank else []))
     return ResultTable("efficiency", "Table V: efficiency", heads, (None,) * len(heads), tuple(rows), notes)
 
 
@@ -140,7 +142,7 @@ def _inference(folders: Sequence[Path], data: Path, device: str) -> Cell:
 
 @torch.no_grad()
 def inference_ms(network: torch.nn.Module, images: list[torch.Tensor], device: str = "cpu") -> float:
-    """The median milliseconds from an image (C,H,W) to its map, one at a time on one CPU thread, without reading the image."""
+    """The median milliseconds from an image (C,H,W) to its map, one at a time, without reading it; a CPU has one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as a site's default; two threads on a busy machine wait for each other
     network.to(device).eval()

@@ -98,10 +98,14 @@ class PatientScores:
         low, high = (value + wider * (edge - value) for edge in percentiles(draws))
         return float(low), float(high)
 
+    def differences(self, one: int, other: int) -> np.ndarray:
+        """Each patient's mean over its images under a method, less that under another (patients,)."""
+        each = [(sums[:, one] - sums[:, other]) / images for images, sums in zip(self.images, self.sums, strict=True)]
+        return np.concatenate(each)
+
     def p_value(self, one: int, other: int) -> float:
         """Wilcoxon's two-sided signed-rank test over the patients' means; patients with equal values are dropped."""
-        each = [(sums[:, one] - sums[:, other]) / images for images, sums in zip(self.images, self.sums, strict=True)]
-        differences = np.concatenate(each)
+        differences = self.differences(one, other)
         return float(wilcoxon(differences).pvalue) if np.any(differences) else 1.0
 
 

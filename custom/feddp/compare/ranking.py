@@ -1,4 +1,7 @@
-"""Which methods differ beyond chance: each against a reference, corrected for their number, and how sure their order is."""
+"""Which methods differ beyond chance: each against a reference, corrected for their number, and how sure their order is.
+
+The note below Table I tests the two best ones alone. A patient is one observation in every test.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -42,6 +45,41 @@ def ranking_tables(
         empty = [(site, image) for site, images in names.items() for image in images if image not in kept[site]]
         tables.append(_table("ranking_filled", "Which methods differ on images with structures", found, kept, last, empty))
     return tables
+
+
+def best_two(methods: Mapping[str, Scores]) -> list[str]:
+    """The methods with the two highest averages of Dice, the best first; fewer where fewer methods have an average."""
+    means = {name: scores.average[METRIC]["mean"] for name, scores in methods.items() if scores.average}
+    return sorted(means, key=lambda name: -means[name])[:2]
+
+
+def sentence(methods: Mapping[str, Scores], names: Names, last: Collection[str]) -> str:
+    """The note below Table I: the two best methods' test.
+
+    Args:
+        names: the patient of each test image.
+        last: the methods whose networks are of the last round, or went on from it. The choice of the round may move a method
+            as much as methods differ, so the note says where the two differ in it.
+    """
+    best = best_two(methods)
+    if len(best) < 2:
+        return "Wilcoxon signed-rank test: needs two methods that finished at every site."
+    found = compare_two(PatientScores.of({name: methods[name].rows for name in best}, METRIC, names))
+    test = f"Wilcoxon signed-rank test (two-sided, per patient, seeds averaged), {best[0]} against {best[1]}: {found}."
+    ends, other = ([name for name in best if (name in last) == wanted] for wanted in (True, False))
+    if not (ends and other):
+        return test
+    return f"{test} {ends[0]} is of the last round or went on from it; {other[0]} is of the best round."
+
+
+def compare_two(tested: PatientScores) -> str:
+    """The test of the first method against the second in words. Dice is in points of per cent."""
+    differences = tested.differences(0, 1)
+    differing = int(np.count_nonzero(differences))
+    if not differing:
+        return f"no difference in any patient (n = {tested.count})"
+    median = f"median difference {np.median(differences):+.2f} points of Dice"
+    return f"n = {tested.count} test patients, {differing} of them differ, {median}, p = {tested.p_value(0, 1):.4g}"
 
 
 def _table(
@@ -105,12 +143,13 @@ def _interval(low: float, high: float, digits: int = 2) -> str:
 
 def _notes(tested: PatientScores, tests: int, last: Collection[str]) -> tuple[str, ...]:
     number = f"{tested.count} test patients of {len(tested.images)} sites"
+    variance = "Variance over sites: the population's, of the sites' means."
     test = (
         f"p: Wilcoxon's signed-rank test, two-sided, over {number}, each the mean over its images and the"
         f" seeds; by Holm: corrected for {counted(tests, 'test')}. The test weighs patients alike, the mean"
         " sites: their signs may differ."
     )
-    notes = [test, *_rounds(tested.methods, last)]
+    notes = [variance, test, *_rounds(tested.methods, last)]
     if not tested.enough:
         return (*notes, "No intervals: they need two patients at each site, and six in all.")
     drawn = (

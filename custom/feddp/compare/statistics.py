@@ -1,11 +1,9 @@
-"""Whether methods differ: Wilcoxon's signed-rank test over the test images, and intervals of mean differences."""
+"""Whether methods differ: intervals of mean differences."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t, wilcoxon
-
-from feddp.compare.scores import Scores
+from scipy.stats import t
 
 METRIC = "dice"
 RESAMPLES, LEVEL = 4000, 95  # of the bootstrap, and per cent of its interval
@@ -13,45 +11,6 @@ RESAMPLES, LEVEL = 4000, 95  # of the bootstrap, and per cent of its interval
 LEAST = 6
 FEW = 3  # sites: of 2, Student's interval has 12.7 times their standard error on each side, and says nothing
 _BLOCK = 100  # resamples that are in memory at once
-
-
-def best_two(methods: Mapping[str, Scores]) -> list[str]:
-    """The methods with the two highest averages of Dice, the best first; fewer where fewer methods have an average."""
-    means = {name: scores.average[METRIC]["mean"] for name, scores in methods.items() if scores.average}
-    return sorted(means, key=lambda name: -means[name])[:2]
-
-
-def compare_images(best: Scores, second: Scores) -> str:
-    """The two-sided test in one sentence, over all test images of all sites, paired by site and image.
-
-    Images with equal values are dropped, as Wilcoxon does. Dice is in points of per cent.
-    """
-    pairs = [(row[METRIC], second.rows[site][image][METRIC]) for site, rows in best.rows.items() for image, row in rows.items()]
-    differences = 100 * np.array([one - other for one, other in pairs])
-    differing = int(np.count_nonzero(differences))
-    if not differing:
-        return f"no difference in any image (n = {len(pairs)})"
-    p = wilcoxon(differences, alternative="two-sided").pvalue
-    median = f"median difference {np.median(differences):+.2f} points of Dice"
-    return f"n = {len(pairs)} test images, {differing} of them differ, {median}, p = {p:.4g}"
-
-
-def sentence(methods: Mapping[str, Scores], last: Collection[str]) -> str:
-    """The note below Table I.
-
-    Args:
-        last: the methods whose networks are of the last round, or went on from it. The choice of the round may move a method
-            as much as methods differ, so the note says where the two differ in it.
-    """
-    names = best_two(methods)
-    if len(names) < 2:
-        return "Wilcoxon signed-rank test: needs two methods that finished at every site."
-    found = compare_images(methods[names[0]], methods[names[1]])
-    test = f"Wilcoxon signed-rank test (two-sided, per image, seeds averaged), {names[0]} against {names[1]}: {found}."
-    ends, best = ([name for name in names if (name in last) == wanted] for wanted in (True, False))
-    return (
-        f"{test} {ends[0]} is of the last round or went on from it; {best[0]} is of the best round." if ends and best else test
-    )
 
 
 def interval(strata: Sequence[Sequence[float]]) -> tuple[float, float] | None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from feddp.compare.leave_one_out import UnseenResult
+from feddp.compare.patients import Names
+from feddp.compare.ranking import sentence
 from feddp.compare.scores import AVERAGE, CASE, FINAL, IMAGE, Measured, Result, Scores, Unit, classes_of, has_cases, scores
-from feddp.compare.statistics import METRIC, sentence
+from feddp.compare.statistics import METRIC
 from feddp.compare.studies import TABLE_7, TABLE_II, AdaptedModels, Study, TrainedNetworks
 from feddp.compare.variants import Variant
 from feddp.reporting.tables import BLANK, SHOWN, Better, Cell, ResultTable, Value, shown_value
@@ -21,15 +23,19 @@ BY_CASE = (
 INSIDE = "Inside n: the first n of the other sites in alphabetical order."
 SECONDS = "Seconds a sample: adaptation, prediction and writing, on the machine that did it; means over sites and seeds."
 SEEDS = "± seeds"
+VARIANCE = "Variance over clients: the population's, of the sites' means."
 OVER_SEEDS = "Here ± is the population standard deviation over the seeds, of each site's mean and of the Average."
 
 Line = tuple[Sequence[str], Measured, str]  # a row's labels, what it is of, before or after the last stage
 
 
-def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int, last: Collection[str]) -> list[ResultTable]:
+def methods_tables(
+    named: Mapping[str, Result], sites: list[str], names: Names, seeds: int, last: Collection[str]
+) -> list[ResultTable]:
     """Table I or II with the test of its best two, each class, the other metrics, the spread, and the cases if any.
 
     Args:
+        names: the patient of each test image.
         last: the methods whose networks are of the last round, or went on from it.
     """
     rows = [((label,), result, FINAL) for label, result in named.items()]
@@ -38,7 +44,7 @@ def methods_tables(named: Mapping[str, Result], sites: list[str], seeds: int, la
     title, metrics = "The methods by IoU, HD95, HD and medpy's ASSD", ("iou", "hd95", "hd", "assd-medpy")
     more = scores_table("methods_more", title, ("Method",), rows, metrics, sites, seeds, per_site=True)
     competing = {label: result for label, result in named.items() if result.folders and result.competes}
-    test = sentence(_distinct({label: (result, scores(result, sites)) for label, result in competing.items()}), last)
+    test = sentence(_distinct({label: (result, scores(result, sites)) for label, result in competing.items()}), names, last)
     by_class = class_tables("methods", "The methods", ("Method",), rows, sites, seeds)
     tables = [replace(first, notes=(test, _rounds(named, last), *first.notes)), *by_class, more, spread_table(named, sites)]
     if seeds > 1:
@@ -222,7 +228,7 @@ def spread_table(named: Mapping[str, Result], sites: list[str]) -> ResultTable:
     heads = ("Method", "Dice (%) per client", "Dice (%) over images", "Variance over clients")
     apart = frozenset(i for i, result in enumerate(named.values()) if not result.competes)
     title, better = "Dice and its spread, as pFLFE's Tables 1-3", (None, max, max, min)
-    return ResultTable("spread", title, heads, better, tuple(rows), optimistic(named.values()), apart)
+    return ResultTable("spread", title, heads, better, tuple(rows), (VARIANCE, *optimistic(named.values())), apart)
 
 
 def failed(result: Measured, width: int) -> tuple[str, ...]:

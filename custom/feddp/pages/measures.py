@@ -19,12 +19,12 @@ _SITE_HEAD = "Site"
 _ACROSS = 12  # sites that have room side by side; more stand one below the other
 _MATRIX = 64  # sites: more are thousands of cells, most of the page's bytes
 _BY_SITE = (
-    "Means over a site's test images, then over the seeds; Average: mean ± standard deviation over the sites that all methods"
-    " have."
+    "Means over a site's test images, then over the seeds; Average: mean ± population standard deviation over the sites that"
+    " all methods have."
 )
 _SPREAD = (
-    "Mean, variance (points²) and worst of the Dice of the sites that all methods have; the gap is from the best to the worst"
-    " of them. A smaller variance and a better worst site are what fairness over sites asks for."
+    "Mean, population variance (points²) and worst of the Dice of the sites that all methods have; the gap is from the best"
+    " to the worst of them. A smaller variance and a better worst site are what fairness over sites asks for."
 )
 _COSTS = (
     "Means over the seeds. Wall-clock seconds of the rounds, and of the local stages after them; bytes of tensors that the"

@@ -154,6 +154,7 @@ def test_the_table_of_methods(found):
     # draws are means from 50 to 80, 13.33 and 16.67 from the mean; wider by t / z = 2.776 / 1.960 of 4 degrees of freedom
     assert 63.33 - 1.417 * 13.34 <= low < 63.33 < high <= 63.33 + 1.417 * 16.67
     assert any("6 test patients of 2 sites" in note for note in table.notes)
+    assert "Variance over sites: the population's, of the sites' means." in table.notes
 
 
 def test_each_method_has_its_own_interval_and_the_variance_over_all_sites(tmp_path):

@@ -15,8 +15,8 @@ from feddp.compare.efficiency import (
     train_seconds,
 )
 from feddp.compare.figures import draw_methods, maxima, mean_curve
+from feddp.compare.ranking import best_two, sentence
 from feddp.compare.scores import BEFORE, CASE, FINAL, Result, scores
-from feddp.compare.statistics import best_two, compare_images, sentence
 from feddp.compare.tables import methods_tables, scores_table, spread_table
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
@@ -30,6 +30,7 @@ ONE = [
     {"site-1": {"start": {"a": 0.8, "b": 0.9}}, "site-2": {"start": {"a": 0.6, "b": 0.7}}},
 ]
 OTHER = [{"site-1": {"start": {"a": 0.5, "b": 0.7}}, "site-2": {"start": {"a": 0.6, "b": 0.8}}}] * 2
+NAMES = {site: {"a": "x", "b": "y"} for site in SITES}  # each image is of a patient of its own
 
 
 @pytest.fixture
@@ -137,6 +138,7 @@ def test_the_spread_over_clients_and_the_mean_over_images(result):
     dice = {"site-1": {"start": {"a": 0.9}}, "site-2": {"start": {"a": 0.3, "b": 0.5, "c": 0.7}}}
     table = spread_table({"x": result("x", [dice])}, list(SITES))
     assert [str(cell) for cell in table.rows[0]] == ["x", "70.00", "60.00", "400.00"]
+    assert table.notes == ("Variance over clients: the population's, of the sites' means.",)
 
 
 def test_a_missing_site_leaves_no_average_to_compare(result):
@@ -152,7 +154,7 @@ def test_each_sites_spread_over_the_seeds(result):
     so 43.89 ± 4.46. HD = 10 (1 − Dice). `other` is the same under both. `lost` failed under a seed: one seed has no spread."""
     lost = Result({0: result("lost", ONE[:1]).folders[0]}, {1: "broke"})
     named = {"one": result("one", ONE), "other": result("other", OTHER), "lost": lost, "never": Result({}, {0: "broke"})}
-    table = methods_tables(named, list(SITES), 2, ())[-1]
+    table = methods_tables(named, list(SITES), NAMES, 2, ())[-1]
     assert (table.name, table.heads[:5]) == (
         "seeds",
         ("Method", *(f"Dice (%) {c}" for c in (*SITES, "Average")), "IoU (%) site-1"),
@@ -166,7 +168,8 @@ def test_each_sites_spread_over_the_seeds(result):
     assert cells[3] == ["never", "failed: broke", *[""] * 8]
     assert table.best() == {(0, 1), (1, 2), (0, 3), (0, 4), (1, 5), (0, 6), (0, 7), (1, 8), (0, 9)}
     assert "over the seeds" in table.notes[0]
-    assert "seeds" not in [table.name for table in methods_tables({"one": result("single", ONE[:1])}, list(SITES), 1, ())]
+    single = methods_tables({"one": result("single", ONE[:1])}, list(SITES), NAMES, 1, ())
+    assert "seeds" not in [table.name for table in single]
 
 
 def test_failed_runs_are_in_the_table(result):
@@ -205,7 +208,7 @@ def test_cases_take_the_images_place(result):
     one = with_cases(result("one", ONE), seeds)
     old = result("old", OTHER)
     partly = with_cases(result("partly", OTHER), [{"site-1": seed["site-1"]} for seed in seeds])
-    more = methods_tables({"one": one, "old": old, "partly": partly}, list(SITES), 2, ())
+    more = methods_tables({"one": one, "old": old, "partly": partly}, list(SITES), NAMES, 2, ())
     table = more[-1]
     assert table.name == "volumes"
     assert table.heads[1:6] == (*(f"Dice (%) {c}" for c in (*SITES, "Average", "± seeds")), "IoU (%) site-1")
@@ -241,7 +244,7 @@ def test_each_of_several_classes_has_a_table(result):
     write_run(tmp := both.folders[1].parent / "again", ONE[1])
     both.folders[1] = tmp
     named = {"one": one, "old": old, "both": both}
-    tables = methods_tables(named, list(SITES), 2, ())
+    tables = methods_tables(named, list(SITES), NAMES, 2, ())
     assert [table.name for table in tables] == [
         "methods",
         "methods_class_1",
@@ -261,7 +264,7 @@ def test_each_of_several_classes_has_a_table(result):
 
 
 def test_runs_without_volumes_have_no_table_of_them(result):
-    tables = methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), 2, ())
+    tables = methods_tables({"one": result("one", ONE), "never": Result({}, {0: "broke"})}, list(SITES), NAMES, 2, ())
     assert [table.name for table in tables] == ["methods", "methods_more", "spread", "seeds"]
 
 
@@ -293,27 +296,31 @@ def test_a_broken_table_of_images_is_named(result, text):
 
 
 def test_wilcoxon_by_hand(result):
-    """Five images, differences of 1, 2, 3, 4 and 5 points, all for one side: the rank sum is extreme, and of the 2^5 equally
-    likely signs two are as extreme, so p = 2/32 = 0.0625. The median difference is 3 points. The pairs span both sites."""
-    better = {"site-1": {"start": {"a": 0.51, "b": 0.62}}, "site-2": {"start": {"a": 0.73, "b": 0.84, "c": 0.55}}}
-    worse = {"site-1": {"start": {"a": 0.5, "b": 0.6}}, "site-2": {"start": {"a": 0.7, "b": 0.8, "c": 0.5}}}
+    """Five patients, differences of 1, 2, 3, 4 and 5 points, all for one side: the rank sum is extreme, and of the 2^5 equally
+    likely signs two are as extreme, so p = 2/32 = 0.0625. The median difference is 3 points. The pairs span both sites. Patient
+    r has two images, 1 and 5 points better: one observation of 3 points. Over the six images p would be 2/64."""
+    better = {"site-1": {"start": {"a": 0.51, "b": 0.62}}, "site-2": {"start": {"a": 0.71, "c": 0.6, "d": 0.84, "e": 0.55}}}
+    worse = {"site-1": {"start": {"a": 0.5, "b": 0.6}}, "site-2": {"start": {"a": 0.7, "c": 0.55, "d": 0.8, "e": 0.5}}}
+    names = {"site-1": {"a": "p", "b": "q"}, "site-2": {"a": "r", "c": "r", "d": "s", "e": "t"}}
     worst = {site: {"start": dict.fromkeys(slots["start"], 0.1)} for site, slots in worse.items()}
     found = {name: scores(result(name, [dice]), list(SITES)) for name, dice in (("w", worse), ("b", better), ("x", worst))}
     assert best_two(found) == ["b", "w"]
-    said = compare_images(found["b"], found["w"])
-    assert said == "n = 5 test images, 5 of them differ, median difference +3.00 points of Dice, p = 0.0625"
+    test = (
+        "Wilcoxon signed-rank test (two-sided, per patient, seeds averaged), b against w: n = 5 test patients, 5 of them"
+        " differ, median difference +3.00 points of Dice, p = 0.0625."
+    )
     for alike in ((), ("b", "w"), ("x",)):
-        assert sentence(found, alike).endswith(f"b against w: {said}.")
+        assert sentence(found, names, alike) == test
     for one, other in (("b", "w"), ("w", "b")):
-        assert sentence(found, (one,)).endswith(
-            f". {one} is of the last round or went on from it; {other} is of the best round."
-        )
+        said = f"{test} {one} is of the last round or went on from it; {other} is of the best round."
+        assert sentence(found, names, (one,)) == said
 
 
 def test_wilcoxon_where_nothing_differs(result):
+    """Image a of each site is of one patient, image b of another: four patients."""
     same = scores(result("a", ONE), list(SITES))
-    assert compare_images(same, same) == "no difference in any image (n = 4)"
-    assert "needs two methods" in sentence({"a": same}, ())
+    assert sentence({"a": same, "b": same}, NAMES, ()).endswith("a against b: no difference in any patient (n = 4).")
+    assert "needs two methods" in sentence({"a": same}, NAMES, ())
 
 
 def test_seconds_and_bytes_by_hand(result):
@@ -425,7 +432,7 @@ def test_the_note_says_of_which_round_each_method_is(result):
     named = {"fedavg": result("a", ONE), "feddp": result("b", OTHER)}
 
     def said(last):
-        return methods_tables(named, list(SITES), 2, last)[0].notes[1]
+        return methods_tables(named, list(SITES), NAMES, 2, last)[0].notes[1]
 
     best = "the round that is best on the selection split, in Local Train each site's own"
     assert said({"feddp"}) == f"Of the last round, or gone on from it (Algorithm 1): feddp. Of {best}: fedavg."
@@ -437,3 +444,11 @@ def test_seeds_that_are_missing_are_named_in_every_table_of_times(result):
     some = Result(result("a", ONE[:1], events=federation(3, home=True)).folders, {1: "broke", 2: "broke"})
     tables = (times_table({"a": some}), stages_table({"a": some}), efficiency_table({"a": some}, Path("data"), "cpu"))
     assert [table.rows[0][0] for table in tables] == ["a (1 of 3 seeds)"] * 3
+
+
+@pytest.mark.parametrize(("device", "said"), [("cpu", "on one CPU thread, the"), ("cuda:1", "on the device cuda:1, the")])
+def test_the_note_of_the_times_names_the_device_of_inference(device, said):
+    """The table of a method that never finished measures nothing, and needs no such device."""
+    notes = efficiency_table({"a": Result({}, {0: "broke"})}, Path("data"), device).notes
+    assert said in notes[0]
+    assert ("CPU" in notes[0]) == (device == "cpu")
