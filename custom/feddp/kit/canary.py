@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from feddp.errors import FedDPError, InputError
 from feddp.files import PROGRESS, Event, read_events
-from feddp.flare.admin_session import opened_session, session_errors
+from feddp.flare.admin_session import is_final, opened_session, session_errors
 from feddp.flare.job_folder import Job
 from feddp.flare.persistor import STATS
 from feddp.kit.approve import read_job
@@ -36,7 +36,6 @@ from feddp.stages.accounting import requests_of
 
 ROUNDS = 2
 POLL, ENDS = 2.0, 120.0  # seconds between two looks, for an aborted job to end
-FINISHED = "FINISHED"  # the beginning of every final status
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def _watch(session: Session, id: str, deadline: float) -> None:
         task, done = bar.add_task(f"canary {id}: submitted", total=ROUNDS), 0
         while done < ROUNDS and time.monotonic() < deadline:
             status = session.get_job_meta(id)["status"]
-            if status.startswith(FINISHED):
+            if is_final(status):
                 return
             done = _rounds(session, id) if status == RunStatus.RUNNING.value else 0
             bar.update(task, completed=min(done, ROUNDS), description=f"canary {id}: {status.lower()}")
@@ -125,7 +124,7 @@ def _ended(session: Session, id: str) -> dict[str, Any]:
         meta: dict[str, Any] = session.get_job_meta(id)
         # FLARE writes the reasons after this status
         told = meta["status"] != RunStatus.FAILED_TO_RUN.value or JobMetaKey.JOB_DEPLOY_DETAIL.value in meta
-        if meta["status"].startswith(FINISHED) and told:
+        if is_final(meta["status"]) and told:
             return meta
         time.sleep(POLL)
     raise FedDPError(f"job {id} did not end within {ENDS:.0f} s after its abort; abort it in the admin console")

@@ -103,20 +103,22 @@ class Best:
                     "no site sent its validation IoU: every site has fewer images than min_images in its policy."
                     " The best round is therefore unknown; submit the job with --set start=last"
                 )
-        elif memory.best_round is None or exceeds(ious, memory.best_ious):
-            memory.best_ious, memory.best_round = memory.best_ious | ious, round
+            return
+        higher, memory.best_ious = compared(ious, memory.best_ious)
+        if memory.best_round is None or higher:
+            memory.best_round = round
             memory.keep_best()
-        else:
-            memory.best_ious = ious | memory.best_ious
 
 
-def exceeds(ious: Mapping[str, float], best: Mapping[str, float]) -> bool:
-    """Whether the mean over the sites in both is higher in `ious`; without such a site it is not."""
+def compared(ious: Mapping[str, float], best: Mapping[str, float]) -> tuple[bool, dict[str, float]]:
+    """Compares a round's scores by site with those that count for the best round.
+
+    Returns:
+        Whether their mean over the sites in both is higher; without such a site it is not. Then the scores that count from now.
+    """
     common = sorted(ious.keys() & best.keys())
-    if not common:
-        return False
-    mean, highest = (sum(scores[site] for site in common) / len(common) for scores in (ious, best))
-    return mean > highest
+    mean, highest = (sum(scores[site] for site in common) / max(1, len(common)) for scores in (ious, best))
+    return mean > highest, {**best, **ious} if mean > highest else {**ious, **best}
 
 
 def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Spool) -> dict[str, Message]:
