@@ -1,6 +1,6 @@
 """CPU-seconds and memory of each process in POC, until its site's first step.
 
-A site's processes are measured until it begins its first round, the server's until the first site does. Memory is the most that
+A site's processes are measured until it has loaded its images, the server's until the first site has. Memory is the most that
 was seen: resident (RSS), and with pages of libraries divided among the processes that share them (PSS).
 """
 
@@ -19,7 +19,7 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, read_events
 from feddp.networks import DEFAULT
-from feddp.protocol import TRAIN
+from feddp.protocol import LOADING, TRAIN
 from feddp.run.keeper import processes_below
 from feddp.run.poc import SERVER
 from feddp.run.session import POC
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         if process.returncode:
             raise FedDPError(f"the run ended with exit code {process.returncode}; its message is above")
         begins = {
-            event["site"]: event["time"] - event["scalars"]["seconds"]
+            event["site"]: event["time"] - event["scalars"]["seconds"] + event["scalars"][LOADING]
             for event in read_events(root / "run" / PROGRESS)
             if event["event"] == "answer" and event["task"] == TRAIN
         }

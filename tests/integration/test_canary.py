@@ -7,9 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.fuel.flare_api.api_spec import JobNotRunning
 from nvflare.private.fed.server.server_runner import ServerRunner
@@ -17,7 +20,7 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError, InputError
-from feddp.flare.controller import READY, StageController
+from feddp.flare.controller import StageController
 from feddp.jobs.folder import export, write_job
 from feddp.kit import canary as module
 from feddp.kit.canary import Crossing, before_abort, canary, crossings
@@ -38,9 +41,14 @@ def computed(at, site):
     return {"event": "computed", "time": at, "site": site}
 
 
-def answered(at, site, seconds):
+def again(at, site):
+    return {"event": "again", "time": at, "site": site, "task": "train"}
+
+
+def answered(at, site, seconds, round=2):
     scalars = {"loss": 1.0, "seconds": seconds}
-    return {"event": "answer", "time": at, "site": site, "task": "train", "round": 2, "bytes": 1_500_000, "scalars": scalars}
+    where = {"task": "train", "round": round, "phase": 0}
+    return {"event": "answer", "time": at, "site": site, **where, "bytes": 1_500_000, "scalars": scalars}
 
 
 def ended(round, seconds=9.0):
@@ -48,7 +56,8 @@ def ended(round, seconds=9.0):
 
 
 def refused(site, reason):
-    return {"event": "refused", "time": 30.0, "site": site, "task": "train", "reason": f"site {site}: {reason}"}
+    where = {"task": "train", "round": 2, "phase": 0}
+    return {"event": "refused", "time": 30.0, "site": site, **where, "reason": f"site {site}: {reason}"}
 
 
 # round 2 begins at 10 s. site-1: 5 s of work, ready at 16 s, so 1 s to it; there at 18.5 s, so 2.5 s back. site-2: 4 s of work,
@@ -61,11 +70,11 @@ SECOND = [
     computed(19.5, "site-2"),
     answered(20.0, "site-2", 4.0),
 ]
-FIRST = [asked(0.0, round=1), computed(5.0, "site-1"), answered(9.0, "site-1", 1.0), ended(1)]
+FIRST = [asked(0.0, round=1), computed(5.0, "site-1"), answered(9.0, "site-1", 1.0, round=1), ended(1)]
 
 
 def test_each_way_is_timed_by_the_server_in_the_second_round():
-    third = [asked(60.0, round=3), computed(65.0, "site-1"), answered(99.0, "site-1", 1.0)]
+    third = [asked(60.0, round=3), computed(65.0, "site-1"), answered(99.0, "site-1", 1.0, round=3)]
     found = crossings([*FIRST, *SECOND, ended(2), *third])
     assert found == {
         "site-1": Crossing(2_000_000, 1_500_000, to_site=1.0, at_site=5.0, back=2.5),
@@ -76,6 +85,14 @@ def test_each_way_is_timed_by_the_server_in_the_second_round():
 def test_a_rounded_time_of_work_makes_no_way_shorter_than_nothing():
     found = crossings([asked(10.0), computed(15.02, "site-1"), answered(16.0, "site-1", 5.1)])
     assert found["site-1"].to_site == 0.0
+
+
+def test_a_way_back_begins_with_the_answer_that_came():
+    """site-1 has its answer at 16 s, and its process dies as it sends it. It is given the task again at 20 s and works 5 s. At
+    27 s it has its answer, which is there at 29.5 s: 2.5 s back, and of the 17 s before it, 17 − 5 = 12 s to the site."""
+    events = [computed(16.0, "site-1"), again(20.0, "site-1"), computed(27.0, "site-1"), answered(29.5, "site-1", 5.0)]
+    (found,) = crossings([asked(10.0), *events]).values()
+    assert (found.to_site, found.at_site, found.back) == (12.0, 5.0, 2.5)
 
 
 def test_what_the_abort_causes_is_no_finding():
@@ -166,8 +183,9 @@ def test_a_good_canary_ends_after_two_rounds_and_leaves_no_download(lead, folder
 
 
 def test_a_task_that_does_not_arrive_is_told_from_an_answer_that_does_not(lead, folder):
-    """site-2 has its answer, site-3 may not even have the task."""
-    events = [asked(0.0, round=1), computed(5.0, "site-1"), answered(6.0, "site-1", 4.0), computed(5.5, "site-2")]
+    """site-2 has its answer. So had site-3, which was started again: it may not even have the task now."""
+    events = [asked(0.0, round=1), computed(5.0, "site-1"), answered(6.0, "site-1", 4.0, round=1), computed(5.5, "site-2")]
+    events += [computed(5.5, "site-3"), again(5.8, "site-3")]
     session = Session(["RUNNING"], events)
     lines, problems = lead(session, folder, within=0.05)
     assert lines == []
@@ -252,13 +270,28 @@ def run(tmp_path, plan_for):
     return Run(tmp_path, plan_for(sites=("A", "B", "C"), min_sites=3, rounds=2), SITES_OF_RUN, good)
 
 
+def client_task(status=None, received=None):
+    """Task `train` of site A, that FLARE has ended with a status, or whose answer was received at a time."""
+    made = ClientTask(Client("A", "A"), Task("train", Shareable()))
+    made.task.completion_status, made.result_received_time = status, received
+    return made
+
+
 def test_the_server_notes_when_a_site_has_its_answer(run):
-    """FLARE's client asks whether the server still wants the answer before it sends it; its heartbeats are no such sign."""
-    stage = StageController("train")
+    """FLARE's client asks whether the server still wants the answer before it sends it; its heartbeats are no such sign.
+
+    Nor is the question of a site about a task that is over: its answer was received, the site was given up and the task is
+    about to be forgotten, or it was forgotten. FLARE tells all of them apart by the task's id alone.
+    """
+    stage, communicator = StageController("train"), WFCommServer()
+    stage.set_communicator(communicator)
     told = []
-    stage.communicator = SimpleNamespace(
-        client_is_active=lambda name, reason, fl_ctx: told.append(reason), process_task_check=lambda task_id, fl_ctx: None
-    )
+    communicator.client_is_active = lambda name, reason, fl_ctx: told.append(reason)
+    communicator._client_task_map = {
+        "answered": client_task(received=1.0),
+        "given up": client_task(TaskCompletionStatus.TIMEOUT),
+        "present": client_task(),
+    }
     stage.start_controller(run.fl_ctx)
     runner = ServerRunner.__new__(ServerRunner)
     FLComponent.__init__(runner)
@@ -266,22 +299,28 @@ def test_the_server_notes_when_a_site_has_its_answer(run):
     site = FLContext()
     site.set_prop(ReservedKey.IDENTITY_NAME, "A", private=False)
     run.fl_ctx.set_peer_context(site)
-    check = Shareable()
-    check.set_header(ReservedHeaderKey.TASK_ID, "1")
+
+    def asks(id):
+        check = Shareable()
+        check.set_header(ReservedHeaderKey.TASK_ID, id)
+        return runner._handle_task_check("", check, run.fl_ctx).get_return_code()
+
     runner._handle_job_heartbeat("", Shareable(), run.fl_ctx)
+    assert [asks("answered"), asks("given up"), asks("forgotten")] == [ReturnCode.OK, ReturnCode.OK, ReturnCode.TASK_UNKNOWN]
     assert run.progress("computed") == []
-    runner._handle_task_check("", check, run.fl_ctx)
+    assert asks("present") == ReturnCode.OK
     assert [event["site"] for event in run.progress("computed")] == ["A"]
-    assert len(told) == 2, "FLARE is told of both"
+    assert len(told) == 5, "FLARE is told of every sign"
 
 
 def test_a_site_that_repeats_itself_does_not_fill_the_server_s_disk(run):
     """Ten lines for each sign until the server asks again; what a site calls its task is not repeated."""
-    stage = StageController("train")
-    stage.communicator = SimpleNamespace(client_is_active=lambda name, reason, fl_ctx: None)
+    stage, communicator = StageController("train"), WFCommServer()
+    stage.set_communicator(communicator)
+    communicator._client_task_map = {"present": client_task()}
     stage.start_controller(run.fl_ctx)
     for _ in range(50):
-        stage.communicator.client_is_active("A", READY, run.fl_ctx)
+        communicator.process_task_check("present", run.fl_ctx)
         stage.process_result_of_unknown_task(SimpleNamespace(name="A"), "patient Miller", "1", Shareable(), run.fl_ctx)
     assert len(run.progress("computed")) == 10
     assert [event["task"] for event in run.progress("refused")] == ["unknown"] * 10

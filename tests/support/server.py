@@ -84,7 +84,9 @@ class Run:
             stage.cancel_all_tasks = lambda: None
             stage.cancel_task = self.cancel
             stage.communicator = SimpleNamespace(
-                client_is_active=lambda name, reason, fl_ctx: None, check_tasks=self.check_tasks
+                client_is_active=lambda name, reason, fl_ctx: None,
+                process_task_check=lambda id, fl_ctx: None,
+                check_tasks=self.check_tasks,
             )
             stage.system_panic = lambda reason, fl_ctx: self.panics.append(reason)
             stage.start_controller(self.fl_ctx)

@@ -1,4 +1,4 @@
-"""FLARE's admin session as we open it: how long it waits for an answer, and its errors as ours."""
+"""FLARE's admin session as we open it: how long it waits for an answer, its errors as ours, and which jobs have ended."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +26,11 @@ def opened_session(person: str, kit: Path, connect: float = CONNECT) -> Session:
     session: Session = new_secure_session(person, str(kit.resolve()), timeout=connect)
     session.set_timeout(ANSWER)
     return session
+
+
+def is_final(status: str) -> bool:
+    """Returns whether the status of a job is a final one."""
+    return status.startswith("FINISHED")
 
 
 @contextmanager

@@ -33,7 +33,6 @@ SILENT, GONE = 30.0, 600.0
 CLIENTS = 5.0  # seconds between two looks, while the server waits, at which clients have registered anew
 REPEATS = 10  # how often the server notes the same sign of a site while it waits: a site may repeat one without end
 TRIES = 5  # answers to a task that the server could not read, after which it waits for the site no more
-READY = "taskCheck"  # FLARE's client asks so, when it has an answer, whether the server still wants it
 
 
 class StageController(Controller):
@@ -52,15 +51,22 @@ class StageController(Controller):
         self.memory = persistor_of(fl_ctx).memory(fl_ctx)
         self.heard: dict[str, float] = {}  # {site: the time of its last sign of life in this stage}
         self.noted: Counter[tuple[str, str]] = Counter()  # {(event, site): how often since the last request}
-        told = self.communicator.client_is_active
+        told, wanted = self.communicator.client_is_active, self.communicator.process_task_check
 
         def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
             self.heard[client_name] = time.monotonic()
-            if reason == READY:
-                self.note("computed", client_name)
             told(client_name, reason, fl_ctx)
 
+        def process_task_check(task_id: str, fl_ctx: FLContext) -> ClientTask | None:
+            found: ClientTask | None = wanted(task_id, fl_ctx)
+            # FLARE forgets a task that is over at its next look; a site that was given up may ask about it until then
+            if found and found.task.completion_status is None and found.result_received_time is None:
+                self.note("computed", found.client.name)
+            return found
+
         self.communicator.client_is_active = client_is_active  # FLARE calls it for every request of a site's job process
+        # and this one when a site, which has an answer, asks whether the server still wants it
+        self.communicator.process_task_check = process_task_check
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:

@@ -38,7 +38,7 @@ from feddp.errors import InputError
 from feddp.files import ARTIFACTS, Event
 from feddp.limits import JSON_BYTES
 from feddp.reading import read_json
-from feddp.stages.train import exceeds
+from feddp.stages.train import compared
 from feddp.tracking import VARIABLE, Tracker, Tracking
 from feddp.tracking.curves import MEAN, SCORES, Scalar
 
@@ -141,10 +141,9 @@ class Artifacts:
         model = FLModel(metrics=means, current_round=round, meta={AppConstants.METRICS_AGGREGATION_INFO: info})
         self._event(AppEventType.AFTER_AGGREGATION, AppConstants.AGGREGATION_RESULT, model)
         ious = {site: metrics[KEY["name"]] for site, metrics in sites.items() if KEY["name"] in metrics}
-        if (self._best and not exceeds(ious, self._best)) or not ious:
-            self._best = ious | self._best
-        else:
-            self._best |= ious
+        first = bool(ious) and not self._best
+        higher, self._best = compared(ious, self._best)
+        if first or higher:
             best = {"best_round": round, "best_aggregated_metrics": means, "key_metric": KEY, "source": "feddp"}
             self._event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE, AppConstants.METRICS_SELECTION_INFO, best)
 

@@ -25,17 +25,17 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from feddp.errors import FedDPError, InputError
 from feddp.files import PROGRESS, Event, read_events
-from feddp.flare.admin_session import opened_session, session_errors
+from feddp.flare.admin_session import is_final, opened_session, session_errors
 from feddp.flare.job_folder import Job
 from feddp.flare.persistor import STATS
 from feddp.kit.approve import read_job
 from feddp.protocol import TRAIN
 from feddp.reading import counted, lasting
 from feddp.sealing.kit import ADMIN, Kit
+from feddp.stages.accounting import requests_of
 
 ROUNDS = 2
 POLL, ENDS = 2.0, 120.0  # seconds between two looks, for an aborted job to end
-FINISHED = "FINISHED"  # the beginning of every final status
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _watch(session: Session, id: str, deadline: float) -> None:
         task, done = bar.add_task(f"canary {id}: submitted", total=ROUNDS), 0
         while done < ROUNDS and time.monotonic() < deadline:
             status = session.get_job_meta(id)["status"]
-            if status.startswith(FINISHED):
+            if is_final(status):
                 return
             done = _rounds(session, id) if status == RunStatus.RUNNING.value else 0
             bar.update(task, completed=min(done, ROUNDS), description=f"canary {id}: {status.lower()}")
@@ -124,7 +124,7 @@ def _ended(session: Session, id: str) -> dict[str, Any]:
         meta: dict[str, Any] = session.get_job_meta(id)
         # FLARE writes the reasons after this status
         told = meta["status"] != RunStatus.FAILED_TO_RUN.value or JobMetaKey.JOB_DEPLOY_DETAIL.value in meta
-        if meta["status"].startswith(FINISHED) and told:
+        if is_final(meta["status"]) and told:
             return meta
         time.sleep(POLL)
     raise FedDPError(f"job {id} did not end within {ENDS:.0f} s after its abort; abort it in the admin console")
@@ -153,17 +153,14 @@ def _completes(event: Event) -> bool:
 def crossings(events: Sequence[Event]) -> dict[str, Crossing]:
     """Returns {site: its last crossing in the measured round}; a round with several phases has several."""
     found: dict[str, Crossing] = {}
-    asked: Event | None = None
-    for event in events:
-        if event["event"] == "ask":
-            asked = event if event["task"] == TRAIN and event["round"] == ROUNDS else None
-            computed: dict[str, float] = {}
-        elif asked and event["event"] == "computed":
-            computed.setdefault(event["site"], event["time"])  # FLARE's client announces again after a failure
-        elif asked and event["event"] == "answer" and event["site"] in computed:
-            site, at_site = event["site"], float(event["scalars"]["seconds"])  # rounded by the site's guard
-            to_site = max(0.0, computed[site] - asked["time"] - at_site)
-            found[site] = Crossing(asked["bytes"][site], event["bytes"], to_site, at_site, event["time"] - computed[site])
+    for request in requests_of(events):
+        if request.task != TRAIN or request.asked.get("round") != ROUNDS:
+            continue
+        for site, answer in request.answers.items():
+            to_site, back = request.ways(site)
+            if back is not None:
+                at_site = float(answer["scalars"]["seconds"])
+                found[site] = Crossing(request.asked["bytes"][site], answer["bytes"], to_site, at_site, back)
     return found
 
 
@@ -201,25 +198,19 @@ def _problems(kit: Kit, id: str, meta: Mapping[str, Any], events: Sequence[Event
 
 def _unanswered(kit: Kit, events: Sequence[Event]) -> Iterator[str]:
     """Yields a line for each site whose answer to the last task did not come in time, with the way that it is on."""
-    begins = max((number for number, event in enumerate(events) if event["event"] == "ask"), default=None)
-    if begins is None:
-        return
-    asked, later = events[begins], events[begins + 1 :]
-    heard = {kind: {event["site"] for event in later if event["event"] == kind} for kind in ("computed", "answer", "refused")}
     host, port = kit.server
-    for site in asked["sites"]:
-        if site in heard["answer"] | heard["refused"]:
-            continue
-        what = f"{site}: task {asked['task']} ({_mb(asked['bytes'][site])}) did not come back in time"
-        through = "let firewall and proxy pass messages of this size and connections of this length"
-        if site in heard["computed"]:
-            yield f"{what}: the site has its answer, which does not get through to {host}:{port}; {through}"
-        else:
-            yield (
-                f"{what}: either the site is still at work, and log.txt of the job there says `got task assignment:"
-                f" name={asked['task']}` (then allow more with --within), or the task does not get through from {host}:{port};"
-                f" {through}"
-            )
+    for last in requests_of(events)[-1:]:
+        for site in sorted(last.waiting):
+            what = f"{site}: task {last.task} ({_mb(last.asked['bytes'][site])}) did not come back in time"
+            through = "let firewall and proxy pass messages of this size and connections of this length"
+            if site in last.computed:
+                yield f"{what}: the site has its answer, which does not get through to {host}:{port}; {through}"
+            else:
+                yield (
+                    f"{what}: either the site is still at work, and log.txt of the job there says `got task assignment:"
+                    f" name={last.task}` (then allow more with --within), or the task does not get through from"
+                    f" {host}:{port}; {through}"
+                )
 
 
 def _mb(size: int) -> str:

@@ -17,7 +17,7 @@ from nvflare.fuel.flare_api.flare_api import Session
 
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS
-from feddp.flare.admin_session import opened_session, session_errors
+from feddp.flare.admin_session import is_final, opened_session, session_errors
 from feddp.provision import POLICY
 from feddp.run.keeper import watched
 from feddp.run.session import POC, Request
@@ -54,7 +54,7 @@ class PocJob:
             self._checked = time.monotonic()
             with self._asked():
                 self._status = self.session.get_job_meta(self.id)["status"]
-        return self._status.startswith("FINISHED")
+        return is_final(self._status)
 
     def outcome(self) -> tuple[bool, Path]:
         with self._asked():

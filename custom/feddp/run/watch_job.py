@@ -14,14 +14,12 @@ from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session
 
 from feddp.errors import InputError
-from feddp.flare.admin_session import opened_session, session_errors
+from feddp.flare.admin_session import is_final, opened_session, session_errors
 from feddp.flare.persistor import STANDING, STATS
 from feddp.reading import is_count, is_name, is_number, is_text
 from feddp.reporting.standing import RUNNING
 from feddp.run.watch import Look, Watched
 from feddp.sealing.kit import ADMIN, Kit
-
-FINISHED = "FINISHED"  # the beginning of every final status
 
 
 class WatchedJob(Watched):
@@ -38,7 +36,7 @@ class WatchedJob(Watched):
             if status == RunStatus.RUNNING.value:
                 self._latest = self._standing() or self._latest
                 return Look(RUNNING, self._latest or {"notes": self._absent()})
-            if not status.startswith(FINISHED):
+            if not is_final(status):
                 return Look(f"job {self.id}: {status.lower()}", {"notes": self._absent()})
         detail = meta.get(JobMetaKey.JOB_DEPLOY_DETAIL.value)
         replies = (str(line).partition(": ") for line in (detail if isinstance(detail, list) else ()))
@@ -76,7 +74,7 @@ def job_of(session: Session, id: str = "") -> WatchedJob:
     """
     with _asked("the list of jobs"):
         jobs = [_told(job, "job_id", JobMetaKey.STATUS.value) for job in session.list_jobs(id_prefix=id or None)]
-    ids = [str(job["job_id"]) for job in jobs if id or not str(job[JobMetaKey.STATUS.value]).startswith(FINISHED)]
+    ids = [str(job["job_id"]) for job in jobs if id or not is_final(job[JobMetaKey.STATUS.value])]
     if len(ids) != 1:
         what = f"{id}: there is not one job whose id begins so" if id else "not one job is under way"
         raise InputError(f"{what} (there: {', '.join(ids) or 'none'}); name a job's id")

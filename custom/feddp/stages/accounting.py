@@ -5,9 +5,11 @@ time.json holds seconds, in the lists one number per round; null if it is not kn
 {"rounds": {"wall",         the whole round
             "combining",    the mean of the contributions
             "saving"},      the server's files
- "sites": {site: {"computing", "loading", "evaluating", "storing",   as the site measured: training, images, scores, its state
+ "sites": {site: {"computing", "loading", "evaluating", "storing",   as the site measured: training, opening, scores, its state;
+                                  a process opens its folder, network and images when it first needs them
                   "receiving",    of an answer what is neither the site's own seconds nor sending: the request on its way, its
-                                  tensors, and all checks and filters of the site, those of its answer too
+                                  tensors, and all checks and filters of the site, those of its answer too; of a site that
+                                  was given the task again also its earlier attempts
                   "sending",      from the site's question whether its answer is still wanted until the server has checked it
                   "idle"}},       from there until the next phase, or until the round ends
  "stages": {stage: {"wall",       from each of its requests until the last answer to it; stage 1: the rounds and other requests
@@ -47,34 +49,17 @@ def accounted(events: Sequence[Event]) -> dict[str, Any]:
     """Returns the content of time.json for a run's events."""
     rounds: dict[int, Parts] = {}
     sites: dict[str, dict[int, Parts]] = {}
-    open_: dict[str, Parts] = {}  # of the present round
-    idle: dict[str, float] = {}  # of the present round
-    asked, computed, answered = 0.0, dict[str, float](), dict[str, float]()  # of the present phase
-
-    def waited(until: float) -> None:
-        for site, time in answered.items():
-            idle[site] = idle.get(site, 0.0) + until - time
-
-    for event in events:
-        kind = event["event"]
-        if kind == "ask" and event["task"] == protocol.TRAIN:
-            if event.get("phase"):
-                waited(event["time"])
-            else:
-                open_, idle = {}, {}
-            asked, computed, answered = event["time"], {}, {}
-        elif kind == "computed":
-            computed.setdefault(event["site"], event["time"])
-        elif kind == "answer" and event["task"] == protocol.TRAIN:
-            site, time = event["site"], event["time"]
-            parts, answered[site] = _answer(event["scalars"], time - asked, computed.get(site), time), time
-            open_[site] = _sum(open_[site], parts) if site in open_ else parts
-        elif kind == "round":
-            number = event["round"]
-            rounds[number] = {"wall": event["seconds"], "combining": event.get("combining"), "saving": event.get("saving")}
-            waited(event["time"])
-            for site in sites.keys() | open_.keys():
-                sites.setdefault(site, {})[number] = open_[site] | {"idle": idle[site]} if site in open_ else {}
+    begins = 0
+    for place, event in enumerate(events):
+        if event["event"] != "round":
+            continue
+        number, requests = event["round"], requests_of(events[begins:place])
+        begins = place
+        rounds[number] = {"wall": event["seconds"], "combining": event.get("combining"), "saving": event.get("saving")}
+        phases = [each for each in requests if each.task == protocol.TRAIN and each.asked.get("round") == number]
+        found = _of_round(phases, event["time"])
+        for site in sites.keys() | found.keys():
+            sites.setdefault(site, {})[number] = found.get(site, {})
     last = max(rounds, default=0)
     return {
         "rounds": _columns(rounds, last, ROUND),
@@ -90,6 +75,7 @@ class TaskRequest:
     asked: Event
     waiting: set[str]  # the sites that have neither answered nor been refused or given up; what they do later counts nowhere
     ended: float  # the last answer or refusal, or the end of the wait for a site
+    computed: dict[str, float] = field(default_factory=dict)  # {site: when it first asked whether its answer is wanted}
     answers: dict[str, Event] = field(default_factory=dict)  # by site
 
     @property
@@ -101,22 +87,46 @@ class TaskRequest:
         """The bytes of the tensors that the server sent and received."""
         return int(sum(self.asked["bytes"].values()) + sum(answer["bytes"] for answer in self.answers.values()))
 
+    def ways(self, site: str) -> tuple[float, float | None]:
+        """Returns the seconds of `receiving` and of `sending` of a site that answered, and said its own seconds."""
+        answer, computed = self.answers[site], self.computed.get(site)
+        sending = None if computed is None else answer["time"] - computed
+        # a site's guard rounds its seconds
+        return max(0.0, answer["time"] - self.asked["time"] - answer["scalars"]["seconds"] - (sending or 0.0)), sending
+
 
 def requests_of(events: Sequence[Event]) -> list[TaskRequest]:
     """Returns a run's requests by time; one made again, because the server was killed, is as it ended the last time."""
     requests: dict[tuple[Any, ...], TaskRequest] = {}
-    present: tuple[Any, ...] = ()  # the request that is answered now
+    present: TaskRequest | None = None  # the request that is answered now
     for event in events:
         kind, key = event["event"], tuple(event.get(name) for name in ("task", "round", "phase", "epoch"))
         if kind == "ask":
             requests.pop(key, None)
-            requests[key], present = TaskRequest(event, set(event["sites"]), event["time"]), key
-        elif kind in ("answer", "refused") and key == present and event["site"] in requests[key].waiting:
-            requests[key].waiting.remove(event["site"])
-            requests[key].ended = event["time"]
+            present = requests[key] = TaskRequest(event, set(event["sites"]), event["time"])
+        elif present is None or (site := event.get("site")) not in present.waiting:
+            continue
+        elif kind == "computed":
+            present.computed.setdefault(site, event["time"])  # FLARE's client asks again after a failure
+        elif kind == "again":
+            present.computed.pop(site, None)  # it computes anew
+        elif kind in ("answer", "refused") and requests.get(key) is present:
+            present.waiting.remove(site)
+            present.ended = event["time"]
             if kind == "answer":
-                requests[key].answers[event["site"]] = event
+                present.answers[site] = event
     return list(requests.values())
+
+
+def _of_round(phases: Sequence[TaskRequest], ended: float) -> dict[str, Parts]:
+    """Returns the parts of every site that answered in one of a round's phases."""
+    found: dict[str, Parts] = {}
+    ends = [*(phase.asked["time"] for phase in phases[1:]), ended]
+    for phase, until in zip(phases, ends[: len(phases)], strict=True):
+        for site in phase.answers:
+            parts = _parts(phase, site, until)
+            found[site] = _sum(found[site], parts) if site in found else parts
+    return found
 
 
 def _by_stage(events: Sequence[Event], rounds: float) -> dict[str, Any]:
@@ -140,15 +150,17 @@ def _by_stage(events: Sequence[Event], rounds: float) -> dict[str, Any]:
     }
 
 
-def _answer(scalars: Mapping[str, Any], seconds: float, computed: float | None, now: float) -> Parts:
-    """Returns the parts of one answer, `seconds` after its request."""
+def _parts(request: TaskRequest, site: str, until: float) -> Parts:
+    """Returns the parts of a site's answer, and of its wait `until` the next phase or the round's end."""
+    scalars = request.answers[site]["scalars"]
     own: Parts = {name: scalars.get(scalar) for name, scalar in _OWN.items()}
-    sending = None if computed is None else now - computed
+    receiving, sending = request.ways(site)
     return {
         "computing": None if own["loading"] is None else max(0.0, scalars["seconds"] - sum(v or 0.0 for v in own.values())),
         **own,
-        "receiving": max(0.0, seconds - scalars["seconds"] - (sending or 0.0)),
+        "receiving": receiving,
         "sending": sending,
+        "idle": until - request.answers[site]["time"],
     }
 
 

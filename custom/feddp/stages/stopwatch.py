@@ -1,20 +1,16 @@
 """Measures where the time of a round goes."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Runs from its creation.
+    """Runs from its creation."""
 
-    Args:
-        parts: names of parts that are 0 if nothing of theirs happens.
-    """
-
-    def __init__(self, parts: Sequence[str] = ()):
+    def __init__(self) -> None:
         self._started = time.monotonic()
-        self.parts = dict.fromkeys(parts, 0.0)  # seconds per part
+        self.parts: dict[str, float] = {}  # seconds per part
 
     @property
     def seconds(self) -> float:

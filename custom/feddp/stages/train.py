@@ -103,20 +103,22 @@ class Best:
                     "no site sent its validation IoU: every site has fewer images than min_images in its policy."
                     " The best round is therefore unknown; submit the job with --set start=last"
                 )
-        elif memory.best_round is None or exceeds(ious, memory.best_ious):
-            memory.best_ious, memory.best_round = memory.best_ious | ious, round
+            return
+        higher, memory.best_ious = compared(ious, memory.best_ious)
+        if memory.best_round is None or higher:
+            memory.best_round = round
             memory.keep_best()
-        else:
-            memory.best_ious = ious | memory.best_ious
 
 
-def exceeds(ious: Mapping[str, float], best: Mapping[str, float]) -> bool:
-    """Whether the mean over the sites in both is higher in `ious`; without such a site it is not."""
+def compared(ious: Mapping[str, float], best: Mapping[str, float]) -> tuple[bool, dict[str, float]]:
+    """Compares a round's scores by site with those that count for the best round.
+
+    Returns:
+        Whether their mean over the sites in both is higher; without such a site it is not. Then the scores that count from now.
+    """
     common = sorted(ious.keys() & best.keys())
-    if not common:
-        return False
-    mean, highest = (sum(scores[site] for site in common) / len(common) for scores in (ious, best))
-    return mean > highest
+    mean, highest = (sum(scores[site] for site in common) / max(1, len(common)) for scores in (ious, best))
+    return mean > highest, {**best, **ious} if mean > highest else {**ious, **best}
 
 
 def _ask_to_train(server: Server, shared: Tensors, t: int, phase: int, spool: Spool) -> dict[str, Message]:
@@ -154,19 +156,26 @@ def answer(task: str, message: Message, host: Host) -> Message:
     if task == protocol.INITIAL:
         initial.keep(host, message.tensors)
         return Message()
-    site = host.open()
+    watch = Stopwatch()
+    with watch.part(protocol.LOADING):
+        site = host.open()
     # the site reports which round and phase it answers
     said: dict[str, Any] = {name: message.scalars.get(name) for name in ("round", "phase", "keep")}
     round, phase, best = said.values()
     if task == protocol.TRAIN:
-        mine, metrics = train(site, message.tensors, round, best, phase)
+        mine, metrics = train(site, message.tensors, round, best, phase, watch)
         return Message(mine, {"round": round, "phase": phase, **metrics})
     scores = (adopt if task == protocol.ADOPT else score)(site, message.tensors, round)
     return Message(scalars={**scores, "round": round})
 
 
 def train(
-    site: Site, shared: Mapping[str, Tensor], round: int, best: int | None = None, phase: int = 0
+    site: Site,
+    shared: Mapping[str, Tensor],
+    round: int,
+    best: int | None = None,
+    phase: int = 0,
+    watch: Stopwatch | None = None,
 ) -> tuple[Tensors, Scores]:
     """Runs one round or phase: scores, trains and stores v_k = γ^t ∪ ρ_k^t; returns γ_k and scalars.
 
@@ -175,17 +184,18 @@ def train(
         round: t, from 0: the next round, a later one if the site missed some, or the last or the first one again.
         best: the best round so far; its state stays on disk.
         phase: from 0. Every phase ends with an aggregation; the received tensors are scored in the first phase.
+        watch: runs since the site was asked, so that what it opened first counts; default: from now on.
 
     Returns:
         The site's shared tensors after training, and its metrics: the loss; from the second round on Dice and IoU of
-        v_k as it was received; the number of training samples; the seconds it took, and of them those for loading images, for
-        evaluation, and for the state on disk.
+        v_k as it was received; the number of training samples; the seconds it took, and of them those for loading (folder,
+        network and images), for evaluation, and for the state on disk.
 
     Raises:
         PolicyError: the plan has no such round or phase, `best` was not scored, or the site no longer has the state before
             the round.
     """
-    watch, plan = Stopwatch((protocol.LOADING, protocol.STORING)), site.plan
+    watch, plan = watch or Stopwatch(), site.plan
     require(site.name, "round", round, 0, plan.rounds - 1)
     require(site.name, "phase", phase, 0, plan.phases - 1)
     if best is not None:

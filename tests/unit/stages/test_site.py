@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from feddp.errors import FedDPError, Stopped
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
 from feddp.plan.resolve import build_network
-from feddp.protocol import LOADING, STORING
+from feddp.protocol import LOADING, STORING, TRAIN
 from feddp.stages.calibrate import calibrate, personal
 from feddp.stages.evaluate import evaluate
+from feddp.stages.message import Message
 from feddp.stages.site import Site
-from feddp.stages.train import adopt, train
+from feddp.stages.train import adopt, answer, train
 from feddp.stages.tune import tune
 from feddp.training.calibration import mean_scores
 from feddp.training.columns import METRICS, columns
@@ -151,6 +153,24 @@ def test_a_round_reports_the_scores_of_what_was_received(plan_for, open_site, to
     wanted = mean_scores(network, site.validation)
     _, later = train(site, received, 1)
     assert {name: later[name] for name in ("dice", "iou")} == wanted
+
+
+def test_a_site_that_opens_for_a_round_counts_it_as_loading(plan_for, open_site, toy, monkeypatch):
+    """A clock that stands still but for 5 s, in which the folder is opened and the network built: these are the seconds of the
+    round, and all of them loading. The second round finds the site open, and takes none."""
+    now = [0.0]
+    monkeypatch.setattr("feddp.stages.stopwatch.time", SimpleNamespace(monotonic=lambda: now[0]))
+    site = open_site(plan_for(network=toy))
+    opening = [5.0, 0.0]
+
+    def opened():
+        now[0] += opening.pop(0)
+        return site
+
+    host, gamma = SimpleNamespace(open=opened), first(site)
+    for round, seconds in enumerate((5.0, 0.0)):
+        said = answer(TRAIN, Message(gamma, {"round": round, "phase": 0}), host).scalars
+        assert (said["seconds"], said[LOADING], said[STORING]) == (seconds, seconds, 0.0)
 
 
 def test_an_aborted_round_leaves_no_state(plan_for, open_site, toy):
