@@ -11,6 +11,8 @@ shared_best.safetensors        γ of the best round so far
 
 import json
 import os
+import shutil
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,8 @@ class ServerMemory:
         self.empty: dict[str, int] = {}  # {site: in how many rounds in a row its network found nothing (`feddp.stages.empty`)}
         self.without: dict[str, dict[str, str]] = {}  # {consent word: {site that took no part in the exchange: why}}
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
+        self._progress: tuple[Path, ...] = (folder / PROGRESS,)  # one file, or two with the same lines (`_continue_progress`)
+        self._telling = threading.Lock()
         self._watchers: list[Callable[[Event], None]] = []
         if request is None:
             self._open()
@@ -80,7 +84,7 @@ class ServerMemory:
             self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         heads = f"at the sites, states of stage {HEADS} have replaced those of its last rounds"
         claim(self.kept, self.plan.to_json(), fixed=heads if HEADS in self.plan.stages else "")
-        self._link_progress()
+        self._continue_progress()
         if not self._file(LATEST).exists():
             return
         try:
@@ -116,7 +120,7 @@ class ServerMemory:
         for name in (BEST, LATEST, PREVIOUS):
             file = self._file(name)
             if file.exists() and _round_of(file) == str(self.best_round):
-                _hard_link(file, self._file(BEST))
+                _place(file, self._file(BEST))
                 self._link(BEST)
                 return
         self.progress("damaged", message=f"the shared tensors of round {self.best_round}, the best so far, are lost")
@@ -164,13 +168,13 @@ class ServerMemory:
     def _write(self, shared: Mapping[str, Tensor]) -> None:
         state = {name: getattr(self, name) for name in (*_NUMBERS, *_LISTS)}
         if self._file(LATEST).exists():
-            _hard_link(self._file(LATEST), self._file(PREVIOUS))
+            _place(self._file(LATEST), self._file(PREVIOUS))
         save_network(self._file(LATEST), dict(shared), {"round": str(self.round), "state": json.dumps(state)})
         self._link(LATEST)
 
     def keep_best(self) -> None:
-        """Marks the latest round as the best so far: a hard link to its file, which `save` replaces and never edits."""
-        _hard_link(self._file(LATEST), self._file(BEST))
+        """Marks the latest round as the best so far."""
+        _place(self._file(LATEST), self._file(BEST))
         self._link(BEST)
 
     def load(self, name: str) -> tuple[Tensors, int]:
@@ -183,14 +187,20 @@ class ServerMemory:
 
     def _link(self, name: str) -> None:
         """Shows a file of the run in this job's folder, from which it is downloaded."""
-        _hard_link(self._file(name), self.folder / f"{name}.safetensors")
+        _place(self._file(name), self.folder / f"{name}.safetensors")
 
-    def _link_progress(self) -> None:
-        """Continues the progress of the jobs before this one: one file, in the run's folder and in this job's."""
-        path = self.kept / PROGRESS
+    def _continue_progress(self) -> None:
+        """Continues the progress of the jobs before this one: one file, in the run's folder and in this job's.
+
+        In a container these are two file systems, and so two files: the run's takes each line first, and this job's, which
+        begins as its copy, takes it then. A process killed in between leaves the line to the next job's copy.
+        """
+        path, shown = self.kept / PROGRESS, self.folder / PROGRESS
         with writing(path):
             path.touch()
-        _hard_link(path, self.folder / PROGRESS)
+        _place(path, shown)
+        if not shown.samefile(path):
+            self._progress = (path, shown)
 
     def note_missed(self, sites: Collection[str]) -> None:
         """Counts a round that ends without the contributions of these sites."""
@@ -204,7 +214,11 @@ class ServerMemory:
 
     def progress(self, event: str, **metadata: Any) -> None:
         """Appends a line to progress.jsonl, which `feddp run` follows, and shows it to the watchers."""
-        appended = append_event(self.folder / PROGRESS, event, **metadata)
+        first, *copies = self._progress
+        with self._telling:  # the lines have one order in both files
+            appended = append_event(first, event, **metadata)
+            for copy in copies:
+                append_event(copy, **appended)
         for watcher in self._watchers:
             watcher(appended)
 
@@ -232,12 +246,18 @@ def _round_of(file: Path) -> str | None:
         return None
 
 
-def _hard_link(source: Path, target: Path) -> None:
-    """Gives a file a second name, which replaces an older file of that name."""
+def _place(source: Path, target: Path) -> None:
+    """Gives a file a second name, which replaces an older file of that name; where there can be none, a copy.
+
+    A file of tensors is replaced and never edited, so that both are the same to its readers.
+    """
     if target.exists() and target.samefile(source):
         return
-    with replacing(target) as link:
-        os.link(source, link)
+    with replacing(target) as part:
+        try:
+            os.link(source, part)
+        except OSError:  # another file system, as in a container, or one without links
+            shutil.copyfile(source, part)
 
 
 def start_file(folder: Path, round: int) -> Path:
