@@ -6,7 +6,9 @@ before it left in the run's own folder.
 plan.json                      the plan of the run
 shared_latest.safetensors      γ of the last completed round; its metadata hold the round and the rest of the state
 shared_previous.safetensors    the same of the time before, in case the latest is damaged
-shared_best.safetensors        γ of the best round so far
+shared_best_12.safetensors     γ of round 12, the best so far by the state in one of these two files, or marked since
+
+A job's own folder, which is downloaded, shows the latest and the best one (shared_best.safetensors), and the progress.
 """
 
 import json
@@ -64,6 +66,7 @@ class ServerMemory:
         self.start_round: int | None = None  # the round from which the stages after stage 1 start
         self.best_round: int | None = None
         self.best_ious: dict[str, float] = {}  # {site: validation IoU} of the best round (`train.Best`)
+        self._written_best: int | None = None  # the best round in the state on the disk
         self.done: list[str] = []  # completed stages
         self.handshakes: dict[str, Tensors] = {}  # {consent word: handshakes of the consenting sites, named `<site>/<name>`}
         self.peers: dict[str, list[str]] = {}  # {site: the peers it was calibrated with}
@@ -109,19 +112,20 @@ class ServerMemory:
         if self.best_round is not None and not self.best_ious:  # an earlier version kept their mean alone
             scored = curves(self.events()).items()
             self.best_ious = {site: rounded(IOU, iou[self.best_round]) for site, iou in scored if self.best_round in iou}
-        self._link(LATEST)
+        self._written_best = self.best_round
+        self._show(LATEST, LATEST)
         self._restore_best()
         self.progress("resumed", round=self.round, of=self.plan.rounds, done=self.done, epoch=self.epoch)
 
     def _restore_best(self) -> None:
-        """Finds γ of the best round again: a server killed while it marked a better one has the file under another name."""
+        """Finds γ of the best round again; an earlier version had one file for whatever round was the best."""
         if self.best_round is None:
             return
-        for name in (BEST, LATEST, PREVIOUS):
+        for name in (self.best, BEST, LATEST, PREVIOUS):
             file = self._file(name)
             if file.exists() and _round_of(file) == str(self.best_round):
-                _place(file, self._file(BEST))
-                self._link(BEST)
+                _place(file, self._file(self.best))
+                self._show(self.best, BEST)
                 return
         self.progress("damaged", message=f"the shared tensors of round {self.best_round}, the best so far, are lost")
         self.best_round, self.best_ious = None, {}
@@ -170,12 +174,22 @@ class ServerMemory:
         if self._file(LATEST).exists():
             _place(self._file(LATEST), self._file(PREVIOUS))
         save_network(self._file(LATEST), dict(shared), {"round": str(self.round), "state": json.dumps(state)})
-        self._link(LATEST)
+        self._show(LATEST, LATEST)
+        named = {_best_of(self._written_best), self.best}  # by the states of the previous and of the latest file
+        for file in self.kept.glob(f"{BEST}*.safetensors"):
+            if file.stem not in named:
+                file.unlink()
+        self._written_best = self.best_round
+
+    @property
+    def best(self) -> str:
+        """The name of the file with γ of the best round so far."""
+        return _best_of(self.best_round)
 
     def keep_best(self) -> None:
-        """Marks the latest round as the best so far."""
-        _place(self._file(LATEST), self._file(BEST))
-        self._link(BEST)
+        """Marks the latest round as the best so far. The former best's file stays as long as a state on the disk names it."""
+        _place(self._file(LATEST), self._file(self.best))
+        self._show(self.best, BEST)
 
     def load(self, name: str) -> tuple[Tensors, int]:
         """Returns γ and its round."""
@@ -185,9 +199,9 @@ class ServerMemory:
     def _file(self, name: str) -> Path:
         return self.kept / f"{name}.safetensors"
 
-    def _link(self, name: str) -> None:
-        """Shows a file of the run in this job's folder, from which it is downloaded."""
-        _place(self._file(name), self.folder / f"{name}.safetensors")
+    def _show(self, name: str, shown: str) -> None:
+        """Shows a file of the run as `shown` in this job's folder, from which it is downloaded."""
+        _place(self._file(name), self.folder / f"{shown}.safetensors")
 
     def _continue_progress(self) -> None:
         """Continues the progress of the jobs before this one: one file, in the run's folder and in this job's.
@@ -244,6 +258,10 @@ def _round_of(file: Path) -> str | None:
         return outline(file)[1].get("round")
     except InputError:
         return None
+
+
+def _best_of(round: int | None) -> str:
+    return f"{BEST}_{round}"
 
 
 def _place(source: Path, target: Path) -> None:
