@@ -65,7 +65,7 @@ def kits(tmp_path_factory, tiny_root):
     for runtime in ("docker", "kubernetes"):
         for name in (SERVER, HOSPITAL):
             prepare(folder / "plain" / name, folder / runtime / name, runtime)
-            ours = "server.yml" if name == SERVER else f"hospital.{runtime}.yml"
+            ours = f"{'server' if name == SERVER else 'hospital'}.{runtime}.yml"
             text = (IMAGES / ours).read_text().replace(": /data/site", f": {tiny_root / 'site-1'}")
             text = text.replace(": /data/kept", f": {folder / 'kept'}")
             (folder / runtime / name / "local/study_runtime.yaml").write_text(text)
@@ -258,6 +258,24 @@ def test_a_prepared_kit_below_the_minimum_is_one_line(spoil, name, change, words
     (line,) = spoil(name, change)
     assert words in line
     assert line.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.pop("env"), "NVFL_RESULT_ROOT is None, which is not a dataset mounted for writing"),
+        (lambda s: s["datasets"]["kept"].update(source="/nowhere"), "/nowhere: is not a folder, but jobs write there"),
+    ],
+)
+def test_a_server_s_kit_too_names_a_folder_that_outlives_its_jobs(kits, tmp_path, change, words):
+    """Else no run could be continued: of a job's workspace FLARE keeps the job's own run folder alone."""
+    kit = Path(shutil.copytree(kits / "docker" / SERVER, tmp_path / "kit"))
+    path = kit / "local/study_runtime.yaml"
+    content = yaml.safe_load(path.read_text())
+    study(change)(content)
+    path.write_text(json.dumps(content))
+    (line,) = said(kit)
+    assert words in line
 
 
 def test_a_changed_start_script_is_found(kits, tmp_path):

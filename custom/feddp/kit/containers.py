@@ -1,4 +1,4 @@
-"""Checks a kit prepared for containers (`nvflare deploy prepare`): the containers of jobs must fit the site's policy."""
+"""Checks a kit prepared for containers (`nvflare deploy prepare`): the containers of jobs must fit the participant's policy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from nvflare.app_opt.job_launcher.study_runtime import StudyRuntime, load_study_
 from feddp.errors import BadFile, Problem
 from feddp.limits import CONFIG_BYTES
 from feddp.reading import opened
-from feddp.sealing.kit import CLIENT, Kit, components
+from feddp.sealing.kit import Kit, components
 
 DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
 LAUNCHERS = {f"nvflare.app_opt.job_launcher.{runtime}_launcher.": runtime for runtime in (DOCKER, KUBERNETES)}
@@ -36,7 +36,7 @@ def runtime(kit: Kit) -> str | None:
 
 @dataclass(frozen=True)
 class Containers:
-    """The site's settings for the containers of jobs: of each study, from `file`, and of the launcher, for all."""
+    """A participant's settings for the containers of jobs: of each study, from `file`, and of the launcher, for all."""
 
     runtime: str
     file: Path
@@ -68,20 +68,19 @@ class Containers:
         """The settings for FedDP's jobs."""
         return self.studies.get(DEFAULT_STUDY) or StudyRuntime(DEFAULT_STUDY)
 
-    def problems(self, kind: str) -> list[Problem]:
-        """Returns the problems of the settings: code, a missing image, a site's files that would not outlive the container."""
+    def problems(self) -> list[Problem]:
+        """Returns the problems of the settings: code, a missing image, files of a run that would not outlive the container."""
         problems = [*self._code()]
         if not self.given.container_image:
             remedy = f"Name it as studies.{DEFAULT_STUDY}.container.image; jobs that name an image are refused"
             problems.append(Problem(self.file, "names no image for jobs", remedy))
-        if kind == CLIENT:
-            kept = self.given.env.get(RESULTS)
-            mount = self._mount(Path(kept)) if kept else None
-            if mount is None or mount.read_only:
-                what = f"keeps no files of a job: {RESULTS} is {kept!r}, which is not a dataset mounted for writing"
-                problems.append(Problem(self.file, what, SEE))
-            elif self.runtime == DOCKER and not Path(mount.source).is_dir():
-                problems.append(Problem(Path(mount.source), "is not a folder, but jobs write there", "Create it"))
+        kept = self.given.env.get(RESULTS)
+        mount = self._mount(Path(kept)) if kept else None
+        if mount is None or mount.read_only:
+            what = f"keeps no files of a job: {RESULTS} is {kept!r}, which is not a dataset mounted for writing"
+            problems.append(Problem(self.file, what, SEE))
+        elif self.runtime == DOCKER and not Path(mount.source).is_dir():
+            problems.append(Problem(Path(mount.source), "is not a folder, but jobs write there", "Create it"))
         return problems
 
     def kept(self) -> Path | None:
@@ -90,7 +89,7 @@ class Containers:
         Raises:
             BadFile: no files outlive a job.
         """
-        if problems := self.problems(CLIENT):
+        if problems := self.problems():
             raise BadFile(problems[0])
         return self.here(Path(self.given.env[RESULTS]))
 
@@ -114,7 +113,7 @@ class Containers:
         for study in self.studies.values():
             for mount in study.datasets:
                 if not mount.read_only and study.env.get(RESULTS) not in (None, mount.mount_path):
-                    what = f"mounts {mount.source} for writing, which is not the folder for the site's files ({RESULTS})"
+                    what = f"mounts {mount.source} for writing, which is not the folder for the files of runs ({RESULTS})"
                     yield Problem(self.file, what, "Mount it read-only")
                 if self.runtime == DOCKER and (Path(mount.source) == Path("/") or Path(mount.source).is_socket()):
                     yield Problem(

@@ -92,6 +92,6 @@ def _nobody(rule: Any) -> bool:
 
 
 def _containers(kit: Kit) -> list[Problem]:
-    """If jobs run in containers, checks that each has an image and that a site's files outlive the container."""
+    """If jobs run in containers, checks that each has an image and that the files of a run outlive the container."""
     containers = Containers.of(kit)
-    return containers.problems(kit.kind) if containers else []
+    return containers.problems() if containers else []

@@ -6,11 +6,15 @@ before it left in the run's own folder.
 plan.json                      the plan of the run
 shared_latest.safetensors      γ of the last completed round; its metadata hold the round and the rest of the state
 shared_previous.safetensors    the same of the time before, in case the latest is damaged
-shared_best.safetensors        γ of the best round so far
+shared_best_12.safetensors     γ of round 12, the best so far by the state in one of these two files, or marked since
+
+A job's own folder, which is downloaded, shows the latest and the best one (shared_best.safetensors), and the progress.
 """
 
 import json
 import os
+import shutil
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,7 @@ class ServerMemory:
         self.start_round: int | None = None  # the round from which the stages after stage 1 start
         self.best_round: int | None = None
         self.best_ious: dict[str, float] = {}  # {site: validation IoU} of the best round (`train.Best`)
+        self._written_best: int | None = None  # the best round in the state on the disk
         self.done: list[str] = []  # completed stages
         self.handshakes: dict[str, Tensors] = {}  # {consent word: handshakes of the consenting sites, named `<site>/<name>`}
         self.peers: dict[str, list[str]] = {}  # {site: the peers it was calibrated with}
@@ -70,6 +75,8 @@ class ServerMemory:
         self.empty: dict[str, int] = {}  # {site: in how many rounds in a row its network found nothing (`feddp.stages.empty`)}
         self.without: dict[str, dict[str, str]] = {}  # {consent word: {site that took no part in the exchange: why}}
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
+        self._progress: tuple[Path, ...] = (folder / PROGRESS,)  # one file, or two with the same lines (`_continue_progress`)
+        self._telling = threading.Lock()
         self._watchers: list[Callable[[Event], None]] = []
         if request is None:
             self._open()
@@ -80,7 +87,7 @@ class ServerMemory:
             self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         heads = f"at the sites, states of stage {HEADS} have replaced those of its last rounds"
         claim(self.kept, self.plan.to_json(), fixed=heads if HEADS in self.plan.stages else "")
-        self._link_progress()
+        self._continue_progress()
         if not self._file(LATEST).exists():
             return
         try:
@@ -105,19 +112,20 @@ class ServerMemory:
         if self.best_round is not None and not self.best_ious:  # an earlier version kept their mean alone
             scored = curves(self.events()).items()
             self.best_ious = {site: rounded(IOU, iou[self.best_round]) for site, iou in scored if self.best_round in iou}
-        self._link(LATEST)
+        self._written_best = self.best_round
+        self._show(LATEST, LATEST)
         self._restore_best()
         self.progress("resumed", round=self.round, of=self.plan.rounds, done=self.done, epoch=self.epoch)
 
     def _restore_best(self) -> None:
-        """Finds γ of the best round again: a server killed while it marked a better one has the file under another name."""
+        """Finds γ of the best round again; an earlier version had one file for whatever round was the best."""
         if self.best_round is None:
             return
-        for name in (BEST, LATEST, PREVIOUS):
+        for name in (self.best, BEST, LATEST, PREVIOUS):
             file = self._file(name)
             if file.exists() and _round_of(file) == str(self.best_round):
-                _hard_link(file, self._file(BEST))
-                self._link(BEST)
+                _place(file, self._file(self.best))
+                self._show(self.best, BEST)
                 return
         self.progress("damaged", message=f"the shared tensors of round {self.best_round}, the best so far, are lost")
         self.best_round, self.best_ious = None, {}
@@ -164,14 +172,24 @@ class ServerMemory:
     def _write(self, shared: Mapping[str, Tensor]) -> None:
         state = {name: getattr(self, name) for name in (*_NUMBERS, *_LISTS)}
         if self._file(LATEST).exists():
-            _hard_link(self._file(LATEST), self._file(PREVIOUS))
+            _place(self._file(LATEST), self._file(PREVIOUS))
         save_network(self._file(LATEST), dict(shared), {"round": str(self.round), "state": json.dumps(state)})
-        self._link(LATEST)
+        self._show(LATEST, LATEST)
+        named = {_best_of(self._written_best), self.best}  # by the states of the previous and of the latest file
+        for file in self.kept.glob(f"{BEST}*.safetensors"):
+            if file.stem not in named:
+                file.unlink()
+        self._written_best = self.best_round
+
+    @property
+    def best(self) -> str:
+        """The name of the file with γ of the best round so far."""
+        return _best_of(self.best_round)
 
     def keep_best(self) -> None:
-        """Marks the latest round as the best so far: a hard link to its file, which `save` replaces and never edits."""
-        _hard_link(self._file(LATEST), self._file(BEST))
-        self._link(BEST)
+        """Marks the latest round as the best so far. The former best's file stays as long as a state on the disk names it."""
+        _place(self._file(LATEST), self._file(self.best))
+        self._show(self.best, BEST)
 
     def load(self, name: str) -> tuple[Tensors, int]:
         """Returns γ and its round."""
@@ -181,16 +199,22 @@ class ServerMemory:
     def _file(self, name: str) -> Path:
         return self.kept / f"{name}.safetensors"
 
-    def _link(self, name: str) -> None:
-        """Shows a file of the run in this job's folder, from which it is downloaded."""
-        _hard_link(self._file(name), self.folder / f"{name}.safetensors")
+    def _show(self, name: str, shown: str) -> None:
+        """Shows a file of the run as `shown` in this job's folder, from which it is downloaded."""
+        _place(self._file(name), self.folder / f"{shown}.safetensors")
 
-    def _link_progress(self) -> None:
-        """Continues the progress of the jobs before this one: one file, in the run's folder and in this job's."""
-        path = self.kept / PROGRESS
+    def _continue_progress(self) -> None:
+        """Continues the progress of the jobs before this one: one file, in the run's folder and in this job's.
+
+        In a container these are two file systems, and so two files: the run's takes each line first, and this job's, which
+        begins as its copy, takes it then. A process killed in between leaves the line to the next job's copy.
+        """
+        path, shown = self.kept / PROGRESS, self.folder / PROGRESS
         with writing(path):
             path.touch()
-        _hard_link(path, self.folder / PROGRESS)
+        _place(path, shown)
+        if not shown.samefile(path):
+            self._progress = (path, shown)
 
     def note_missed(self, sites: Collection[str]) -> None:
         """Counts a round that ends without the contributions of these sites."""
@@ -204,7 +228,11 @@ class ServerMemory:
 
     def progress(self, event: str, **metadata: Any) -> None:
         """Appends a line to progress.jsonl, which `feddp run` follows, and shows it to the watchers."""
-        appended = append_event(self.folder / PROGRESS, event, **metadata)
+        first, *copies = self._progress
+        with self._telling:  # the lines have one order in both files
+            appended = append_event(first, event, **metadata)
+            for copy in copies:
+                append_event(copy, **appended)
         for watcher in self._watchers:
             watcher(appended)
 
@@ -232,12 +260,22 @@ def _round_of(file: Path) -> str | None:
         return None
 
 
-def _hard_link(source: Path, target: Path) -> None:
-    """Gives a file a second name, which replaces an older file of that name."""
+def _best_of(round: int | None) -> str:
+    return f"{BEST}_{round}"
+
+
+def _place(source: Path, target: Path) -> None:
+    """Gives a file a second name, which replaces an older file of that name; where there can be none, a copy.
+
+    A file of tensors is replaced and never edited, so that both are the same to its readers.
+    """
     if target.exists() and target.samefile(source):
         return
-    with replacing(target) as link:
-        os.link(source, link)
+    with replacing(target) as part:
+        try:
+            os.link(source, part)
+        except OSError:  # another file system, as in a container, or one without links
+            shutil.copyfile(source, part)
 
 
 def start_file(folder: Path, round: int) -> Path:

@@ -20,7 +20,6 @@ from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
 from feddp.stages import empty, initial
 from feddp.stages.host import Host
-from feddp.stages.memory import BEST
 from feddp.stages.message import Message
 from feddp.stages.order import require, state_before
 from feddp.stages.round import LocalRound, keep
@@ -43,12 +42,12 @@ def serve(server: Server) -> None:
     shared, best = memory.latest(), Best(server)
     method = build_method(plan)
     for t in range(memory.round, plan.rounds):
-        watch, slowest, absent = Stopwatch(), 0.0, set[str]()
+        watch, slowest, absent, scored = Stopwatch(), 0.0, set[str](), dict[str, Message]()
         for phase in range(plan.phases):
             with Spool(memory.kept) as spool:
                 answers = _ask_to_train(server, shared, t, phase, spool)
                 if t > 0 and phase == 0:
-                    best.note(t, answers)
+                    scored = answers
                     empty.warn(server, answers)
                 sent = {site: answer.tensors for site, answer in answers.items()}
                 weights = method.weights(plan, {site: answer.scalars["samples"] for site, answer in answers.items()})
@@ -58,6 +57,8 @@ def serve(server: Server) -> None:
             shared = mean | dict(method.aggregate(before, after, weights))
             slowest += max(answer.scalars["seconds"] for answer in answers.values())
             absent |= set(server.joined()) - answers.keys()
+        if scored:  # after the last phase: in all of them the sites keep the state of the best round that the last save names
+            best.note(t, scored)
         memory.note_missed(absent)
         with watch.part("saving"):
             server.save(shared, t + 1)
@@ -69,7 +70,7 @@ def serve(server: Server) -> None:
         best.note(start, _ask_to_score(server, protocol.ADOPT, shared, start))
     else:
         best.note(start, _ask_to_score(server, protocol.SCORE, shared, start))
-        chosen, start = memory.load(BEST)
+        chosen, start = memory.load(memory.best)
         _ask_to_score(server, protocol.ADOPT, chosen, start)
     memory.start_round = start
 

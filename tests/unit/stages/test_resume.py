@@ -191,7 +191,7 @@ def memory_of(tmp_path, plan):
 
 def test_a_server_killed_while_it_marked_a_better_round_finds_the_best_one(tmp_path, plan_for, toy):
     """keep_best links γ² as the best; the process dies before the next save writes that round 2 is the best. The last save says
-    round 1, whose γ is the previous file."""
+    round 1."""
     plan = plan_for(method="fedavg", network=toy, rounds=5)
     memory = memory_of(tmp_path, plan)
     gamma = memory.first()
@@ -200,10 +200,11 @@ def test_a_server_killed_while_it_marked_a_better_round_finds_the_best_one(tmp_p
         if round == 1:
             memory.best_round, memory.best_ious = 1, {"A": 0.5}
             memory.keep_best()
+    memory.best_round, memory.best_ious = 2, {"A": 0.6}
     memory.keep_best()
-    assert memory.load("shared_best")[1] == 2, "the control"
+    assert memory.load(memory.best)[1] == 2, "the control"
     again = memory_of(tmp_path, plan)
-    found, round = again.load("shared_best")
+    found, round = again.load(again.best)
     assert (again.best_round, round) == (1, 1)
     assert all(found[name].equal(gamma[name] + 1) for name in gamma)
 
@@ -217,7 +218,7 @@ def test_damaged_best_tensors_are_lost_and_said(tmp_path, plan_for, toy):
         if round == 1:
             memory.best_round, memory.best_ious = 1, {"A": 0.5}
             memory.keep_best()
-    (tmp_path / "kept/shared_best.safetensors").write_bytes(b"\xff" * 100)
+    (tmp_path / "kept/shared_best_1.safetensors").write_bytes(b"\xff" * 100)
     again = memory_of(tmp_path, plan)
     assert (again.round, again.best_round, again.best_ious) == (3, None, {})
     said = [event["message"] for event in read_events(tmp_path / "job/progress.jsonl") if event["event"] == "damaged"]
