@@ -95,6 +95,12 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in FULL)
 
 
+def wait(device: str) -> None:
+    """Waits until the device has computed what it was given, before a time is taken."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)  # a GPU answers before it has computed
+
+
 def _without_tf32() -> None:
     """On a GPU, torch's default lets convolutions round float32 to TF32, which has ten bits; an environment, products too."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
