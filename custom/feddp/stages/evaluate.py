@@ -11,6 +11,7 @@ from torch import Tensor
 from feddp import protocol
 from feddp.data.loading import spacing
 from feddp.errors import ContributionError
+from feddp.files import replacing
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, STAGES
 from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD, Sent
 from feddp.reading import is_number
@@ -167,7 +168,7 @@ def _forget_peers(site: Site) -> None:
 def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, final: str) -> dict[str, Any]:
     """Writes each network's rows to `<what>s.csv` and returns the summaries, which may leave."""
     names = dict.fromkeys(name for values in rows.values() for row in values.values() for name in row)
-    with open(site.store.folder / f"{what}s.csv", "w", newline="", encoding="utf-8") as handle:
+    with replacing(site.store.folder / f"{what}s.csv") as part, open(part, "w", newline="", encoding="utf-8") as handle:
         writer = csv.DictWriter(handle, ["network", what, *names])  # a field stays empty where a value is unknown
         writer.writeheader()
         for slot, values in rows.items():
