@@ -84,7 +84,7 @@ def run(request: Request) -> dict[str, Any]:
         sites = {}
         for name, folder in folders.items():
             with memory_of(name):
-                site = Site(name, folder, plan, Store(out / "workspace" / name), pool.device)
+                site = Site(name, folder, plan, Store(out / "workspace" / name), pool.device, stopped=stopped.is_set)
                 site.store.write(train.START, network, **plan.metadata, **folder.metadata, site=name)
                 sites[name] = {when: summary for when, summary in evaluate(site).items() if when != "peers"}
             copy_results(site.store.folder, site_folder(out, name))

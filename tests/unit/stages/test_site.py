@@ -459,6 +459,16 @@ def test_a_full_disk_in_the_evaluation_is_said_and_leaves_no_table(adopted):
     assert evaluate(one)["final"].keys() >= {"dice"}, "the control"
 
 
+def test_an_evaluation_that_is_stopped_leaves_nothing(adopted):
+    one, _ = adopted(method="local")
+    one.stopped = lambda: True
+    with pytest.raises(Stopped, match="stopped"):
+        evaluate(one)
+    assert not [path for path in one.store.folder.iterdir() if path.name in ("images.csv", "evaluation.json")]
+    one.stopped = lambda: False
+    assert evaluate(one)["final"].keys() >= {"dice"}, "the control"
+
+
 def rows_of(site, table="images.csv"):
     with open(site.store.folder / table, newline="") as handle:
         return list(csv.DictReader(handle))
