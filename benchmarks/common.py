@@ -40,6 +40,7 @@ from feddp.limits import SIZE
 from feddp.networks.metadata import STEP
 from feddp.networks.weights import load_personal
 from feddp.plan.schema import Plan
+from feddp.training.device import wait
 from feddp.training.loop import predict
 from feddp.training.metrics import measure
 from feddp.training.settings import Training
@@ -116,11 +117,6 @@ def compute_settings(compute: str, device: str) -> dict[str, str]:
     if compute != (BF16 if torch.device(device).type == "cuda" else FP32):
         raise InputError(f"--compute {compute}: FedDP has no setting {COMPUTE} here, and computes otherwise on {device}")
     return {}
-
-
-def wait(device: str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)  # a GPU answers before it has computed
 
 
 def interleaved(

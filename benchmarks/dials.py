@@ -185,9 +185,6 @@ class Campaign:
         out = folder / approach.method
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock"):
-            before = self.out / self.dial / "0" / folder.name / out.name  # of a version that ran 0 once per dial
-            if not value and (before / RESULTS).exists() and not out.exists():
-                before.rename(out)
             if (out / RESULTS).exists():
                 if (made := read_results(out).get("behaviour")) != BEHAVIOUR:
                     raise InputError(

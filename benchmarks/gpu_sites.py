@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import FP32, apart, compute_settings, count, images, line, parser, pixels, wait
+from benchmarks.common import FP32, apart, compute_settings, count, images, line, parser, pixels
 from feddp.data.placing import placed
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT, build
-from feddp.training.device import asked_for, settle
+from feddp.training.device import asked_for, settle, wait
 from feddp.training.loop import adamw, fit_epoch
 from feddp.training.losses import segmentation_loss
 from feddp.training.settings import Training, from_settings

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from benchmarks.common import BF16, FP32, compute_settings, count, images, line, parser, pixels, wait
+from benchmarks.common import BF16, FP32, compute_settings, count, images, line, parser, pixels
 from feddp.data.loading import Sample
 from feddp.data.placing import placed
 from feddp.networks import DEFAULT, build
-from feddp.training.device import asked_for, settle
+from feddp.training.device import asked_for, settle, wait
 from feddp.training.loop import adamw, fit_epoch, predict
 from feddp.training.losses import segmentation_loss
 from feddp.training.settings import Training, from_settings

@@ -13,7 +13,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from benchmarks.common import BF16, FP32, compute_settings, count, interleaved, parser, pixels, ratio, report, shown, wait
+from benchmarks.common import BF16, FP32, compute_settings, count, interleaved, parser, pixels, ratio, report, shown
 from benchmarks.loop import bare, ours
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import Sample, load
@@ -22,7 +22,7 @@ from feddp.data.synthesize import synthesize
 from feddp.networks import DEFAULT, build
 from feddp.stages.stopwatch import Stopwatch
 from feddp.training.calibration import mean_scores
-from feddp.training.device import asked_for, settle
+from feddp.training.device import asked_for, settle, wait
 from feddp.training.loop import adamw
 from feddp.training.metrics import overlap
 from feddp.training.settings import Training, from_settings

@@ -21,6 +21,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -166,6 +167,12 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 def write_json(path: Path, content: Mapping[str, Any], mode: int = 0o666) -> None:
     """Writes indented JSON with `write_text`."""
     write_text(path, json.dumps(content, indent=2) + "\n", mode)
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copies a file with its permissions to `path`, whole or not at all, with `replacing`."""
+    with replacing(path) as part:
+        shutil.copy(source, part)
 
 
 def append_event(path: Path, event: str, **values: Any) -> Event:

@@ -183,19 +183,6 @@ def test_at_zero_all_dials_share_their_runs(dials, tmp_path, made):
     assert "dial" not in json.loads((tmp_path / "alike.json").read_text())
 
 
-def test_a_finished_run_at_zero_of_an_earlier_version_counts(dials, tmp_path, made):
-    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--methods", "FedAvg"]
-    dials.main(words)
-    first = (tmp_path / "style.csv").read_bytes()
-    (tmp_path / "alike").rename(tmp_path / "style/0")
-    (tmp_path / "alike.json").unlink()
-    made.clear()
-    dials.main(words)
-    assert made == []
-    assert (tmp_path / "style.csv").read_bytes() == first
-    assert (tmp_path / "alike/seed-0/fedavg/results.json").exists()
-
-
 def test_the_dice_of_every_test_image_is_kept(dials, tmp_path):
     """24 images of 12 patients a site, 60/20/20: 2 test patients with 2 images each, or 3. The mean over the sites of the
     images' mean is that of results.json, before and after FedDP's last stage."""

@@ -1,6 +1,7 @@
 """Job folders: the committed ones are what `feddp job` exports, and every one of them runs."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,20 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.data.synthesize import synthesize
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, StorageError
 from feddp.files import WEIGHTS
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.job_folder import read_folder, require_meta
 from feddp.flare.site import SiteComponent
-from feddp.jobs.folder import export
-from feddp.networks.weights import fingerprint
+from feddp.jobs.folder import export, jobs_in
+from feddp.networks.weights import fingerprint, save_network
 from feddp.plan.resolve import build_network, initial_tensors
 from feddp.plan.schema import Plan
 from feddp.run import session
 from feddp.run.local import local
+from feddp.run.options import Options, resume_here, run_here
 from support import ROOT
+from support.disk import full
 
 SYNTHETIC = ["--sites", "site-1,site-2,site-3,site-4", "--rounds", "15"]
 COMMITTED = {
@@ -133,6 +136,81 @@ def test_only_a_job_of_ours_is_replaced(plan_for, tmp_path):
     with pytest.raises(FedDPError, match="neither empty nor an exported job"):
         export(plan_for(), tmp_path / "file")
     assert export(plan_for(), tmp_path / "ours") == export(plan_for(rounds=3), tmp_path / "ours")
+
+
+def test_what_only_looks_like_a_job_is_no_job_of_ours(feddp, tmp_path):
+    """Neither text in another encoding, nor a file that is far too large, nor a pipe, which is not waited for."""
+    config = tmp_path / "job/app_server/config/config_fed_server.json"
+    config.parent.mkdir(parents=True)
+
+    def refused():
+        code, _, said = feddp("job", "--sites", "A,B", "--size", "32", "--out", tmp_path / "job")
+        return code == 2 and f"{tmp_path / 'job'} is neither empty nor an exported job; choose another folder" in said
+
+    named = SERVER_CLASSES["persistor"].encode()
+    config.write_bytes(b"\xff\xfe")
+    assert refused()
+    with open(config, "wb") as file:
+        file.write(named)
+        file.truncate(2**30)
+    assert refused()
+    config.unlink()
+    os.mkfifo(config)
+    assert refused()
+
+
+@pytest.fixture
+def put_aside(plan_for, tmp_path):
+    """A job whose replacement was killed between its two renames: the old job and the new one have hidden names."""
+    job = export(plan_for(rounds=3), tmp_path / "job")
+    before = files(job)
+    export(plan_for(rounds=4), tmp_path / "new").rename(tmp_path / ".job.part")
+    job.rename(tmp_path / ".job.old")
+    return before
+
+
+def test_a_job_whose_replacement_was_killed_is_not_lost(put_aside, plan_for, tmp_path):
+    """Neither where the next export fails, here on a full disk, nor where a run is looked for; then it is replaced."""
+    with full(tmp_path), pytest.raises(StorageError):
+        export(plan_for(rounds=5), tmp_path / "job")
+    assert files(tmp_path / "job") == put_aside
+    (tmp_path / "job").rename(tmp_path / ".job.old")
+    assert jobs_in(tmp_path) == [tmp_path / "job"]
+    assert files(tmp_path / "job") == put_aside
+    assert files(export(plan_for(rounds=5), tmp_path / "job")) != put_aside
+    assert [path.name for path in tmp_path.iterdir()] == ["job"]
+
+
+def test_a_job_that_cannot_be_replaced_stays(plan_for, tmp_path, monkeypatch):
+    before, rename = files(export(plan_for(rounds=3), tmp_path / "job")), Path.rename
+
+    def refuses(path, target):
+        if path.name == ".job.part":
+            raise OSError("the disk broke")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuses)
+    with pytest.raises(OSError, match="the disk broke"):
+        export(plan_for(rounds=4), tmp_path / "job")
+    assert files(tmp_path / "job") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["job"]
+
+
+def test_a_run_whose_job_was_put_aside_is_continued_from_its_tensors(tiny_root, toy, tmp_path, monkeypatch):
+    """The checkpoint is gone: the job in the run's folder alone has the tensors."""
+    checkpoint, out = tmp_path / "checkpoint.safetensors", tmp_path / "run"
+    plan = Options("fedavg", network=toy).plan({"channels": 3, "classes": ("lesion",), "labels": "nested"}, ["A", "B"])
+    save_network(checkpoint, build_network(plan).state_dict(), {})
+    options = Options("fedavg", 1, network=toy, size=32, settings=("batch=4",), weights=str(checkpoint))
+    with monkeypatch.context() as patch:
+        patch.setattr("feddp.run.local.served", lambda *_: (_ for _ in ()).throw(FedDPError("killed")))
+        with pytest.raises(FedDPError, match="killed"):
+            run_here(tiny_root, out, options, "local")
+    checkpoint.unlink()
+    (job,) = (out / "job").iterdir()
+    job.rename(job.with_name(f".{job.name}.old"))
+    assert resume_here(out)["sites"].keys() == {"site-1", "site-2"}
+    assert [path.name for path in (out / "job").iterdir()] == [job.name]
 
 
 def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):

@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+import threading
+import time
 from dataclasses import asdict, replace
 
 import pytest
@@ -13,11 +15,13 @@ from feddp.adaptation.models import prepared
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.data.preparation import KEY, Preparation
-from feddp.errors import FedDPError
+from feddp.errors import FedDPError, Stopped
 from feddp.files import WEIGHTS
 from feddp.jobs.folder import export
 from feddp.networks.weights import save_network
 from feddp.plan.resolve import build_network
+from feddp.run import pooled
+from feddp.run.follow import Follower
 from feddp.run.options import Options, resume_here, run_here
 from feddp.stages import train as stage
 from feddp.training.loop import adamw, fit_epoch
@@ -114,6 +118,29 @@ def test_a_run_that_starts_from_a_checkpoint_is_continued_from_it(tiny_root, tmp
     for site in SITES:
         one, other = (load_file(each / "sites" / site / "network.safetensors") for each in (out, tmp_path / "whole"))
         assert all(torch.equal(one[name], value) for name, value in other.items())
+
+
+def test_ctrl_c_does_not_wait_for_the_evaluation(tiny_root, tmp_path, monkeypatch, toy):
+    """It is pressed while site-1 is evaluated, which then stops; site-2 is not begun."""
+    begun, asked = threading.Event(), []
+
+    def evaluate(site):
+        begun.set()
+        deadline = time.monotonic() + 10
+        while not site.stopped() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        asked.append((site.name, site.stopped()))
+        raise Stopped("the job was aborted")
+
+    def pressed(*_):
+        assert begun.wait(20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pooled, "evaluate", evaluate)
+    monkeypatch.setattr(Follower, "until", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        run_here(tiny_root, tmp_path / "out", replace(OPTIONS, network=toy))
+    assert asked == [("site-1", True)]
 
 
 def test_no_job_carries_it(plan_for, tmp_path):

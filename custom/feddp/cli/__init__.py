@@ -39,9 +39,21 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Greek letters; standard error does so already
     try:
-        app()
+        _run()
     except (FedDPError, OSError) as error:
         mistake = isinstance(error, FedDPError) or is_of_user(error, sys.argv[1:])
         bug = "" if mistake else f" ({type(error).__name__}): this is a bug; please report it with {written_down(error)}"
         print(plain(f"feddp: {error}{bug}"), file=sys.stderr)
         sys.exit(2 if mistake else 1)
+
+
+def _run() -> None:
+    """Runs the command; one that lacks memory asks for too much, which is a user's mistake too."""
+    try:
+        app()
+    except RuntimeError:
+        from feddp.training.device import memory  # no command that works imports torch for this
+
+        lower = "end other programs there, or lower --batch, --size or --network, if the command has one of them"
+        with memory("the", lower, "use --device cpu"):
+            raise

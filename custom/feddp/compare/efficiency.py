@@ -18,6 +18,7 @@ from feddp.networks.weights import load_personal
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 from feddp.stages.accounting import ROUND, SITE, accounted, requests_of
 from feddp.stages.events import read_progress
+from feddp.training.device import wait
 
 _HEADS = ("Train time (s)", "Local time (s)", "Inference (ms)", "Joint (MB)", "Local (KB)")
 _INFERENCE = 2  # its place in _HEADS
@@ -151,15 +152,10 @@ def inference_ms(network: torch.nn.Module, images: list[torch.Tensor], device: s
         network(images[0])
     taken = []
     for image in images:
-        _wait(device)
+        wait(device)
         started = time.perf_counter()
         network(image)
-        _wait(device)
+        wait(device)
         taken.append(time.perf_counter() - started)
     torch.set_num_threads(threads)
     return 1000 * float(np.median(taken))
-
-
-def _wait(device: str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)  # a GPU answers before it has computed

@@ -93,7 +93,7 @@ class SiteGate(Gate):
 
     @staticmethod
     def _judge_admin(request: Any, message: Message) -> None:
-        """Raises Refused for a command that `cells.ADMIN` does not name, or that does not meet its `Request`."""
+        """Raises Refused for a command that `cells.ADMIN` does not name, or that does not meet its `ConsoleCommand`."""
         if not isinstance(request, AdminMessage) or not isinstance(request.headers, dict) or not isinstance(request.topic, str):
             raise Refused("it is not a command")
         command, job = request.get_header(RequestHeader.ADMIN_COMMAND), request.get_header(RequestHeader.JOB_ID)

@@ -11,7 +11,7 @@ from torch import Tensor
 from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder, find_sites, metadata_of, misfit
 from feddp.data.names import require_site
-from feddp.errors import InputError
+from feddp.errors import BadFile, InputError
 from feddp.files import WEIGHTS, write_text, writing
 from feddp.flare.configuration import (
     APPS,
@@ -25,10 +25,12 @@ from feddp.flare.configuration import (
     require_object,
     require_resources,
 )
+from feddp.limits import JSON_BYTES
 from feddp.methods import METHODS
 from feddp.networks.weights import save_network
 from feddp.plan.resolve import require_initial, require_runnable
 from feddp.plan.schema import Plan
+from feddp.reading import read
 from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
 
@@ -88,12 +90,13 @@ def write_job(
     """
     require_name("the job's name, from its folder,", folder.name)
     require_name("scope", scope)
+    part, old = (folder.with_name(f".{folder.name}.{state}") for state in ("part", "old"))
+    _put_back(old, folder)
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
         raise InputError(f"{folder} is neither empty nor an exported job; choose another folder")
     asked = require_object(META, "resource_spec", resources or {})
     require_resources(asked, plan.sites)
     meta = job_meta(folder.name, scope, plan, request) | {"resource_spec": asked}
-    part, old = (folder.with_name(f".{folder.name}.{state}") for state in ("part", "old"))
     shutil.rmtree(part, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     try:
@@ -106,14 +109,31 @@ def write_job(
             folder.rename(old)
         part.rename(folder)
     finally:
+        _put_back(old, folder)
         shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
+def jobs_in(folder: Path) -> list[Path]:
+    """Returns the job folders in `folder`; one whose replacement was cut off is put back first."""
+    for old in folder.glob(".*.old"):
+        _put_back(old, folder / old.name.removeprefix(".").removesuffix(".old"))
+    return [path for path in folder.glob("[!.]*") if path.is_dir()]
+
+
+def _put_back(old: Path, folder: Path) -> None:
+    """Puts back a job that was moved to `old`, if nothing took its place: it may hold a run's only initial tensors."""
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+
+
 def _is_ours(folder: Path) -> bool:
-    config = folder / APPS[SERVER] / FILES[SERVER]
-    return config.exists() and SERVER_CLASSES["persistor"] in config.read_text(encoding="utf-8")
+    try:
+        config = read(folder / APPS[SERVER] / FILES[SERVER], JSON_BYTES)
+    except (FileNotFoundError, BadFile):  # whatever it is, it is no job of ours
+        return False
+    return SERVER_CLASSES["persistor"].encode() in config
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from nvflare.app_opt.job_launcher.study_runtime import StudyRuntime, load_study_
 
 from feddp.errors import BadFile, Problem
 from feddp.limits import CONFIG_BYTES
-from feddp.reading import opened
+from feddp.reading import opened, shown
 from feddp.sealing.kit import Kit, components
 
 DOCKER, KUBERNETES = "docker", "k8s"  # FLARE's names
@@ -61,7 +61,10 @@ class Containers:
             raise BadFile(Problem(file, f"is not accepted by FLARE ({error})", SEE)) from error
         resources = kit.effective("resources.json")
         (launcher, *_) = [c for c in components(resources) if str(c.get("path")).startswith(tuple(LAUNCHERS))]
-        return cls(mode, file, studies, launcher.get("args") or {}, resources)
+        arguments = _object(resources, "args", launcher)
+        for name in ("default_job_env", "default_job_container_kwargs"):
+            _object(resources, name, arguments)
+        return cls(mode, file, studies, arguments, resources)
 
     @property
     def given(self) -> StudyRuntime:
@@ -106,8 +109,8 @@ class Containers:
         for file, environment, options in chosen:
             for word in sorted({*(environment or {})} - ENVIRONMENT | {*(options or {})} - OPTIONS):
                 yield Problem(file, f"gives containers {word}, which the check does not know", f"Remove it. {SEE}")
-            security = (options or {}).get("security_opt")
-            if set(security or ()) - HARDENING:
+            security = (options or {}).get("security_opt") or []
+            if not isinstance(security, list) or {*map(str, security)} - HARDENING:
                 what = f"gives containers security_opt {security!r}"
                 yield Problem(file, what, f"Allowed are {' and '.join(sorted(HARDENING))}")
         for study in self.studies.values():
@@ -138,6 +141,14 @@ class Containers:
 
     def _mount(self, path: Path) -> StudyDatasetMount | None:
         return next((dataset for dataset in self.given.datasets if path.is_relative_to(dataset.mount_path)), None)
+
+
+def _object(file: Path, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the JSON object `name` of a launcher's settings, {} if there is none; raises BadFile for another value."""
+    found = settings.get(name) or {}
+    if not isinstance(found, dict):
+        raise BadFile(Problem(file, f"has a launcher whose {name} are {shown(found)}, no JSON object", SEE))
+    return found
 
 
 def kept_root(kit: Kit) -> Path | None:

@@ -100,7 +100,7 @@ def _opened(folder: SiteFolder, plan: Plan, out: Path, device: str, first: Tenso
         if not _tunable(site, train):
             usable = ", ".join(role for role in ROLES if _has(site, role) and _tunable(site, (role,)))
             raise InputError(f"--train {','.join(train)}: the loss depends on no parameter of that; name one of {usable}")
-    except FedDPError:
+    except (FedDPError, RuntimeError):  # torch's, of too little memory
         shutil.rmtree(out)  # it was new or empty, and the user may repeat the command
         raise
     return site

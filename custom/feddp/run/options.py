@@ -15,7 +15,7 @@ from feddp.files import RUN, WEIGHTS
 from feddp.flare.bounds import LEAST_SITES, Bounds
 from feddp.flare.configuration import APPS, SERVER
 from feddp.flare.policy import PLAN
-from feddp.jobs.folder import federation_of
+from feddp.jobs.folder import federation_of, jobs_in
 from feddp.methods import METHODS
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
 from feddp.networks import DEFAULT
@@ -244,7 +244,7 @@ def resume_here(out: Path, verbose: bool = False) -> dict[str, Any]:
         plan = Plan.from_json(stored["plan"])
     except InputError as error:
         raise InputError(f"{out / RUN} holds a plan that cannot be continued here: {error}") from None
-    jobs = [path for path in (out / "job").glob("[!.]*") if path.is_dir()]
+    jobs = jobs_in(out / session.JOB)
     file = jobs[0] / APPS[SERVER] / "config" / WEIGHTS if jobs else out / WEIGHTS  # a pooled run has no job
     if plan.weights and not file.exists():
         raise InputError(f"{out} lacks {file.name}, the tensors from which this run starts; type the same `feddp run` again")

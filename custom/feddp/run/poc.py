@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,22 +174,31 @@ def prepare(request: Request, workspace: Path, kits: Path, env: dict[str, str]) 
 
 def connect(kits: Path, sites: list[str], lead: str = LEAD) -> Session:
     """Returns a lead's session, once the server runs and every site has joined."""
-    deadline = time.monotonic() + READY
-    session, last = None, None
+    deadline, last = time.monotonic() + READY, None
     while time.monotonic() < deadline:
-        try:
-            session = session or opened_session(lead, kits / lead, connect=5.0)
-            joined = {client.name for client in session.get_system_info().client_info}
-            if joined >= set(sites):
-                return session
-        except Exception as error:
-            # a server that listens but is not ready refuses the connection, or sends an incomplete answer on which FLARE fails
-            session, last = None, error
+        with ExitStack() as unneeded:
+            try:
+                session = opened_session(lead, kits / lead, connect=5.0)
+                unneeded.callback(_closed, session)
+                while time.monotonic() < deadline:
+                    if {client.name for client in session.get_system_info().client_info} >= set(sites):
+                        unneeded.pop_all()
+                        return session
+                    time.sleep(0.5)
+            except Exception as error:
+                # a server that listens but is not ready refuses, or sends an incomplete answer on which FLARE fails
+                last = error
         time.sleep(0.5)
     reason = f" (last: {type(last).__name__}: {last})" if last else ""
     raise FedDPError(
         f"the federation did not start within {READY} s{reason}; see console.log in the participants' folders of {kits}"
     ) from last
+
+
+def _closed(session: Session) -> None:
+    """Closes a session, whose server may be gone."""
+    with suppress(Exception):
+        session.close()
 
 
 def free_ports() -> tuple[int, int]:

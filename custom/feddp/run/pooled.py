@@ -25,6 +25,7 @@ from feddp.stages.memory import ServerMemory
 from feddp.stages.results import gathered
 from feddp.stages.site import Site
 from feddp.stages.tensors import Expected
+from feddp.training.device import memory_of
 from feddp.training.store import Store
 
 POOL = "pool"
@@ -82,9 +83,10 @@ def run(request: Request) -> dict[str, Any]:
         network, _ = pool.store.read(train.START)
         sites = {}
         for name, folder in folders.items():
-            site = Site(name, folder, plan, Store(out / "workspace" / name), pool.device)
-            site.store.write(train.START, network, **plan.metadata, **folder.metadata, site=name)
-            sites[name] = {when: summary for when, summary in evaluate(site).items() if when != "peers"}
+            with memory_of(name):
+                site = Site(name, folder, plan, Store(out / "workspace" / name), pool.device, stopped=stopped.is_set)
+                site.store.write(train.START, network, **plan.metadata, **folder.metadata, site=name)
+                sites[name] = {when: summary for when, summary in evaluate(site).items() if when != "peers"}
             copy_results(site.store.folder, site_folder(out, name))
         memory.write_results(gathered(plan, sites, memory.start_round, memory.best_round))
 

@@ -31,6 +31,7 @@ from feddp.files import (
     SHARED,
     TENSORBOARD,
     TIME,
+    copy_file,
     read_events,
     site_folder,
     write_json,
@@ -167,7 +168,7 @@ def _run(request: Request, environment: Environment, name: str) -> dict[str, Any
         content, server = awaited(request, request.sites, running)
         for site in request.sites:
             copy_results(running.store(site), site_folder(out, site))
-        shutil.copy(start_file(server, content["start_round"]), out / SHARED)
+        copy_file(start_file(server, content["start_round"]), out / SHARED)
     return finish(out, content)
 
 
@@ -181,9 +182,9 @@ def begin(request: Request) -> str:
     out, wanted = request.out, json.loads(json.dumps(record(request)))
     if not (out / RUN).exists():
         fresh(out)
-        write_json(out / RUN, wanted | {"versions": versions()})
         if request.config:
             write_text(out / CONFIG, request.config)
+        write_json(out / RUN, wanted | {"versions": versions()})  # last: with it the run has begun
         hold(out, patience=0)
         return ""
     if out.stat().st_uid != os.getuid():
@@ -268,7 +269,7 @@ def awaited(request: Request, sites: Sequence[str], running: Running) -> tuple[d
         raise FedDPError(f"the job failed: {cause}; log: {running.log}; {to_go_on(request.out)}")
     for name in (PROGRESS, TIME):
         if (server / name).exists():  # a server of an earlier version left no time.json
-            shutil.copy(server / name, request.out / name)
+            copy_file(server / name, request.out / name)
     for name in (TENSORBOARD, ARTIFACTS):
         if (server / name).exists():  # moved: TensorBoard would show the run twice
             shutil.rmtree(request.out / name, ignore_errors=True)  # of an attempt that failed later
@@ -311,10 +312,10 @@ def copy_results(store: Path, folder: Path) -> None:
     """Copies a site's results to the run's folder: its last network, its metrics per image and per case, its log."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if network := last_network(store):
-        shutil.copy(network, folder / NETWORK)
+        copy_file(network, folder / NETWORK)
     for name in (IMAGES, CASES, RECORD):
         if (store / name).exists():
-            shutil.copy(store / name, folder / name)
+            copy_file(store / name, folder / name)
 
 
 def _first_error(running: Running, sites: Sequence[str], server: Path) -> str:

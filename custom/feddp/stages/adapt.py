@@ -51,7 +51,7 @@ def serve(server: Server) -> None:
     memory.expected.check(Sent.SHARED, "the job", shared)
     _join(server, newcomer)
     answers, without = _collect(server, request)
-    donors = exchange.peers_of(server, newcomer, answers)
+    donors = exchange.peers_of(server, answers, [newcomer])[newcomer]
     message = Message(exchange.of_peers(donors, answers) | together({GLOBAL: shared}))
     answer = server.ask(protocol.ADAPT, {newcomer: message}, NUMBERS, partial(_check, server.plan.classes))[newcomer]
     names = (*NUMBERS, *FIT, "scores", WITHHELD, STD_WITHHELD)
@@ -84,7 +84,7 @@ def _collect(server: Server, request: AdaptationRequest) -> tuple[dict[str, Mess
     """Returns the donors' answers with models, and the reason for each donor without a model."""
     here = [site for site in request.donors if site in server.sites()]
     answers = exchange.collect(server, protocol.GIVE_MODEL, here) if here else {}
-    given = exchange.peers_of(server, request.newcomer, answers)
+    given = exchange.peers_of(server, answers, [request.newcomer])[request.newcomer]
     without = dict.fromkeys(request.donors, "not among the job's sites") | dict.fromkeys(
         here, "refused; progress.jsonl says why"
     )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from feddp import protocol
 from feddp.data.loading import spacing
-from feddp.errors import ContributionError
+from feddp.errors import ContributionError, Stopped
+from feddp.files import replacing
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, STAGES
 from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD, Sent
 from feddp.reading import is_number
@@ -142,6 +143,9 @@ def evaluate(site: Site) -> dict[str, Any]:
         {"before_calibration": summary, "final": summary, "peers": {site: summary}}, each as `metrics.summarize` returns it.
         If there are several classes, the summaries hold those of each class too.
         If the images are slices of volumes, also VOLUMES: {"before_calibration": summary, "final": summary} over the cases.
+
+    Raises:
+        Stopped: the job was aborted.
     """
     final = site.latest()
     if stored := site.evaluated():
@@ -167,7 +171,7 @@ def _forget_peers(site: Site) -> None:
 def _summaries(site: Site, what: str, rows: Mapping[str, Rows], before: str, final: str) -> dict[str, Any]:
     """Writes each network's rows to `<what>s.csv` and returns the summaries, which may leave."""
     names = dict.fromkeys(name for values in rows.values() for row in values.values() for name in row)
-    with open(site.store.folder / f"{what}s.csv", "w", newline="", encoding="utf-8") as handle:
+    with replacing(site.store.folder / f"{what}s.csv") as part, open(part, "w", newline="", encoding="utf-8") as handle:
         writer = csv.DictWriter(handle, ["network", what, *names])  # a field stays empty where a value is unknown
         writer.writeheader()
         for slot, values in rows.items():
@@ -189,6 +193,8 @@ def _measure(site: Site, state: Mapping[str, Tensor], own: bool = True) -> tuple
     where = [listed[sample["stem"]] for sample in site.test]
     spacings = [spacing(site.folder, row, site.plan.size) if own else None for row in where]
     for predicted, batch in predict(site.network, site.test):
+        if site.stopped():
+            raise Stopped("the evaluation was stopped: the job was aborted")
         part = largest_components(predicted) if site.plan.training.largest_component else predicted
         for row, maps_of, truth in zip(measure(part, batch["mask"], classes), part, batch["mask"], strict=True):
             mm = spacings[len(rows)]

@@ -51,12 +51,13 @@ def collect(server: Server, task: str, sites: Sequence[str] | None = None, **met
     return answers
 
 
-def peers_of(server: Server, site: str, answers: Mapping[str, Message]) -> list[str]:
-    """Returns the peers whose tensors `site` receives: all that gave tensors or, with certificates, sealed them for it."""
-    others = [peer for peer in sorted(answers) if peer != site and answers[peer].tensors]
-    if not server.sealed:
-        return others
-    return [peer for peer in others if site in recipients_of(peer, as_bytes(peer, SEALED, answers[peer].tensors))]
+def peers_of(server: Server, answers: Mapping[str, Message], sites: Sequence[str]) -> dict[str, list[str]]:
+    """Returns {site: the peers whose tensors it receives}: all that gave tensors or, with certificates, sealed them for it."""
+    gave = [peer for peer in sorted(answers) if answers[peer].tensors]
+    recipients = dict.fromkeys(gave, sites)
+    if server.sealed:  # each envelope once, not for every site: its header is reached through a copy of it
+        recipients = {peer: recipients_of(peer, as_bytes(peer, SEALED, answers[peer].tensors)) for peer in gave}
+    return {site: [peer for peer in gave if peer != site and site in recipients[peer]] for site in sites}
 
 
 def hand_out(
@@ -68,7 +69,8 @@ def hand_out(
         {site: its peers} of every site whose answer was accepted.
     """
     gave = {site for site, answer in answers.items() if answer.tensors}
-    peers = {site: peers_of(server, site, answers) if site in gave else [] for site in server.sites()}
+    found = peers_of(server, answers, server.sites())
+    peers = {site: found[site] if site in gave else [] for site in found}
     parcels = {site: Message(of_peers(peers[site], answers), metadata) for site in peers}
     return {site: peers[site] for site in server.ask(task, parcels, numbers, **metadata)}
 

@@ -53,7 +53,7 @@ class Site:
         secret: this site's part of every seed; without it, all draws follow from the plan's seed.
         run: the run's id, used with the secret: otherwise a comparison of two runs with one seed reveals an image that one
             of them left out.
-        stopped: asked before every step; training raises Stopped once it returns true.
+        stopped: asked before every step and in every batch of an evaluation, which raise Stopped once it returns true.
 
     Raises:
         InputError: the data set does not fit the plan, no image can select a round or is a test image, or the device is not

@@ -3,7 +3,7 @@
 import logging
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -52,12 +52,22 @@ def require_bfloat16(device: torch.device, called: str) -> None:
                 raise InputError(f"{called}: its {name} has no bfloat16; submit the job with --set precision_compute=float32")
 
 
+def memory_of(site: str) -> AbstractContextManager[None]:
+    """As `memory`, for what a site computes in a job."""
+    lower = "submit the job with a smaller --set batch, --size or --network"
+    return memory(f"site {site}: its", lower, "let fewer sites share the GPU")
+
+
 @contextmanager
-def memory_of(site: str) -> Iterator[None]:
+def memory(whose: str, remedy: str, of_gpu: str) -> Iterator[None]:
     """Names the remedy where torch lacks memory in the block.
 
+    Args:
+        whose: goes before "GPU" or "machine".
+        of_gpu: another remedy, of a GPU alone.
+
     Raises:
-        FullGPU: in place of torch's error; names the site. What the GPU's cache holds is freed for other processes.
+        FullGPU: in place of torch's error. What the GPU's cache holds is freed for other processes.
         InputError: the same where the machine's memory is full.
     """
     try:
@@ -75,16 +85,20 @@ def memory_of(site: str) -> Iterator[None]:
         if gpu:
             torch.cuda.empty_cache()
         what = "GPU" if gpu else "machine"
-        shared = ", or let fewer sites share the GPU" if gpu else ""
-        raise (FullGPU if gpu else InputError)(
-            f"site {site}: its {what} has too little memory ({short(str(error).splitlines()[0], 200)}); submit the job with a"
-            f" smaller --set batch, --size or --network{shared}"
-        ) from error
+        why = short(str(error).splitlines()[0], 200)
+        remedies = f"{remedy}, or {of_gpu}" if gpu else remedy
+        raise (FullGPU if gpu else InputError)(f"{whose} {what} has too little memory ({why}); {remedies}") from error
 
 
 def is_full(error: BaseException) -> bool:
     """Whether a GPU's memory is full: torch has a type for its own allocator's error, but not for those of CUDA's libraries."""
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in FULL)
+
+
+def wait(device: str) -> None:
+    """Waits until the device has computed what it was given, before a time is taken."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)  # a GPU answers before it has computed
 
 
 def _without_tf32() -> None:

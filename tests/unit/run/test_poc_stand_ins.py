@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from feddp.errors import FedDPError, InputError
-from feddp.run.poc import TRIES, PocJob, restarted
+from feddp.run.poc import TRIES, PocJob, connect, restarted
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -72,3 +72,53 @@ def test_whatever_flares_session_raises_is_said_with_the_log(tmp_path, raised, k
     with pytest.raises(kind, match=said) as caught:
         job.finished()
     assert type(caught.value) is kind
+
+
+class Asked:
+    """A session of the lead; the sites that have joined are `joined`, an exception is raised. `closed` counts its ends."""
+
+    def __init__(self, joined):
+        self.joined, self.closed = joined, 0
+
+    def get_system_info(self):
+        if isinstance(self.joined, BaseException):
+            raise self.joined
+        return SimpleNamespace(client_info=[SimpleNamespace(name=name) for name in self.joined])
+
+    def close(self):
+        self.closed += 1
+        raise ConnectionError("the server is gone")  # nobody is told of it
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """Makes the sessions that are opened be these, one after the other, each without waiting."""
+
+    def make(*made):
+        left = iter(made)
+        monkeypatch.setattr("feddp.run.poc.opened_session", lambda *_, **__: next(left))
+        monkeypatch.setattr("feddp.run.poc.time.sleep", lambda _: None)
+        return made
+
+    return make
+
+
+def test_a_session_that_fails_is_closed_and_the_one_that_works_is_not(sessions, tmp_path):
+    fails, works = sessions(Asked(TypeError("half an answer")), Asked(["site-1"]))
+    assert connect(tmp_path, ["site-1"]) is works
+    assert (fails.closed, works.closed) == (1, 0)
+
+
+def test_one_session_waits_for_sites_that_never_join_and_is_closed(sessions, tmp_path, monkeypatch):
+    (session,) = sessions(Asked([]))
+    monkeypatch.setattr("feddp.run.poc.READY", 0.05)
+    with pytest.raises(FedDPError, match=r"the federation did not start within 0.05 s; see console.log"):
+        connect(tmp_path, ["site-1"])
+    assert session.closed == 1
+
+
+def test_ctrl_c_while_the_sites_join_closes_the_session(sessions, tmp_path):
+    (session,) = sessions(Asked(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        connect(tmp_path, ["site-1"])
+    assert session.closed == 1

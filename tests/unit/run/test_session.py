@@ -1,9 +1,11 @@
-"""What a person is given of a site's own files after a run."""
+"""A run's folder: when what is in it counts, and what a person is given of a site's own files after a run."""
 
 import os
 
 import pytest
 
+from feddp.run import session
+from feddp.run.options import Options, run_here
 from feddp.run.session import copy_results, fresh
 from feddp.training.store import Store
 
@@ -42,3 +44,45 @@ def test_what_comes_home(tmp_path):
     (store / "cases.csv").unlink()
     copy_results(store, tmp_path / "again")
     assert {file.name for file in (tmp_path / "again").iterdir()} == found.keys() - {"cases.csv"}
+
+
+def test_a_copy_that_is_interrupted_leaves_the_earlier_one(tmp_path, monkeypatch):
+    store, home = tmp_path / "store", tmp_path / "home"
+    for folder, text in ((store, "later"), (home, "earlier")):
+        folder.mkdir()
+        (folder / "images.csv").write_text(text)
+
+    def crash(_):
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(OSError, match="power cut"):
+        copy_results(store, home)
+    assert [(path.name, path.read_text()) for path in home.iterdir()] == [("images.csv", "earlier")]
+
+
+def test_a_run_is_complete_when_all_its_files_are_on_the_disk(toy, tiny_root, tmp_path, monkeypatch):
+    """After results.json nobody makes them again."""
+    replace, replaced, out = os.replace, [], tmp_path / "run"
+
+    def replacing(part, path):
+        replaced.append(path)
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", replacing)
+    run_here(tiny_root, out, Options("fedavg", 1, None, toy, 32, 0, ("batch=4",)), "local")
+    homes = [out / "sites" / site / name for site in ("site-1", "site-2") for name in ("network.safetensors", "images.csv")]
+    first = {*homes, *(out / name for name in ("run.yaml", "shared.safetensors", "progress.jsonl", "time.json"))}
+    assert first <= {*replaced[: replaced.index(out / "results.json")]}
+
+
+def test_no_run_lacks_its_run_yaml(toy, tiny_root, tmp_path, monkeypatch):
+    """A process that is killed before run.yaml is written has begun no run: a later one would take up that run as it is."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_here(tiny_root, tmp_path / "run", Options("fedavg", 1, None, toy, 32, 0, ("batch=4",)), "local")
+    assert not (tmp_path / "run/run.json").exists()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import torch
 
 from feddp.data.folder import SiteFolder
 from feddp.data.pixels import write_png
-from feddp.errors import FedDPError, Stopped
+from feddp.errors import FedDPError, Stopped, StorageError
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
 from feddp.plan.resolve import build_network
@@ -27,6 +28,7 @@ from feddp.training.columns import METRICS, columns
 from feddp.training.loop import predict
 from feddp.training.metrics import measure, summarize
 from feddp.training.store import Store
+from support.disk import full
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
 STARVED = "no image in split val"
@@ -453,6 +455,38 @@ def test_a_process_that_dies_at_the_end_of_its_evaluation_leaves_no_peers_tensor
     assert evaluate(one)["peers"].keys() == {"site-2"}
     assert not one.store.has("peers")
     assert not one.store.has("spectra")
+
+
+def test_the_table_is_on_the_disk_before_the_evaluation_counts(adopted, monkeypatch):
+    """evaluation.json answers every later request, so a table that a power failure emptied would never be made again."""
+    one, _ = adopted(method="local")
+    replace, replaced = os.replace, []
+
+    def replacing(part, path):
+        replaced.append(path.name)
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", replacing)
+    evaluate(one)
+    assert replaced == ["images.csv", "evaluation.json"]
+
+
+def test_a_full_disk_in_the_evaluation_is_said_and_leaves_no_table(adopted):
+    one, _ = adopted(method="local")
+    with full(one.store.folder), pytest.raises(StorageError, match="images.csv was not written"):
+        evaluate(one)
+    assert not [path for path in one.store.folder.iterdir() if "images.csv" in path.name or path.name == "evaluation.json"]
+    assert evaluate(one)["final"].keys() >= {"dice"}, "the control"
+
+
+def test_an_evaluation_that_is_stopped_leaves_nothing(adopted):
+    one, _ = adopted(method="local")
+    one.stopped = lambda: True
+    with pytest.raises(Stopped, match="stopped"):
+        evaluate(one)
+    assert not [path for path in one.store.folder.iterdir() if path.name in ("images.csv", "evaluation.json")]
+    one.stopped = lambda: False
+    assert evaluate(one)["final"].keys() >= {"dice"}, "the control"
 
 
 def rows_of(site, table="images.csv"):
