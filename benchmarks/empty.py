@@ -31,6 +31,7 @@ from feddp.data.folder import SiteFolder
 from feddp.data.loading import Batch, load
 from feddp.data.progress import track
 from feddp.data.synthesize import synthesize
+from feddp.errors import InputError
 from feddp.files import PROGRESS, read_events
 from feddp.jobs.folder import federation_of
 from feddp.methods import OWN
@@ -127,9 +128,18 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def of_nothing(data: Path, size: int) -> float:
-    """Returns the sites' mean Dice on their validation images if nothing is found: 1 of each empty mask, 0 of the others."""
-    splits = [load(SiteFolder.open(data / site), "val", size) for site in federation_of(data)[0]]
-    return mean(mean(float(not sample["mask"].any()) for sample in samples) for samples in splits)
+    """Returns the sites' mean Dice on their validation images if nothing is found: of each class 1 where its mask is empty.
+
+    Raises:
+        InputError: a site has no validation image.
+    """
+    shares = []
+    for folder in (SiteFolder.open(data / site) for site in federation_of(data)[0]):
+        if lacking := folder.lacking("val"):
+            raise InputError(f"site {folder.site}: {lacking}")
+        masks = torch.stack([sample["mask"] for sample in load(folder, "val", size)])
+        shares.append((~masks.flatten(2).any(dim=2)).float().mean().item())
+    return mean(shares)
 
 
 def validated(run: Options, chance: float | None, data: Path, out: Path) -> list[float]:

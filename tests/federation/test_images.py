@@ -265,6 +265,10 @@ def test_a_prepared_kit_below_the_minimum_is_one_line(spoil, name, change, words
     [
         (lambda s: s.pop("env"), "NVFL_RESULT_ROOT is None, which is not a dataset mounted for writing"),
         (lambda s: s["datasets"]["kept"].update(source="/nowhere"), "/nowhere: is not a folder, but jobs write there"),
+        (
+            lambda s: s["datasets"]["kept"].update(source="/tmp"),
+            "/tmp: can be changed by all users of this machine (mode 1777)",
+        ),
     ],
 )
 def test_a_server_s_kit_too_names_a_folder_that_outlives_its_jobs(kits, tmp_path, change, words):

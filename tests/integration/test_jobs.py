@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.data.synthesize import synthesize
-from feddp.errors import FedDPError, StorageError
+from feddp.errors import FedDPError, PolicyError, StorageError
 from feddp.files import WEIGHTS
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.job_folder import read_folder, require_meta
@@ -181,6 +182,31 @@ def test_a_job_whose_replacement_was_killed_is_not_lost(put_aside, plan_for, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
 
 
+def in_use(folder, patience):
+    raise PolicyError(f"{folder} is in use by another process")
+
+
+def foreign(old, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: old.stat().st_uid + 1)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        foreign,
+        lambda old, _: old.symlink_to(old.rename(old.with_name("elsewhere"))),
+        lambda old, _: [shutil.rmtree(old), old.write_text("no folder")],
+        lambda old, _: [shutil.rmtree(old), old.mkdir()],
+    ],
+    ids=["of another user", "a link", "a file", "no job"],
+)
+def test_what_this_user_s_export_did_not_put_aside_stays_aside(put_aside, tmp_path, monkeypatch, plant):
+    plant(tmp_path / ".job.old", monkeypatch)
+    jobs_in(tmp_path)
+    assert not (tmp_path / "job").exists()
+    assert (tmp_path / ".job.old").exists()
+
+
 def test_a_job_that_cannot_be_replaced_stays(plan_for, tmp_path, monkeypatch):
     before, rename = files(export(plan_for(rounds=3), tmp_path / "job")), Path.rename
 
@@ -197,7 +223,8 @@ def test_a_job_that_cannot_be_replaced_stays(plan_for, tmp_path, monkeypatch):
 
 
 def test_a_run_whose_job_was_put_aside_is_continued_from_its_tensors(tiny_root, toy, tmp_path, monkeypatch):
-    """The checkpoint is gone: the job in the run's folder alone has the tensors."""
+    """The checkpoint is gone: the job in the run's folder alone has the tensors. The run is locked first, because another process
+    may be between its two renames."""
     checkpoint, out = tmp_path / "checkpoint.safetensors", tmp_path / "run"
     plan = Options("fedavg", network=toy).plan({"channels": 3, "classes": ("lesion",), "labels": "nested"}, ["A", "B"])
     save_network(checkpoint, build_network(plan).state_dict(), {})
@@ -208,7 +235,12 @@ def test_a_run_whose_job_was_put_aside_is_continued_from_its_tensors(tiny_root, 
             run_here(tiny_root, out, options, "local")
     checkpoint.unlink()
     (job,) = (out / "job").iterdir()
-    job.rename(job.with_name(f".{job.name}.old"))
+    aside = job.rename(job.with_name(f".{job.name}.old"))
+    with monkeypatch.context() as patch:
+        patch.setattr("feddp.run.options.hold", in_use)
+        with pytest.raises(PolicyError):
+            resume_here(out)
+    assert aside.exists()
     assert resume_here(out)["sites"].keys() == {"site-1", "site-2"}
     assert [path.name for path in (out / "job").iterdir()] == [job.name]
 

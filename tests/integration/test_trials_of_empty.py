@@ -14,8 +14,9 @@ from PIL import Image
 
 from benchmarks import empty
 from benchmarks.empty import NAME, TRIALS, Tried, TriedSettings, with_bias
-from feddp.data.folder import SiteFolder
+from feddp.data.folder import SiteFolder, write_site
 from feddp.data.synthesize import synthesize
+from feddp.errors import InputError
 from feddp.files import NETWORK, PROGRESS, read_events, site_folder
 from feddp.jobs.folder import federation_of
 from feddp.methods import OWN
@@ -85,6 +86,27 @@ def test_without_a_change_the_method_is_fedavg(toy, data, tmp_path):
     one, other = (read_network(site_folder(tmp_path / name, "site-1") / NETWORK)[0] for name in ("fedavg", NAME))
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def two_classes(root, site, **splits):
+    """Writes a site with a disc and a cup: {split: the highest label of each image's mask}."""
+    described = {"name": "toy", "channels": 3, "classes": ["disc", "cup"], "labels": "nested"}
+    image, mask = np.zeros((32, 32, 3), np.uint8), np.zeros((32, 32), np.uint8)
+    labels = [(split, label) for split, found in splits.items() for label in found]
+    samples = [
+        (f"i{n}", f"p{n}", split, image, mask + np.eye(32, dtype=np.uint8) * label) for n, (split, label) in enumerate(labels)
+    ]
+    write_site(root / site, described, samples)
+
+
+def test_what_nothing_found_scores(tmp_path):
+    """At A one of four class masks is empty, the cup of the first image; at B all are: (1/4 + 1) / 2."""
+    two_classes(tmp_path, "A", train=[1], val=[1, 2])
+    two_classes(tmp_path, "B", train=[1], val=[0])
+    assert empty.of_nothing(tmp_path, 32) == (1 / 4 + 1) / 2
+    two_classes(tmp_path, "C", train=[1])
+    with pytest.raises(InputError, match="site C: .*val"):
+        empty.of_nothing(tmp_path, 32)
 
 
 def test_every_trial_changes_the_training(feddp, toy, data, tmp_path, monkeypatch):

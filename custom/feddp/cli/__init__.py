@@ -51,7 +51,7 @@ def _run() -> None:
     """Runs the command; one that lacks memory asks for too much, which is a user's mistake too."""
     try:
         app()
-    except RuntimeError:
+    except (RuntimeError, MemoryError):
         from feddp.training.device import memory  # no command that works imports torch for this
 
         lower = "end other programs there, or lower --batch, --size or --network, if the command has one of them"

@@ -1,6 +1,7 @@
 """FLARE job folders: a plan and the components that run it."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,13 +91,13 @@ def write_job(
     """
     require_name("the job's name, from its folder,", folder.name)
     require_name("scope", scope)
+    asked = require_object(META, "resource_spec", resources or {})
+    require_resources(asked, plan.sites)
+    meta = job_meta(folder.name, scope, plan, request) | {"resource_spec": asked}
     part, old = (folder.with_name(f".{folder.name}.{state}") for state in ("part", "old"))
     _put_back(old, folder)
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
         raise InputError(f"{folder} is neither empty nor an exported job; choose another folder")
-    asked = require_object(META, "resource_spec", resources or {})
-    require_resources(asked, plan.sites)
-    meta = job_meta(folder.name, scope, plan, request) | {"resource_spec": asked}
     shutil.rmtree(part, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     try:
@@ -123,8 +124,9 @@ def jobs_in(folder: Path) -> list[Path]:
 
 
 def _put_back(old: Path, folder: Path) -> None:
-    """Puts back a job that was moved to `old`, if nothing took its place: it may hold a run's only initial tensors."""
-    if old.exists() and not folder.exists():
+    """Puts back this user's job that was moved to `old`, if nothing took its place: it may hold the only initial tensors."""
+    own = old.is_dir() and not old.is_symlink() and old.stat().st_uid == os.geteuid()
+    if own and _is_ours(old) and not folder.exists():
         old.rename(folder)
 
 

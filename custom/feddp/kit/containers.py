@@ -11,6 +11,7 @@ from nvflare.app_opt.job_launcher.study_data import StudyDatasetMount
 from nvflare.app_opt.job_launcher.study_runtime import StudyRuntime, load_study_runtime_file
 
 from feddp.errors import BadFile, Problem
+from feddp.kit.files import open_to_all
 from feddp.limits import CONFIG_BYTES
 from feddp.reading import opened, shown
 from feddp.sealing.kit import Kit, components
@@ -84,6 +85,8 @@ class Containers:
             problems.append(Problem(self.file, what, SEE))
         elif self.runtime == DOCKER and not Path(mount.source).is_dir():
             problems.append(Problem(Path(mount.source), "is not a folder, but jobs write there", "Create it"))
+        elif self.runtime == DOCKER:
+            problems += open_to_all(Path(mount.source))  # others could lay a secret of theirs there, or replace a run's files
         return problems
 
     def kept(self) -> Path | None:

@@ -91,13 +91,13 @@ def _modes(kit: Kit) -> Iterator[Problem]:
                 yield Problem(path, f"can be changed by other users (mode {_mode(path):04o})", f"Run `chmod go-w {path}`")
 
 
-def open_to_all(data: Path) -> list[Problem]:
-    """Returns the first file or folder of the data that all users of the machine may change: images, masks or the split."""
-    for folder, folders, names in os.walk(data):
+def open_to_all(root: Path) -> list[Problem]:
+    """Returns the first file or folder of a folder, itself included, that all users of the machine may change."""
+    for folder, folders, names in os.walk(root):
         for path in (Path(folder), *(Path(folder, name) for name in sorted([*folders, *names]))):
             if not path.is_symlink() and _mode(path) & 0o002:
                 what = f"can be changed by all users of this machine (mode {_mode(path):04o})"
-                return [Problem(path, what, f"Run `chmod -R o-w {data}`")]
+                return [Problem(path, what, f"Run `chmod -R o-w {root}`")]
     return []
 
 

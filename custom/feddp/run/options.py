@@ -27,6 +27,7 @@ from feddp.run import pooled, session
 from feddp.run.config import write_config
 from feddp.run.defaults import METHOD, ROUNDS, SIZE
 from feddp.run.session import Environment, Request
+from feddp.training.claim import hold
 from feddp.training.device import dealt
 from feddp.training.settings import as_name, pairs
 
@@ -244,6 +245,7 @@ def resume_here(out: Path, verbose: bool = False) -> dict[str, Any]:
         plan = Plan.from_json(stored["plan"])
     except InputError as error:
         raise InputError(f"{out / RUN} holds a plan that cannot be continued here: {error}") from None
+    hold(out, patience=0)  # before a job that another process is replacing could be taken for one that was cut off
     jobs = jobs_in(out / session.JOB)
     file = jobs[0] / APPS[SERVER] / "config" / WEIGHTS if jobs else out / WEIGHTS  # a pooled run has no job
     if plan.weights and not file.exists():

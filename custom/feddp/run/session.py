@@ -182,9 +182,8 @@ def begin(request: Request) -> str:
     out, wanted = request.out, json.loads(json.dumps(record(request)))
     if not (out / RUN).exists():
         fresh(out)
-        if request.config:
-            write_text(out / CONFIG, request.config)
-        write_json(out / RUN, wanted | {"versions": versions()})  # last: with it the run has begun
+        write_json(out / RUN, wanted | {"versions": versions()})
+        _write_config(request)
         hold(out, patience=0)
         return ""
     if out.stat().st_uid != os.getuid():
@@ -202,8 +201,15 @@ def begin(request: Request) -> str:
             f"{out} holds an unfinished run with another {what}; continue that one with `{resuming(out)}`, or name"
             " another folder"
         )
+    if not (out / CONFIG).exists():  # a process was killed before it wrote it
+        _write_config(request)
     print(f"{out} holds this run, unfinished: it is continued", file=sys.stderr)
     return job if begun(out, job) else ""
+
+
+def _write_config(request: Request) -> None:
+    if request.config:
+        write_text(request.out / CONFIG, request.config)
 
 
 def record(request: Request) -> dict[str, Any]:

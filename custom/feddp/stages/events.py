@@ -7,6 +7,7 @@ from typing import Any
 from feddp import protocol
 from feddp.errors import BadFile, Problem
 from feddp.files import Event, events_after
+from feddp.plan.schema import LARGEST
 from feddp.reading import is_count, is_name, is_number, is_text
 
 
@@ -16,6 +17,10 @@ def _names(value: Any) -> bool:
 
 def _sizes(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_name, value)) and all(map(is_count, value.values()))
+
+
+def _round(value: Any) -> bool:
+    return is_count(value) and value <= LARGEST["rounds"]  # the accounting has a number for each
 
 
 def _scalars(value: Any) -> bool:
@@ -35,7 +40,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "sites": _names,
     "bytes": is_count,
     "scalars": _scalars,
-    **dict.fromkeys(("round", "of", "phase", "epoch"), is_count),
+    **dict.fromkeys(("round", "of", "phase", "epoch"), _round),
     **dict.fromkeys(("seconds", "beyond_compute", "combining", "saving"), is_number),
 }
 _NEEDED = {
@@ -71,7 +76,9 @@ def progress_after(path: Path, start: int) -> tuple[list[Event], int]:
             )
         checks = _CHECKS | ({"bytes": _sizes} if kind == "ask" else {})
         wrong = [name for name, fits in checks.items() if name in event and not fits(event[name])]
-        if lacking := wrong or [name for name in ("time", *_NEEDED.get(kind, ())) if name not in event]:
+        trained = kind == "answer" and event.get("task") == protocol.TRAIN
+        missing = [name for name in ("time", *_NEEDED.get(kind, ())) if name not in event]
+        if lacking := wrong or missing or (["seconds"] if trained and "seconds" not in event["scalars"] else []):
             what = f"has an event whose {lacking[0]} is missing or is none"
             raise BadFile(Problem(path, what, "Take it from where the run was again, or remove the run's folder"))
     return events, end

@@ -275,7 +275,8 @@ def _place(source: Path, target: Path) -> None:
         try:
             os.link(source, part)
         except OSError:  # another file system, as in a container, or one without links
-            shutil.copyfile(source, part)
+            part.touch(mode=0o600)  # never open to more users than the source, whose permissions come with the copy
+            shutil.copy(source, part)
 
 
 def start_file(folder: Path, round: int) -> Path:

@@ -68,13 +68,13 @@ def memory(whose: str, remedy: str, of_gpu: str) -> Iterator[None]:
 
     Raises:
         FullGPU: in place of torch's error. What the GPU's cache holds is freed for other processes.
-        InputError: the same where the machine's memory is full.
+        InputError: the same where the machine's memory is full, as torch, NumPy or Python finds.
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         gpu = is_full(error)
-        if not gpu and "can't allocate memory" not in str(error):
+        if not (gpu or isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
             raise
         cause: BaseException | None = error
         cleared: list[BaseException] = []
@@ -85,7 +85,7 @@ def memory(whose: str, remedy: str, of_gpu: str) -> Iterator[None]:
         if gpu:
             torch.cuda.empty_cache()
         what = "GPU" if gpu else "machine"
-        why = short(str(error).splitlines()[0], 200)
+        why = short((str(error) or type(error).__name__).splitlines()[0], 200)
         remedies = f"{remedy}, or {of_gpu}" if gpu else remedy
         raise (FullGPU if gpu else InputError)(f"{whose} {what} has too little memory ({why}); {remedies}") from error
 

@@ -7,7 +7,6 @@ import pytest
 
 from feddp.errors import BadFile
 from feddp.kit.containers import LAUNCHERS, Containers
-from feddp.sealing.kit import CLIENT
 
 
 class FakeKit:
@@ -43,12 +42,12 @@ def test_what_is_no_object_is_said_and_not_read(tmp_path, runtime, arguments, wh
 @pytest.mark.parametrize("wrong", ["no-new-privileges", ["no-new-privileges", ["x"]], {"no-new-privileges": 1}, 5, ["x"]])
 def test_other_security_options_than_hardening_are_refused(tmp_path, wrong):
     kit = FakeKit(tmp_path, "docker", {"default_job_container_kwargs": {"security_opt": wrong}})
-    said = "\n".join(map(str, Containers.of(kit).problems(CLIENT)))
+    said = "\n".join(map(str, Containers.of(kit).problems()))
     assert f"gives containers security_opt {wrong!r}" in said
 
 
 @pytest.mark.parametrize("arguments", [None, {}, {"default_job_container_kwargs": {"security_opt": ["no-new-privileges"]}}])
 def test_none_and_hardening_are_accepted(tmp_path, arguments):
     """What the kit lacks is said: it names no image, and keeps nothing."""
-    problems = Containers.of(FakeKit(tmp_path, "docker", arguments)).problems(CLIENT)
+    problems = Containers.of(FakeKit(tmp_path, "docker", arguments)).problems()
     assert [problem.file.name for problem in problems] == ["study_runtime.yaml"] * 2

@@ -121,6 +121,8 @@ def test_a_code_that_a_site_invents_is_not_repeated():
         {"task": TITLE},
         {"event": None},
         {"round": -1},
+        {"round": 100_001},  # more than a plan may have: the accounting has a number for each
+        {"event": "answer", "site": "a", "bytes": 5, "scalars": {"samples": 3}},  # without its seconds
     ],
 )
 def test_an_event_that_no_server_writes_is_one_line(tmp_path, wrong):

@@ -4,9 +4,11 @@ import os
 
 import pytest
 
+from feddp.files import write_text
 from feddp.run import session
 from feddp.run.options import Options, run_here
 from feddp.run.session import copy_results, fresh
+from feddp.training.claim import release
 from feddp.training.store import Store
 
 
@@ -77,12 +79,19 @@ def test_a_run_is_complete_when_all_its_files_are_on_the_disk(toy, tiny_root, tm
 
 
 def test_no_run_lacks_its_run_yaml(toy, tiny_root, tmp_path, monkeypatch):
-    """A process that is killed before run.yaml is written has begun no run: a later one would take up that run as it is."""
+    """A process is killed before it writes run.yaml; the same command writes it, and continues."""
 
     def killed(*_):
         raise KeyboardInterrupt
 
+    options = Options("fedavg", 1, None, toy, 32, 0, ("batch=4",))
     monkeypatch.setattr(session, "write_text", killed)
     with pytest.raises(KeyboardInterrupt):
-        run_here(tiny_root, tmp_path / "run", Options("fedavg", 1, None, toy, 32, 0, ("batch=4",)), "local")
-    assert not (tmp_path / "run/run.json").exists()
+        run_here(tiny_root, tmp_path / "run", options, "local")
+    monkeypatch.setattr(session, "write_text", write_text)
+    release(tmp_path)  # as the end of a process does
+    run_here(tiny_root, tmp_path / "run", options, "local")
+    run_here(tiny_root, tmp_path / "whole", options, "local")
+    broken, whole = ((tmp_path / name / "run.yaml").read_text() for name in ("run", "whole"))
+    assert broken == whole.replace(str(tmp_path / "whole"), str(tmp_path / "run"))
+    assert (tmp_path / "run/results.json").exists()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import threading
 
 import pytest
@@ -58,6 +59,7 @@ def test_a_run_is_broken_off_and_continued(disk, plan_for, tiny_root, tmp_path, 
     assert (events.count("round"), events.count("resumed")) == (3, 1)
     name = f"{LATEST}.safetensors"
     assert (folder / name).read_bytes() == (kept / name).read_bytes()
+    assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600, "as the file that is shown"
 
 
 @pytest.fixture

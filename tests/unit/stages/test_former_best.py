@@ -80,16 +80,8 @@ def test_the_sites_keep_the_former_best_as_long(plan_for, tiny_root, tmp_path, t
     remove their states of it, those after 1 · 2 steps, before the server has noted that round 3 is better."""
     plan = plan_for(network=toy, method="pflfe", rounds=5, start="best", min_sites=1)
 
-    class Late(Scored):
-        """Killed when site-1 has answered the second phase."""
-
-        def save(self, shared, round):
-            if round == 4:
-                raise Killed
-            super().save(shared, round)
-
     with pytest.raises(Killed):
-        start(plan, tiny_root, tmp_path, "job", made=Late)
+        start(plan, tiny_root, tmp_path, "job", made=KilledBeforeTheSave)
     states = {path.stem for path in files_of(kept_below(tmp_path / "site-1"), RUN).glob("state_*")}
     assert {"state_00002", "state_00008"} <= states
 

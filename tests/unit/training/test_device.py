@@ -29,6 +29,12 @@ def test_a_machine_s_want_of_memory_does_too():
         torch.empty(2**60, dtype=torch.float32)
 
 
+@pytest.mark.parametrize(("error", "said"), [(MemoryError(), "MemoryError"), (MemoryError("Unable to allocate 9"), "Unable")])
+def test_what_python_and_numpy_do_not_get_is_said_too(error, said):
+    with pytest.raises(InputError, match=f"site A: its machine has too little memory .{said}"), memory_of("A"):
+        raise error
+
+
 @pytest.mark.parametrize(
     "text",
     [
