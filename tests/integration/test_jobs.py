@@ -223,8 +223,10 @@ def test_a_job_that_cannot_be_replaced_stays(plan_for, tmp_path, monkeypatch):
 
 
 def test_a_run_whose_job_was_put_aside_is_continued_from_its_tensors(tiny_root, toy, tmp_path, monkeypatch):
-    """The checkpoint is gone: the job in the run's folder alone has the tensors. The run is locked first, because another process
-    may be between its two renames."""
+    """The checkpoint is gone: the job in the run's folder alone has the tensors.
+
+    The run is locked first, because another process may be between its two renames.
+    """
     checkpoint, out = tmp_path / "checkpoint.safetensors", tmp_path / "run"
     plan = Options("fedavg", network=toy).plan({"channels": 3, "classes": ("lesion",), "labels": "nested"}, ["A", "B"])
     save_network(checkpoint, build_network(plan).state_dict(), {})
