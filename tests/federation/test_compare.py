@@ -294,13 +294,20 @@ def test_everything_failed(compare, fake, tmp_path):
         ("--methods local --unseen {root}/nowhere", "there is no such folder"),
         ("--methods local --device cuda:99", "--device cuda:99 cannot be used"),
         ("--leave-one-out --device cuda:99", "--device cuda:99 cannot be used"),
-        ("--methods local --env poc", "--env poc: a comparison runs in local or sim"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(compare, fake, tmp_path, tiny_root, strange, arguments, message):
     done = compare(*shlex.split(arguments.format(strange=strange, root=tiny_root)))
     assert isinstance(done.exception, FedDPError)
     assert message in str(done.exception)
+    assert not fake.calls
+    assert not (tmp_path / "out").exists()
+
+
+def test_poc_is_no_environment_of_a_comparison(compare, fake, tmp_path):
+    done = compare("--methods", "local", "--env", "poc")
+    assert done.exit_code == 2
+    assert "'poc' is not one of 'local', 'sim'" in " ".join(done.output.split())
     assert not fake.calls
     assert not (tmp_path / "out").exists()
 
