@@ -8,7 +8,8 @@ MIB = 1024**2
 
 # pictures: the largest of dermatoscopes, fundus cameras and mammographs have 30 million pixels. As three float32 channels of a
 # network's input, 36 million pixels take 412 MiB, and their reading less than 1 GiB
-IMAGE_PIXELS = 6000 * 6000  # pixels of a picture
+SIDE = 6000  # pixels per side of the size to which images are prepared
+IMAGE_PIXELS = SIDE * SIDE  # pixels of a picture
 IMAGE_BYTES = 160 * MIB  # bytes of a picture's file: that many pixels of four bytes, uncompressed, and a header
 JPEG_SCANS = 100  # passes of a JPEG over its pixels: each takes 0.06 s and may have 60 bytes; progressive ones have some ten
 

@@ -87,6 +87,7 @@ BAD = {
     "an option below": ({"layers": '{"virtual_classes": {"virtual": -1}}'}, "not a number from 0 to"),
     "an option of no number": ({"layers": '{"local_calibration": {"sites": [1]}}'}, "not a number from 0 to"),
     "an option without an end": ({"layers": '{"virtual_classes": {"temperature": NaN}}'}, "not a number from 0 to"),
+    "an option of 400 digits": ({"layers": f'{{"lora": {{"rank": 1{"0" * 400}}}}}'}, "not a number from 0 to"),
     "an option unknown": ({"layers": '{"projector": {"x": 1}}'}, "cannot be built"),
     "an option that is no count": ({"layers": '{"virtual_classes": {"virtual": 0.5}}'}, "cannot be built"),
     "an unlikely sum of it all": (

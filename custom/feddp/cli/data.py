@@ -10,6 +10,7 @@ from feddp.cli.options import BLACK_WHITE, SLICES, given, words
 from feddp.data.prepare import FOLDER, PREPARE
 from feddp.data.prepare.split import SPLITTINGS
 from feddp.errors import InputError
+from feddp.limits import SIDE
 from feddp.reading import plain
 
 app = typer.Typer(no_args_is_help=True, help="Prepare, make and check the folders of sites.")
@@ -22,7 +23,7 @@ def prepare(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(PREPARE)}; {FOLDER}: your own images.")],
     source: Annotated[Path, typer.Option(help="The data set as downloaded, or your own: a folder or a zip.")],
     out: Out,
-    size: Annotated[int | None, typer.Option(min=8, help="Pixels of a side; as they are if left out.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, max=SIDE, help="Pixels of a side; as they are if left out.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides which patient goes to which split.")] = 0,
     split: Annotated[
         str | None,

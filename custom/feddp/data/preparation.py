@@ -4,9 +4,11 @@ dataset.json holds it as the entry "prepared"; the site's networks have the same
 """
 
 import json
-import math
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from feddp.limits import SIDE
 
 KEY = "prepared"
 PLANES = ("sagittal", "coronal", "axial")  # those that the patient's axes left-right, front-back and feet-head stand on
@@ -37,8 +39,8 @@ class Preparation:
         axis, window, stretched, size = entry["axis"], entry["window"], entry["stretched"], entry.get("size")
         if axis not in ("", *PLANES) or not isinstance(stretched, bool) or not (window is None or is_window(window)):
             raise ValueError(f"axis must be one of {', '.join(PLANES)} or empty, window two rising numbers or null")
-        if size is not None and not (type(size) is int and size > 0):
-            raise ValueError("size must be a number of pixels or null")
+        if size is not None and not (type(size) is int and 0 < size <= SIDE):
+            raise ValueError(f"size must be 1 to {SIDE} pixels or null")
         return cls(axis, None if window is None else (float(window[0]), float(window[1])), stretched, size)
 
     @property
@@ -51,4 +53,5 @@ def is_window(value: Any) -> bool:
     """Whether these are two rising, finite numbers."""
     if not isinstance(value, list | tuple) or len(value) != 2 or any(type(each) not in (int, float) for each in value):
         return False
-    return all(map(math.isfinite, value)) and value[0] < value[1]
+    largest = sys.float_info.max  # a whole number in JSON may be larger, and has no float
+    return bool(-largest <= value[0] < value[1] <= largest)  # nan is not

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,7 +122,7 @@ def _layers(file: Path, text: str) -> dict[str, dict[str, float]]:
         if name not in LAYERS:
             raise InputError(f"{file}: unknown layers {short(name)!r}; the layers are {', '.join(LAYERS)}")
         for option, value in options.items():
-            if not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= LAYER_OPTION:
+            if not isinstance(value, int | float) or not 0 <= value <= LAYER_OPTION:  # nan is not
                 why = f"{name} with {short(option)}={short(str(value))}, not a number from 0 to {LAYER_OPTION}"
                 raise _no_network(file, why)
     return layers
