@@ -13,7 +13,7 @@ from feddp.data.check import check
 from feddp.data.folder import SiteFolder, find_sites
 from feddp.data.images import Images
 from feddp.data.loading import load
-from feddp.data.pixels import read_image, read_mask
+from feddp.data.pixels import extent, read_image, read_mask
 from feddp.data.synthesize import synthesize
 from feddp.errors import BadFile, FedDPError
 from feddp.limits import IMAGE_PIXELS, JSON_BYTES, JSON_DEPTH, TABLE_LINE, TABLE_ROWS
@@ -61,6 +61,12 @@ def test_a_picture_that_pillow_would_only_warn_of_is_refused_and_would_cost_hund
     error, grown = reading(file, lifted=True)
     assert error == ""
     assert grown > 300
+
+
+def test_the_extent_of_a_picture_of_too_many_pixels_is_one_line(tmp_path):
+    (tmp_path / "large.png").write_bytes(png(20_000, 20_000, b"nothing"))
+    with pytest.raises(BadFile, match="large.png: is not a readable image .*400000000 pixels"):
+        extent(tmp_path / "large.png", tmp_path)
 
 
 def test_the_largest_picture_is_read_and_one_row_more_is_not(tmp_path):

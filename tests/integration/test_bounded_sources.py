@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import feddp.archive
+from feddp.data.formats.find import find
 from feddp.data.formats.nifti import read_volume
 from feddp.data.prepare.source import Source
 from feddp.errors import FedDPError, InputError
@@ -132,6 +133,20 @@ def test_a_damaged_zip_is_named(tmp_path, spoil):
     file.write_bytes(spoil(file.read_bytes()))
     with pytest.raises(FedDPError, match="set.zip"):
         Source(file).read(f"set/{NAME}")
+
+
+def test_a_damaged_file_of_a_zip_that_may_be_dicom_is_named(tmp_path):
+    """A file without ending is read to see whether it is DICOM; the one beside it is none."""
+    file = zipped(tmp_path / "set.zip", {"images/damaged": np.random.default_rng(0).bytes(1000), "images/other": b"x"})
+    content = bytearray(file.read_bytes())
+    start = content.index(b"images/damaged") + len(b"images/damaged")
+    content[start : start + 40] = b"\xff" * 40
+    file.write_bytes(content)
+    found = find(Source(file), "set/images")
+    assert [str(error) for error in found.refused] == [
+        f"{file}: set/images/damaged cannot be read (Error -3 while decompressing data: invalid block type). Download it again."
+    ]
+    assert found.others == ["set/images/other"]
 
 
 def test_whatever_bytes_are_changed_a_zip_is_read_or_named(tmp_path):

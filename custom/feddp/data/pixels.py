@@ -108,7 +108,9 @@ def extent(file: Path, within: Path) -> tuple[int, int]:
     try:
         with opened(file, IMAGE_BYTES, within) as stream:
             width, height = Image.open(stream, formats=("PNG",)).size
-    except (FileNotFoundError, OSError, ValueError, SyntaxError) as error:
+    except BadFile:
+        raise
+    except Exception as error:  # as in `decode`
         raise BadFile(Problem(file, _unreadable(error, ("PNG",)), "Write it again as PNG")) from None
     return height, width
 

@@ -9,7 +9,7 @@ from pydicom.tag import BaseTag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from feddp.data.formats.guarded import guarded
-from feddp.data.prepare.source import Source, read_up_to
+from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, Problem
 from feddp.limits import DICOM_BYTES, HEAD_BYTES
 from feddp.reading import amount
@@ -34,8 +34,7 @@ class Header:
 
 def is_dicom(tree: Source, name: str) -> bool:
     """Whether a file has DICOM's mark after its preamble."""
-    with tree.open(name, DICOM_BYTES) as stream:
-        return read_up_to(stream, 132)[128:] == b"DICM"
+    return tree.start(name, 132, DICOM_BYTES)[128:] == b"DICM"
 
 
 def read_header(tree: Source, name: str) -> Header:

@@ -64,16 +64,20 @@ class Source:
 
     def read(self, name: str, most: int = IMAGE_BYTES) -> bytes:
         """Returns the bytes of `name`; raises InputError if they are more than `most` or cannot be read."""
+        content = self.start(name, most + 1, most)
+        if len(content) > most:
+            raise InputError(f"{self.path}: {name} has more than {amount(most)}, which is the limit. Make it smaller.")
+        return content
+
+    def start(self, name: str, count: int, most: int) -> bytes:
+        """Returns the first `count` bytes of `name`, fewer at its end; raises InputError as `open`, or if it is damaged."""
         try:
             with self.open(name, most) as stream:
-                content = read_up_to(stream, most + 1)
+                return read_up_to(stream, count)
         except FedDPError:
             raise
         except Exception as error:  # zipfile raises many kinds of errors for a damaged zip
             raise InputError(f"{self.path}: {name} cannot be read ({error}). {AGAIN}.") from None
-        if len(content) > most:
-            raise InputError(f"{self.path}: {name} has more than {amount(most)}, which is the limit. Make it smaller.")
-        return content
 
     def folder(self, tail: str) -> tuple[str, dict[str, str]]:
         """Returns the only folder, at any depth, whose path ends in `tail`, as (path, {stem: name} of its images).
