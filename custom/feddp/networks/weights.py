@@ -163,9 +163,16 @@ def _read(path: Path) -> Tensors:
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, dict) or not all(isinstance(name, str) and _is_plain(value) for name, value in content.items()):
         raise InputError(f"{path} is not a checkpoint: it must hold tensors by name and nothing else; save a plain state_dict")
     return content
+
+
+def _is_plain(value: object) -> bool:
+    """Returns whether this is a tensor of values that a network can take; torch's loader makes other kinds, too."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type != "cpu":
+        return False
+    return not value.is_quantized and not value.is_complex()
 
 
 def _require_plain(path: Path) -> None:
@@ -200,7 +207,7 @@ def _encoder_state(state: Tensors, encoder: nn.Module) -> Tensors:
             continue
         name = _flattened(name, encoder)
         owner, _, kind = name.rpartition(".kv.")
-        if owner:
+        if owner and tensor.ndim:
             renamed[f"{owner}.k.{kind}"], renamed[f"{owner}.v.{kind}"] = tensor.tensor_split(2)
         else:
             renamed[name] = tensor

@@ -233,6 +233,39 @@ def test_a_file_of_other_things_is_refused(network, tmp_path):
         load_checkpoint(network, tmp_path / "c.pth")
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda value: value.to_sparse(),
+        lambda value: value.to("meta"),
+        lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8),
+        lambda value: value.to(torch.complex64),
+    ],
+    ids=["sparse", "without values", "quantized", "complex"],
+)
+@pytest.mark.filterwarnings("ignore")  # torch's, of types that it will drop
+def test_tensors_that_a_network_cannot_take_are_refused(network, tmp_path, odd):
+    """Their names and shapes fit. torch refuses the first three, with a RuntimeError, and cuts the imaginary part."""
+    state = network.state_dict()
+    first = next(iter(state))
+    torch.save(state | {first: odd(state[first])}, tmp_path / "c.pth")
+    with pytest.raises(FedDPError, match=r"c\.pth is not a checkpoint"):
+        load_checkpoint(network, tmp_path / "c.pth")
+
+
+def test_a_name_that_is_no_text_is_refused(network, tmp_path):
+    torch.save({**network.state_dict(), 1: torch.zeros(1)}, tmp_path / "c.pth")
+    with pytest.raises(FedDPError, match=r"c\.pth is not a checkpoint"):
+        load_checkpoint(network, tmp_path / "c.pth")
+
+
+def test_a_key_and_value_of_one_number_is_a_mismatch(imagenet, network, tmp_path):
+    name = "stages.0.blocks.0.attn.kv.weight"
+    save_file(imagenet.state_dict() | {name: torch.tensor(1.0)}, tmp_path / "c.safetensors")
+    with pytest.raises(FedDPError, match=r"attn\.k\.weight \(missing\).*attn\.kv\.weight \(unexpected\)"):
+        load_checkpoint(network, tmp_path / "c.safetensors")
+
+
 @pytest.mark.parametrize("name", ["absent.pth", "absent.safetensors"])
 def test_a_file_that_is_not_there(network, tmp_path, name):
     with pytest.raises(FedDPError, match=f"{name} does not exist"):
