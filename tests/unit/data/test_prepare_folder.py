@@ -18,6 +18,7 @@ from feddp.data.formats.pictures import read_labels, read_picture
 from feddp.data.preparation import Preparation
 from feddp.data.prepare.source import Source
 from feddp.errors import InputError
+from feddp.limits import SIDE
 from support.scans import APART, SHAPE, SPACING, contours, deep_png, nifti, series, square
 
 BOX = np.zeros((12, 10), np.uint8)
@@ -277,6 +278,10 @@ def test_a_given_split_that_does_not_fit_is_named(source, refused):
     assert "patient a is in train and test" in refused(folder)
     given.write_text("\n".join(["image,patient,split", *lines, "", "p1 ,b,test"]))
     assert "split.csv: lists the image p1 in the lines 3 and 9. Keep one of them" in refused(folder)
+    given.write_text("\n".join(["image,patient,split", *lines[1:], "p0, ,train"]))
+    error = refused(folder)
+    assert f"{given}: line 7 is not an image, its patient and one of train, val and test" in error
+    assert ".partial" not in error
 
 
 def test_a_blank_behind_a_folder_s_name_makes_no_other_patient(source, prepare):
@@ -384,8 +389,9 @@ def test_how_images_were_made_is_kept(source, prepare, tmp_path):
 @pytest.mark.parametrize(
     "entry",
     [{}, [], {"axis": "up", "window": None, "stretched": True}, {"axis": "", "window": [2, 1], "stretched": True}]
-    + [{"axis": "", "window": value, "stretched": True} for value in (5, [1], ["a", "b"], [0, float("inf")], [True, 2])]
-    + [{"axis": "", "window": None, "stretched": True, "size": value} for value in (0, "64", True)],
+    + [{"axis": "", "window": value, "stretched": True} for value in (5, [1], ["a", "b"], [True, 2])]
+    + [{"axis": "", "window": [0, value], "stretched": True} for value in (float("inf"), 10**400)]
+    + [{"axis": "", "window": None, "stretched": True, "size": value} for value in (0, "64", True, SIDE + 1)],
 )
 def test_another_entry_is_a_problem_of_dataset_json(source, prepare, entry):
     site = prepare(source())

@@ -127,8 +127,11 @@ def _given(tree: Source, site: SourceSite) -> dict[str, tuple[str, str]]:
     file = tree.shown(name)
     lines = numbered_lines(tree.read(name, TABLE_BYTES), file)
     (_, header), *rest = lines.items() or [(1, [])]
-    if header != HEADER or any(len(line) != 3 or line[2] not in SPLITS for _, line in rest):
-        raise BadFile(Problem(file, "is not a table of image,patient,split with the splits train, val and test", "Correct it"))
+    if header != HEADER:
+        raise BadFile(Problem(file, "is not a table of image,patient,split", "Correct it"))
+    if wrong := [number for number, line in rest if len(line) != 3 or not all(line) or line[2] not in SPLITS]:
+        what = f"line {wrong[0]} is not an image, its patient and one of train, val and test"
+        raise BadFile(Problem(file, what, "Correct it"))
     places: dict[str, int] = {}
     for number, (image, *_) in rest:
         if (first := places.setdefault(image, number)) != number:
