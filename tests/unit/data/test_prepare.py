@@ -246,6 +246,15 @@ def test_lgg_names_all_that_is_missing_at_once(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_lgg_twice_in_one_source_is_named_before_a_site_is_written(tmp_path):
+    """Whoever unpacks the zip beside itself has each slice twice."""
+    tree = lgg_tree(lgg_tree(tmp_path / "in") / "again").parent
+    file = "kaggle_3m/TCGA_CS_0000_19990101/TCGA_CS_0000_19990101_1.tif"
+    with pytest.raises(FedDPError, match=f"{tree} has both in/again/x/{file} and in/x/{file}. Keep one."):
+        PREPARE["lgg"](tree, tmp_path / "out", None, 0)
+    assert not (tmp_path / "out").exists()
+
+
 # -- EndoPolyp -------------------------------------------------------------------------------------------------------
 
 POLYPS = {

@@ -20,6 +20,7 @@ from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
 from feddp.data.prepare.split import split_site, splitting_of
 from feddp.data.progress import track
+from feddp.errors import InputError
 
 SITES = ("CS", "DU", "FG", "HT")
 SLICE = re.compile(r"(?:^|/)kaggle_3m/(TCGA_([^_/]+)_[^_/]+)_\d+/(\1_\d+_\d+)\.tif$")
@@ -29,14 +30,17 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
     """Writes <out>/CS, DU, FG and HT; images and masks at size x size, or at their published size if None.
 
     A patient is TCGA_<site>_<patient>, split by seed (`split_site`). Returns notes for the user. Raises InputError if a site or
-    a mask is missing, if `out` already contains one of the sites, or if a site cannot be split so.
+    a mask is missing, a slice is there twice, `out` already contains one of the sites, or a site cannot be split so.
     """
     tree = Source(source)
     slices: dict[str, list[tuple[str, str, str]]] = {site: [] for site in SITES}
     others: Counter[str] = Counter()
+    seen: dict[str, str] = {}
     for name in sorted(tree.names):
         if match := SLICE.search(name):
             patient, site, stem = match.groups()
+            if (first := seen.setdefault(stem, name)) != name:
+                raise InputError(f"{tree.path} has both {first} and {name}. Keep one.")
             if site in slices:
                 slices[site].append((stem, patient, name))
             else:
