@@ -29,6 +29,7 @@ SPLITS = ("train", "val", "test")
 LABELS = ("nested", "exclusive")
 HEADER = ["image", "patient", "split"]
 PLACED = [*HEADER, "volume", "slice", "row_mm", "column_mm", "slice_mm"]
+RENAME = "Give it a shorter, plain name"
 # of the entry "volumes": rows with the same value in this column are one volume
 VOLUMES, LISTED = "patient", "volume"
 MM = (1e-4, 1e4)  # bounds of a distance: from a microscope's pixel to more than a patient
@@ -168,8 +169,8 @@ def _row(file: Path, line: list[str], header: list[str]) -> Row | Problem:
     row = Row(line[0], line[1], line[2])
     if "/" in row.image or "\\" in row.image:
         return Problem(file, f"image {short(row.image)!r} is a path", "Give the stem of the file only")
-    if wrong := _unfit(row):
-        return Problem(file, wrong, "Give it a shorter, plain name")
+    if wrong := unfit(row):
+        return Problem(file, wrong, RENAME)
     try:
         return row if header == HEADER else replace(row, place=_place(line[len(HEADER) :]))
     except ValueError:
@@ -228,9 +229,9 @@ def _fields(text: str) -> Iterator[tuple[int, list[str]]]:
                 yield number, plain
 
 
-def _unfit(row: Row) -> str:
+def unfit(row: Row) -> str:
     """Returns the fault of a row's names, or ""."""
-    if len(f"{row.image}.png".encode()) > FILE_NAME:
+    if len(f"{row.image}.png".encode(errors="surrogatepass")) > FILE_NAME:
         return f"image {short(row.image)!r} has a name too long for a file ({FILE_NAME} bytes with .png)"
     for kind, name in (("image", row.image), ("patient", row.patient)):
         if not is_name(name):

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from feddp.data.description import LISTED, SPLITS, Position, Row, read_dataset, read_split, tabled
+from feddp.data.description import LISTED, RENAME, SPLITS, Position, Row, read_dataset, read_split, tabled, unfit
 from feddp.data.names import site_name
 from feddp.data.pixels import write_png
 from feddp.data.preparation import KEY, Preparation
@@ -155,7 +155,7 @@ def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]
     incomplete site.
 
     Raises:
-        InputError: the target is not empty, or the written folder is not a valid site's folder.
+        InputError: the target is not empty, a name cannot be in a table, or the written folder is not a valid site's folder.
     """
     path = Path(path)
     refuse_occupied([path])
@@ -167,7 +167,10 @@ def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]
         rows = []
         for stem, patient, split, image, mask, *place in samples:
             _demand_pixels(f"{path.name}/{stem}", dataset, image, mask)
-            rows.append(Row(stem, patient, split, *place))
+            row = Row(stem, patient, split, *place)
+            if wrong := unfit(row):  # perhaps a name that UTF-8 cannot hold
+                raise InputError(f"{path.name}: {wrong}. {RENAME}.")
+            rows.append(row)
             write_png(partial / "images" / f"{stem}.png", image)
             write_png(partial / "masks" / f"{stem}.png", mask)
         with (partial / "split.csv").open("w", newline="", encoding="utf-8") as stream:

@@ -82,6 +82,21 @@ def test_wrong_pixels_are_not_written(tmp_path, image, mask, message):
 
 
 @pytest.mark.parametrize(
+    ("stem", "patient", "message"),
+    [
+        ("i0", "M\udcfcller", r"A: the name of patient 'M\\udcfcller' is not a line"),
+        ("i\udcfc", "p0", r"A: the name of image 'i\\udcfc' is not a line"),
+        ("i" * 252, "p0", r"A: image 'i+\.\.\.' has a name too long for a file"),
+    ],
+)
+def test_names_that_no_table_can_hold_are_not_written(tmp_path, stem, patient, message):
+    """Python reads a file's name of another encoding, such as Latin-1, with letters that UTF-8 does not have."""
+    with pytest.raises(FedDPError, match=message):
+        write_site(tmp_path / "A", REQUIRED, [(stem, patient, "train", IMAGE, MASK)])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("file", "text", "message"),
     [
         ("dataset.json", "{", "not readable JSON"),
