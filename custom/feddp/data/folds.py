@@ -79,5 +79,5 @@ def _holds(target: Path, metadata: bytes, lines: Lines) -> bool:
     try:
         with open(target / "split.csv", newline="", encoding="utf-8") as stream:
             return (target / "dataset.json").read_bytes() == metadata and list(csv.reader(stream)) == lines
-    except OSError:
+    except (OSError, UnicodeDecodeError, csv.Error):
         return False

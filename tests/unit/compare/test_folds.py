@@ -145,6 +145,15 @@ def test_other_folds_in_the_same_folder_are_refused(compare, fake):
     assert len(fake.calls) == calls
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b'"' + b"x" * 200_000])
+def test_a_table_of_folds_that_cannot_be_read_is_another(compare, fake, tmp_path, content):
+    """Bytes that are no text, and a field longer than Python's csv reads."""
+    assert compare("--methods", "fedavg", "--folds", 3).exit_code == 0
+    next((tmp_path / "out").rglob("split.csv")).write_bytes(content)
+    done = compare("--methods", "fedavg", "--folds", 3)
+    assert "holds other folds, or the folds of other data; choose another --out" in str(done.exception)
+
+
 def test_more_seeds_have_the_folds_of_the_first(compare, fake):
     """Otherwise the folder would hold other folds."""
     assert compare("--methods", "fedavg", "--folds", 2).exit_code == 0
