@@ -24,7 +24,7 @@ HEAD_BYTES = 32 * MIB  # bytes of a DICOM file before its pixels, all those of a
 CONTOUR_STEPS = 2 * 10**11  # corners of contours times pixels around them: a body on 300 slices takes 10**11, five minutes
 STRUCTURES = 255  # structures of a segmentation that are classes; each is read over the whole volume
 SERIES_BYTES = 512 * MIB  # bytes of the files of a DICOM series
-SERIES_FILES = 4096  # files of a DICOM series
+SERIES_FILES = 4096  # files of a DICOM series, or frames of one file: each frame takes 1.3 KB in memory and 0.4 ms
 
 # archives: the public sets have 10 to 40 thousand files
 ARCHIVE_FILES = 200_000  # files in a data set's zip or folder

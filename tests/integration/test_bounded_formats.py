@@ -22,7 +22,7 @@ from feddp.data.prepare.source import Source
 from feddp.errors import FedDPError
 from feddp.limits import HEAD_BYTES
 from support.hostile_files import cost
-from support.scans import contours, series
+from support.scans import contours, enhanced, series
 
 START = "from feddp.data.formats.find import find; from feddp.data.prepare.source import Source"
 
@@ -260,6 +260,17 @@ def test_the_files_of_a_series_have_a_limit_together(folder, monkeypatch):
     monkeypatch.setattr("feddp.data.formats.dicom_series.SERIES_BYTES", sum(sizes) - 1)
     with pytest.raises(FedDPError, match=r"3.dcm: is of a series of more than \d+ bytes"):
         read_series(Source(folder), names)
+
+
+def test_the_frames_of_a_file_have_the_limit_of_a_series_of_files(folder, monkeypatch):
+    """20,000 frames of one pixel are a file of 21 KB, and took 9 s: as many voxels as a volume may have would take hours."""
+    images = series(folder / "single")
+    enhanced(folder / "a.dcm", images, range(4))
+    monkeypatch.setattr("feddp.data.formats.dicom_frames.SERIES_FILES", 4)
+    assert read_series(Source(folder), ["set/a.dcm"]).pixels.shape[0] == 4
+    monkeypatch.setattr("feddp.data.formats.dicom_frames.SERIES_FILES", 3)
+    with pytest.raises(FedDPError, match="a.dcm: is one of 4 images of .* pixels, too many"):
+        read_series(Source(folder), ["set/a.dcm"])
 
 
 def test_corners_and_structures_have_a_limit(folder, monkeypatch):

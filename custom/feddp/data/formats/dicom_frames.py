@@ -17,7 +17,7 @@ from feddp.data.formats.unpacked import require_rle
 from feddp.data.pixels import require_scans
 from feddp.data.prepare.source import Source
 from feddp.errors import BadFile, Problem
-from feddp.limits import IMAGE_PIXELS, VOXELS
+from feddp.limits import IMAGE_PIXELS, SERIES_FILES, VOXELS
 
 _OF_ALL = (
     *("Rows", "Columns", "SamplesPerPixel", "SOPInstanceUID", "SeriesInstanceUID", "PixelSpacing", "ImagerPixelSpacing"),
@@ -34,7 +34,7 @@ def require_size(tree: Source, name: str, dataset: Dataset, files: int) -> None:
     wrong = ""
     if "PixelData" not in dataset or rows < 1 or columns < 1:
         wrong, remedy = "holds no image", "Leave it out of the folder"
-    elif rows * columns > IMAGE_PIXELS or (images > 1 and rows * columns * images > VOXELS):
+    elif images > SERIES_FILES or rows * columns > IMAGE_PIXELS or (images > 1 and rows * columns * images > VOXELS):
         wrong, remedy = f"is one of {images} images of {columns} x {rows} pixels, too many", "Give fewer, or scale them down"
     elif samples not in (1, 3):
         wrong, remedy = f"has {samples} channels", "Save it with one or three"
