@@ -157,8 +157,8 @@ def write_site(path: Path, dataset: dict[str, Any], samples: Iterable[RawSample]
     Raises:
         InputError: the target is not empty, a name cannot be in a table, or the written folder is not a valid site's folder.
     """
-    path = Path(path)
-    refuse_occupied([path])
+    refuse_occupied([Path(path)])
+    path = Path(os.path.realpath(path))  # an empty folder of another disk may be linked
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

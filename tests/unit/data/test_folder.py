@@ -60,6 +60,16 @@ def test_an_occupied_target_is_refused_and_kept(tmp_path):
     assert (tmp_path / "A" / "notes.txt").read_text() == "mine"
 
 
+def test_an_empty_folder_elsewhere_that_is_linked_is_used(tmp_path):
+    """A larger disk, say. The whole set was made before the link turned out to be no folder that can be removed."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "A").symlink_to(tmp_path / "disk")
+    write_site(tmp_path / "A", REQUIRED, samples())
+    assert (tmp_path / "A").is_symlink()
+    assert len(SiteFolder.open(tmp_path / "A").rows) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["A", "disk"]
+
+
 def test_an_empty_target_is_used(tmp_path):
     (tmp_path / "A").mkdir()
     write_site(tmp_path / "A", REQUIRED, samples())
