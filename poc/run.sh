@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # FedDP in FLARE's POC mode on this machine: environment, synthetic sites, four hospitals with certificates, both stages, table.
-#   poc/run.sh [--data ROOT] [--sites N] [--rounds T] [--calibration-epochs E] [--out DIR]
+#   poc/run.sh [--data ROOT | --sites N] [--rounds T] [--calibration-epochs E] [--out DIR]
 set -euo pipefail
-data="" sites=4 rounds=15 epochs=5 out="runs/poc-$(date +%Y%m%d-%H%M%S)"
+data="" sites="" rounds=15 epochs=5 out="runs/poc-$(date +%Y%m%d-%H%M%S)"
 while [ $# -gt 0 ]; do
     [ $# -ge 2 ] || { sed -n '2,3s/^# *//p' "$0" >&2; exit 2; }
     case $1 in
@@ -15,6 +15,11 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
+if [ -n "$data" ] && [ -n "$sites" ]; then
+    echo "--sites N is the number of synthetic sites; with --data ROOT, leave it out" >&2
+    exit 2
+fi
+sites=${sites:-4}
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 if [ -z "$data" ]; then
     data="data/synthetic-$sites"

@@ -71,7 +71,7 @@ class BadFile(InputError):
 
 
 def is_of_user(error: OSError, words: Iterable[str]) -> bool:
-    """Returns whether a path among the words of a command, or a full disk, caused `error`; any other cause is a bug of ours.
+    """Returns whether a path among `words`, which a user wrote, or a full disk caused `error`; any other cause is our bug.
 
     The system names the file that it refuses: the given path, a file below it, or one of its parent folders.
     """

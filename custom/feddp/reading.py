@@ -101,11 +101,12 @@ def parse(content: bytes | str, file: Path, what: str = "") -> Any:
     """Returns the value of a JSON text from `file`; `what` names the part of the file in errors.
 
     Raises:
-        BadFile: the text is not JSON, or nested so deep that later recursion would fail.
+        BadFile: the text is not JSON, has a key twice, or is nested so deep that later recursion would fail.
     """
     name = f"{what} is" if what else "is"
     try:
-        value = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
+        text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
+        value = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise BadFile(Problem(file, f"{name} not readable JSON ({short(str(error))})", "Correct it")) from None
     level, deep = [value], 0
@@ -115,6 +116,15 @@ def parse(content: bytes | str, file: Path, what: str = "") -> Any:
             raise BadFile(Problem(file, f"{name} nested more than {JSON_DEPTH} deep", "Correct it"))
         level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
     return value
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object; raises ValueError if a key occurs twice, of which Python would ignore all but the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    return found
 
 
 def short(text: str, most: int = 100) -> str:

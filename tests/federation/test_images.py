@@ -105,6 +105,14 @@ def test_who_runs_it_is_nobody_in_particular():
     assert [(c["runAsUser"], c["runAsNonRoot"]) for c in contexts] == [(int(user), True)] * 2 != [(0, True)] * 2
 
 
+@pytest.mark.parametrize("kind", ["hospital", "server"])
+def test_dockers_containers_of_jobs_have_no_rights_to_gain(kind):
+    """At the server too, where what every site sends is read."""
+    study = yaml.safe_load((IMAGES / f"{kind}.docker.yml").read_text())["studies"]["default"]
+    given = study.get("docker_kwargs", {})
+    assert (given.get("cap_drop"), given.get("security_opt")) == (["ALL"], ["no-new-privileges"])
+
+
 def test_only_the_package_enters_the_build(tmp_path):
     """By the Docker SDK's own reading of .dockerignore, on a checkout with kits, keys, images and runs in it."""
     inside = ["pyproject.toml", "provisioning/requirements.lock", "custom/feddp/cli/run.py", "custom/feddp/kit/kit.py"]

@@ -1,6 +1,7 @@
 """The commands as people type them: what they leave, and that a mistake ends in one line and exit code 2."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,13 +9,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.main import get_command
+from typer.testing import CliRunner
 
+from feddp.cli import app
 from feddp.data.images import label_mask
 from feddp.data.synthesize import synthesize
 from feddp.errors import InputError
 from feddp.networks import build
 from feddp.networks.weights import save_network
 from feddp.run.session import fresh
+from support import ROOT
 
 
 def typed(*arguments):
@@ -23,28 +28,21 @@ def typed(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-COMMANDS = (
-    "run",
-    "watch",
-    "job",
-    "predict",
-    "methods",
-    "compare",
-    "adapt",
-    "job-outside",
-    "join",
-    "features",
-    "export",
-    "calibrate-threshold",
-)
+def commands(group, *names):
+    """The words of every command, from the one table that there is."""
+    for name, command in group.commands.items():
+        yield from commands(command, *names, name) if hasattr(command, "commands") else [" ".join((*names, name))]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "data prepare", "data synthesize", "data check", "models list"])
+COMMANDS = [*commands(get_command(app))]
+
+
+def test_the_commands_of_groups_are_among_them():
+    assert {"run", "report", "kit approve", "runs slim", "models deploy", "data prepare"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "bench"])  # its --help is the benchmark's
 def test_every_command_has_a_help(command):
-    from typer.testing import CliRunner
-
-    from feddp.cli import app
-
     done = CliRunner().invoke(app, [*command.split(), "--help"])
     assert done.exit_code == 0
     assert f"Usage: feddp {command}" in done.output.replace("root", "feddp")
@@ -124,6 +122,41 @@ def test_what_cannot_be_predicted_is_one_line(feddp, taken_home, tmp_path):
         code, _, said = feddp(*arguments[:3], "--images", tmp_path / images, "--out", tmp_path / "x")
         assert (code, "dataset.json" in said) == (2, False)
         assert message in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("predict", "--images", "i", "--out", "o", "--network", "n", "--registry", "r"), "--registry r is for --deployed"),
+        (("kit", "check", "k", "--within", 60), "--within is for --canary"),
+        (("kit", "check", "k", "--offline", "--canary", "j"), "--canary submits a job to the server"),
+    ],
+)
+def test_an_option_without_effect_is_named(feddp, words, said):
+    code, _, err = feddp(*words)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert said in err
+
+
+def test_the_variable_for_the_registry_is_no_option(feddp, monkeypatch):
+    """Whoever has set it may name a network all the same; that one is looked for."""
+    monkeypatch.setenv("FEDDP_MODELS", "r")
+    code, _, err = feddp("predict", "--images", "i", "--out", "o", "--network", "nowhere")
+    assert (code, "nowhere" in err, "--registry" in err) == (2, True, False)
+
+
+def test_poc_takes_sites_or_a_folder_of_sites(tmp_path):
+    """Without an environment: the script says so before it makes one."""
+    (tmp_path / "poc").mkdir()
+    shutil.copy(ROOT / "poc/run.sh", tmp_path / "poc")
+    (tmp_path / "poc/environment.sh").write_text("echo made >&2; exit 9\n")
+    for words, code, said in (
+        (("--sites", "3"), 9, "made\n"),
+        (("--data", "x"), 9, "made\n"),
+        (("--data", "x", "--sites", "3"), 2, "--sites N is the number of synthetic sites; with --data ROOT, leave it out\n"),
+    ):
+        done = subprocess.run(["bash", tmp_path / "poc/run.sh", *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_a_job_of_some_sites_leaves_the_others_out(feddp, tmp_path):

@@ -174,6 +174,14 @@ def ended(monkeypatch, capsys, tmp_path, error: Exception) -> tuple[int, str]:
     return exit.value.code, capsys.readouterr().err
 
 
+def test_a_path_in_our_variables_is_the_users_too(monkeypatch, capsys, tmp_path):
+    """FEDDP_MODELS stands for --registry."""
+    refused = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "models/deployments.jsonl"))
+    assert ended(monkeypatch, capsys, tmp_path, refused)[0] == 1
+    monkeypatch.setenv("FEDDP_MODELS", str(tmp_path / "models"))
+    assert ended(monkeypatch, capsys, tmp_path, refused) == (2, f"feddp: {refused}\n")
+
+
 def test_the_command_tells_a_mistake_from_a_bug(monkeypatch, capsys, tmp_path):
     """The traceback of a bug is in a file that its user alone may read."""
     assert ended(monkeypatch, capsys, tmp_path, PolicyError("no consent")) == (2, "feddp: no consent\n")

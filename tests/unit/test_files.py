@@ -61,6 +61,7 @@ def test_an_interrupted_write_leaves_the_old_content(tmp_path, monkeypatch, mome
         (b'{"a": ', "is not readable JSON (Expecting value: line 1 column 7 (char 6))"),
         (b"\xff", "is not readable JSON ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
         (b"[" * 33 + b"]" * 33, "is nested more than 32 deep"),
+        (b'{"a": [{"b": 1, "c": 0, "b": 2}]}', "is not readable JSON (the key 'b' occurs twice)"),
         (b'["a"]', "holds no JSON object"),
     ],
 )

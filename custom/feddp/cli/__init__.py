@@ -41,7 +41,8 @@ def main() -> None:
     try:
         _run()
     except (FedDPError, OSError) as error:
-        mistake = isinstance(error, FedDPError) or is_of_user(error, sys.argv[1:])
+        variables = [value for name, value in os.environ.items() if name.startswith("FEDDP_")]  # paths, such as FEDDP_MODELS
+        mistake = isinstance(error, FedDPError) or is_of_user(error, [*sys.argv[1:], *variables])
         bug = "" if mistake else f" ({type(error).__name__}): this is a bug; please report it with {written_down(error)}"
         print(plain(f"feddp: {error}{bug}"), file=sys.stderr)
         sys.exit(2 if mistake else 1)

@@ -24,7 +24,7 @@ def from_file(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None and not context.resilient_parsing:
         from feddp.run.config import read_config
 
-        context.meta[__name__] = content = read_config(path)
+        content = read_config(path)
         known = {_option(parameter): parameter for parameter in context.command.params if parameter.name not in APART}
         if apart := [name for name in content if name in APART]:
             raise InputError(
@@ -33,10 +33,9 @@ def from_file(context: typer.Context, path: Path | None) -> Path | None:
         if unknown := [name for name in content if name not in known]:
             near = get_close_matches(unknown[0], known, n=1, cutoff=0)[0]
             raise InputError(f"{path}: unknown option {unknown[0]!r}; the nearest one is {near!r}")
+        context.meta[__name__] = given_here = {name: value for name, value in content.items() if value is not None}
         context.default_map = {
-            str(known[name].name): _value(context, path, known[name], value)
-            for name, value in content.items()
-            if value is not None
+            str(known[name].name): _value(context, path, known[name], value) for name, value in given_here.items()
         }
     return path
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from feddp.cli.options import given
+from feddp.errors import InputError
 from feddp.reading import plain
 
 app = typer.Typer(no_args_is_help=True, help="Check a participant's startup kit; approve jobs in it; renew its certificate.")
@@ -12,6 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Check a participant's startup kit;
 
 @app.command()
 def check(
+    context: typer.Context,
     kit: Annotated[Path, typer.Argument(help="A participant's folder, with startup/ and local/.")],
     offline: Annotated[bool, typer.Option("--offline", help="Do not try to reach the server.")] = False,
     fingerprint: Annotated[
@@ -25,6 +28,10 @@ def check(
     """Print every problem of files, certificate, policy, data and connection, one per line; exit code 2 if there is any.
     Otherwise print what the policy allows to leave. With --canary, submit a job, end it after two rounds, and print bytes and
     seconds of every site's messages."""
+    if canary is None and "--within" in given(context):
+        raise InputError("--within is for --canary; name a job's folder, or leave it out")
+    if canary is not None and offline:
+        raise InputError("--canary submits a job to the server; leave out --offline")
     from feddp.kit.check import check as find_problems
     from feddp.kit.check import unseen
     from feddp.kit.effective import effective

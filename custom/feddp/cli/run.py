@@ -143,6 +143,7 @@ def job(
 
 
 def predict(
+    context: typer.Context,
     images: Annotated[Path, typer.Option(help="A folder of PNG, JPEG, TIFF, NIfTI or DICOM.")],
     out: Annotated[Path, typer.Option(help="Where the masks go, under the images' names.")],
     network: Annotated[Path | None, typer.Option(help="A site's network.safetensors.")] = None,
@@ -175,6 +176,8 @@ def predict(
 
     if also and not uncertainty:
         raise InputError("--also names networks for --uncertainty; add --uncertainty")
+    if not deployed and "--registry" in given(context):
+        raise InputError(f"--registry {registry} is for --deployed; add that, or leave --registry out")
     file = chosen(network, deployed, registry)
     reading = Reading(axis, window_of(window), convert, prepared(file))
     require_alike(file, also)

@@ -11,6 +11,7 @@ from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
 from feddp.errors import InputError
+from feddp.reading import unique
 
 LARGEST = 256 * 1024  # bytes of a document
 MOST_PARTS = 500  # objects and lists in it; this also bounds its depth
@@ -29,7 +30,7 @@ def parsed(what: str, data: bytes) -> dict[str, Any]:
     if data.count(b"{") + data.count(b"[") > MOST_PARTS:
         raise InputError(f"{what} has more than {MOST_PARTS} objects and lists, the limit; export the job with `feddp job`")
     try:
-        document = json.loads(data.decode("ascii"), object_pairs_hook=_unique, parse_constant=_constant)
+        document = json.loads(data.decode("ascii"), object_pairs_hook=unique, parse_constant=_constant)
     except ValueError as error:  # also UnicodeDecodeError, its child
         raise InputError(f"{what} is not plain JSON ({error}); export the job with `feddp job`") from None
     if not isinstance(document, dict):
@@ -117,14 +118,6 @@ def expanded(value: Any, place: str = "") -> str:
         if first := expanded(item, here):
             return first
     return ""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
-    return unique
 
 
 def _constant(name: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from feddp.compare.patients import Names
 from feddp.compare.reference import LAST, REFERENCE
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, Result, Rows, over_seeds, read_site
+from feddp.compare.statistics import METRIC
 from feddp.compare.studies import STUDIES
 from feddp.compare.variants import Variant
 from feddp.errors import BadFile, InputError
@@ -24,7 +25,7 @@ from feddp.limits import RESULTS_BYTES
 from feddp.methods import METHODS
 from feddp.methods.base import STAGES, round_of
 from feddp.protocol import STD_WITHHELD, VOLUMES, WHEN, WITHHELD
-from feddp.reading import is_count, is_name, is_text, read_json, shown, without_paths
+from feddp.reading import is_count, is_name, is_number, is_text, read_json, shown, without_paths
 from feddp.reporting.tables import ResultTable
 from feddp.stages.events import read_progress
 
@@ -237,10 +238,10 @@ def _read(folder: Path) -> dict[str, Any]:
     if wrong := [name for name, fits in _TYPES.items() if name in results and not fits(results[name])]:
         raise InputError(f"{folder / RESULTS}: {wrong[0]} is {shown(results[wrong[0]])}; {remedy}")
     for site, entry in results["sites"].items():
-        for when in WHEN:
-            cells = entry.get(when, {}) if isinstance(entry, dict) else None
-            if not isinstance(cells, dict) or not all(isinstance(c, dict) and _finite(c.get("mean")) for c in cells.values()):
-                raise InputError(f"{folder / RESULTS}: {site}'s {when} holds no means; {remedy}")
+        if not isinstance(entry, dict):
+            raise InputError(f"{folder / RESULTS}: {site} is {shown(entry)}; {remedy}")
+        if wrong := [name for name, fits in _ENTRIES.items() if name in entry and not fits(entry[name])]:
+            raise InputError(f"{folder / RESULTS}: {site}'s {wrong[0]} is {shown(entry[wrong[0]])}; {remedy}")
     results.setdefault("missing", {})
     return results
 
@@ -248,6 +249,28 @@ def _read(folder: Path) -> dict[str, Any]:
 def _reasons(value: object) -> bool:
     """Whether it is {site: why}; each a text, of several lines perhaps."""
     return isinstance(value, dict) and all(map(is_text, value.values()))
+
+
+def _means(value: object) -> bool:
+    """Whether it is {metric: {"mean": a number}}."""
+    return isinstance(value, dict) and all(isinstance(cell, dict) and is_number(cell.get("mean")) for cell in value.values())
+
+
+def _all_means(value: object) -> bool:
+    """Whether it is one such table for each of its names."""
+    return isinstance(value, dict) and all(map(_means, value.values()))
+
+
+def _matrix(value: object) -> bool:
+    """Whether it is {site: {model: such a table with METRIC}}."""
+    if not isinstance(value, dict) or not all(map(_all_means, value.values())):
+        return False
+    return all(METRIC in cells for row in value.values() for cells in row.values())
+
+
+def _peers(value: object) -> bool:
+    """Whether it is {"peers": a count}."""
+    return isinstance(value, dict) and is_count(value.get("peers"))
 
 
 _TYPES: dict[str, Callable[[object], bool]] = {
@@ -258,8 +281,11 @@ _TYPES: dict[str, Callable[[object], bool]] = {
     "missing": _reasons,
     "missed": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
     "without": lambda value: isinstance(value, dict) and all(map(_reasons, value.values())),
+    "matrix": _matrix,
 }
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and bool(np.isfinite(value))
+# of a site's entry
+_ENTRIES: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(WHEN, _means),
+    VOLUMES: _all_means,
+    **dict.fromkeys(("spectra", "calibration"), _peers),
+}

@@ -35,8 +35,7 @@ def provenance(run: FinishedRun) -> Provenance:
     path, stored = run.folder / RUN, {}
     if path.exists():
         stored = read_json(path, RESULTS_BYTES)
-        parts = [stored.get(name, {}) if isinstance(stored, dict) else None for name in ("plan", "versions")]
-        if not all(isinstance(part, dict) for part in parts) or "plan" not in stored:
+        if not isinstance(stored, dict) or not isinstance(stored.get("plan"), dict):
             raise InputError(f"{path} is damaged: it holds no plan; remove the file to have a report without it")
         if not isinstance(stored.get("versions", {}), dict):
             raise InputError(f"{path} is damaged: its versions are no names and versions; remove the file, or that entry")

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from feddp.files import replacing
+
 Curve = Mapping[int, float]  # {round: IoU}
 _MARKERS = "o^sDvP*X<>"
 _DOTTED = 50  # rounds of a curve whose points are marked
@@ -26,8 +28,9 @@ class Panel:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a PNG."""
-    figure.savefig(path, dpi=150)
+    """Writes a PNG, whole or not at all."""
+    with replacing(path) as part:
+        figure.savefig(part, dpi=150, format="png")
 
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], ylabel: str, columns: int | None = None) -> Figure:

@@ -1,11 +1,14 @@
 """A table of results, and how it is written: Markdown for reading, LaTeX for a paper, CSV for further work."""
 
 import csv
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from feddp.files import write_text
+from feddp.reading import is_number, shown
 from feddp.training.columns import of_class
 
 Better = Callable[[Iterable[float]], float]  # max or min
@@ -28,6 +31,7 @@ SHOWN = {
     "hd": Shown("HD (pix.)", 1, min),
 }
 BLANK = "—"
+_DIGITS = 17  # of a float; a damaged file could ask for a billion
 _BETTER: dict[Better, str] = {max: "max", min: "min"}
 
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
@@ -124,23 +128,26 @@ class ResultTable:
     def from_json(cls, content: Mapping[str, Any]) -> "ResultTable":
         """KeyError, TypeError or ValueError where the content is not what `to_json` gives."""
         known = {name: each for each, name in _BETTER.items()}
-        rows = tuple(tuple(cell if isinstance(cell, str) else Value(**cell) for cell in row) for row in content["rows"])
+        rows = tuple(tuple(map(_stored, row)) for row in content["rows"])
         better = tuple(None if each is None else known[each] for each in content["better"])
-        heads, notes = tuple(content["heads"]), tuple(content["notes"])
-        return cls(content["name"], content["title"], heads, better, rows, notes, frozenset(content["apart"]))
+        name, title, heads, notes = content["name"], content["title"], tuple(content["heads"]), tuple(content["notes"])
+        if not all(isinstance(text, str) for text in (name, title, *heads, *notes)):
+            raise TypeError("a table's name, title, heads and notes are texts")
+        if any(len(columns) != len(heads) for columns in (better, *rows)):
+            raise ValueError(f"not every row of the table {name} has {len(heads)} columns")
+        return cls(name, title, heads, better, rows, notes, frozenset(content["apart"]))
 
     def write(self, folder: Path) -> None:
         """Writes table_<name>.tex, and table_<name>.csv with all digits and each standard deviation in its own column."""
-        (folder / f"table_{self.name}.tex").write_text(self.latex(), encoding="utf-8")
+        write_text(folder / f"table_{self.name}.tex", self.latex())
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.heads)
         spread = [any(isinstance(cell, Value) and cell.std is not None for cell in column) for column in columns]
-        with open(folder / f"table_{self.name}.csv", "w", newline="", encoding="utf-8") as handle:
-            writer = csv.writer(handle)
-            writer.writerow(
-                [part for h, two in zip(self.heads, spread, strict=True) for part in ([h, f"{h} ±"] if two else [h])]
-            )
-            for row in self.rows:
-                writer.writerow([p for cell, two in zip(row, spread, strict=True) for p in _fields(cell)[: 1 + two]])
+        lines = io.StringIO()
+        writer = csv.writer(lines)
+        writer.writerow([part for h, two in zip(self.heads, spread, strict=True) for part in ([h, f"{h} ±"] if two else [h])])
+        for row in self.rows:
+            writer.writerow([p for cell, two in zip(row, spread, strict=True) for p in _fields(cell)[: 1 + two]])
+        write_text(folder / f"table_{self.name}.csv", lines.getvalue())
 
     def _cells(self, row: Sequence[Cell], i: int, bold: str, escaped: Callable[[str], str]) -> list[str]:
         best = self.best()
@@ -159,6 +166,17 @@ def markdown_lines(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Itera
 def escape(text: str) -> str:
     """Plain text for LaTeX."""
     return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _stored(cell: Any) -> Cell:
+    """A cell of JSON; TypeError or ValueError where it is neither a text nor a value."""
+    if isinstance(cell, str):
+        return cell
+    value = Value(**cell)
+    numbers = all(isinstance(number, float) or is_number(number) for number in (value.mean, value.std or 0))
+    if not numbers or type(value.digits) is not int or not 0 <= value.digits <= _DIGITS:
+        raise ValueError(f"{shown(cell)} is no value")
+    return value
 
 
 def _fields(cell: Cell) -> list[float | str]:

@@ -52,8 +52,9 @@ class Tracking:
                 scalars = self._curves.of(event)
             except (KeyError, TypeError) as error:  # an event of an earlier version, in a run that is continued
                 self._all(lambda tracker: tracker.close())
+                for name in self._trackers:
+                    self._given_up(name, error)
                 self._trackers.clear()
-                self._given_up("nothing", error)
                 return
             if scalars:
                 self._all(lambda tracker: tracker.write(scalars))

@@ -318,7 +318,40 @@ def test_summaries_that_are_no_numbers_are_refused(tmp_path):
     results = json.loads((folder / "results.json").read_text())
     results["sites"]["site-1"]["final"]["dice"]["mean"] = "0.8"
     (folder / "results.json").write_text(json.dumps(results))
-    with pytest.raises(InputError, match="site-1's final holds no means"):
+    with pytest.raises(InputError, match="site-1's final is"):
+        report([folder], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        (("sites", "site-1", "final", "dice", "mean"), 10**30, "site-1's final"),
+        (("sites", "site-1", "calibration"), None, "site-1's calibration"),
+        (("sites", "site-1", "spectra"), {}, "site-1's spectra"),
+        (("sites", "site-1", "calibration"), {"peers": "2"}, "site-1's calibration"),
+        (("sites", "site-1", "volumes"), ["final"], "site-1's volumes"),
+        (("sites", "site-1", "volumes"), {"final": {"dice": {"std": 0.1}}}, "site-1's volumes"),
+        (("matrix",), [], "matrix is"),
+        (("matrix",), {"site-1": {"site-2": {}}}, "matrix is"),
+        (("matrix",), {"site-1": {"site-2": {"dice": {"mean": "0.5"}}}}, "matrix is"),
+    ],
+)
+def test_entries_of_another_form_are_refused(tmp_path, place, value, named):
+    folder = run(tmp_path / "run")
+    results = entry = json.loads((folder / "results.json").read_text())
+    for name in place[:-1]:
+        entry = entry[name]
+    entry[place[-1]] = value
+    (folder / "results.json").write_text(json.dumps(results))
+    with pytest.raises(InputError, match=f"results.json: {named}"):
+        report([folder], tmp_path / "page.html")
+
+
+def test_versions_of_another_form_are_named(tmp_path):
+    """The plan is whole: the message does not ask for it."""
+    folder = run(tmp_path / "run")
+    (folder / "run.json").write_text('{"plan": {}, "versions": []}')
+    with pytest.raises(InputError, match="run.json is damaged: its versions are no names and versions"):
         report([folder], tmp_path / "page.html")
 
 
@@ -335,8 +368,30 @@ def test_a_comparison_of_folds_has_its_tables(tmp_path):
     assert "no …/x" in html
 
 
+# a comparison of one table, sound as it stands
+TABLE = (
+    '{"methods": [], "studies": [], "results": {}, "failed": {}, "tables": [{"name": "n", "title": "t", "heads": ["M", "x"],'
+    ' "better": [null, "max"], "rows": [["a", {"mean": 2.5, "std": null, "digits": 2}]], "notes": [], "apart": []}]}'
+)
+
+
+def test_a_sound_table_is_shown(tmp_path):
+    (tmp_path / "comparison.json").write_text(TABLE)
+    assert "<td>2.50</td>" in page(tmp_path, tmp_path)
+
+
 @pytest.mark.parametrize(
-    "broken", ["[]", '{"methods": ["feddp"]}', '{"methods": [3], "results": {"a": {"folders": {"0": "../.."}}}}']
+    "broken",
+    [
+        "[]",
+        '{"methods": ["feddp"]}',
+        '{"methods": [3], "results": {"a": {"folders": {"0": "../.."}}}}',
+        TABLE.replace("2.5", '"2.5"'),
+        TABLE.replace("2.5", "1" + "0" * 400),
+        TABLE.replace('"n"', "[]"),
+        TABLE.replace('["a", {', '["a", "b", {'),
+        TABLE.replace('"digits": 2', '"digits": 1000000000'),
+    ],
 )
 def test_a_damaged_comparison_is_refused(tmp_path, broken):
     (tmp_path / "comparison.json").write_text(broken)
