@@ -172,7 +172,13 @@ def write_json(path: Path, content: Mapping[str, Any], mode: int = 0o666) -> Non
 def copy_file(source: Path, path: Path) -> None:
     """Copies a file with its permissions to `path`, whole or not at all, with `replacing`."""
     with replacing(path) as part:
-        shutil.copy(source, part)
+        copy_anew(source, part)
+
+
+def copy_anew(source: Path, part: Path) -> None:
+    """Copies a file with its permissions to a new file, which is at no time open to more users than `source`."""
+    part.touch(mode=0o600, exist_ok=False)
+    shutil.copy(source, part)
 
 
 def append_event(path: Path, event: str, **values: Any) -> Event:

@@ -73,20 +73,24 @@ class Containers:
         return self.studies.get(DEFAULT_STUDY) or StudyRuntime(DEFAULT_STUDY)
 
     def problems(self) -> list[Problem]:
-        """Returns the problems of the settings: code, a missing image, files of a run that would not outlive the container."""
+        """Returns the `faults`, and the first file below the kept folder, if it is of this machine, that all users may change:
+        another user could lay a secret of theirs there, or replace a run's files."""
+        mount = self._kept_mount()
+        return self.faults() + (open_to_all(Path(mount.source)) if mount and self.runtime == DOCKER else [])
+
+    def faults(self) -> list[Problem]:
+        """Returns the faults of the settings: code, a missing image, files of a run that would not outlive the container."""
         problems = [*self._code()]
         if not self.given.container_image:
             remedy = f"Name it as studies.{DEFAULT_STUDY}.container.image; jobs that name an image are refused"
             problems.append(Problem(self.file, "names no image for jobs", remedy))
-        kept = self.given.env.get(RESULTS)
-        mount = self._mount(Path(kept)) if kept else None
-        if mount is None or mount.read_only:
+        mount = self._kept_mount()
+        if mount is None:
+            kept = self.given.env.get(RESULTS)
             what = f"keeps no files of a job: {RESULTS} is {kept!r}, which is not a dataset mounted for writing"
             problems.append(Problem(self.file, what, SEE))
         elif self.runtime == DOCKER and not Path(mount.source).is_dir():
             problems.append(Problem(Path(mount.source), "is not a folder, but jobs write there", "Create it"))
-        elif self.runtime == DOCKER:
-            problems += open_to_all(Path(mount.source))  # others could lay a secret of theirs there, or replace a run's files
         return problems
 
     def kept(self) -> Path | None:
@@ -95,7 +99,7 @@ class Containers:
         Raises:
             BadFile: no files outlive a job.
         """
-        if problems := self.problems():
+        if problems := self.faults():
             raise BadFile(problems[0])
         return self.here(Path(self.given.env[RESULTS]))
 
@@ -141,6 +145,12 @@ class Containers:
             what = f"does not mount {data}, which privacy.json names as `data` (jobs see: {where})"
             raise BadFile(Problem(self.file, what, SEE))
         return Path(mount.source) / data.relative_to(mount.mount_path) if self.runtime == DOCKER else None
+
+    def _kept_mount(self) -> StudyDatasetMount | None:
+        """Returns the dataset in which jobs keep their files, if it is mounted for writing."""
+        kept = self.given.env.get(RESULTS)
+        mount = self._mount(Path(kept)) if kept else None
+        return None if mount is None or mount.read_only else mount
 
     def _mount(self, path: Path) -> StudyDatasetMount | None:
         return next((dataset for dataset in self.given.datasets if path.is_relative_to(dataset.mount_path)), None)

@@ -50,8 +50,7 @@ def serve(server: Server) -> None:
     shared = memory.brought() or {}
     memory.expected.check(Sent.SHARED, "the job", shared)
     _join(server, newcomer)
-    answers, without = _collect(server, request)
-    donors = exchange.peers_of(server, answers, [newcomer])[newcomer]
+    answers, donors, without = _collect(server, request)
     message = Message(exchange.of_peers(donors, answers) | together({GLOBAL: shared}))
     answer = server.ask(protocol.ADAPT, {newcomer: message}, NUMBERS, partial(_check, server.plan.classes))[newcomer]
     names = (*NUMBERS, *FIT, "scores", WITHHELD, STD_WITHHELD)
@@ -80,8 +79,8 @@ def _join(server: Server, newcomer: str) -> None:
         )
 
 
-def _collect(server: Server, request: AdaptationRequest) -> tuple[dict[str, Message], dict[str, str]]:
-    """Returns the donors' answers with models, and the reason for each donor without a model."""
+def _collect(server: Server, request: AdaptationRequest) -> tuple[dict[str, Message], list[str], dict[str, str]]:
+    """Returns all donors' answers, the donors whose models the unseen site receives, and the reason for each other one."""
     here = [site for site in request.donors if site in server.sites()]
     answers = exchange.collect(server, protocol.GIVE_MODEL, here) if here else {}
     given = exchange.peers_of(server, answers, [request.newcomer])[request.newcomer]
@@ -93,7 +92,7 @@ def _collect(server: Server, request: AdaptationRequest) -> tuple[dict[str, Mess
     if not given:
         reasons = "; ".join(f"{site}: {reason}" for site, reason in without.items())
         raise ContributionError(f"no donor gave a model ({reasons}); a donor's privacy.json must have 'outside' in `consent`")
-    return answers, without
+    return answers, given, without
 
 
 def _check(classes: Sequence[str], site: str, answer: Message) -> None:

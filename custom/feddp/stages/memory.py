@@ -13,7 +13,6 @@ A job's own folder, which is downloaded, shows the latest and the best one (shar
 
 import json
 import os
-import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import BadFile, ContributionError, FedDPError, InputError
-from feddp.files import PROGRESS, RESULTS, TIME, Event, append_event, read_events, replacing, write_json, writing
+from feddp.files import PROGRESS, RESULTS, TIME, Event, append_event, copy_anew, read_events, replacing, write_json, writing
 from feddp.methods.base import HEADS, TRAIN
 from feddp.networks.header import outline
 from feddp.networks.weights import save_network
@@ -275,8 +274,7 @@ def _place(source: Path, target: Path) -> None:
         try:
             os.link(source, part)
         except OSError:  # another file system, as in a container, or one without links
-            part.touch(mode=0o600)  # never open to more users than the source, whose permissions come with the copy
-            shutil.copy(source, part)
+            copy_anew(source, part)
 
 
 def start_file(folder: Path, round: int) -> Path:
