@@ -15,10 +15,9 @@ from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.errors import PolicyError
 from feddp.files import write_json
-from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.configuration import SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
-from feddp.jobs.folder import SCOPE
 from feddp.sealing.kit import CLIENT, SERVER
 
 GUARD = "feddp.flare.filters.PrivateTensorGuard"

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from feddp.errors import FedDPError, InputError
 from feddp.files import write_text
-from feddp.jobs.folder import SCOPE, export, federation_of
+from feddp.flare.configuration import SCOPE
+from feddp.jobs.folder import export, federation_of
 from feddp.networks import DEFAULT
 from feddp.plan.schema import Plan
 from feddp.run import session

@@ -22,6 +22,7 @@ from feddp.cli import app
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import read_events
+from feddp.flare.configuration import SCOPE
 from feddp.jobs import adaptation as outside
 from feddp.jobs import folder as jobs
 from feddp.protocol import rounded
@@ -49,7 +50,7 @@ def poc(tmp_path_factory, plan_for, capture):
     policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], **few}
     with federation(Request(plan_for(sites=SITES), policies, root / "run")) as (kits, session):
 
-        def run(name, plan, scope=jobs.SCOPE, meanwhile=lambda: None):
+        def run(name, plan, scope=SCOPE, meanwhile=lambda: None):
             return submit(jobs.export(plan, root / name, scope), meanwhile)
 
         def submit(folder, meanwhile=lambda: None):

@@ -49,3 +49,10 @@ def test_a_participants_own_process_admits_jobs_without_the_networks_libraries(p
 
     assert imported(SCRIPT) == []
     assert "torch" in imported("import torch\n" + SCRIPT)
+
+
+def test_kits_are_made_without_the_networks_libraries():
+    """Each `nvflare provision` and each federation of `--env poc` imports our builder, and would wait for torch."""
+    script = f"import json, sys, feddp.provision\nprint(json.dumps([name for name in {NETWORKS} if name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []

@@ -11,6 +11,7 @@ from feddp.plan.schema import Plan
 from feddp.stages import stages_of
 
 META = "meta.json"
+SCOPE = "feddp"  # of a site's privacy.json, of which our jobs are unless they name another
 RESOURCES = {"num_of_gpus": (int, 64), "mem_per_gpu_in_GiB": (int | float, 1024)}  # that a job may ask for: (type, maximum)
 SIDES = SERVER, CLIENT = "server", "client"
 APPS = {SERVER: "app_server", CLIENT: "app_client"}

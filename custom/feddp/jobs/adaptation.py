@@ -13,7 +13,8 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.adaptation.strategies import STRATEGIES
 from feddp.errors import InputError
 from feddp.files import RESULTS, SHARED, read_results
-from feddp.jobs.folder import LOCAL, SCOPE, SIMULATED_JOB, write_job
+from feddp.flare.configuration import SCOPE
+from feddp.jobs.folder import LOCAL, SIMULATED_JOB, write_job
 from feddp.methods.aggregation import Spec
 from feddp.networks.weights import fingerprint, read_network
 from feddp.partition import Tensors

@@ -18,6 +18,7 @@ from feddp.flare.configuration import (
     APPS,
     FILES,
     META,
+    SCOPE,
     SERVER,
     SERVER_CLASSES,
     SIDES,
@@ -35,7 +36,6 @@ from feddp.reading import read
 from feddp.training.claim import require_job_id
 from feddp.training.settings import require_name
 
-SCOPE = "feddp"
 SIMULATED_JOB, LOCAL = "simulate_job", "local_job"  # the job ids in FLARE's simulator and in one process
 
 

@@ -11,11 +11,11 @@ from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
 from feddp.data.check import check as data_problems
 from feddp.errors import BadFile, FedDPError, Problem
+from feddp.flare.configuration import SCOPE
 from feddp.flare.filters import PrivateTensorGuard
 from feddp.flare.policy import SitePolicy
 from feddp.flare.scopes import CHAINS, entries, filters_of, form_problems, ignored, scope_problems
 from feddp.flare.update_privacy import UpdatePrivacy
-from feddp.jobs.folder import SCOPE
 from feddp.kit.components import unreviewed
 from feddp.kit.containers import Containers
 from feddp.kit.files import open_to_all

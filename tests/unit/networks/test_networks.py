@@ -304,6 +304,31 @@ def test_a_seed_fixes_the_network_and_leaves_torch_alone(network):
     assert not torch.equal(other[name], again[name])
 
 
+def test_networks_of_one_seed_are_equal_and_nobody_elses(monkeypatch):
+    """Also where the first was changed before the second was asked for: what was drawn is kept, and only copies are given."""
+    drawn = []
+    monkeypatch.setitem(NETWORKS, "counted", lambda *given, pretrained: drawn.append(given) or torch.nn.Linear(2, 2))
+    first = build("counted", 1, 1, seed=0)
+    value = first.weight.detach().clone()
+    torch.nn.init.zeros_(first.weight)
+    first.extra = torch.nn.Linear(2, 2)
+    second = build("counted", 1, 1, seed=0)
+    assert torch.equal(second.weight, value)
+    assert not hasattr(second, "extra")
+    assert drawn == [(1, 1)]
+    with torch.device("meta"):
+        assert build("counted", 1, 1, seed=0).weight.is_meta
+    build("counted", 1, 2, seed=0)
+    assert drawn == [(1, 1), (1, 1), (1, 2)]
+
+
+def test_options_that_are_equal_but_of_another_type_are_others():
+    """1 == 1.0 == True in Python; a rank of 1.0 has no layer, and one that was drawn before with 1 must not stand for it."""
+    assert build(DEFAULT, 3, 1, seed=0, layers={"lora": {"rank": 1}})
+    with pytest.raises(TypeError):
+        build(DEFAULT, 3, 1, seed=0, layers={"lora": {"rank": 1.0}})
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
