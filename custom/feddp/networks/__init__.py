@@ -66,7 +66,7 @@ def build(
     return deepcopy(_template(NETWORKS[name], channels, classes, weights, json.dumps(layers or {}), seed, where))
 
 
-# a process needs its plan's network several times (a site, its guard, the server's rule), and a copy takes a third of the time, or less
+# a process needs its plan's network several times (a site, its guard, the server); a copy takes a third of the time, or less
 @lru_cache(maxsize=2)
 def _template(
     network: Builder, channels: int, classes: int, weights: str | None, layers: str, seed: int, where: tuple[Any, ...]
