@@ -16,12 +16,14 @@ from feddp.adaptation import unseen_site
 from feddp.adaptation.choices import GLOBAL, AdaptationOptions, Settings
 from feddp.adaptation.models import read_models
 from feddp.adaptation.strategies import STRATEGIES
+from feddp.data.preparation import KEY, Preparation
 from feddp.errors import FedDPError
 from feddp.networks import build
 from feddp.networks.weights import save_network
 from feddp.plan.resolve import build_network, partition_of
 from feddp.run import session
-from feddp.run.predict import predict
+from feddp.run.images import Reading
+from feddp.run.predict import PredictOptions, predict
 from feddp.run.session import Request
 from feddp.stages.memory import start_file
 from feddp.stages.results import gathered
@@ -117,18 +119,32 @@ def test_the_global_model_is_the_shared_tensors_and_the_mean_of_the_private_ones
     assert all(models.state("A")[name].equal(a[name]) and models.state("B")[name].equal(b[name]) for name in a)
 
 
-def test_the_global_way_is_feddp_predict_of_the_global_model(feddp, run, pngs, tmp_path):
-    """A head without bias and with large weights: some pixels are lesion, some are not."""
+@pytest.mark.parametrize("trained", [None, Preparation(size=24)])
+def test_the_global_way_is_feddp_predict_of_the_global_model(feddp, run, pngs, tmp_path, trained):
+    """A head without bias and with large weights: some pixels are lesion, some are not. Also where the training images had been
+    resized to 24 pixels before the run: images of noise are other ones then."""
+    for file in run.glob("sites/*/network.safetensors"):
+        save_network(file, load_file(file), REQUIRED | ({KEY: trained.text} if trained else {}))
     shared = load_file(run / "shared.safetensors")
     head = {"head.weight": shared["head.weight"] * 20, "head.bias": torch.zeros(1)}
     save_network(run / "shared.safetensors", shared | head, {"round": "2"})
     save_network(tmp_path / "global.safetensors", read_models(run).state(GLOBAL), REQUIRED)
-    predict(tmp_path / "global.safetensors", pngs, tmp_path / "wanted")
+    predict(tmp_path / "global.safetensors", pngs, tmp_path / "wanted", options=PredictOptions(Reading(trained=trained)))
+    predict(tmp_path / "global.safetensors", pngs, tmp_path / "at once")
     assert feddp("adapt", "--models", run, "--images", pngs, "--out", tmp_path / "out", "--how", "global")[0] == 0
-    found, wanted = masks(tmp_path / "out"), masks(tmp_path / "wanted")
+    found, wanted, at_once = (masks(tmp_path / name) for name in ("out", "wanted", "at once"))
     assert found.keys() == wanted.keys()
     assert all((found[name] == wanted[name]).all() for name in wanted)
+    assert any((found[name] != at_once[name]).any() for name in found) == bool(trained), "the control"
     assert 0 < sum(mask.mean() for mask in found.values()) < 3
+
+
+def test_a_network_that_says_wrongly_how_its_images_were_made_is_named(feddp, run, pngs, tmp_path):
+    save_network(file := run / "sites/B/network.safetensors", load_file(file), REQUIRED | {KEY: '{"size": 0}'})
+    code, _, err = feddp("adapt", "--models", run, "--images", pngs, "--out", tmp_path / "out")
+    assert code == 2
+    assert f"{file}: 'prepared' in its metadata is wrong" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_site_without_masks_is_adapted_to_and_no_mask_is_read(feddp, run, site, tmp_path, monkeypatch):

@@ -32,8 +32,8 @@ class Models:
     Attributes:
         names: the M names, in the order of the stacks' first dimension.
         stacks: every tensor of the network by name, (M, ...): the only copy of the weights, read-only.
-        metadata: metadata of the networks' files: network, channels, classes (JSON), labels, size, normalise, and layers
-            (JSON) if any.
+        metadata: metadata of the networks' files: network, channels, classes (JSON), labels, size, normalise, and layers and
+            prepared (JSON) if any.
     """
 
     names: tuple[str, ...]
@@ -79,6 +79,11 @@ class Models:
         """How an image becomes the network's input (`feddp.data.loading.network_input`)."""
         return _metadata(self.metadata).normalise
 
+    @property
+    def prepared(self) -> int | None:
+        """Height and width to which the first site's training images were resized before the run; None: unknown, or not."""
+        return Preparation.of(json.loads(self.metadata[KEY])).size if KEY in self.metadata else None
+
     def state(self, name: str) -> Tensors:
         """Returns the tensors of one model, as views into the stacks."""
         return {key: stack[self.names.index(name)] for key, stack in self.stacks.items()}
@@ -115,6 +120,7 @@ def read_models(run: Path) -> Models:
         )
     for file in files.values():  # checks all metadata before it reads tensors
         described(file)
+        prepared(file)
     shared = read_shared(run)
     read = {site: read_network(file) for site, file in files.items()}
     state, metadata = read[min(files)]

@@ -50,7 +50,7 @@ def adapt(
     """
     refuse_occupied([out])
     source, settings = fitting(folder, models, request.score), request.settings
-    inputs, shapes = source.read(models.channels, models.size, models.normalise)
+    inputs, shapes = source.read(models.channels, models.size, models.normalise, models.prepared)
     started = time.monotonic()
     adapted = STRATEGIES[request.how](models, inputs, settings, device, report)
     out.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import network_input
-from feddp.data.pixels import read_image
+from feddp.data.pixels import read_image, scaled
 from feddp.data.progress import track
 from feddp.errors import InputError
 
@@ -42,8 +42,14 @@ class Images:
             raise InputError(f"{folder} has no PNG and is not a site's folder; name a folder of images, or a site's folder")
         return cls(files, folder, None)
 
-    def read(self, channels: int, size: int, normalise: str) -> tuple[list[Tensor], list[tuple[int, int]]]:
+    def read(
+        self, channels: int, size: int, normalise: str, prepared: int | None = None
+    ) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the network's inputs, (channels, size, size) each, and the original heights and widths of the images.
+
+        Args:
+            prepared: height and width to which the training images were resized before the run, if they were. A site's images
+                are prepared already; others are resized in the same way first.
 
         Raises:
             InputError: an image is missing, unreadable or has another number of channels.
@@ -51,7 +57,8 @@ class Images:
         inputs, shapes = [], []
         for file in track(self.files, f"Loading {len(self.files)} images"):
             image = read_image(file, channels, self.folder, network=self.site is None)
-            inputs.append(network_input(image, size, normalise))
+            sized = scaled(image, prepared) if prepared and self.site is None else image
+            inputs.append(network_input(sized, size, normalise))
             shapes.append(image.shape[:2])
         return inputs, shapes
 
