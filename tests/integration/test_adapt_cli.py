@@ -147,6 +147,21 @@ def test_a_network_that_says_wrongly_how_its_images_were_made_is_named(feddp, ru
     assert not (tmp_path / "out").exists()
 
 
+def test_sites_that_resized_differently_have_no_size_for_a_plain_folder(feddp, run, pngs, site, tmp_path):
+    """A site's folder is prepared already, and a site that does not say how it resized is in nobody's way."""
+    for name, size in (("A", 24), ("B", 64)):
+        file = run / f"sites/{name}/network.safetensors"
+        save_network(file, load_file(file), REQUIRED | {KEY: Preparation(size=size).text})
+    arguments = ("adapt", "--models", run, "--how", "global", "--images")
+    code, _, err = feddp(*arguments, pngs, "--out", tmp_path / "out")
+    assert code == 2
+    assert f"the run's sites resized their images to 24 and 64 pixels; prepare {pngs} as a site's folder" in err
+    assert not (tmp_path / "out").exists()
+    assert feddp(*arguments, site, "--out", tmp_path / "prepared")[0] == 0
+    save_network(file, load_file(file), REQUIRED)
+    assert read_models(run).prepared == {24}
+
+
 def test_a_site_without_masks_is_adapted_to_and_no_mask_is_read(feddp, run, site, tmp_path, monkeypatch):
     """The test images of the site's folder, and the same masks whether labels are there or not."""
     arguments = ("adapt", "--models", run, "--images", site, "--epochs", 1)

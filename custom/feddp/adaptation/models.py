@@ -32,16 +32,24 @@ class Models:
     Attributes:
         names: the M names, in the order of the stacks' first dimension.
         stacks: every tensor of the network by name, (M, ...): the only copy of the weights, read-only.
-        metadata: metadata of the networks' files: network, channels, classes (JSON), labels, size, normalise, and layers and
-            prepared (JSON) if any.
+        metadata: metadata of the networks' files: network, channels, classes (JSON), labels, size, normalise, and layers
+            (JSON) if any.
+        prepared: the heights and widths to which sites resized their training images before the run, as far as they are known.
     """
 
     names: tuple[str, ...]
     stacks: Tensors
     metadata: Mapping[str, str]
+    prepared: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, personal: Mapping[str, Tensors], common: Tensors, metadata: Mapping[str, str]) -> "Models":
+    def of(
+        cls,
+        personal: Mapping[str, Tensors],
+        common: Tensors,
+        metadata: Mapping[str, str],
+        prepared: frozenset[int] = frozenset(),
+    ) -> "Models":
         """Returns the models from K personal states by site and the global state `common`.
 
         Raises:
@@ -52,7 +60,7 @@ class Models:
         spec = Spec.of(network, tuple(network))
         for name, state in states.items():
             spec.check(name, state)
-        return cls(tuple(states), {key: torch.stack([s[key] for s in states.values()]) for key in network}, metadata)
+        return cls(tuple(states), {key: torch.stack([s[key] for s in states.values()]) for key in network}, metadata, prepared)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -78,11 +86,6 @@ class Models:
     def normalise(self) -> str:
         """How an image becomes the network's input (`feddp.data.loading.network_input`)."""
         return _metadata(self.metadata).normalise
-
-    @property
-    def prepared(self) -> int | None:
-        """Height and width to which the first site's training images were resized before the run; None: unknown, or not."""
-        return Preparation.of(json.loads(self.metadata[KEY])).size if KEY in self.metadata else None
 
     def state(self, name: str) -> Tensors:
         """Returns the tensors of one model, as views into the stacks."""
@@ -118,15 +121,17 @@ def read_models(run: Path) -> Models:
             f"{run} has no network of {', '.join(gone)}: it ended without one, or `feddp runs slim` removed them; name another"
             " run, or remove its folder and run it again"
         )
+    sizes = set()
     for file in files.values():  # checks all metadata before it reads tensors
         described(file)
-        prepared(file)
+        if (made := prepared(file)) and made.size:
+            sizes.add(made.size)
     shared = read_shared(run)
     read = {site: read_network(file) for site, file in files.items()}
     state, metadata = read[min(files)]
     refuse_layers(metadata, state, shared, run)
     personal = {site: state for site, (state, _) in read.items()}
-    return Models.of(personal, completed(shared, personal), metadata)
+    return Models.of(personal, completed(shared, personal), metadata, frozenset(sizes))
 
 
 def read_shared(run: Path) -> Tensors:

@@ -50,7 +50,7 @@ def adapt(
     """
     refuse_occupied([out])
     source, settings = fitting(folder, models, request.score), request.settings
-    inputs, shapes = source.read(models.channels, models.size, models.normalise, models.prepared)
+    inputs, shapes = source.read(models.channels, models.size, models.normalise, _prepared(models, source))
     started = time.monotonic()
     adapted = STRATEGIES[request.how](models, inputs, settings, device, report)
     out.mkdir(parents=True, exist_ok=True)
@@ -104,6 +104,17 @@ def fitting(folder: Path, models: Described, score: bool) -> Images:
         if missing:
             raise InputError(f"--score needs masks, but {missing[0]} is missing; add it, or leave --score out")
     return source
+
+
+def _prepared(models: Models, source: Images) -> int | None:
+    """Returns the size to which images of a plain folder are resized first; a site's are prepared already."""
+    if source.site is not None or not models.prepared:
+        return None
+    if len(models.prepared) > 1:
+        sizes = " and ".join(map(str, sorted(models.prepared)))
+        raise InputError(f"the run's sites resized their images to {sizes} pixels; prepare {source.folder} as a site's folder")
+    (size,) = models.prepared
+    return size
 
 
 def _scores(out: Path, site: SiteFolder, maps: Sequence[Tensor], size: int) -> dict[str, Any]:

@@ -48,8 +48,7 @@ class Images:
         """Returns the network's inputs, (channels, size, size) each, and the original heights and widths of the images.
 
         Args:
-            prepared: height and width to which the training images were resized before the run, if they were. A site's images
-                are prepared already; others are resized in the same way first.
+            prepared: height and width to which the images are resized first, as the training images were before the run.
 
         Raises:
             InputError: an image is missing, unreadable or has another number of channels.
@@ -57,7 +56,7 @@ class Images:
         inputs, shapes = [], []
         for file in track(self.files, f"Loading {len(self.files)} images"):
             image = read_image(file, channels, self.folder, network=self.site is None)
-            sized = scaled(image, prepared) if prepared and self.site is None else image
+            sized = scaled(image, prepared) if prepared else image
             inputs.append(network_input(sized, size, normalise))
             shapes.append(image.shape[:2])
         return inputs, shapes

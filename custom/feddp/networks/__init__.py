@@ -9,10 +9,11 @@ called in this order. Its `roles` declare them; the decoder's layers declare the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import lru_cache, partial
 from importlib import import_module
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from feddp.errors import InputError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     Builder = Callable[..., nn.Module]
 
-Layers = Mapping[str, Mapping[str, float]]  # layers that a method adds: {name of LAYERS: options}
+_ONE = Lock()
 
 
 def build(
@@ -31,7 +32,7 @@ def build(
     classes: int,
     weights: str | None = None,
     seed: int | None = None,
-    layers: Layers | None = None,
+    layers: Mapping[str, Mapping[str, float]] | None = None,
 ) -> nn.Module:
     """Returns the network `name`, in training mode, on the CPU.
 
@@ -57,19 +58,28 @@ def build(
         if extra not in LAYERS:
             raise InputError(f"unknown layers '{extra}'; choose one of {', '.join(LAYERS)}")
 
+    extras = [(LAYERS[extra], json.dumps(dict(options))) for extra, options in (layers or {}).items()]
     if seed is None:
-        return _built(NETWORKS[name], channels, classes, weights, layers or {})
+        return _built(NETWORKS[name], channels, classes, weights, extras)
 
     import torch
 
     where = (torch.get_default_device(), torch.get_default_dtype())
-    return deepcopy(_template(NETWORKS[name], channels, classes, weights, json.dumps(layers or {}), seed, where))
+    with _ONE:  # two threads would draw from the same generator
+        template = _template(NETWORKS[name], channels, classes, weights, tuple(extras), seed, where)
+    return deepcopy(template)
 
 
-# a process needs its plan's network several times (a site, its guard, the server); a copy takes a third of the time, or less
+# a process needs its plan's network several times (a site, its guard, the server), and a copy takes less than half the time
 @lru_cache(maxsize=2)
 def _template(
-    network: Builder, channels: int, classes: int, weights: str | None, layers: str, seed: int, where: tuple[Any, ...]
+    network: Builder,
+    channels: int,
+    classes: int,
+    weights: str | None,
+    extras: tuple[tuple[Builder, str], ...],
+    seed: int,
+    where: tuple[Any, ...],
 ) -> nn.Module:
     """Returns a network that is only copied. `where`, torch's default device and type, belongs to the key: they are its own."""
     import torch
@@ -77,13 +87,16 @@ def _template(
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also seed the accelerators' generators, which this block does not restore
         torch.default_generator.manual_seed(seed)
-        return _built(network, channels, classes, weights, json.loads(layers))
+        return _built(network, channels, classes, weights, extras)
 
 
-def _built(network: Builder, channels: int, classes: int, weights: str | None, layers: Layers) -> nn.Module:
+def _built(
+    network: Builder, channels: int, classes: int, weights: str | None, extras: Iterable[tuple[Builder, str]]
+) -> nn.Module:
+    """Returns a network with added layers; each of `extras` is their builder and its options as JSON."""
     built = network(channels, classes, pretrained=weights == "timm")
-    for extra, options in layers.items():
-        built = LAYERS[extra](built, classes, **options)
+    for layers, options in extras:
+        built = layers(built, classes, **json.loads(options))
     return built
 
 

@@ -11,7 +11,7 @@ from timm.models.pvt_v2 import Attention
 from torch import nn
 
 from feddp.errors import FedDPError
-from feddp.networks import DEFAULT, NETWORKS, build
+from feddp.networks import DEFAULT, LAYERS, NETWORKS, build
 from feddp.networks.attention import SplitAttention, split_kv
 from feddp.networks.lora import AdaptedLinear
 from feddp.networks.weights import load_checkpoint, save_network
@@ -320,6 +320,17 @@ def test_networks_of_one_seed_are_equal_and_nobody_elses(monkeypatch):
         assert build("counted", 1, 1, seed=0).weight.is_meta
     build("counted", 1, 2, seed=0)
     assert drawn == [(1, 1), (1, 1), (1, 2)]
+
+
+def test_layers_that_took_the_place_of_others_are_built(monkeypatch):
+    def filled(network, value):
+        torch.nn.init.constant_(network.bias, value)
+        return network
+
+    monkeypatch.setitem(NETWORKS, "small", lambda *given, pretrained: torch.nn.Linear(2, 2))
+    for value in (1.0, 2.0):
+        monkeypatch.setitem(LAYERS, "mine", lambda network, _, value=value: filled(network, value))
+        assert build("small", 1, 1, seed=0, layers={"mine": {}}).bias.tolist() == [value, value]
 
 
 def test_options_that_are_equal_but_of_another_type_are_others():
