@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import lru_cache, partial
 from importlib import import_module
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from feddp.errors import InputError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Builder = Callable[..., nn.Module]
 
-_ONE = Lock()
+_ONE = RLock()
 
 
 def build(
