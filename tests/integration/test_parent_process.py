@@ -30,6 +30,13 @@ print(json.dumps([name for name in said["networks"] if name in sys.modules]))
 """
 
 
+def imported(script, given=""):
+    """Runs a script in a new process; returns what it prints last, as JSON."""
+    done = subprocess.run([sys.executable, "-c", script], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def test_a_participants_own_process_admits_jobs_without_the_networks_libraries(plan_for, tmp_path, tiny_root):
     """torch, timm and MONAI take seconds and half a gigabyte, which a hospital's process would hold for months.
 
@@ -42,17 +49,11 @@ def test_a_participants_own_process_admits_jobs_without_the_networks_libraries(p
     policy = SitePolicy.admitting(plan) | {"data": str(tiny_root / "site-1")}
     said = json.dumps({"classes": sorted(ours), "folder": str(folder), "policy": policy, "networks": NETWORKS})
 
-    def imported(script):
-        done = subprocess.run([sys.executable, "-c", script], input=said, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    assert imported(SCRIPT) == []
-    assert "torch" in imported("import torch\n" + SCRIPT)
+    assert imported(SCRIPT, said) == []
+    assert "torch" in imported("import torch\n" + SCRIPT, said)
 
 
 def test_kits_are_made_without_the_networks_libraries():
     """Each `nvflare provision` and each federation of `--env poc` imports our builder, and would wait for torch."""
     script = f"import json, sys, feddp.provision\nprint(json.dumps([name for name in {NETWORKS} if name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == []
+    assert imported(script) == []

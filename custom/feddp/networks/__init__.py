@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Builder = Callable[..., nn.Module]
 
-_ONE = RLock()
+_ONE = RLock()  # a builder of layers may build a network itself
 
 
 def build(
