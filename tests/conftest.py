@@ -55,7 +55,7 @@ def _apart(tmp_path_factory):
 def _algorithms():
     """A site on the CPU asks torch for deterministic algorithms, for the whole process; nothing may switch gradients off so."""
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     enabled = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     assert enabled, "gradients are switched off for the whole process"

@@ -1,10 +1,76 @@
-"""For a site's process: MONAI without packages that it takes if they are there, and that no part of it used here needs."""
+"""Imports less: torch's compiler when something compiles; MONAI without packages that it takes if they are there."""
 
+import importlib
 import sys
 import threading
+from collections.abc import Callable
+from functools import wraps
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
+COMPILER, ITS_UTILS = "torch._dynamo", "torch._dynamo.utils"
 UNUSED = "matplotlib", "scipy.signal", "sklearn"
 _ONE = threading.Lock()  # FLARE runs a pushed task beside the fetched one
+
+
+class Later(ModuleType):
+    """Stands for a module until something is asked of it that it does not have; then all that stand for one make way."""
+
+    def __getattr__(self, name: str) -> Any:
+        # the import system and inspect ask every module for such names; for this one, a module within the package is imported
+        if name.startswith("__") and (self.__name__, name) != (COMPILER, "__path__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} yet")
+        return getattr(self.loaded(), name)
+
+    def loaded(self) -> ModuleType:
+        """Returns the module itself, imported now if it was not."""
+        for module in COMPILER, ITS_UTILS:
+            if isinstance(sys.modules.get(module), Later):
+                del sys.modules[module]
+        return importlib.import_module(self.__name__)
+
+    @property
+    def waits(self) -> bool:
+        return sys.modules.get(self.__name__) is self
+
+
+def postpone_compiler() -> None:
+    """Has torch's compiler imported when something compiles, and not by whatever mentions it.
+
+    torchvision asks its utils for one function, and every optimizer asks it to leave some functions alone, and for breaks in
+    the compiled code around a step. Without anything compiled these do nothing. The compiler takes more than one CPU-second
+    and 140 MiB of each process (docs/results/speed.md). Once it is imported, all is as if it had been from the start.
+    """
+    torch = find_spec("torch")
+    if COMPILER in sys.modules or torch is None:
+        return
+    compiler, utils = Later(COMPILER), Later(ITS_UTILS)
+    compiler.__spec__ = PathFinder.find_spec(COMPILER, torch.submodule_search_locations)
+
+    def disable(function: Callable[..., Any], *how: Any, **named: Any) -> Callable[..., Any]:
+        disabled: list[Callable[..., Any]] = []
+
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if compiler.waits:
+                return function(*args, **kwargs)
+            if not disabled:
+                disabled.append(compiler.loaded().disable(function, *how, **named))
+            return disabled[0](*args, **kwargs)
+
+        return called
+
+    def graph_break(*args: Any, **kwargs: Any) -> None:
+        """Outside compiled code a break is nothing."""
+
+    def is_compile_supported(*args: Any, **kwargs: Any) -> Any:
+        return utils.loaded().is_compile_supported(*args, **kwargs)
+
+    vars(compiler).update(disable=disable, graph_break=graph_break)
+    vars(utils).update(is_compile_supported=is_compile_supported)
+    sys.modules.update({COMPILER: compiler, ITS_UTILS: utils})
 
 
 def import_monai() -> None:

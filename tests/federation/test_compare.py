@@ -362,7 +362,7 @@ def test_the_ensemble_is_the_mean_of_the_probability_maps(toy, probabilities, di
         assert rows[f"site-{i}"][0]["dice"] == pytest.approx(2 / 3 if p > 0.5 else 0)
 
 
-# without FLARE, whatever this process has imported
+# without FLARE and torch's compiler, whatever this process has imported
 WITHOUT_FLARE = """
 import sys
 from feddp.cli import main
@@ -370,6 +370,7 @@ try:
     main()
 finally:
     print("FLARE is imported" if "nvflare" in sys.modules else "without FLARE")
+    print("torch compiles" if "torch._inductor" in sys.modules else "without a compiler")
 """
 
 
@@ -394,6 +395,7 @@ def test_two_real_runs_from_the_command_line(finished):
     assert "run 1 of 2: local, seed 0" in done.stderr
     assert "run 2 of 2: fedavg, seed 0" in done.stderr
     assert "without FLARE" in done.stdout
+    assert "without a compiler" in done.stdout
     for method in ("local", "fedavg"):
         run = out / "runs" / method / "seed-0"
         results = json.loads((run / "results.json").read_text())

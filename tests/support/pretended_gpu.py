@@ -30,6 +30,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from feddp import lean
+
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 INDEXED = "index", "index_put", "index_put_", "_index_put_impl_"
 JOINED = "cat", "stack"  # these take no scalar of another device
@@ -48,8 +50,8 @@ class Waits:
         if not self.counting:
             return
         frame = sys._getframe(1)
-        while frame.f_back and (frame.f_code.co_filename == __file__ or "/torch/" in frame.f_code.co_filename):
-            frame = frame.f_back
+        while frame.f_back and (frame.f_code.co_filename in (__file__, lean.__file__) or "/torch/" in frame.f_code.co_filename):
+            frame = frame.f_back  # lean.py stands between torch's own functions
         self.found.append(f"{what} in {'/'.join(Path(frame.f_code.co_filename).parts[-3:])}:{frame.f_lineno}")
 
 

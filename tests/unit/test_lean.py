@@ -1,4 +1,4 @@
-"""MONAI without packages that it takes if they are there (lean.py); what is imported is looked at in a process of its own."""
+"""What lean.py leaves out of a process or has imported later; each is looked at in a process of its own."""
 
 import subprocess
 import sys
@@ -41,3 +41,74 @@ def test_what_was_imported_before_stays():
 
 def test_all_modules_of_monai_are_there_as_ever(usual, lean):
     assert usual[1] == lean[1] != ""
+
+
+# what mentions the compiler without compiling anything: libraries, an optimizer, functions that it is to leave alone
+MENTIONED = """
+import sys, torch, torchvision, timm
+layer = torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+def step():
+    optimizer.zero_grad()
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+step()
+optimizer.load_state_dict(optimizer.state_dict())
+@torch._disable_dynamo
+def apart(x):
+    return 3 * x
+apart(torch.ones(1))
+print(sorted({'torch._dynamo.config', 'torch._inductor'} & sys.modules.keys()))
+"""
+# apart is not in the compiled code, which is in two parts, before and behind it; the optimizer goes on, alone and compiled
+COMPILED = """
+graphs = []
+def backend(graph, inputs):
+    graphs.append([node.target.__name__ for node in graph.graph.nodes if node.op == "call_function"])
+    return graph
+print(torch.compile(lambda x: apart(x + 2) - 1, backend=backend)(torch.ones(1)).item(), graphs)
+step()
+before = layer.weight.tolist()
+torch.compile(step, backend=backend)()
+print(before != layer.weight.tolist(), torch._dynamo is sys.modules["torch._dynamo"])
+"""
+LOADED = "['torch._dynamo.config', 'torch._inductor']"
+
+
+@pytest.mark.parametrize(("first", "imported"), [("", LOADED), ("import feddp", "[]")])
+def test_the_compiler_is_imported_when_something_compiles_and_compiles_as_ever(first, imported):
+    """The first case is the control. 3 · (1 + 2) − 1 = 8."""
+    assert said(f"exec({first + MENTIONED + COMPILED!r})") == [imported, "8.0 [['add'], ['sub']]", "True True"]
+
+
+ASKED = [
+    "import torch._dynamo.config as found",
+    "from torch._dynamo import config as found",
+    "found = torch._dynamo.config",
+    "found = roi_align.is_compile_supported('cpu')",
+    "found = sys.modules['torch._dynamo.utils'].counters",
+]
+# each in a process of its own, which a fork starts faster than Python
+EACH = f"""
+import feddp, inspect, os, sys
+from importlib.util import find_spec
+import torch
+from torchvision.ops import roi_align as _
+roi_align = sys.modules["torchvision.ops.roi_align"]
+print(find_spec("torch._dynamo").origin.endswith("__init__.py"))
+inspect.stack()
+inspect.getmodule(lambda: None)
+print("torch._dynamo.config" in sys.modules, flush=True)
+for asked in {ASKED}:
+    if os.fork():
+        os.wait()
+        continue
+    exec(asked)
+    print(asked, found is not None, "torch._dynamo.config" in sys.modules, flush=True)
+    os._exit(0)
+"""
+
+
+def test_who_asks_for_more_gets_the_compiler():
+    """To look for it, or to ask every module for its file, as torch does for each operator of a library, is not more."""
+    assert said(f"exec({EACH!r})") == ["True", "False", *(f"{asked} True True" for asked in ASKED)]

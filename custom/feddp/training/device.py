@@ -110,7 +110,8 @@ def settle(device: str, threads: int) -> None:
     """Sets the CPU threads of this process and, on the CPU, deterministic algorithms; called once, before computing."""
     _without_tf32()
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(device == "cpu")
+    # as use_deterministic_algorithms, which also tells torch's compiler, and imports it for that
+    torch.set_deterministic_debug_mode("error" if device == "cpu" else "default")
 
 
 def dealt(names: str, sites: Sequence[str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ def stage_1(plan_for, tiny_root, tmp_path_factory):
     gamma = average({site.name: train(site, gamma, 0)[0] for site in sites}, EVEN)
     for site in sites:
         adopt(site, gamma, 1)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     return folder
 
 
