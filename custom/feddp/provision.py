@@ -126,8 +126,11 @@ class SitePolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         server = project.get_server()
+        folder = server.get_prop(STORAGE)
+        if folder and not Path(folder).is_absolute():  # the server would look from wherever it was started
+            raise PolicyError(f"server {server.name}: `{STORAGE}` is {folder}; write a full path, which begins with /")
         self._restrict(server, SERVER, SERVER_CLASSES, ctx)
-        if folder := server.get_prop(STORAGE):
+        if folder:
             _keep(Path(ctx.get_local_dir(server)) / RESOURCES, Path(folder))
         for client in project.get_clients():
             properties = client.get_prop(POLICY)

@@ -174,7 +174,7 @@ def is_number(value: Any) -> bool:
 
 def is_count(value: Any) -> bool:
     """Returns whether `value` is a whole number of a usual size, 0 or more."""
-    return isinstance(value, int) and 0 <= value <= _LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
 
 
 def plain(text: object) -> str:

@@ -12,6 +12,7 @@ import threading
 import zipfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from feddp.errors import FedDPError
 from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.check import check
 from feddp.kit.renew import forget
-from feddp.provision import AT_SERVER, DEPLOYER, NOBODY
+from feddp.provision import AT_SERVER, DEPLOYER, NOBODY, SitePolicyBuilder
 from support import ROOT
 from support.certificates import put, self_signed, signed
 from support.docs_pages import blocks, commands_for
@@ -197,6 +198,14 @@ def test_the_server_keeps_jobs_in_its_own_storage(made, where):
     assert manager["args"] == {"uri_root": "/data/server/jobs", "job_store_id": "job_store"}
     assert resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] == "/data/server/snapshots"
     assert "/tmp/" not in path.read_text()
+
+
+def test_a_storage_without_a_full_path_is_refused_before_anything_is_written():
+    """The server would make it wherever its process happens to start."""
+    server = SimpleNamespace(name=SERVER, get_prop={"storage": "data/server"}.get)
+    project = SimpleNamespace(get_server=lambda: server)
+    with pytest.raises(FedDPError, match=f"server {SERVER}: `storage` is data/server; write a full path"):
+        SitePolicyBuilder().build(project, None)
 
 
 def test_the_leads_own_request_makes_the_leads_kit(made):

@@ -12,7 +12,7 @@ import pytest
 from feddp import files
 from feddp.errors import FedDPError, InputError, PolicyError
 from feddp.files import append_event, events_after, read_events, read_results, write_json, write_text
-from feddp.reading import read_own
+from feddp.reading import is_count, read_own
 
 
 @pytest.fixture
@@ -173,3 +173,9 @@ def test_a_strange_line_among_events_names_its_file(tmp_path, line):
     path.write_text(f'{{"event": "ask"}}\n{line}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"progress\.jsonl"):
         read_events(path)
+
+
+@pytest.mark.parametrize(("value", "counts"), [(0, True), (7, True), (-1, False), (10**30, False), (True, False), (2.0, False)])
+def test_a_count_is_a_whole_number_of_a_usual_size(value, counts):
+    """`true` is 1 to Python, and no number of rounds."""
+    assert is_count(value) is counts
