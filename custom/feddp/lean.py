@@ -7,12 +7,13 @@ from collections.abc import Callable
 from functools import wraps
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 COMPILER, ITS_UTILS = "torch._dynamo", "torch._dynamo.utils"
 UNUSED = "matplotlib", "scipy.signal", "sklearn"
 _ONE = threading.Lock()  # FLARE runs a pushed task beside the fetched one
+_LEAVE = threading.Lock()
 
 
 class Later(ModuleType):
@@ -26,9 +27,10 @@ class Later(ModuleType):
 
     def loaded(self) -> ModuleType:
         """Returns the module itself, imported now if it was not."""
-        for module in COMPILER, ITS_UTILS:
-            if isinstance(sys.modules.get(module), Later):
-                del sys.modules[module]
+        with _LEAVE:
+            for module in COMPILER, ITS_UTILS:
+                if isinstance(sys.modules.get(module), Later):
+                    del sys.modules[module]
         return importlib.import_module(self.__name__)
 
     @property
@@ -37,11 +39,13 @@ class Later(ModuleType):
 
 
 def postpone_compiler() -> None:
-    """Has torch's compiler imported when something compiles, and not by whatever mentions it.
+    """Has torch's compiler imported when something asks for it to compile, and not by whatever mentions it.
 
     torchvision asks its utils for one function, and every optimizer asks it to leave some functions alone, and for breaks in
     the compiled code around a step. Without anything compiled these do nothing. The compiler takes more than one CPU-second
-    and 140 MiB of each process (docs/results/speed.md). Once it is imported, all is as if it had been from the start.
+    and 140 MiB of each process (docs/results/speed.md). Whoever asks for more gets it; but a module within it that is asked for
+    first is then there twice, and settings of the one are not those of the other. Therefore this is for processes of runs and
+    of commands, in which nothing compiles, not for a user's own.
     """
     torch = find_spec("torch")
     if COMPILER in sys.modules or torch is None:
@@ -49,21 +53,25 @@ def postpone_compiler() -> None:
     compiler, utils = Later(COMPILER), Later(ITS_UTILS)
     compiler.__spec__ = PathFinder.find_spec(COMPILER, torch.submodule_search_locations)
 
-    def disable(function: Callable[..., Any], *how: Any, **named: Any) -> Callable[..., Any]:
+    def disable(*given: Any, **how: Any) -> Any:
+        if not compiler.waits or not given or not isinstance(given[0], FunctionType):
+            return compiler.loaded().disable(*given, **how)
         disabled: list[Callable[..., Any]] = []
 
-        @wraps(function)
+        @wraps(given[0])
         def called(*args: Any, **kwargs: Any) -> Any:
             if compiler.waits:
-                return function(*args, **kwargs)
+                return given[0](*args, **kwargs)
             if not disabled:
-                disabled.append(compiler.loaded().disable(function, *how, **named))
+                disabled.append(compiler.loaded().disable(*given, **how))
             return disabled[0](*args, **kwargs)
 
         return called
 
     def graph_break(*args: Any, **kwargs: Any) -> None:
         """Outside compiled code a break is nothing."""
+        if not compiler.waits:
+            compiler.loaded().graph_break(*args, **kwargs)
 
     def is_compile_supported(*args: Any, **kwargs: Any) -> Any:
         return utils.loaded().is_compile_supported(*args, **kwargs)
