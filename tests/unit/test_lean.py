@@ -18,6 +18,14 @@ def said(*code: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    """The compiler makes its folder in the machine's temporary one otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiler")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def usual() -> list[str]:
     return said("import monai", IMPORTED, MODULES)
