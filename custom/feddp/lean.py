@@ -3,8 +3,7 @@
 import importlib
 import sys
 import threading
-from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
@@ -47,8 +46,7 @@ def postpone_compiler() -> None:
     first is then there twice, and settings of the one are not those of the other. Therefore this is for processes of runs and
     of commands, in which nothing compiles, not for a user's own.
     """
-    torch = find_spec("torch")
-    if COMPILER in sys.modules or torch is None:
+    if COMPILER in sys.modules or (torch := find_spec("torch")) is None:
         return
     compiler, utils = Later(COMPILER), Later(ITS_UTILS)
     compiler.__spec__ = PathFinder.find_spec(COMPILER, torch.submodule_search_locations)
@@ -56,15 +54,11 @@ def postpone_compiler() -> None:
     def disable(*given: Any, **how: Any) -> Any:
         if not compiler.waits or not given or not isinstance(given[0], FunctionType):
             return compiler.loaded().disable(*given, **how)
-        disabled: list[Callable[..., Any]] = []
+        disabled = cache(lambda: compiler.loaded().disable(*given, **how))
 
         @wraps(given[0])
         def called(*args: Any, **kwargs: Any) -> Any:
-            if compiler.waits:
-                return given[0](*args, **kwargs)
-            if not disabled:
-                disabled.append(compiler.loaded().disable(*given, **how))
-            return disabled[0](*args, **kwargs)
+            return (given[0] if compiler.waits else disabled())(*args, **kwargs)
 
         return called
 
@@ -82,7 +76,7 @@ def postpone_compiler() -> None:
 
 
 def import_monai() -> None:
-    """Imports MONAI, of which `import` alone loads everything, with `UNUSED` hidden from it.
+    """Imports MONAI, of which `import` alone loads everything, with `UNUSED` hidden from it, and not torch's compiler.
 
     So MONAI takes one CPU-second and 83 MiB instead of two and 153 MiB (docs/results/speed.md).
     Afterwards others import these packages as ever. What of MONAI needs them says that they are missing: its plots, the
@@ -90,6 +84,7 @@ def import_monai() -> None:
     package fails meanwhile. Therefore this is for processes that a run starts for its sites, not for a user's own.
     """
     with _ONE:
+        postpone_compiler()
         hidden = [name for name in UNUSED if name not in sys.modules]
         # an import of None fails as that of a missing package
         sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]

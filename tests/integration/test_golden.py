@@ -37,7 +37,7 @@ RECORD = ROOT / "tests/golden.json"
 SITES = ("site-1", "site-2")
 RUN = {"channels": 3, "classes": ("lesion",), "labels": "nested", "size": 32, "rounds": 2, "sites": SITES}
 SETTINGS = {"batch": 4, "tune_epochs": 1, "heads_epochs": 2, "calibration_epochs": 2, "start": "last"}
-RATES = {"lr": 1e-4, "tune_lr": 3e-5, "calibration_lr": 3e-5, "heads_lr": 3e-4}
+SETTINGS |= {"lr": 1e-4, "tune_lr": 3e-5, "calibration_lr": 3e-5, "heads_lr": 3e-4}
 TOLERANCES = {"dice": {"abs": 0.02}, "iou": {"abs": 0.02}, "assd": {"rel": 0.02, "abs": 0.1}}
 MOVED = {"rel": 2e-3, "abs": 1e-4}
 
@@ -47,7 +47,7 @@ def results_of(method: str, data: Path, folder: Path) -> dict[str, dict]:
 
     Centralized has one site here: its pooling of several is tested with the process that pools.
     """
-    plan = Plan(method=method, network=NEEDS.get(method, DEFAULT), **RUN, settings=SETTINGS | RATES)
+    plan = Plan(method=method, network=NEEDS.get(method, DEFAULT), **RUN, settings=SETTINGS)
     results = {}
     for name, site in drive(plan, data, folder, SITES if METHODS[method].federated else SITES[:1]).items():
         events = [json.loads(line) for line in (site.store.folder / "record.jsonl").read_text().splitlines()]

@@ -18,7 +18,7 @@ from feddp.flare.policy import SitePolicy
 from feddp.flare.sealing import identity_of, simulated
 from feddp.flare.unused import remove_unused, require_not_removed
 from feddp.flare.workspace import kept
-from feddp.lean import import_monai, postpone_compiler
+from feddp.lean import import_monai
 from feddp.plan.schema import Plan
 from feddp.sealing.session import Session
 from feddp.stages.tensors import Expected
@@ -60,7 +60,6 @@ class SiteComponent(FLComponent):
                 require_gate(site)
             require_not_removed(site, kept(fl_ctx), run)  # the admission of a job in a container does not see these files
             policy = SitePolicy.of(site, fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES), here)
-            postpone_compiler()
             import_monai()
             self._context = SiteContext(
                 site, run, self.expected, self.request, policy, kept(fl_ctx), here, str(fl_ctx.get_job_id())

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from feddp.errors import FedDPError
-from feddp.lean import import_monai, postpone_compiler
+from feddp.lean import import_monai
 from feddp.partition import Tensors
 from feddp.plan.schema import Plan
 from feddp.run.answering import Answering, LocalSites
@@ -32,7 +32,6 @@ def main() -> None:
     tasks: SimpleQueue[tuple[dict[str, Any], Tensors]] = SimpleQueue()
     file = int(sys.argv[2])
     threading.Thread(target=_receive, args=(tasks, file), daemon=True).start()
-    postpone_compiler()
     import_monai()
     run, _ = tasks.get()
     plan = Plan.from_json(run["plan"])
