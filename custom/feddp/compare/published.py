@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from feddp.compare.patients import Names, PatientScores
-from feddp.compare.reference import REFERENCE, reference, unlike
+from feddp.compare.reference import LAST, REFERENCE, reference, unlike
 from feddp.compare.scores import Scores
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
@@ -63,9 +63,12 @@ def orderings_table(
         kept: the same of the images with structures, which are taken unless a site has none
             (`feddp.compare.tested.with_structures`).
         last: the methods whose networks are of the last round, or went on from it; they are compared with that of FedAvg,
-            where it is here (`feddp.compare.reference`).
+            where it is here (`feddp.compare.reference`). Without FedAvg's best round, its last one is FedAvg for all.
     """
     rows: list[tuple[Cell, ...]] = []
+    if REFERENCE not in found and (stand_in := reference(REFERENCE, found, last)) in LAST and stand_in in last:
+        found = {REFERENCE if label == stand_in else label: scores for label, scores in found.items()}
+        last = {REFERENCE if label == stand_in else label for label in last}
     uneven = [label for label in unlike(found, last) if reference(label, found, last) == REFERENCE]
     but = f", except beside {', '.join(uneven)}" if uneven else ""
     notes = [f"{_NOTE.format(empty=_LEFT_OUT if kept else _COUNTED)} {_ROUNDS}{but}{_OTHERS}"]

@@ -56,6 +56,7 @@ class VirtualClassSettings:
 
 class VirtualClass(Method):
     private = (AFFINITY_QUERY, AFFINITY_MATRIX)
+    uses_loss = False
     Hyper = VirtualClassSettings
     hyper: VirtualClassSettings
 

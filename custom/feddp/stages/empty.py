@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from feddp.files import RECORD, read_events
+from feddp.methods import METHODS
+from feddp.methods.base import Method
+from feddp.plan.schema import Plan
 from feddp.protocol import WHEN, rounded
 from feddp.reading import is_count
 from feddp.stages.message import Message
 from feddp.stages.server import Server
 from feddp.stages.site import Site
 from feddp.training.columns import class_names, of_class
+from feddp.training.settings import DICE, DICE_CE
 
 EMPTY = "empty"  # the event, of the server's progress and of the site's log
 ROUNDS = 5  # in a row, after which a warning is due
-REMEDY = "submit the job with --set loss=dice and, if structures are a few pixels thin, with a larger --size"
 _NUMBERS = ("dice", "iou")
 _MOST = 0.99  # above, where nearly all masks are empty, three decimals do not tell two means apart
 
@@ -30,6 +33,21 @@ def finds_nothing(means: Mapping[str, float]) -> bool:
     return len(found) == len(_NUMBERS) and bool(found[0] == found[1] < _MOST)
 
 
+def remedy(method: str, loss: str) -> str:
+    """Returns what to change in a job of `method` with the setting `loss`.
+
+    From random weights, cross-entropy rewards empty masks where structures are thin or rare, and soft Dice alone stayed at
+    empty masks at sites with few images, so each loss is the other's remedy.
+    """
+    if not METHODS.get(method, Method).uses_loss:
+        change = "more --rounds"
+    elif loss == DICE:
+        change = f"--set loss={DICE_CE} or more --rounds"
+    else:
+        change = f"--set loss={DICE}"
+    return f"submit the job with {change} and, if structures are a few pixels thin, with a larger --size"
+
+
 def warn(server: Server, answers: Mapping[str, Message]) -> None:
     """Counts the rounds of each site; warns once for each site. A site that withholds its Dice is not counted."""
     counts = server.memory.empty
@@ -38,7 +56,7 @@ def warn(server: Server, answers: Mapping[str, Message]) -> None:
             continue
         counts[site] = counts.get(site, 0) + 1 if finds_nothing(answer.scalars) else 0
         if counts[site] == ROUNDS:
-            message = _warning(site, answer.scalars["dice"])
+            message = _warning(server.plan, site, answer.scalars["dice"])
             server.progress(EMPTY, site=site, message=message)
             server.warn(message)
 
@@ -54,7 +72,7 @@ def note(site: Site, round: int, scores: Mapping[str, float]) -> None:
     events = read_events(site.store.folder / RECORD)
     found = {event["round"]: finds_nothing(event) for event in events if event["event"] == "train" and "dice" in event}
     if all(found.get(round - back, False) for back in range(ROUNDS)) and not any(event["event"] == EMPTY for event in events):
-        site.store.record(EMPTY, round=round, message=_warning(site.name, scores["dice"]))
+        site.store.record(EMPTY, round=round, message=_warning(site.plan, site.name, scores["dice"]))
 
 
 def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
@@ -83,8 +101,8 @@ def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
         else:
             what, whose = "structure on the test images", "mean Dice"
         texts.append(f"these networks find no {what}: their {whose} ({dice}) equals IoU")
-    nothing = missed.get("", {})
-    text = "; ".join((*texts, REMEDY if nothing else f"if images show it, {REMEDY}"))
+    nothing, change = missed.get("", {}), remedy(results["method"], results.get("settings", {}).get("loss", DICE_CE))
+    text = "; ".join((*texts, change if nothing else f"if images show it, {change}"))
     selected = [results["sites"][site].get("round", results.get("start_round")) for site in nothing]
     if any(is_count(round) and round < results["rounds"] for round in selected):
         text += (
@@ -94,9 +112,9 @@ def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
     return f"{text}."
 
 
-def _warning(site: str, dice: float) -> str:
+def _warning(plan: Plan, site: str, dice: float) -> str:
     seen = f"validation Dice {dice:.3f} equals IoU in {ROUNDS} rounds in a row"
-    return f"site {site}: its network finds no structure: {seen}; {REMEDY}"
+    return f"site {site}: its network finds no structure: {seen}; {remedy(plan.method, plan.training.loss)}"
 
 
 def _means(summary: Mapping[str, Mapping[str, float]], class_name: str) -> dict[str, float]:

@@ -16,10 +16,13 @@ from feddp.run import session
 from feddp.run.local import local
 from feddp.run.session import Request
 from feddp.stages import empty
-from feddp.stages.empty import EMPTY, REMEDY, ROUNDS
+from feddp.stages.empty import EMPTY, ROUNDS, remedy
 from feddp.stages.message import Message
 from feddp.training.metrics import measure
 from feddp.training.store import Store
+
+PLAN = SimpleNamespace(method="fedavg", training=SimpleNamespace(loss="dice_ce"))
+REMEDY = "submit the job with --set loss=dice and, if structures are a few pixels thin, with a larger --size"
 
 
 def lines(path):
@@ -30,7 +33,7 @@ class Server(SimpleNamespace):
     """Notes what it is told."""
 
     def __init__(self):
-        super().__init__(memory=SimpleNamespace(empty={}), events=[], log=[])
+        super().__init__(plan=PLAN, memory=SimpleNamespace(empty={}), events=[], log=[])
 
     def progress(self, event, **metadata):
         self.events.append((event, metadata["site"]))
@@ -80,7 +83,7 @@ def test_the_server_warns_after_five_rounds_in_a_row(dice, expected):
 class Alone:
     """A site with the log of its rounds."""
 
-    name = "A"
+    name, plan = "A", PLAN
 
     def __init__(self, folder):
         self.store = Store(folder)
@@ -206,7 +209,7 @@ def results(round=None, **means):
         site: own | {"final": {"dice": {"mean": dice}, "iou": {"mean": iou}}, "before_calibration": {"dice": {"mean": 0.0}}}
         for site, (dice, iou) in means.items()
     }
-    return {"sites": sites, "start_round": None if round else 3, "rounds": 3}
+    return {"method": "fedavg", "sites": sites, "start_round": None if round else 3, "rounds": 3}
 
 
 def test_the_end_names_the_sites_whose_network_finds_nothing():
@@ -215,9 +218,31 @@ def test_the_end_names_the_sites_whose_network_finds_nothing():
     assert empty.at_the_end(found) == f"{text}{REMEDY}."
     assert empty.at_the_end(results(C=(0.3, 0.2))) == ""
     assert empty.at_the_end(found, "before_calibration") == "", "its IoU is not known"
-    assert empty.at_the_end({"sites": {"A": {"withheld": 5}}, "rounds": 3}) == ""
+    assert empty.at_the_end({"method": "fedavg", "sites": {"A": {"withheld": 5}}, "rounds": 3}) == ""
     assert "start=last" in empty.at_the_end(results(round=2, A=(0.0, 0.0)))
     assert "start=last" not in empty.at_the_end(results(round=3, A=(0.0, 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("method", "loss", "change"),
+    [
+        ("fedavg", "dice_ce", "--set loss=dice"),
+        ("fedavg", "dice", "--set loss=dice_ce or more --rounds"),
+        ("virtual_class", "dice_ce", "more --rounds"),  # whose loss is its own
+        ("virtual_class", "dice", "more --rounds"),
+        ("of another package that is not installed here", "dice_ce", "--set loss=dice"),
+    ],
+)
+def test_the_remedy_is_one_that_the_run_has_not_tried(method, loss, change):
+    text = f"submit the job with {change} and, if structures are a few pixels thin, with a larger --size"
+    assert remedy(method, loss) == text
+    ended = results(A=(0.0, 0.0)) | {"method": method, "settings": {} if loss == "dice_ce" else {"loss": loss}}
+    assert empty.at_the_end(ended).endswith(f"equals IoU; {text}.")
+    server = Server()
+    server.plan = SimpleNamespace(method=method, training=SimpleNamespace(loss=loss))
+    for _ in range(ROUNDS):
+        empty.warn(server, {"A": Message(scalars=scores(0.0, 0.0))})
+    assert server.log[0].endswith(f"in a row; {text}")
 
 
 def test_the_end_names_a_class_that_is_not_found():
