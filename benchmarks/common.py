@@ -35,11 +35,12 @@ from feddp.data.loading import Sample, class_maps, network_input
 from feddp.data.progress import track
 from feddp.data.synthesize import draw
 from feddp.errors import FedDPError, InputError
-from feddp.files import read_results
+from feddp.files import PROGRESS, RECORD, Event, read_events, read_results
 from feddp.limits import SIZE
 from feddp.networks.metadata import STEP
 from feddp.networks.weights import load_personal
 from feddp.plan.schema import Plan
+from feddp.protocol import TRAIN
 from feddp.training.device import wait
 from feddp.training.loop import predict
 from feddp.training.metrics import measure
@@ -248,6 +249,38 @@ def run(data: Path, out: Path, env: str, *options: object) -> None:
     command = [sys.executable, "-m", "feddp", "run", "--data", data, "--out", out, "--env", env, *options]
     if code := subprocess.run(list(map(str, command)), stdout=STDERR, check=False).returncode:
         raise FedDPError(f"the run in {env} ended with exit code {code}; its message is above")
+
+
+def of_a_site(out: Path) -> dict[tuple[str, int, int], Event]:
+    """Returns {(site, round from 1, phase): its training in the site's own log} of a finished run."""
+    return {
+        (log.parent.name, event["round"] + 1, event["phase"]): event
+        for log in (out / "sites").glob(f"*/{RECORD}")
+        for event in read_events(log)
+        if event["event"] == TRAIN
+    }
+
+
+def events_of(out: Path) -> list[Event]:
+    """Returns a finished run's events, with the seconds that each site noted for itself.
+
+    The guard rounds a site's seconds to tenths when they leave it. Rounds that are alike are rounded alike, so no median over
+    them removes the error.
+    """
+    own, events, slowest = of_a_site(out), read_events(out / PROGRESS), dict[tuple[int, int], float]()
+    for event in events:
+        if event["event"] == "answer" and event["task"] == TRAIN:
+            key = event["round"], event["phase"]
+            noted = own[(event["site"], *key)]
+            event["scalars"] |= {
+                name: noted[name] for name in event["scalars"].keys() & noted.keys() if name.startswith("seconds")
+            }
+            slowest[key] = max(slowest.get(key, 0.0), noted["seconds"])
+        elif event["event"] == "round":
+            event["beyond_compute"] = event["seconds"] - sum(
+                most for (round, _), most in slowest.items() if round == event["round"]
+            )
+    return events
 
 
 def kind_of(process: psutil.Process) -> str:

@@ -14,9 +14,9 @@ from itertools import count as numbers
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import count, interleaved, parser, pixels, ratio, report, run, shown
+from benchmarks.common import count, events_of, interleaved, parser, pixels, ratio, report, run, shown
 from feddp.data.synthesize import synthesize
-from feddp.files import PROGRESS, Event, read_events
+from feddp.files import Event
 from feddp.networks import DEFAULT
 from feddp.protocol import TRAIN
 from feddp.run.session import ENVIRONMENTS
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
             out, began = Path(folder) / f"run-{next(number)}", time.time()
             run(data, out, env, *more, *words)
             if env == POC:
-                bounds.append(least(read_events(out / PROGRESS), began))
+                bounds.append(least(events_of(out), began))
 
         calls = {env: partial(whole, env) for env in dict.fromkeys((AGAINST, *given.envs))}
         seconds = interleaved("Runs", given.pairs, calls, warm=False)

@@ -20,6 +20,8 @@ saving                  the server's checkpoint
 before the next request to the next round's request, which no round counts
 
 Serialising, polling and filters at a site happen between two events of the server, so the first part is not divided further.
+What depends on the number of bytes shows with `--set precision=float16`, which halves it. Every site's seconds are those of its
+own log (`benchmarks.common.events_of`).
 """
 
 import argparse
@@ -31,10 +33,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import STDERR, count, interleaved, parser, pixels, ratio, report, run, shown
+from benchmarks.common import STDERR, count, events_of, interleaved, parser, pixels, ratio, report, run, shown
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
-from feddp.files import PROGRESS, Event, read_events
+from feddp.files import Event, read_events
 from feddp.networks import DEFAULT
 from feddp.protocol import TRAIN
 from feddp.run.keeper import watched
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--size", type=pixels, default=32)
     options.add_argument("--pairs", type=count, default=3)
     options.add_argument("--network", default=DEFAULT)
+    options.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="of ours")
     given = options.parse_args(arguments)
     ours: list[float] = []
     theirs: list[float] = []
@@ -64,8 +67,14 @@ def main(arguments: Sequence[str]) -> None:
         def one_of_ours() -> None:
             out = root / f"ours-{len(ours)}"
             words = ("--method", "fedavg", "--rounds", given.rounds, "--size", given.size, "--network", given.network)
-            run(root / "data", out, "poc", *words, "--set", "start=last")
-            events = read_events(out / PROGRESS)
+            run(
+                root / "data",
+                out,
+                "poc",
+                *words,
+                *(word for each in ("start=last", *given.settings) for word in ("--set", each)),
+            )
+            events = events_of(out)
             ours.append(median(event["beyond_compute"] for event in events if event["event"] == "round"))
             parts.append(where(events))
 

@@ -1,7 +1,9 @@
 """CPU-seconds and memory of each process in POC, until its site's first step.
 
-A site's processes are measured until it has loaded its images, the server's until the first site has. Memory is the most that
-was seen: resident (RSS), and with pages of libraries divided among the processes that share them (PSS).
+A site's processes are measured until its first step, the server's until the first site's: by a site's own log, the end of its
+first round less its seconds, and then the loading of its images. Processes are looked at several times a second; CPU-seconds
+are interpolated between the looks before and after. Memory is the most that was seen before: resident (RSS), and with pages of
+libraries divided among the processes that share them (PSS).
 """
 
 import subprocess
@@ -12,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 
-from benchmarks.common import STDERR, count, kind_of, parser, pixels, report
+from benchmarks.common import STDERR, count, kind_of, of_a_site, parser, pixels, report
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
-from feddp.files import PROGRESS, read_events
 from feddp.networks import DEFAULT
-from feddp.protocol import LOADING, TRAIN
+from feddp.protocol import LOADING
 from feddp.run.keeper import processes_below
 from feddp.run.poc import SERVER
 from feddp.run.session import POC
@@ -60,9 +62,7 @@ def main(arguments: Sequence[str]) -> None:
         if process.returncode:
             raise FedDPError(f"the run ended with exit code {process.returncode}; its message is above")
         begins = {
-            event["site"]: event["time"] - event["scalars"]["seconds"] + event["scalars"][LOADING]
-            for event in read_events(root / "run" / PROGRESS)
-            if event["event"] == "answer" and event["task"] == TRAIN
+            site: event["time"] - event["seconds"] + event[LOADING] for (site, *_), event in of_a_site(root / "run").items()
         }
     rows = until(seen, begins)
     heads = ("participant", "process", "CPU-seconds", "RSS, MiB", "PSS, MiB")
@@ -86,17 +86,18 @@ def looked(out: Path) -> list[Seen]:
 
 
 def until(seen: Sequence[Seen], begins: Mapping[str, float]) -> list[tuple[str, str, float, int, int]]:
-    """Returns a row per process: CPU-seconds at the last look before its site's first step, the most memory until then.
+    """Returns a row per process: CPU-seconds until its site's first step, the most memory until then.
 
     A participant has one process of each kind.
     """
     processes: dict[tuple[str, str], list[Seen]] = {}
     for look in seen:
-        end = min(begins.values()) if look.participant == SERVER else begins.get(look.participant, 0.0)
-        if look.time <= end:
-            processes.setdefault((look.participant, look.kind), []).append(look)
+        processes.setdefault((look.participant, look.kind), []).append(look)
     rows = []
     for (participant, kind), looks in sorted(processes.items()):
-        most = (round(max(look.rss for look in looks)), round(max(look.pss for look in looks)))
-        rows.append((participant, kind, round(looks[-1].cpu, 1), *most))
+        end = min(begins.values()) if participant == SERVER else begins.get(participant, 0.0)
+        if before := [look for look in looks if look.time <= end]:
+            most = (round(max(look.rss for look in before)), round(max(look.pss for look in before)))
+            cpu = np.interp(end, [look.time for look in looks], [look.cpu for look in looks])
+            rows.append((participant, kind, round(float(cpu), 1), *most))
     return rows

@@ -998,11 +998,35 @@ def test_a_stock_round_beyond_compute():
 
 
 def test_a_start_ends_at_the_sites_first_step():
-    """Site B's process is looked at until 5, the server's until 4, when A begins."""
+    """Site B's process is looked at until 5, the server's until 4, when A begins. B's CPU-seconds at 5, a third of the way from
+    4.5 to 6: 3 + (9 - 3) / 3 = 5. The server's at 4, a sixth of the way from 3.9 to 4.5: 2 + (3 - 2) / 6 = 2.2. A process
+    that has ended at 4.5 has its last look's, and one that begins at 6 no row."""
     looks = [
         start.Seen(time, who, "worker_process", cpu, rss, rss / 2)
         for who in ("B", "localhost")
         for time, cpu, rss in ((1.0, 0.5, 100.0), (3.9, 2.0, 300.0), (4.5, 3.0, 200.0), (6.0, 9.0, 900.0))
     ]
+    looks += [start.Seen(4.5, "B", "ended", 0.7, 40.0, 20.0), start.Seen(6.0, "B", "later", 0.1, 10.0, 5.0)]
     rows = start.until(looks, {"A": 4.0, "B": 5.0})
-    assert rows == [("B", "worker_process", 3.0, 300, 150), ("localhost", "worker_process", 2.0, 300, 150)]
+    assert rows == [
+        ("B", "ended", 0.7, 40, 20),
+        ("B", "worker_process", 5.0, 300, 150),
+        ("localhost", "worker_process", 2.2, 300, 150),
+    ]
+
+
+def test_a_run_s_seconds_are_those_of_the_sites_own_logs(tmp_path):
+    """A and B send 2.0 and 0.1 s of 1.96 and 0.14; the round takes 2.5 s, so 0.54 are beyond the slowest site's compute, and
+    not 0.5. Other tasks, and what a site keeps to itself, stay as they are."""
+    answers = [("A", "train", {"seconds": 2.0, "loss": 1.0}), ("B", "train", {"seconds": 0.1}), ("A", "score", {"dice": 0.3})]
+    for site, task, scalars in answers:
+        append_event(tmp_path / "progress.jsonl", "answer", site=site, task=task, round=1, phase=0, scalars=scalars)
+    append_event(tmp_path / "progress.jsonl", "round", round=1, seconds=2.5, beyond_compute=0.5)
+    for site, seconds in (("A", 1.96), ("B", 0.14)):
+        (tmp_path / "sites" / site).mkdir(parents=True)
+        log = tmp_path / "sites" / site / "record.jsonl"
+        append_event(log, "train", round=0, phase=0, seconds=seconds, seconds_loading=0.01, loss=1.04)
+    *found, end = common.events_of(tmp_path)
+    assert [event["scalars"] for event in found] == [{"seconds": 1.96, "loss": 1.0}, {"seconds": 0.14}, {"dice": 0.3}]
+    assert end["beyond_compute"] == pytest.approx(0.54)
+    assert common.of_a_site(tmp_path)["B", 1, 0]["seconds_loading"] == 0.01
