@@ -116,7 +116,7 @@ def test_without_a_word_the_split_is_that_of_the_seed(seed):
 )
 def test_the_published_numbers_of_training_images(site, training, images):
     """(Wang et al., TMI 2024): EndoPolyp {900, 328, 170, 550}, RIF {50, 99, 320, 320}; there are no validation images."""
-    numbers = (endopolyp.PUBLISHED | fundus.NUMBERS)[site]
+    numbers = (endopolyp.NUMBERS | fundus.NUMBERS)[site]
     names = [str(n) for n in range(images)]
     found = split_site(site, names, 0, "published", numbers)
     assert Counter(found.values()) == {"train": training, "test": images - training}
@@ -365,6 +365,54 @@ def test_polyps_are_split_in_halves_and_the_unseen_site_is_not(tmp_path):
         assert [len(folder.rows_of(split)) for split in ("train", "val", "test")] == [15, 0, 15]
         assert json.loads((folder.path / "dataset.json").read_text())["split"] == "1:1"
     assert len(SiteFolder.open(tmp_path / "out-unseen/PolypGenC1").rows_of("test")) == 30
+
+
+def test_colondb_and_etis_test_on_the_images_that_the_released_code_lists():
+    """jcwang123/PFL-Seg-Trans, prepare_polyp: range(221, 273) and range(171, 197). The others are as many as the paper trains
+    on: 380 - 328 = 52 images test, the last 272; 196 - 170 = 26, the last 196."""
+    ends = {site: (tested[0], tested[-1], len(tested)) for site, tested in endopolyp.TESTED.items()}
+    assert ends == {"ColonDB": (221, 272, 52), "ETIS": (171, 196, 26)}
+
+
+def test_published_polyps_are_numbers_of_images_and_at_two_sites_the_images_themselves(tmp_path, monkeypatch):
+    """Five images a set here. ColonDB tests on 2 and 3, ETIS on 5, whatever the seed; 4 of Kvasir's and 2 of ClinicDB's train,
+    others with another seed. The unseen site tests on all."""
+    tree = polyp_tree(tmp_path / "in")
+    with pytest.raises(FedDPError, match="Kvasir has 5 images, but --split published divides 1000"):
+        PREPARE["endopolyp"](tree, tmp_path / "out", 16, 0, "published")
+    training = {"Kvasir": 4, "ColonDB": 3, "ETIS": 4, "ClinicDB": 2}
+    monkeypatch.setattr(endopolyp, "NUMBERS", {site: Published(number, 5) for site, number in training.items()})
+    monkeypatch.setattr(endopolyp, "TESTED", {"ColonDB": range(2, 4), "ETIS": range(5, 6)})
+    chosen = {"Kvasir": set(), "ClinicDB": set()}
+    for seed in range(3):
+        out = tmp_path / str(seed) / "out"
+        PREPARE["endopolyp"](tree, out, 16, seed, "published")
+        found = {folder.site: folder for folder in map(SiteFolder.open, find_sites(out))}
+        assert {site: len(folder.rows_of("train")) for site, folder in found.items()} == training
+        tested = {site: frozenset(row.image for row in folder.rows_of("test")) for site, folder in found.items()}
+        assert (tested["ColonDB"], tested["ETIS"]) == ({"2", "3"}, {"5"})
+        assert {site: len(images) for site, images in tested.items()} == {s: 5 - n for s, n in training.items()}
+        for site, several in chosen.items():
+            several.add(tested[site])
+        unseen = SiteFolder.open(tmp_path / str(seed) / "out-unseen/PolypGenC1")
+        assert len(unseen.rows_of("test")) == 5
+        said = [json.loads((folder.path / "dataset.json").read_text()).get("split") for folder in (*found.values(), unseen)]
+        assert said == ["published"] * 4 + [None]
+    assert all(len(several) > 1 for several in chosen.values())
+
+
+@pytest.mark.parametrize("name", ["05", "6", "a"])
+def test_a_published_split_by_number_needs_the_numbers(tmp_path, monkeypatch, name):
+    tree = polyp_tree(tmp_path / "in")
+    for folder in ("images", "masks"):
+        (tree / f"ETIS-LaribPolypDB/{folder}/5.png").rename(tree / f"ETIS-LaribPolypDB/{folder}/{name}.png")
+    monkeypatch.setattr(endopolyp, "NUMBERS", dict.fromkeys(endopolyp.NUMBERS, Published(4, 5)))
+    monkeypatch.setattr(endopolyp, "TESTED", {"ETIS": range(5, 6)})
+    said = f"ETIS: .*/images/{name}.png is none of 1 to 5, .* Name the files as published, or use --split 60/20/20"
+    with pytest.raises(FedDPError, match=said):
+        PREPARE["endopolyp"](tree, tmp_path / "out", 16, 0, "published")
+    assert not (tmp_path / "out").exists()
+    PREPARE["endopolyp"](tree, tmp_path / "out", 16, 0, "1:1")
 
 
 def test_all_missing_sets_are_named_at_once(tmp_path):

@@ -11,7 +11,15 @@ The public data sets lie in a folder or zip, each at any depth under its public 
     PolypGenC1  PolypGen2021_MultiCenterData_v3/data_C1/images_C1/<n>.jpg, .../masks_C1/<n>_mask.jpg   (unseen)
 
 Masks are thresholded at 127, because JPEG leaves grey pixels at edges. ETIS is read only from its own folder, and two sites
-that share an image are refused: some released code trained "ETIS" on a copy of ColonDB.
+that share an image are refused.
+
+`--split published` has the numbers of images of (Wang et al., TMI 2024). Of ColonDB and ETIS the released code lists the test
+images by number (jcwang123/PFL-Seg-Trans, commit d715417, utils/prepare_dataset.py), so the seed chooses nothing there.
+
+Deviations: the released code reads ETIS's images, in training and in testing, from ColonDB's folder; here its numbers are those
+of ETIS's own images. Its list leaves out ColonDB's image 380, so that 327 train; here 328 do, as the paper says. It takes
+Kvasir's and ClinicDB's from the folders of a download (TrainDataset, TestDataset), whose lists we do not have: the seed chooses
+as many. It counts every pixel above 0 as polyp, and leaves out images of PolypGen with less than 10 such pixels.
 """
 
 import hashlib
@@ -24,7 +32,7 @@ import numpy as np
 from feddp.data.description import read_lines
 from feddp.data.folder import refuse_occupied, write_site
 from feddp.data.prepare.source import Source, resize
-from feddp.data.prepare.split import Published, split_site, splitting_of
+from feddp.data.prepare.split import PUBLISHED, SHARES, Published, split_site, splitting_of
 from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.limits import TABLE_BYTES
@@ -53,12 +61,14 @@ LAYOUTS = (
     Layout("PolypGenC1", f"{C1}/images_C1", f"{C1}/masks_C1", mask="{stem}_mask", unseen=True),
 )
 # (Wang et al., TMI 2024)
-PUBLISHED = {
+NUMBERS = {
     "Kvasir": Published(900, 1000),
     "ColonDB": Published(328, 380),
     "ETIS": Published(170, 196),
     "ClinicDB": Published(550, 612),
 }
+# the images that its released code tests on, by number; the others train
+TESTED = {"ColonDB": range(221, 273), "ETIS": range(171, 197)}
 
 
 @dataclass(frozen=True)
@@ -72,8 +82,8 @@ class Frames:
 def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | None) -> list[str]:
     """Writes <out>/Kvasir, ClinicDB, ColonDB and ETIS, and <out>-unseen/PolypGenC1 with all rows in split test.
 
-    The sites are split by `split_site`. Images have size x size pixels, or their published size if None. The unseen site lies
-    outside `out`, so no federation over `out` can train on it. Returns notes for the user.
+    The sites are split by `split_site`, or as published. Images have size x size pixels, or their published size if None. The
+    unseen site lies outside `out`, so no federation over `out` can train on it. Returns notes for the user.
 
     Raises:
         InputError: data sets (names all) or masks are missing, two sites share an image, a target is not empty, or a site
@@ -90,7 +100,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
     divided = {
         site: dict.fromkeys(patients.values(), "test")
         if sites[site].layout.unseen
-        else split_site(site, patients.values(), seed, split, PUBLISHED[site])
+        else _splits(site, sites[site], patients, seed, split)
         for site, (patients, _) in described.items()
     }
     for site, frames in sites.items():
@@ -149,6 +159,24 @@ def _patients(tree: Source, site: str, frames: Frames) -> tuple[dict[str, str], 
     if lost := sorted(set(frames.pairs) - set(sequences)):
         raise InputError(f"{min(tables)}: frame {lost[0]} is not listed. Complete it, or remove the file.")
     return {stem: f"{site}-sequence-{sequences[stem]}" for stem in frames.pairs}, "video sequences of metadata.csv"
+
+
+def _splits(site: str, frames: Frames, patients: dict[str, str], seed: int, split: str | None) -> dict[str, str]:
+    """Returns the split of each patient: by `split_site`, or by number where the released code lists numbers.
+
+    Raises:
+        InputError: as `split_site`, or an image's name is none of the published numbers.
+    """
+    divided = split_site(site, patients.values(), seed, split, NUMBERS[site])
+    if split != PUBLISHED or site not in TESTED:
+        return divided
+    images = NUMBERS[site].images
+    if strange := sorted(patients.keys() - {str(number) for number in range(1, images + 1)}):
+        raise InputError(
+            f"{site}: {frames.pairs[strange[0]][0]} is none of 1 to {images}, the numbers that --split {PUBLISHED} divides. "
+            f"Name the files as published, or use --split {', '.join(SHARES)}."
+        )
+    return {patient: "test" if int(stem) in TESTED[site] else "train" for stem, patient in patients.items()}
 
 
 def _pixels(tree: Source, image: str, mask: str, size: int | None) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,9 @@
 
 The splits of the papers, by name (`SPLITTINGS`): 70/10/20 is that of (Liu et al., 2024); 64/16/20 that of (Jiang et al., TMI
 2023), 20 % for testing and 80/20 of the rest; 1:1 that of (Xie et al., 2024), without validation images. `published` has the
-numbers of training images of (Wang et al., TMI 2024); the others are test images. Which images these are is published nowhere
-(except Drishti's, `fundus`), so the seed chooses them. Of `prostate` it has the cases of (Jiang et al., TMI 2023).
+numbers of training images of (Wang et al., TMI 2024); the others are test images. Which images these are is known of Drishti
+(`fundus`), ColonDB and ETIS (`endopolyp`); elsewhere the seed chooses them, because the released code takes them from the
+folders of downloads. Of `prostate` it has the cases of (Jiang et al., TMI 2023).
 """
 
 from collections import Counter
