@@ -65,7 +65,7 @@ def measure_classes(probabilities: Tensor, mask: Tensor) -> list[Row]:
     dice and iou in [0, 1]; distances in pixels. hd95 is the larger 95th percentile of the two directions, as in
     MONAI. assd is one mean over the distances of both boundaries (Wang et al., TMI 2024, Eq. 9):
     (Σ_{a∈P_b} d(a, G_b) + Σ_{b∈G_b} d(b, P_b)) / (|P_b| + |G_b|). assd-medpy is the mean of the two directions' means, as in
-    medpy, with which the released code computed the paper's tables.
+    medpy, whose ASSD the released code reports; the paper does not say which of the two its tables have.
     The boundary of a mask consists of its pixels that have one of four neighbours outside the mask or outside the image.
     """
     if probabilities.shape != mask.shape or mask.ndim != 3:
@@ -104,14 +104,14 @@ def foreground(probabilities: Tensor) -> Tensor:
 def largest_components(probabilities: Tensor) -> Tensor:
     """Returns the probabilities, on the CPU, with 0 at foreground pixels outside the largest component of their class.
 
-    (B, C, H, W) -> (B, C, H, W), each image and class on its own. Pixels that touch at a side or a corner are connected (ours);
-    of equal components, the first in reading order stays. The code released with FedDP does so on fundus images.
+    (B, C, H, W) -> (B, C, H, W), each image and class on its own. Pixels that share a side are connected; of equal components,
+    the first in reading order stays. The code released with FedDP does so on fundus images, but makes an empty map a full one.
     """
     from scipy.ndimage import label
 
     maps = probabilities.detach().to("cpu", copy=True)
     for image in maps.flatten(0, 1):  # views
-        labels, count = label((image > THRESHOLD).numpy(), structure=np.ones((3, 3)))
+        labels, count = label((image > THRESHOLD).numpy())
         if count > 1:
             largest = np.bincount(labels.ravel())[1:].argmax() + 1
             image[torch.from_numpy((labels > 0) & (labels != largest))] = 0
