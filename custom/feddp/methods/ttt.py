@@ -6,8 +6,8 @@ encoder's pooled deepest features has to predict. The head is shared and average
 
 Deviations: this is a federation, while the original has one data set. The original turns the batch that the task sees; ours
 turns the batch's images as they are in the data, because the loop's augmentation consists of quarter turns and flips too and
-would leave nothing to predict. The weight is 1 as in the original. The head branches off after the last of the encoder's
-stages.
+would leave nothing to predict. The weight is 1 as in the original's released code. The head branches off after the last of
+the encoder's stages.
 """
 
 from __future__ import annotations

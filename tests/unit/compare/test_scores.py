@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from feddp.compare import figures
 from feddp.compare.efficiency import (
     efficiency_table,
     inference_ms,
@@ -405,11 +406,25 @@ def test_the_maxima_of_every_ten_rounds():
 
 
 @pytest.mark.parametrize("rounds", [10, 11])
-def test_only_runs_of_more_than_ten_rounds_have_a_figure_of_maxima(result, tmp_path, rounds):
+def test_only_runs_of_more_than_ten_rounds_have_a_figure_of_maxima(result, tmp_path, monkeypatch, rounds):
+    """Round t scores t/10 at site-1 and 0.01 more at site-2, 0.005 more on average. Of rounds 1 to 10, the highest is that of
+    10; round 11 is alone. Both seeds are alike."""
+    drawn = []
+    draw, save = figures.draw_curves, figures.save
+    monkeypatch.setattr(figures, "draw_curves", lambda panels, ylabel: drawn.append((panels, ylabel)) or draw(panels, ylabel))
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(path.name) or save(figure, path))
     named = {"one": result("one", ONE, events=federation(rounds, home=False))}
     draw_methods(tmp_path, named, list(SITES))
-    assert (tmp_path / "curves_methods.png").exists()
-    assert (tmp_path / "curves_methods_maxima.png").exists() == (rounds > 10)
+    above = {"Average": 0.005, "site-1": 0.0, "site-2": 0.01}
+    figures_of = {"curves_methods.png": (range(1, rounds + 1), "validation IoU")}
+    if rounds > 10:
+        figures_of["curves_methods_maxima.png"] = ((10, 11), "validation IoU, maximum of 10 rounds")
+    assert drawn[1::2] == list(figures_of)
+    for (panels, axis), (shown, said) in zip(drawn[::2], figures_of.values(), strict=True):
+        assert (axis, list(panels)) == (said, list(above))
+        for site, more in above.items():
+            assert panels[site] == {"one": [pytest.approx({t: t / 10 + more for t in shown})] * 2}
+    assert {path.name for path in tmp_path.glob("*.png")} == set(figures_of)
 
 
 def test_inference_is_timed_one_image_at_a_time_after_three_passes():

@@ -170,6 +170,17 @@ def test_a_gate_is_softened(gate, wanted):
     assert found == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(1, 41), (41, 1)])
+def test_a_gate_is_softened_as_far_as_a_kernel_of_31_reaches(shape):
+    """(31 − 1)/2 = 15 pixels on each side of the one that is set: e^(−d²/32) at the distance d, as above, e^(−225/32) =
+    0.000884 at 15, and nothing from 16 on, where a wider kernel has e^(−8) = 0.000335. Nothing is the least, 1 the largest."""
+    gate = torch.zeros(41)
+    gate[20] = 1.0
+    found = calibrated(sites=2).calibrator.soften(gate.view(1, 1, *shape)).flatten().tolist()
+    distances = [abs(i - 20) for i in range(41)]
+    assert found == pytest.approx([math.exp(-(d**2) / 32) if d <= 15 else 0.0 for d in distances], abs=1e-5)
+
+
 def test_each_image_of_a_batch_is_softened_alone():
     """The first image of above, and one of a fifth of it: scaled to [0, 1] both are 0, 0.738160, 1, 0.738160, 0."""
     gates = tensor([[0.0, 0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.1, 0.0, 0.0]]).view(2, 1, 1, -1)

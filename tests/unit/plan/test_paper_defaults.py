@@ -47,6 +47,11 @@ def test_a_group_of_settings_starts_as_stated(group, stated, source):
         ("iop_fl", {"tau": 0.9}, f"{IOP_FL}, IV"),
         ("moon", {"moon_temperature": 0.5}, "Li et al., CVPR 2021, their released code (QinbinLi/MOON, commit 8fcba3c)"),
         ("pfedme", {"pfedme_lambda": 15.0, "pfedme_beta": 1.0, "inner_steps": 5}, "T Dinh et al., NeurIPS 2020"),
+        (
+            "ttt",
+            {"rotation": 1.0},
+            "Sun et al., ICML 2020, their released code (yueatsprograms/ttt_cifar_release, commit e39b55b): loss += loss_ssh",
+        ),
         ("pflfe", {"ema": 0.99, "enhance": True}, "ours: BYOL's lower end"),
         ("virtual_class", {"lambda_r": 1.0, "lambda_v": 1.0, "virtual": 1.0, "paa": True}, "Liu et al., 2024, Eq. 8"),
     ],
