@@ -6,6 +6,7 @@ STUDIES are of sites inside the federation. OUTSIDE are of unseen sites: the str
 Deviations: Fig. 7a is of one unseen site and does not say which clients train: here every site in turn is unseen, and the n
 sites inside are the first n of the others in alphabetical order. Fig. 8 removes one loss at a time; "none" is ours. The
 methods of Table 7 are ours: our text of (Xie et al., 2024) lacks its rows; LG-FedAvg shares no encoder that could be frozen.
+Most values of τ are ours, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,6 +76,8 @@ _YES = "✓"
 _PRIVATE = ("query", "key", "value", "query|key", "query|head")
 _NETWORKS = ("resnet18-fpn", "resnet34-fpn", "resnet50-fpn", "pvt_v2_b0-fpn", "pvt_v2_b1-fpn", "pvt_v2_b2-fpn")
 _LAMBDAS = ("0", "0.1", "1", "10")
+# (Jiang et al., TMI 2023) states 0.9, 1 and "τ ≥ 0.5" alone: the other values of its figure are ours
+_TAUS = ("0.1", "0.3", "0.5", "0.7", "0.9", "1")
 # (Xie et al., 2024) names neither the rows of its table nor the order in which levels become private: ours begins at the output
 _DECODERS = {
     "head": "",
@@ -127,7 +130,7 @@ STUDIES: dict[str, Study[TrainedNetworks]] = {
     "tau": Study(
         "IOP-FL's Fig. 6: the accumulation rate τ, inside",
         ("τ",),
-        tuple(_entry((tau,), f"iop_fl@tau={tau}") for tau in ("0.1", "0.3", "0.5", "0.7", "0.9", "1")),
+        tuple(_entry((tau,), f"iop_fl@tau={tau}") for tau in _TAUS),
     ),
     "enhancement": Study(
         "pFLFE's Table 4: enhancement, and what of the decoder is private with the head",
@@ -236,8 +239,7 @@ def _losses(sites: int) -> Study[AdaptedModels]:
 
 
 def _tau(sites: int) -> Study[AdaptedModels]:
-    rates = ("0.1", "0.3", "0.5", "0.7", "0.9", "1")
-    entries = tuple(_unseen(tau, f"{_PERSONAL}@tau={tau}", "routing") for tau in rates)
+    entries = tuple(_unseen(tau, f"{_PERSONAL}@tau={tau}", "routing") for tau in _TAUS)
     return Study("IOP-FL's Fig. 6: the accumulation rate τ, outside", ("τ",), entries)
 
 
