@@ -9,6 +9,12 @@ cross-entropy (`loss=dice` is the released code's). The best round is selected o
 paper's). The released code always starts from ImageNet weights (`--weights`), divides images by 255 (`normalise=scale`), does
 not augment (`augment=false`), reports medpy's ASSD (`assd-medpy`) and keeps, on fundus images, the largest component
 (`largest_component=true`); none of these is our default.
+
+Further, the released code has Adam where the paper and ours have AdamW, batches of 8 images by default (`batch=8`; the paper:
+6), epochs of 300 random draws, λ = 0 by default, and no clipping of gradients after the rounds. Its scripts train at 1e-4 from
+the first round on fundus images (`lr=1e-4`), and tune for 30 epochs there, for 50 on polyps (`calibration_epochs`; the paper:
+20). Before it measures, it sets a pixel at the corner of an empty prediction of a polyp, and every pixel of one of a fundus
+image; here an empty prediction stays so (`feddp.training.metrics`).
 """
 
 from feddp.methods.base import CALIBRATE, TRAIN, Method

@@ -8,22 +8,23 @@ head. The layers are `feddp.networks.local_calibration`; they stay in the infere
 
 Deviations: in the released code HC is a separate script on a trained network; here it is a stage of the run, and the heads are
 exchanged at every epoch, as (Wang et al., TMI 2024) counts them. In this stage the segmentation head and HC's own new head are
-trained for `heads_epochs` at `heads_lr`, 1e-3, because HC's head is new ((Wang et al., TMI 2024) states 1e-4:
-`heads_lr=1e-4`). The body is frozen, because the peers' heads were trained on the shared body; it is in training mode: it
-normalises by each batch's own statistics without recording them, and its dropout acts. HC belongs to the network, so the best
-of its epochs is kept, even if it is worse than the start. The mean gates too (the released code takes the site's own
-prediction). The Gaussian (σ = 4 pixels of the decoder's map) is fixed; in FedDP's release it starts about 5 pixels wide and is
-learnt, in FedLC's it is fixed at σ = 6 and smooths only the peaks of the deviation. The standard deviation is the population's
-about the mean, so that a site without peers has 0, and is not divided. FedDP's release takes the sample's and divides it by
-its maximum in the batch; FedLC's takes the deviation from the site's own prediction, the root of Σ_j (ŷ_j − ŷ_k)²/(K−1), and
-divides it by its maximum in each image and class. In the contrast the pooled features have no gradient, as in FedDP's release;
-in FedLC's it reaches the encoder, and the encoder alone: PCS's layers are in a plain list there, which its optimiser does not
-know. The released code's first iterations of a round, on heads alone, are left out. Its script of HC (scripts/train_hc.py of
-jcwang123/FedLC, commit 2a862ba) frees the body after the first 10 iterations of each of 300 epochs, and averages it over the
-sites after each; but HC's input is detached, so that no gradient reaches the body or the segmentation heads, and HC's own head
-alone is trained. Here the segmentation head is trained too, and nothing is averaged in this stage. The gradient stops before
-HC, as in the released code: IGC after FedLC changes only HC's own head through L_aux. Heads travel under the same consent as
-IGC's personal tensors.
+trained for `heads_epochs` at `heads_lr`, 1e-3, because HC's head is new ((Wang et al., TMI 2024) states 1e-4: `heads_lr=1e-4`).
+The body is frozen, because the peers' heads were trained on the shared body; it is in training mode: it normalises by each
+batch's own statistics without recording them, and its dropout acts. HC belongs to the network, so the best of its epochs is
+kept, even if it is worse than the start. The mean gates too, as in FedDP's release; FedLC's takes the site's own prediction.
+The new head is as FedLC's; FedDP's release has a 1 × 1 one. The Gaussian (σ = 4 pixels of the decoder's map) is fixed. A
+smoothed map is scaled to [0, 1], and where the map itself is larger, it gates: both as in FedDP's release, whose Gaussian
+starts about 5 pixels wide and is learnt. FedLC's is fixed at σ = 6, with a peak of 1; its smoothed maps gate as they are, the
+prediction's as a whole, the deviation's of the peaks alone. The standard deviation is the population's about the mean, so that
+a site without peers has 0, and is not divided. FedDP's release takes the sample's and divides it by its maximum in the batch;
+FedLC's takes the deviation from the site's own prediction, the root of Σ_j (ŷ_j − ŷ_k)²/(K−1), and divides it by its maximum in
+each image and class. In the contrast the pooled features have no gradient, as in FedDP's release; in FedLC's it reaches the
+encoder, and the encoder alone: PCS's layers are in a plain list there, which its optimiser does not know. The released code's
+first iterations of a round, on heads alone, are left out. Its script of HC (scripts/train_hc.py of jcwang123/FedLC, commit
+2a862ba) frees the body after the first 10 iterations of each of 300 epochs, and averages it over the sites after each; but HC's
+input is detached, so that no gradient reaches the body or the segmentation heads, and HC's own head alone is trained. Here the
+segmentation head is trained too, and nothing is averaged in this stage. The gradient stops before HC, as in the released code:
+IGC after FedLC changes only HC's own head through L_aux. Heads travel under the same consent as IGC's personal tensors.
 """
 
 from __future__ import annotations
