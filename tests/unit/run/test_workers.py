@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from feddp.errors import ContributionError, Stopped
+from feddp.flare.policy import SitePolicy
+from feddp.run.answering import LocalSites
 from feddp.run.pipe import Closed, get, pack, put
 from feddp.run.workers import WorkersServer, started, workers_of
 from feddp.stages.message import Message
@@ -72,6 +74,16 @@ def test_how_many(threads, wanted):
     assert workers_of(SimpleNamespace(threads=threads, policies=dict.fromkeys(SITES, {}))) == wanted
 
 
+@pytest.fixture
+def three_threads():
+    """Of torch's on the CPU, which no site asks for; a test has one otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
 @pytest.mark.parametrize(("device", "wanted"), [("cpu", True), ("cuda:1", False)])
 def test_the_run_s_process_is_settled_for_the_sites_device(tmp_path, device, wanted):
     """A comparison goes on in it, with Table V and adaptations; a GPU's deterministic algorithms are slow, or missing."""
@@ -80,6 +92,16 @@ def test_the_run_s_process_is_settled_for_the_sites_device(tmp_path, device, wan
         assert workers == []
         assert torch.are_deterministic_algorithms_enabled() is wanted
         assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize(("policy", "wanted"), [({}, 1), ({"threads": 2}, 2)])
+def test_a_site_computes_with_its_policy_s_threads(plan_for, tmp_path, policy, wanted):
+    """One unless the policy says more: sites of one machine leave each other a core, and all machines have the same bits."""
+    plan = plan_for()
+    sites = LocalSites(plan, {"site-1": {"data": "nowhere", **SitePolicy.admitting(plan), **policy}}, tmp_path)
+    sites["site-1"].enter()
+    assert torch.get_num_threads() == wanted
 
 
 def test_a_message_arrives_as_it_was_sent(tmp_path):
