@@ -4,11 +4,14 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
 from nvflare.app_common.resource_managers.gpu_resource_manager import GPUResourceManager
+from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from typer.testing import CliRunner
 
 from feddp.cli import app
@@ -286,6 +289,32 @@ def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):
         ("f", ["spectra", "train", "calibrate"], "--method", "feddg", "--then", "igc"),
     ):
         assert exported(name, *arguments) == (stages, [*stages, "evaluate"])
+
+
+class Read(ServerJsonConfigurator):
+    """FLARE's reader of a server's part of a job, which then sets nothing for this whole process."""
+
+    def finalize_config(self, config_ctx):
+        pass
+
+
+def test_sites_ask_for_a_task_every_20th_of_a_second(plan_for, tmp_path):
+    """As FLARE's server reads the job. Where it says nothing, a site that found no task waits 2 s before it asks again, in
+    every round and every exchange."""
+    folder = export(plan_for(), tmp_path / "job") / "app_server"
+    file, kit = folder / "config/config_fed_server.json", tmp_path / "kit"
+    for name in ("startup", "local"):
+        (kit / name).mkdir(parents=True)
+
+    def interval():
+        args = SimpleNamespace(job_id="job", workspace=str(kit))
+        read = Read(Workspace(str(kit)), str(file), args, str(folder))
+        read.configure()
+        return read.task_request_interval
+
+    assert interval() == 0.05
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "server"}))
+    assert interval() == 2, "the control"
 
 
 def test_a_list_with_an_empty_entry_is_refused(feddp, tmp_path):
