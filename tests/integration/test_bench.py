@@ -265,7 +265,7 @@ def test_calibration_notices_unequal_losses(toy, monkeypatch):
 
 
 def test_aggregate(bench):
-    """A contribution is γ in float32: 5,165,793 parameters and the buffers, 19 MiB and more; the peak holds less than both."""
+    """A contribution is γ in float32: 5,165,793 parameters and the buffers, 19 MiB and more. The peak is not looked at here."""
     (found,) = bench("aggregate", "--sites", 2, "--turns", 1)
     (row,) = found["turns"]
     assert row["contributions"] == 2
