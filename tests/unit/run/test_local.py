@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 import torch
 
+from feddp.data import loading
 from feddp.errors import InputError, Stopped
 from feddp.files import PROGRESS, TIME
 from feddp.networks.weights import fingerprint, read_network
@@ -21,8 +23,8 @@ SITES = ("site-1", "site-2")
 
 @pytest.fixture
 def run(toy, plan_for, tiny_root, tmp_path):
-    def run(**policies):
-        plan = plan_for(method="fedavg", network=toy, rounds=1, min_sites=1, start="last")
+    def run(rounds=1, **policies):
+        plan = plan_for(method="fedavg", network=toy, rounds=rounds, min_sites=1, start="last")
         given = {site: {"data": str(tiny_root / site), "seed": "plan"} | policies.get(site[-1:], {}) for site in SITES}
         out = tmp_path / "run"
         return session.run(Request(plan, given, out), local, "fedavg"), out
@@ -48,6 +50,15 @@ def test_a_finished_run_says_where_its_time_went(run):
     assert time["rounds"] == {name: [round(seconds, 3)] for name, seconds in parts.items()}
     assert list(time["stages"]) == ["train", "evaluate"]
     assert set(time["sites"]) == set(time["stages"]["train"]["sites"]) == set(SITES)
+
+
+def test_an_image_is_decoded_once_whatever_the_rounds(run, tiny_root, monkeypatch):
+    """Each of a site's 12: those to train on and to choose with are used in both rounds, test images at the end."""
+    read, image = Counter(), loading.read_image
+    monkeypatch.setattr(loading, "read_image", lambda file, *given: read.update([file]) or image(file, *given))
+    run(rounds=2)
+    assert read == dict.fromkeys((file for site in SITES for file in (tiny_root / site / "images").iterdir()), 1)
+    assert len(read) == 24
 
 
 def test_a_failure_of_any_kind_at_one_site_is_that_sites(run, monkeypatch):
