@@ -95,11 +95,12 @@ def open_site(plan_for, tiny_root, tmp_path):
 
 @pytest.fixture(scope="module")
 def capture(tmp_path_factory):
-    """For federations that are started after it."""
+    """For federations and workers that are started after it."""
     root = tmp_path_factory.mktemp("capture")
     made = Capture(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(made.folder))
+        patch.setenv("FEDDP_MODULES", str(made.modules))
         patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         yield made
     shutil.rmtree(root)

@@ -23,6 +23,7 @@ from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import read_events
 from feddp.flare.configuration import SCOPE
+from feddp.flare.orphan import JOBS
 from feddp.jobs import adaptation as outside
 from feddp.jobs import folder as jobs
 from feddp.protocol import rounded
@@ -108,6 +109,13 @@ def test_feddp_runs_through_both_stages_on_certificates(feddp):
             assert all("std" not in cell and cell == rounded(name, cell) for name, cell in site[when].items())
         assert site["std_withheld"] == 20
     assert results["rounded"] is True
+
+
+def test_the_job_s_processes_load_no_compiler_and_the_sites_none_of_what_monai_takes(feddp, capture):
+    """What `feddp.lean` leaves out, in the processes that FLARE started; torch, and MONAI at the sites, are the control."""
+    (job, _, _), (site, server) = feddp, JOBS
+    assert capture.loaded(site, job.id) == [{"torch", "monai"}] * len(SITES)
+    assert [modules & {"torch", "torch._dynamo.config"} for modules in capture.loaded(server, job.id)] == [{"torch"}]
 
 
 def test_the_lead_sees_the_job_while_it_runs(feddp, terminal):

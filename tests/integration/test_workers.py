@@ -31,8 +31,11 @@ def workers():
     return [child for child in psutil.Process().children() if "feddp.run.worker" in child.cmdline()]
 
 
-def test_two_workers_leave_what_one_process_leaves(tiny_root, tmp_path, monkeypatch):
-    """To the bit, although one of them is killed in the second round and the run is continued."""
+def test_two_workers_leave_what_one_process_leaves(tiny_root, tmp_path, monkeypatch, capture):
+    """To the bit, although one of them is killed in the second round and the run is continued.
+
+    None of the run's four workers has loaded what `feddp.lean` leaves out; torch and MONAI are the control.
+    """
     one, two = tmp_path / "one", tmp_path / "two"
     run_here(tiny_root, one, OPTIONS, "local", threads=1)
     give, given = Worker.give, []
@@ -60,6 +63,7 @@ def test_two_workers_leave_what_one_process_leaves(tiny_root, tmp_path, monkeypa
     first = [("answer", task, site) for task in ("initial", "train") for site in ("site-1", "site-2")]
     assert after[:resumed] == [event for event in first if event in before]
     assert after[resumed + 1 :] == before[resumed:]
+    assert capture.loaded("feddp.run.worker", str(two / "local.log")) == [{"torch", "monai"}] * 4
 
 
 def test_a_site_that_fails_says_why(tiny_root, tmp_path):

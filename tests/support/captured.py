@@ -1,4 +1,5 @@
-"""Every frame that the server's process of a job gets and sends (capture/sitecustomize.py), and how a tensor is found there."""
+"""What capture/sitecustomize.py notes: every frame that the server's process of a job gets and sends, and how a tensor is found
+there; and which of some modules a process has loaded."""
 
 from pathlib import Path
 
@@ -8,10 +9,11 @@ NOTHING = b"nothing to tell it by"
 
 
 class Capture:
-    """Of the jobs that start and end within `with capture:`. Half a gigabyte a run, so not of every job."""
+    """Frames: of the jobs that start and end within `with capture:`. Half a gigabyte a run, so not of every job."""
 
     def __init__(self, root: Path):
-        self.folder, self._done = root / "server", root / "done"
+        self.folder, self._done, self.modules = root / "server", root / "done", root / "modules"
+        self.modules.mkdir()
 
     def __enter__(self) -> None:
         self.folder.mkdir()
@@ -21,6 +23,11 @@ class Capture:
 
     def frames(self) -> bytes:
         return (self._done / "server.bin").read_bytes()
+
+    def loaded(self, *words: str) -> list[set[str]]:
+        """Of each process whose command has these words the modules that it has loaded of some (`capture/sitecustomize.py`)."""
+        notes = [path.read_text().splitlines() for path in self.modules.iterdir()]
+        return [set(names) for command, *names in notes if set(words) <= set(command.split())]
 
 
 def value_of(tensor: Tensor) -> bytes:

@@ -1,5 +1,8 @@
 """Python runs this at start-up when its folder is on PYTHONPATH. Messages, streams and tensor downloads all pass here.
 
+A process of a job, and a worker of `--env local --threads N`, writes its command into a file of its own in $FEDDP_MODULES, if
+that is set, and then each of WATCHED when it is looked for, which is before it is loaded.
+
 In a simulated site's process, every frame that leaves through a socket is also appended to $FEDDP_CAPTURE/<site>.bin. In a
 server's process of a job, every frame that comes or leaves is appended to $FEDDP_CAPTURE/server.bin, where that folder exists
 when the job starts.
@@ -8,11 +11,34 @@ when the job starts.
 import os
 import sys
 
+PROGRAMS = {
+    "feddp.run.worker",
+    "nvflare.private.fed.app.client.worker_process",
+    "nvflare.private.fed.app.server.runner_process",
+}
+# what lean.py keeps out of such a process, and a control; the compiler's stand-in has no module below it
+WATCHED = {"torch", "monai", "torch._dynamo.config", "matplotlib", "scipy.signal", "sklearn"}
+
 
 def append(path, *parts):
     with open(path, "ab") as file:
         file.writelines(part for part in parts if part)
 
+
+class Watch:
+    """Finds no module. Python asks it first for each that is to be loaded: not if the module is there, or hidden by None."""
+
+    def __init__(self, path):
+        self._path = path
+        append(path, f"{' '.join(sys.orig_argv)}\n".encode())
+
+    def find_spec(self, name, *_):
+        if name in WATCHED:
+            append(self._path, f"{name}\n".encode())
+
+
+if "FEDDP_MODULES" in os.environ and not PROGRAMS.isdisjoint(sys.orig_argv):
+    sys.meta_path.insert(0, Watch(os.path.join(os.environ["FEDDP_MODULES"], str(os.getpid()))))
 
 if "nvflare.private.fed.app.simulator.simulator_worker" in sys.orig_argv:
     from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
