@@ -1,4 +1,5 @@
-"""What a paper states, or the released code where the paper is silent, is the default. The numbers come from the papers."""
+"""What a paper states, or the released code where the paper is silent, is the default; where neither decides, ours, with its
+reason. The numbers come from the papers."""
 
 import pytest
 
@@ -44,7 +45,11 @@ def test_a_group_of_settings_starts_as_stated(group, stated, source):
         ("ditto", {"ditto_lambda": 1.0}, "Li et al., ICML 2021: 0.1, 1, 2"),
         ("fedgkd", {"gkd_gamma": 0.2, "gkd_models": 5}, "FedGKD: γ = 0.2, M = 5"),
         ("fedlc", {"contrast": 0.1}, "Wang et al., ECCV 2022"),
+        ("fedoap", {"boundary": 1.0, "boundary_width": 1}, "ours: of the paper, only the abstract could be read"),
+        ("fedprox", {"prox_mu": 0.01}, "ours: Li et al., MLSys 2020, tune it from 0.001 to 1, and give no default"),
         ("iop_fl", {"tau": 0.9}, f"{IOP_FL}, IV"),
+        ("lora", {"lora_rank": 4}, "ours: Hu et al., ICLR 2022, adapt other networks, and their text could not be read"),
+        ("moon", {"moon_mu": 1.0}, "ours, as the released code's (QinbinLi/MOON, commit 2f7199e); the paper tunes it"),
         ("moon", {"moon_temperature": 0.5}, "Li et al., CVPR 2021, their released code (QinbinLi/MOON, commit 8fcba3c)"),
         ("pfedme", {"pfedme_lambda": 15.0, "pfedme_beta": 1.0, "inner_steps": 5}, "T Dinh et al., NeurIPS 2020"),
         (
