@@ -680,28 +680,42 @@ def test_iop_fl_accumulates_the_trained_models(by_hand, tau, wanted, fresh):
 # --- FedOAP -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("width", "weight"), [(1, 1.0), (2, 0.5)])
-def test_fedoap_s_local_stage_trains_on_the_boundary(by_hand, width, weight):
-    """L_seg is 0 and the logit is h · b = 6 everywhere, so a pixel's cross-entropy is ln(1 + e^6) − 6 y.
-
-    Over the pixels that have both values within w, of which a share f is foreground: λ_b (ln(1 + e^6) − 6 f). The step changes
-    no IoU, so the start is kept.
-    """
-    site = by_hand("fedoap", slope=0.0, network="product", batch=8, boundary=weight, boundary_width=width, tune_epochs=1)
-    _, metrics = train(site, first(site), 0)
-    assert metrics["loss"] == 0
-    adopt(site, first(site), 1)
+def share_near(site, width):
+    """Of the pixels that have both values within `width`, how many are foreground."""
     inside = []
     for mask in (sample["mask"][0].bool() for sample in site.samples):
         for y, x in itertools.product(range(32), repeat=2):
             window = mask[max(y - width, 0) : y + width + 1, max(x - width, 0) : x + width + 1]
             if window.any() and not window.all():
                 inside.append(mask[y, x].item())
-    share = sum(inside) / len(inside)
+    return sum(inside) / len(inside)
+
+
+@pytest.mark.parametrize("better", [False, True])
+@pytest.mark.parametrize(("width", "weight"), [(1, 1.0), (2, 0.5)])
+def test_fedoap_s_local_stage_trains_on_the_boundary(by_hand, monkeypatch, width, weight, better):
+    """L_seg is 0 and the logit is z = h · b = 6 everywhere, so a pixel's cross-entropy is ln(1 + e^6) − 6 y.
+
+    Over the pixels that have both values within w, of which a share f is foreground: λ_b (ln(1 + e^6) − 6 f). Its gradient by z
+    is g = λ_b (σ(6) − f), by h = 2 and b = 3 it is 3 g and 2 g: the one step, at 0.1, leads to (2 − 0.3 g, 3 − 0.2 g), which is
+    kept if it scores better. The step changes no IoU, so the start is kept otherwise.
+    """
+    if better:
+        scores = iter(range(100))
+        monkeypatch.setattr("feddp.training.calibration.mean_scores", lambda *_: {"iou": float(next(scores)), "dice": 0.0})
+    monkeypatch.setattr("feddp.training.calibration.adamw", lambda network, lr, _: torch.optim.SGD(network.parameters(), lr=lr))
+    rest = {"tune_epochs": 1, "tune_lr": 0.1}
+    site = by_hand("fedoap", slope=0.0, network="product", batch=8, boundary=weight, boundary_width=width, **rest)
+    _, metrics = train(site, first(site), 0)
+    assert metrics["loss"] == 0
+    adopt(site, first(site), 1)
+    share = share_near(site, width)
     done = tune(site)
     assert 0.2 < share < 0.8
     assert done.losses == [pytest.approx(weight * (math.log(1 + math.exp(6)) - 6 * share), abs=1e-4)]
-    assert done.best == 0
+    assert done.best == better
+    g = better * weight * (1 / (1 + math.exp(-6)) - share)
+    assert numbers(whole(site, "tuned")) == {"head.weight": 2 - 0.3 * g, "body.weight": 3 - 0.2 * g}
 
 
 def test_fedoap_s_rounds_are_feddp_s(open_site, toy):
