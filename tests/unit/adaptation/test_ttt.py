@@ -220,10 +220,13 @@ def test_another_method_s_run_has_no_head_to_adapt_by(tmp_path, monkeypatch, cap
         ("virtual_class", {}, "decoder.p2.affinity.conv_m.bias"),
         ("virtual_class", {"paa": False}, None),
         ("virtual_class", {"private": "none"}, None),
+        ("fedrod", {}, "personal_head.0.bias"),
+        ("lora", {}, "encoder.model.stages_0.blocks.0.attn.k.lora_a.weight"),
     ],
 )
 def test_only_layers_that_each_site_has_for_itself_are_refused(plan_for, tmp_path, method, settings, own):
-    """pFLFE's projector, virtual classes' private convolutions; not where a setting shares them all. Then ways predict."""
+    """pFLFE's projector, virtual classes' private convolutions, FedRoD's second heads, LoRA's adapters; not where a setting
+    shares them all. Then ways predict."""
     run = run_of(plan_for(method=method, **settings), tmp_path / "run")
     if own is None:
         models = read_models(run)
@@ -233,6 +236,16 @@ def test_only_layers_that_each_site_has_for_itself_are_refused(plan_for, tmp_pat
     else:
         with pytest.raises(FedDPError, match=f"{method} gives every site layers of its own .{own}, ...., which an unseen site"):
             read_models(run)
+
+
+def test_adapters_that_the_sites_share_are_averaged_and_not_routed(plan_for, tmp_path):
+    """Routing mixes the weight of a layer of a kind that it knows, and beside W an adapted layer has B A."""
+    models = read_models(run_of(plan_for(method="lora", private="none"), tmp_path / "run"))
+    settings = Settings(epochs=1, lr=1e-4, neighbourhood=2)
+    with pytest.raises(FedDPError, match=r"attn\.q is a AdaptedLinear, which cannot be routed; choose another --how"):
+        STRATEGIES["routing"](models, pictures(2), settings, CPU, silent)
+    adapted = STRATEGIES["average"](models, pictures(2), settings, CPU, silent)
+    assert all(logits.isfinite().all() for logits in predict(adapted.networks, pictures(2), 2, CPU))
 
 
 def test_models_of_facts_without_layers_are_as_before():
