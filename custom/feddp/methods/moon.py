@@ -8,9 +8,9 @@ eval mode, without gradients.
 
 Deviations: the representation is the average over pixels of the encoder's deepest features; the paper's is the output of a
 projection head between encoder and classifier, through which its prediction goes, and which no decoder here has. Only the
-encoder of the last local model is kept. μ = 1, ours: the paper tunes it for each data set. In a site's first round there is no
-previous model, so L_con is left out, as in the released code (whose default is one previous model too). The released code
-makes a new optimiser in every round; here AdamW keeps its moments.
+encoder of the last local model is kept. μ = 1, as in the released code: the paper tunes it for each data set. In a site's first
+round there is no previous model, so L_con is left out, as in the released code (whose default is one previous model too). The
+released code makes a new optimiser in every round; here AdamW keeps its moments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MOONSettings:
-    moon_mu: float = setting(1.0, "MOON: μ, weight of the contrastive loss; our choice")
+    moon_mu: float = setting(1.0, "MOON: μ, weight of the contrastive loss; as the released code; the paper tunes it")
     moon_temperature: float = setting(0.5, "MOON: τ, divisor of the similarities, which lie in [-1, 1]", most=100)
 
     def __post_init__(self) -> None:
