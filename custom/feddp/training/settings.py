@@ -39,7 +39,10 @@ class Training:
     local_epochs: int = setting(1, "epochs per round", most=1_000)
     weight_decay: float = setting(0.01, "AdamW's weight decay; torch's default, the paper does not state it", most=10)
     clip: float = setting(1.0, "gradients are clipped element-wise to [-clip, clip]")
-    loss: str = setting("dice_ce", "dice_ce, or dice: as in the released code, and where structures are thin or rare")
+    loss: str = setting(
+        "dice_ce",
+        "dice_ce, or dice: as in the released code; thin structures are found sooner, but small sites may find nothing",
+    )
     augment: bool = setting(True, "random flips and quarter turns; the paper does not state it, the released code has none")
     normalise: str = setting("zscore", "zscore, per image and channel; or scale, division by 255 (as in the released code)")
     precision_compute: str = setting(
