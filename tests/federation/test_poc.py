@@ -260,7 +260,8 @@ def test_the_kits_hold_our_policy_and_stream_no_logs(poc):
 def test_a_server_that_is_busy_for_longer_than_flare_waits_is_waited_for(poc):
     """FLARE waits 5 s for an answer; then its session raises NoConnection, and a run would end on it."""
     kits, _, _ = poc
-    (server,) = [p for p in psutil.Process().children(recursive=True) if {"-m", str(kits / SERVER)} <= {*p.cmdline()}]
+    # of a process that has ended and was not waited for, the command is None
+    (server,) = [p for p in psutil.process_iter(["cmdline"]) if {"-m", str(kits / SERVER)} <= {*(p.info["cmdline"] or ())}]
     session = connect(kits, SITES)
     goes_on = threading.Timer(6.5, server.resume)
     server.suspend()
