@@ -35,7 +35,7 @@ from feddp.data.loading import Sample, class_maps, network_input
 from feddp.data.progress import track
 from feddp.data.synthesize import draw
 from feddp.errors import FedDPError, InputError
-from feddp.files import PROGRESS, RECORD, Event, read_events, read_results
+from feddp.files import PROGRESS, RECORD, Event, read_events, read_results, site_folder
 from feddp.limits import SIZE
 from feddp.networks.metadata import STEP
 from feddp.networks.weights import load_personal
@@ -254,9 +254,9 @@ def run(data: Path, out: Path, env: str, *options: object) -> None:
 def of_a_site(out: Path) -> dict[tuple[str, int, int], Event]:
     """Returns {(site, round from 1, phase): its training in the site's own log} of a finished run."""
     return {
-        (log.parent.name, event["round"] + 1, event["phase"]): event
-        for log in (out / "sites").glob(f"*/{RECORD}")
-        for event in read_events(log)
+        (site, event["round"] + 1, event["phase"]): event
+        for site in read_results(out)["sites"]
+        for event in read_events(site_folder(out, site) / RECORD)
         if event["event"] == TRAIN
     }
 
@@ -267,19 +267,15 @@ def events_of(out: Path) -> list[Event]:
     The guard rounds a site's seconds to tenths when they leave it. Rounds that are alike are rounded alike, so no median over
     them removes the error.
     """
-    own, events, slowest = of_a_site(out), read_events(out / PROGRESS), dict[tuple[int, int], float]()
+    own, events, slowest = of_a_site(out), read_events(out / PROGRESS), dict[int, float]()  # {phase: of the present round}
     for event in events:
         if event["event"] == "answer" and event["task"] == TRAIN:
-            key = event["round"], event["phase"]
-            noted = own[(event["site"], *key)]
-            event["scalars"] |= {
-                name: noted[name] for name in event["scalars"].keys() & noted.keys() if name.startswith("seconds")
-            }
-            slowest[key] = max(slowest.get(key, 0.0), noted["seconds"])
+            phase = event["phase"]
+            seconds = event["scalars"]["seconds"] = own[event["site"], event["round"], phase]["seconds"]
+            slowest[phase] = max(slowest.get(phase, 0.0), seconds)
         elif event["event"] == "round":
-            event["beyond_compute"] = event["seconds"] - sum(
-                most for (round, _), most in slowest.items() if round == event["round"]
-            )
+            event["beyond_compute"] = event["seconds"] - sum(slowest.values())
+            slowest.clear()
     return events
 
 

@@ -67,13 +67,8 @@ def main(arguments: Sequence[str]) -> None:
         def one_of_ours() -> None:
             out = root / f"ours-{len(ours)}"
             words = ("--method", "fedavg", "--rounds", given.rounds, "--size", given.size, "--network", given.network)
-            run(
-                root / "data",
-                out,
-                "poc",
-                *words,
-                *(word for each in ("start=last", *given.settings) for word in ("--set", each)),
-            )
+            settings = [word for each in ("start=last", *given.settings) for word in ("--set", each)]
+            run(root / "data", out, "poc", *words, *settings)
             events = events_of(out)
             ours.append(median(event["beyond_compute"] for event in events if event["event"] == "round"))
             parts.append(where(events))

@@ -1022,6 +1022,7 @@ def test_a_run_s_seconds_are_those_of_the_sites_own_logs(tmp_path):
     for site, task, scalars in answers:
         append_event(tmp_path / "progress.jsonl", "answer", site=site, task=task, round=1, phase=0, scalars=scalars)
     append_event(tmp_path / "progress.jsonl", "round", round=1, seconds=2.5, beyond_compute=0.5)
+    (tmp_path / "results.json").write_text(json.dumps({"sites": {"A": {}, "B": {}}}))
     for site, seconds in (("A", 1.96), ("B", 0.14)):
         (tmp_path / "sites" / site).mkdir(parents=True)
         log = tmp_path / "sites" / site / "record.jsonl"

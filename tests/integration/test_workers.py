@@ -1,5 +1,6 @@
 """`--env local --threads N`: with real workers. The network is a real one: a test's own would be unknown to a worker."""
 
+import os
 import shutil
 
 import psutil
@@ -28,7 +29,9 @@ def answers(out):
 
 
 def workers():
-    return [child for child in psutil.Process().children() if "feddp.run.worker" in child.cmdline()]
+    """This process's; of a child that has ended and was not waited for, the command is None."""
+    processes = [process.info for process in psutil.process_iter(["ppid", "cmdline"])]
+    return [info for info in processes if info["ppid"] == os.getpid() and "feddp.run.worker" in (info["cmdline"] or ())]
 
 
 def test_two_workers_leave_what_one_process_leaves(tiny_root, tmp_path, monkeypatch, capture):

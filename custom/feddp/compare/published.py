@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from feddp.compare.patients import Names, PatientScores
-from feddp.compare.reference import LAST, REFERENCE, reference, unlike
+from feddp.compare.reference import REFERENCE, last_round, reference, unlike
 from feddp.compare.scores import Scores
 from feddp.reporting.tables import BLANK, Cell, ResultTable, Value
 
@@ -66,7 +66,7 @@ def orderings_table(
             where it is here (`feddp.compare.reference`). Without FedAvg's best round, its last one is FedAvg for all.
     """
     rows: list[tuple[Cell, ...]] = []
-    if REFERENCE not in found and (stand_in := reference(REFERENCE, found, last)) in LAST and stand_in in last:
+    if REFERENCE not in found and (stand_in := last_round(found, last)):
         found = {REFERENCE if label == stand_in else label: scores for label, scores in found.items()}
         last = {REFERENCE if label == stand_in else label for label in last}
     uneven = [label for label in unlike(found, last) if reference(label, found, last) == REFERENCE]

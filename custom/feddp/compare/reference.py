@@ -10,6 +10,11 @@ REFERENCE = "fedavg"
 LAST = ("fedavg@start=last", "finetune@when=before")  # FedAvg's last round; the second needs no run beside finetune's
 
 
+def last_round(found: Collection[str], last: Collection[str]) -> str | None:
+    """The compared row of FedAvg's last round; None without one. Arguments as of `reference`."""
+    return next((name for name in LAST if name in found and name in last), None)
+
+
 def reference(label: str, found: Collection[str], last: Collection[str]) -> str:
     """The method that `label` is compared with: FedAvg of its choice of round, else FedAvg, else the first.
 
@@ -19,10 +24,10 @@ def reference(label: str, found: Collection[str], last: Collection[str]) -> str:
         found: the compared methods, in order.
         last: those whose networks are of the last round, or went on from it.
     """
-    ends = [name for name in LAST if name in found and name in last]
+    end = last_round(found, last)
     if REFERENCE not in found:
-        return ends[0] if ends else next(iter(found))
-    return ends[0] if ends and label in last and label not in LAST and REFERENCE not in last else REFERENCE
+        return end or next(iter(found))
+    return end if end and label in last and label not in LAST and REFERENCE not in last else REFERENCE
 
 
 def unlike(found: Collection[str], last: Collection[str]) -> list[str]:
