@@ -12,10 +12,14 @@ have learned by heart. For each attention layer: the number of keys; how far que
 variation, 0 to 1) lies on other keys with own queries than with the mean of the sites', and than with equal weights. Then the
 gradients that reach q, k and v: the root mean square of an element of ∂L_seg/∂w in a batch of training images, before the
 first round and of the run's networks. Adam divides by them, so that a small gradient moves a weight as far as a large one,
-unless it comes near Adam's ε of 1e-8.
+unless it comes near Adam's ε of 1e-8. At last the moments that each site's Adam had after its last round: the root mean square
+of m̂ / (√v̂ + ε), which is the length of a step as a share of the learning rate. It is 1 if the gradient is always the same, and
+√((1 - β₁) / (1 + β₁)) = 0.23 if gradients are independent of one another with a mean of 0, so that steps lead nowhere (Kingma &
+Ba 2015, section 2.1, call m̂ / √v̂ a signal-to-noise ratio).
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 
 import torch
@@ -26,14 +30,18 @@ from feddp.data.images import SPLIT
 from feddp.data.loading import Sample, batches, load
 from feddp.data.progress import track
 from feddp.errors import InputError
+from feddp.flare.kept import files_of, kept_below
+from feddp.jobs.folder import LOCAL
 from feddp.methods.aggregation import average
 from feddp.networks.attention import SplitAttention
 from feddp.partition import QUERY, Tensors, select
 from feddp.plan.resolve import build_network
 from feddp.plan.schema import Plan
 from feddp.run.join import first_of
-from feddp.training.loop import copy_of, predict
+from feddp.run.session import WORKSPACE
+from feddp.training.loop import adamw, copy_of, predict
 from feddp.training.losses import segmentation_loss
+from feddp.training.store import Store, restore_optimizer
 
 MOVED = ("q", "k", "v")
 TRAINED = "train"
@@ -43,6 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     about = "a finished run with private queries and without calibration"
     given = of_a_run("queries", __doc__, about).parse_args(arguments)
     plan, networks, folders = finished(given.run, given.data)
+    steps = moments(given.run, plan, networks)
     start = build_network(plan)
     start.load_state_dict(first_of(given.run, plan))
     figures = {"rounds": plan.rounds, "size": plan.size, "network": plan.network, "seed": plan.seed}
@@ -57,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     for name, layers in (
         ("layers", attention(start, networks, samples[SPLIT])),
         ("gradients", gradients(plan, start, networks, samples[TRAINED])),
+        ("moments", steps),
     ):
         cells = [(path, *(f"{value:.4g}" for value in found.values())) for path, found in layers.items()]
         report("queries", ("layer", *next(iter(layers.values()))), cells, figures | {name: layers})
@@ -140,6 +150,37 @@ def gradient(network: nn.Module, samples: list[Sample], plan: Plan) -> dict[str,
                 grad = layer.get_submodule(name).get_parameter("weight").grad
                 sums[path][name] += 0.0 if grad is None else grad.square().mean().sqrt().item()
     return {path: {name: value / count for name, value in row.items()} for path, row in sums.items()}
+
+
+def moments(run: Path, plan: Plan, networks: Mapping[str, nn.Module]) -> dict[str, dict[str, float]]:
+    """Returns {attention layer: {child of MOVED: `step` of its weight after the last round, mean over the sites}}.
+
+    Raises:
+        InputError: the run's workspace is missing, or it was not of the environment "local".
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for site, network in networks.items():
+        folder = files_of(kept_below(run / WORKSPACE / site), LOCAL)
+        if not folder.is_dir():
+            what = f"{folder}, with the optimiser of {site}, is missing"
+            raise InputError(f"{what}; name a run with --env local that was not slimmed")
+        kept = Store(folder).load_state(plan.rounds).optimizer
+        optimizer = adamw(network, plan.training.lr, plan.training.weight_decay)
+        restore_optimizer(optimizer, network, kept)
+        for path, layer in network.named_modules():
+            if isinstance(layer, SplitAttention):
+                for name in MOVED:
+                    weight = layer.get_submodule(name).get_parameter("weight")
+                    found.setdefault(path, {}).setdefault(name, []).append(step(optimizer, weight))
+    return {path: {name: mean(values) for name, values in row.items()} for path, row in found.items()}
+
+
+def step(optimizer: torch.optim.AdamW, weight: Tensor) -> float:
+    """The root mean square over a weight's elements of m̂ / (√v̂ + ε): its last step, without decay, over the learning rate."""
+    (group,), state = optimizer.param_groups, optimizer.state[weight]
+    first, second = (1 - beta ** state["step"].item() for beta in group["betas"])
+    m, v = state["exp_avg"] / first, state["exp_avg_sq"] / second
+    return float((m / (v.sqrt() + group["eps"])).square().mean().sqrt())
 
 
 def flat(layer: nn.Module) -> Tensor:

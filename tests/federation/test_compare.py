@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from feddp.compare.tables import OPTIMISTIC
 from feddp.compare.unseen import ENSEMBLE, measure_networks
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
+from feddp.files import COMPARISON
 from feddp.networks import NETWORKS
 from feddp.run import options as run_options
 from support.compare_runs import FakeRuns, read
@@ -192,6 +194,24 @@ def test_tables_of_a_comparison_before_one_that_was_broken_off_are_removed(compa
     assert not list(out.glob("table_seeds.*"))
     assert [(out / f"table_mine.{ending}").read_text() for ending in ("csv", "tex")] == ["a note"] * 2
     assert not list(out.glob(".comparison*"))
+
+
+def test_another_comparison_in_the_folder_may_start_at_the_same_moment(compare, fake, tmp_path, monkeypatch):
+    """Both rename the comparison.json of the one before them; here the other one is first."""
+    out, replace, renamed = tmp_path / "out", Path.replace, []
+
+    def both(self, target):
+        if self.name == COMPARISON:
+            renamed.append(replace(self, target))
+        return replace(self, target)
+
+    assert compare("--methods", "fedavg,local").exit_code == 0
+    monkeypatch.setattr(Path, "replace", both)
+    done = compare("--methods", "fedavg,local")
+    assert done.exit_code == 0, done.output
+    assert renamed == [out / f".{COMPARISON}"]
+    assert (out / COMPARISON).exists()
+    assert not renamed[0].exists()
 
 
 def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from timm.models.pvt_v2 import Attention
 from benchmarks import queries
 from feddp.networks.attention import SplitAttention
 from feddp.networks.weights import save_network
+from feddp.training.loop import adamw
 from support.brought import brought_by
 
 
@@ -79,6 +80,17 @@ def test_a_gradient_by_hand(layer, monkeypatch):
     assert found["layer"]["q"] == pytest.approx(1 / (8 * 2**0.5))
 
 
+def test_a_step_of_adam_by_hand():
+    """Two steps with β₁ = 0.9. The gradient 1, 1: m = 0.9 · 0.1 + 0.1 = 0.19 and m̂ = 0.19 / (1 − 0.81) = 1. The gradient 1, −1:
+    m = 0.9 · 0.1 − 0.1 = −0.01 and m̂ = −1/19. v̂ is 1 of both, and ε of 1e-8 changes nothing here."""
+    layer = torch.nn.Linear(2, 1, bias=False)
+    optimizer = adamw(layer, lr=1e-3, weight_decay=0.1)
+    for gradient in ((1.0, 1.0), (1.0, -1.0)):
+        layer.weight.grad = torch.tensor([gradient])
+        optimizer.step()
+    assert queries.step(optimizer, layer.weight) == pytest.approx(((1 + 1 / 19**2) / 2) ** 0.5, rel=1e-5)
+
+
 def test_a_run(feddp, tmp_path):
     data, run = tmp_path / "data", tmp_path / "run"
     assert feddp("data", "synthesize", "--out", data, "--images", "8", "--size", "32", "--sites", "2")[0] == 0
@@ -88,7 +100,7 @@ def test_a_run(feddp, tmp_path):
         assert code == 0, err
     code, out, err = feddp("bench", "queries", run / "feddp", "--data", data)
     assert code == 0, err
-    tested, trained, layers, gradients = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
+    tested, trained, layers, gradients, moments = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
     assert (tested["split"], trained["split"]) == ("test", "train")
     for dice in (tested, trained):
         assert {name: set(values) for name, values in dice["dice"].items()} == dict.fromkeys(
@@ -104,6 +116,17 @@ def test_a_run(feddp, tmp_path):
     assert all(row["q after"] > 1e-7 for row in found[:6])
     assert all(row[name] < 1e-9 for row in found[-2:] for name in ("q before", "k before", "q after", "k after"))
     assert all(row["v after"] > 1e-7 for row in found)
+    # 4 training images are one batch, and after a first step m̂ / √v̂ is 1 or -1; ε of 1e-8 takes less than half of it where the
+    # gradient is above 1e-8, and nearly all where nothing but rounding errors of some 1e-10 comes through
+    steps = list(moments["moments"].values())
+    assert all(0.5 < row["v"] <= 1 for row in steps)
+    assert all(0.5 < row[name] <= 1 for row in steps[:6] for name in "qk")
+    assert all(row[name] < 0.1 for row in steps[-2:] for name in "qk")
+
+    shutil.rmtree(run / "feddp" / "workspace")
+    code, _, err = feddp("bench", "queries", run / "feddp", "--data", data)
+    assert code == 2
+    assert "with the optimiser of site-1, is missing; name a run with --env local that was not slimmed" in err
 
     code, _, err = feddp("bench", "queries", run / "fedavg", "--data", data)
     assert code == 2
@@ -124,7 +147,7 @@ def test_the_start_is_that_of_the_run_also_where_it_brought_weights(feddp, plan_
     assert code == 0, err
     code, out, err = feddp("bench", "queries", run, "--data", data)
     assert code == 0, err
-    tested, _, layers, gradients = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
+    tested, _, layers, gradients, _ = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
     assert all(row[f"{name} moved"] < 1e-4 for row in layers["layers"].values() for name in "qkv")
     assert tested["dice"]["start"] == pytest.approx(tested["dice"]["own"], abs=0.1)
     assert all(row["v before"] == pytest.approx(row["v after"], rel=1e-2) for row in gradients["gradients"].values())

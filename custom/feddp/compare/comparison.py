@@ -5,6 +5,7 @@ which method and study, and which test images are of one patient. Its paths are 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def compare(request: ComparisonRequest) -> Comparison:
     dealt = (request.common, request.seeds, request.data, request.out, request.folds)
     campaigns = fold_campaigns(methods, *dealt) if request.folds else []
     before = _tables(request.out)
-    if (request.out / COMPARISON).exists():
+    with suppress(FileNotFoundError):  # there is none, or another comparison in this folder renames it at this moment
         (request.out / COMPARISON).replace(request.out / _BEFORE)  # while it runs, it is not finished (`feddp runs slim`)
     if campaigns:
         return _write(request, before, fold_tables(campaigns, methods, request.seeds, request.place), campaigns)
@@ -151,7 +152,7 @@ def _marked(tables: Sequence[ResultTable], results: Iterable[Result]) -> list[Re
 def _tables(out: Path) -> set[str]:
     """Returns the names of the tables of the comparison that finished here last, also if another was broken off since."""
     for name in (COMPARISON, _BEFORE):
-        if (out / name).exists():
+        with suppress(FileNotFoundError):
             return {table["name"] for table in read_own(out / name, InputError, "remove it").get("tables", [])}
     return set()
 
