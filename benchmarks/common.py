@@ -251,7 +251,7 @@ def run(data: Path, out: Path, env: str, *options: object) -> None:
         raise FedDPError(f"the run in {env} ended with exit code {code}; its message is above")
 
 
-def of_a_site(out: Path) -> dict[tuple[str, int, int], Event]:
+def own_trainings(out: Path) -> dict[tuple[str, int, int], Event]:
     """Returns {(site, round from 1, phase): its training in the site's own log} of a finished run."""
     return {
         (site, event["round"] + 1, event["phase"]): event
@@ -267,7 +267,7 @@ def events_of(out: Path) -> list[Event]:
     The guard rounds a site's seconds to tenths when they leave it. Rounds that are alike are rounded alike, so no median over
     them removes the error.
     """
-    own, events, slowest = of_a_site(out), read_events(out / PROGRESS), dict[int, float]()  # {phase: of the present round}
+    own, events, slowest = own_trainings(out), read_events(out / PROGRESS), dict[int, float]()  # {phase: of the present round}
     for event in events:
         if event["event"] == "answer" and event["task"] == TRAIN:
             phase = event["phase"]

@@ -12,12 +12,15 @@ have learned by heart. For each attention layer: the number of keys; how far que
 variation, 0 to 1) lies on other keys with own queries than with the mean of the sites', and than with equal weights. Then the
 gradients that reach q, k and v: the root mean square of an element of ∂L_seg/∂w in a batch of training images, before the
 first round and of the run's networks. Adam divides by them, so that a small gradient moves a weight as far as a large one,
-unless it comes near Adam's ε of 1e-8. At last the moments that each site's Adam had after its last round: the root mean square
-of m̂ / (√v̂ + ε), which is the length of a step as a share of the learning rate. It is 1 if the gradient is always the same, and
-√((1 - β₁) / (1 + β₁)) = 0.23 if gradients are independent of one another with a mean of 0, so that steps lead nowhere (Kingma &
-Ba 2015, section 2.1, call m̂ / √v̂ a signal-to-noise ratio).
+unless it comes near Adam's ε of 1e-8. At last, where the run's workspace is still there (`feddp compare` removes it), the
+moments that each site's Adam had after its last round: the root mean square of m̂ / (√v̂ + ε), which is the length of a step as a
+share of the learning rate. It is 1 if the gradient is always the same, and after many steps √((1 - β₁) / (1 + β₁)) = 0.23 if
+gradients are independent of one another with a mean of 0, so that steps lead nowhere (after few steps it is more: 1 after the
+first). Kingma & Ba (2015, section 2.1) call m̂ / √v̂ a signal-to-noise ratio.
 """
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -32,6 +35,7 @@ from feddp.data.progress import track
 from feddp.errors import InputError
 from feddp.flare.kept import files_of, kept_below
 from feddp.jobs.folder import LOCAL
+from feddp.methods import METHODS
 from feddp.methods.aggregation import average
 from feddp.networks.attention import SplitAttention
 from feddp.partition import QUERY, Tensors, select
@@ -51,6 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     about = "a finished run with private queries and without calibration"
     given = of_a_run("queries", __doc__, about).parse_args(arguments)
     plan, networks, folders = finished(given.run, given.data)
+    require_own(plan, networks)
     steps = moments(given.run, plan, networks)
     start = build_network(plan)
     start.load_state_dict(first_of(given.run, plan))
@@ -60,26 +65,34 @@ def main(arguments: Sequence[str]) -> None:
         for split in (SPLIT, TRAINED)
     }
     for split, images in samples.items():
-        exchange = dice(plan, start, networks, images)
+        exchange = dice(start, networks, images)
         rows = [(whose, *(f"{value:.2f}" for value in values.values())) for whose, values in exchange.items()]
         report("queries", (f"{split} Dice (%) with queries", *networks), rows, figures | {"split": split, "dice": exchange})
     for name, layers in (
         ("layers", attention(start, networks, samples[SPLIT])),
         ("gradients", gradients(plan, start, networks, samples[TRAINED])),
-        ("moments", steps),
+        *((("moments", steps),) if steps else ()),
     ):
         cells = [(path, *(f"{value:.4g}" for value in found.values())) for path, found in layers.items()]
         report("queries", ("layer", *next(iter(layers.values()))), cells, figures | {name: layers})
 
 
-def dice(
-    plan: Plan, start: nn.Module, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]
-) -> dict[str, dict[str, float]]:
-    """Returns {whose queries: {site: mean Dice of its images, in per cent}}."""
+def require_own(plan: Plan, networks: Mapping[str, nn.Module]) -> None:
+    """InputError unless the sites' networks differ in their queries, and are those that the rounds trained."""
     states = {site: copy_of(network) for site, network in networks.items()}
     names = select(next(iter(networks.values())), QUERY)
     if not names or not all(differ(states, name) for name in names):
         raise InputError(f"the sites' networks of {plan.method} have the same queries; name a run with private queries")
+    if METHODS[plan.method].personal:
+        raise InputError(f"the sites' networks of {plan.method} are personal as a whole; name a run with private queries")
+
+
+def dice(
+    start: nn.Module, networks: Mapping[str, nn.Module], samples: Mapping[str, list[Sample]]
+) -> dict[str, dict[str, float]]:
+    """Returns {whose queries: {site: mean Dice of its images, in per cent}}."""
+    states = {site: copy_of(network) for site, network in networks.items()}
+    names = select(next(iter(networks.values())), QUERY)
     queries = {site: {name: state[name] for name in names} for site, state in states.items()}
     central = average(queries, dict.fromkeys(queries, 1.0))
     first = {name: tensor for name, tensor in start.state_dict().items() if name in names}
@@ -155,16 +168,18 @@ def gradient(network: nn.Module, samples: list[Sample], plan: Plan) -> dict[str,
 def moments(run: Path, plan: Plan, networks: Mapping[str, nn.Module]) -> dict[str, dict[str, float]]:
     """Returns {attention layer: {child of MOVED: `step` of its weight after the last round, mean over the sites}}.
 
+    Without the workspace of a run with `--env local` it says so on stderr, and returns {}.
+
     Raises:
-        InputError: the run's workspace is missing, or it was not of the environment "local".
+        InputError: a site's state after the last round is missing or damaged.
     """
     found: dict[str, dict[str, list[float]]] = {}
     for site, network in networks.items():
         folder = files_of(kept_below(run / WORKSPACE / site), LOCAL)
         if not folder.is_dir():
-            what = f"{folder}, with the optimiser of {site}, is missing"
-            raise InputError(f"{what}; name a run with --env local that was not slimmed")
-        kept = Store(folder).load_state(plan.rounds).optimizer
+            print(f"{folder} is missing: nothing on the steps of {site}'s Adam", file=sys.stderr)
+            return {}
+        kept = Store(folder).read_state(plan.rounds * plan.phases).optimizer
         optimizer = adamw(network, plan.training.lr, plan.training.weight_decay)
         restore_optimizer(optimizer, network, kept)
         for path, layer in network.named_modules():
@@ -176,8 +191,13 @@ def moments(run: Path, plan: Plan, networks: Mapping[str, nn.Module]) -> dict[st
 
 
 def step(optimizer: torch.optim.AdamW, weight: Tensor) -> float:
-    """The root mean square over a weight's elements of m̂ / (√v̂ + ε): its last step, without decay, over the learning rate."""
-    (group,), state = optimizer.param_groups, optimizer.state[weight]
+    """The root mean square over a weight's elements of m̂ / (√v̂ + ε): its last step, without decay, over the learning rate.
+
+    It is not a number if the weight was not trained.
+    """
+    (group,), state = optimizer.param_groups, optimizer.state.get(weight)
+    if not state:
+        return math.nan
     first, second = (1 - beta ** state["step"].item() for beta in group["betas"])
     m, v = state["exp_avg"] / first, state["exp_avg_sq"] / second
     return float((m / (v.sqrt() + group["eps"])).square().mean().sqrt())

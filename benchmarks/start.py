@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.common import STDERR, count, kind_of, of_a_site, parser, pixels, report
+from benchmarks.common import STDERR, count, kind_of, own_trainings, parser, pixels, report
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
         if process.returncode:
             raise FedDPError(f"the run ended with exit code {process.returncode}; its message is above")
         begins = {
-            site: event["time"] - event["seconds"] + event[LOADING] for (site, *_), event in of_a_site(root / "run").items()
+            site: event["time"] - event["seconds"] + event[LOADING] for (site, *_), event in own_trainings(root / "run").items()
         }
     rows = until(seen, begins)
     heads = ("participant", "process", "CPU-seconds", "RSS, MiB", "PSS, MiB")

@@ -2,7 +2,11 @@
 
 import json
 
-from benchmarks.round import PARTS
+import pytest
+
+from benchmarks import common, round
+
+pytestmark = pytest.mark.poc
 
 TINY = ("--sites", 2, "--images", 12, "--size", 32)
 
@@ -20,12 +24,18 @@ def test_each_process_until_its_first_step(feddp):
         assert row["RSS, MiB"] >= row["PSS, MiB"] > 100
 
 
-def test_a_round_of_ours_and_of_flare_s_recipe(feddp):
-    code, out, err = feddp("bench", "round", *TINY, "--rounds", 3, "--pairs", 1, "--set", "precision=float16")
+def test_a_round_of_ours_and_of_flare_s_recipe(feddp, monkeypatch):
+    """Two rounds: the last one of the recipe's has no end, and the last one of ours no next request."""
+    ran = []
+    monkeypatch.setattr(round, "run", lambda *words: ran.append(words) or common.run(*words))
+    code, out, err = feddp("bench", "round", *TINY, "--rounds", 2, "--pairs", 1, "--set", "precision=float16")
     assert code == 0, err
     figures = json.loads(out.splitlines()[-1])
     (ours,), (parts,), (stock,) = figures["ours"], figures["parts"], figures["stock"]
     assert ours > 0
     assert stock > 0
-    assert list(parts) == list(PARTS)
-    assert figures["settings"] == ["precision=float16"]
+    (words,) = ran
+    assert words[words.index("precision=float16") - 1] == "--set"
+    # serialising, checks and transfers take some milliseconds of a round whatever the machine
+    assert parts["to the fastest site"] > 0
+    assert parts["from the fastest site"] > 0

@@ -1030,4 +1030,4 @@ def test_a_run_s_seconds_are_those_of_the_sites_own_logs(tmp_path):
     *found, end = common.events_of(tmp_path)
     assert [event["scalars"] for event in found] == [{"seconds": 1.96, "loss": 1.0}, {"seconds": 0.14}, {"dice": 0.3}]
     assert end["beyond_compute"] == pytest.approx(0.54)
-    assert common.of_a_site(tmp_path)["B", 1, 0]["seconds_loading"] == 0.01
+    assert common.own_trainings(tmp_path)["B", 1, 0]["seconds_loading"] == 0.01

@@ -1,6 +1,7 @@
 """`feddp bench queries`: what exchanging private queries changes, and how far the attention is from equal weights."""
 
 import json
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -89,6 +90,7 @@ def test_a_step_of_adam_by_hand():
         layer.weight.grad = torch.tensor([gradient])
         optimizer.step()
     assert queries.step(optimizer, layer.weight) == pytest.approx(((1 + 1 / 19**2) / 2) ** 0.5, rel=1e-5)
+    assert math.isnan(queries.step(adamw(layer, lr=1e-3, weight_decay=0.1), layer.weight)), "never trained"
 
 
 def test_a_run(feddp, tmp_path):
@@ -123,10 +125,18 @@ def test_a_run(feddp, tmp_path):
     assert all(0.5 < row[name] <= 1 for row in steps[:6] for name in "qk")
     assert all(row[name] < 0.1 for row in steps[-2:] for name in "qk")
 
+    kept = run / "feddp/workspace/site-2/feddp/local_job"
+    (kept / "state_00001.safetensors").write_bytes(b"")
+    before = sorted(kept.iterdir()), (kept / "record.jsonl").read_bytes()
+    code, out, err = feddp("bench", "queries", run / "feddp", "--data", data)
+    assert (code, out) == (2, "")
+    assert f"feddp: {kept / 'state_00001.safetensors'}" in err
+    assert (sorted(kept.iterdir()), (kept / "record.jsonl").read_bytes()) == before, "a command that reads changes nothing"
     shutil.rmtree(run / "feddp" / "workspace")
-    code, _, err = feddp("bench", "queries", run / "feddp", "--data", data)
-    assert code == 2
-    assert "with the optimiser of site-1, is missing; name a run with --env local that was not slimmed" in err
+    code, out, err = feddp("bench", "queries", run / "feddp", "--data", data)
+    assert code == 0, err
+    assert f"{run / 'feddp/workspace/site-1/feddp/local_job'} is missing: nothing on the steps of site-1's Adam" in err
+    assert [json.loads(line) | {"date": ""} for line in out.splitlines() if line.startswith("{")][1]["dice"] == trained["dice"]
 
     code, _, err = feddp("bench", "queries", run / "fedavg", "--data", data)
     assert code == 2

@@ -66,12 +66,14 @@ def orderings_table(
             where it is here (`feddp.compare.reference`). Without FedAvg's best round, its last one is FedAvg for all.
     """
     rows: list[tuple[Cell, ...]] = []
-    if REFERENCE not in found and (stand_in := last_round(found, last)):
+    stand_in = None if REFERENCE in found else last_round(found, last)
+    if stand_in:
         found = {REFERENCE if label == stand_in else label: scores for label, scores in found.items()}
         last = {REFERENCE if label == stand_in else label for label in last}
     uneven = [label for label in unlike(found, last) if reference(label, found, last) == REFERENCE]
     but = f", except beside {', '.join(uneven)}" if uneven else ""
     notes = [f"{_NOTE.format(empty=_LEFT_OUT if kept else _COUNTED)} {_ROUNDS}{but}{_OTHERS}"]
+    notes += [f"{REFERENCE} is {stand_in} here."] if stand_in else []
     for table in PUBLISHED:
         if sum(label in table.averages for label in found) > 1:
             row, other = _compared(table, found, kept or names, last)

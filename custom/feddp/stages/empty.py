@@ -37,7 +37,7 @@ def remedy(method: str, loss: str) -> str:
     """Returns what to change in a job of `method` with the setting `loss`.
 
     From random weights, cross-entropy rewards empty masks where structures are thin or rare, and soft Dice alone stayed at
-    empty masks at sites with few images, so each loss is the other's remedy.
+    empty masks at sites that trained alone, so each loss is the other's remedy.
     """
     if not METHODS.get(method, Method).uses_loss:
         change = "more --rounds"

@@ -19,7 +19,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def dice(logits: Tensor, mask: Tensor) -> Tensor:
     """Returns the soft Dice loss, a scalar in [0, 1]: sums over the whole batch and image, mean over classes, smooth 1e-5.
 
-    FedDP's released code uses it. From random weights it can leave small sites' predictions empty (docs/results/mri-short.md).
+    FedDP's released code uses it. Sites that train alone from random weights may then find nothing for many rounds
+    (docs/results/mri-short.md).
     """
     from monai.losses import DiceLoss  # imported here: reading a plan and admitting a job do not need MONAI
 

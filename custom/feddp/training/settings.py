@@ -41,7 +41,7 @@ class Training:
     clip: float = setting(1.0, "gradients are clipped element-wise to [-clip, clip]")
     loss: str = setting(
         "dice_ce",
-        "dice_ce, or dice: as in the released code; thin structures are found sooner, but small sites may find nothing",
+        "dice_ce, or dice: as in the released code; finds thin structures sooner, but sites that train alone may find nothing",
     )
     augment: bool = setting(True, "random flips and quarter turns; the paper does not state it, the released code has none")
     normalise: str = setting("zscore", "zscore, per image and channel; or scale, division by 255 (as in the released code)")

@@ -105,7 +105,7 @@ class Store:
         while known:
             name = f"state_{known.pop():05d}"
             try:
-                return _state(self._path(name), *self.read(name))
+                return self._state(name)
             except BadFile as bad:
                 if not known and self.latest() > round:
                     raise  # without the file, the site would take its start for the state of a later round
@@ -116,6 +116,13 @@ class Store:
                 self.record("damaged", message=f"{what}; it was renamed, and the state before it is used")
                 self._path(name).rename(self._path(name).with_suffix(".damaged"))
         return State(0)
+
+    def read_state(self, round: int) -> State:
+        """Returns the state after exactly `round` rounds; raises InputError if its file is missing or damaged."""
+        return self._state(f"state_{round:05d}")
+
+    def _state(self, name: str) -> State:
+        return _state(self._path(name), *self.read(name))
 
     def latest(self) -> int:
         """Returns the number of rounds before the latest state; 0 if there is no state."""

@@ -288,13 +288,15 @@ def test_published_orders_by_hand(found):
 
 
 def test_fedavg_s_last_round_is_fedavg_where_its_best_is_missing(found):
-    """The same numbers under another name, and the same row. Of a label that is not of the last round it is not taken."""
+    """The same numbers under another name, the same row, a note. Of a label that is not of the last round it is not taken."""
     dice = {"finetune": [0.7, 0.8, 0.9], "feddp": [0.6, 0.7, 0.8]}
     known = found(fedavg=[0.5, 0.6, 0.7], **dice)
     other = {"finetune@when=before" if label == "fedavg" else label: scores for label, scores in known.items()}
     wanted = orderings_table(known, names(3), names(3), {*known})
     assert "fedavg" in wanted.rows[0][1]
-    assert orderings_table(other, names(3), names(3), {*other}) == wanted
+    table = orderings_table(other, names(3), names(3), {*other})
+    assert table.rows == wanted.rows
+    assert table.notes == (wanted.notes[0], "fedavg is finetune@when=before here.", *wanted.notes[1:])
     without = orderings_table(other, names(3), names(3), {"finetune", "feddp"})
     assert without.rows[0][1] == "finetune, feddp"
 

@@ -49,7 +49,7 @@ def test_a_group_of_settings_starts_as_stated(group, stated, source):
         ("fedprox", {"prox_mu": 0.01}, "ours: Li et al., MLSys 2020, tune it from 0.001 to 1, and give no default"),
         ("iop_fl", {"tau": 0.9}, f"{IOP_FL}, IV"),
         ("lora", {"lora_rank": 4}, "ours: Hu et al., ICLR 2022, adapt other networks, and their text could not be read"),
-        ("moon", {"moon_mu": 1.0}, "the released code (QinbinLi/MOON, commit 2f7199e); the paper tunes it"),
+        ("moon", {"moon_mu": 1.0}, "the released code (QinbinLi/MOON, commit 8fcba3c); the paper tunes it"),
         ("moon", {"moon_temperature": 0.5}, "Li et al., CVPR 2021, their released code (QinbinLi/MOON, commit 8fcba3c)"),
         ("pfedme", {"pfedme_lambda": 15.0, "pfedme_beta": 1.0, "inner_steps": 5}, "T Dinh et al., NeurIPS 2020"),
         (

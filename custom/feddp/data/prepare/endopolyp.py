@@ -167,7 +167,7 @@ def _splits(site: str, frames: Frames, patients: dict[str, str], seed: int, spli
     Raises:
         InputError: as `split_site`, or an image's name is none of the published numbers.
     """
-    divided = split_site(site, patients.values(), seed, split, NUMBERS[site])
+    divided = split_site(site, patients.values(), seed, split, NUMBERS[site])  # it checks the number of images, too
     if split != PUBLISHED or site not in TESTED:
         return divided
     images = NUMBERS[site].images
