@@ -17,5 +17,5 @@ if ! command -v chromium > /dev/null && command -v apt-get > /dev/null && [ "$(i
 fi
 # networks this small gain nothing from threads, which wait for one another where several files run on two cores
 export OMP_NUM_THREADS=1
-# four files at a time on two cores, in their order: federations come first, and wait more than they compute
+# four files at a time on two cores, in the order of tests/support/order.py: some compute while federations wait
 exec python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"

@@ -125,10 +125,12 @@ def bytes_of(seen):
         ("feddg", "spectra", "spectra", ["introduce_spectra", "collect_spectra"]),
     ],
 )
-def test_sealed_and_in_the_clear_give_the_same_bits(method, stage, slot, collected, hospitals, federated, plan_for, capsys):
+def test_sealed_and_in_the_clear_give_the_same_bits(
+    method, stage, slot, collected, hospitals, federated, plan_for, pvt, capsys
+):
     """Three sites, the real stage, executors and guards. In the clear the server sees every exchanged value (the control);
     sealed, it sees handshakes and envelopes, and no value of any site's."""
-    plan = plan_for(method=method, sites=NAMES, calibration_epochs=2, heads_epochs=2)
+    plan = plan_for(method=method, network=pvt, sites=NAMES, calibration_epochs=2, heads_epochs=2)
     clear, sealed = hospitals(plan, secure=False, at="clear"), hospitals(plan)
     run, seen = federated(clear, plan, stage, secure=False)
     assert run.panics == []

@@ -263,7 +263,7 @@ def pretended_gpu() -> Iterator[Waits]:
     def graphed(module: nn.Module, images: tuple[Tensor, ...], **_: Any) -> nn.Module:
         """As torch's: computes some times, then replaces the module's forward. What calls that runs none of the module's own
         code: no hook, and its layers keep no other results than those of the capture."""
-        for _ in range(4):
+        for _ in range(2):
             module(*images)
         forward = module.forward
 

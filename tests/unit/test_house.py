@@ -5,6 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import feddp
+from support.order import LONGEST
 
 PACKAGE = Path(feddp.__file__).parent
 MODULES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
@@ -44,3 +45,7 @@ def _imported(tree: ast.Module):
         elif isinstance(node, ast.ImportFrom):
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_files_of_tests_that_start_first_exist():
+    assert set(LONGEST) <= {path.stem for path in Path(__file__).parents[1].rglob("test_*.py")}

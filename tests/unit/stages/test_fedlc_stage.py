@@ -9,6 +9,7 @@ import torch
 from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError
 from feddp.methods.aggregation import average
+from feddp.networks import NETWORKS
 from feddp.networks.weights import load_personal
 from feddp.plan.resolve import build_network
 from feddp.stages import heads
@@ -19,13 +20,21 @@ from feddp.stages.train import adopt, train
 from feddp.training.calibration import with_inconsistency
 from feddp.training.loop import fit_epoch, predict
 from feddp.training.store import Store
+from support.small import narrow
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
 HEAD = {"segmentation_head.0.weight", "segmentation_head.0.bias"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _narrow():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(NETWORKS, "pvt", narrow)
+        yield
+
+
 def plan_of(plan_for, **changes):
-    return plan_for(method="fedlc", **({"rounds": 1, "heads_epochs": 3, "heads_lr": 0.01} | changes))
+    return plan_for(method="fedlc", network="pvt", **({"rounds": 1, "heads_epochs": 3, "heads_lr": 0.01} | changes))
 
 
 @pytest.fixture(scope="module")
