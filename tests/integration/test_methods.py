@@ -15,7 +15,7 @@ from feddp.flare import messages
 from feddp.methods import GROUP, METHODS, OWN, Methods
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
-from feddp.networks import DEFAULT
+from feddp.networks import DEFAULT, NETWORKS
 from feddp.plan.resolve import build_network, partition_of
 from feddp.plan.schema import Plan
 from feddp.stages.calibrate import personal
@@ -27,8 +27,9 @@ from support import NEEDS
 from support.driven import drive
 from support.server import Run
 from support.site import FlareSite
+from support.small import Small
 
-pytestmark = pytest.mark.usefixtures("toy", "pvt")
+pytestmark = pytest.mark.usefixtures("toy", "pvt", "_small")
 
 SITES = ("site-1", "site-2")
 BLOCKS = [f"encoder.model.stages_{stage}.blocks.{block}" for stage in range(4) for block in range(2)]
@@ -64,6 +65,11 @@ def encoder(state):
 
 def pflfe(state):
     return {name for name in state if name.startswith(("decoder.", "segmentation_head.", "projector."))}
+
+
+@pytest.fixture
+def _small(monkeypatch):
+    monkeypatch.setitem(NETWORKS, "small", Small)
 
 
 def whole(method):
@@ -141,9 +147,17 @@ def held(sent: bytes, wanted: set[bytes]) -> set[bytes]:
 
 
 FEDERATED = [name for name in METHODS if METHODS[name].federated]
-# those that need a part which the toy network does not have run on one with the default network's layers
-WHOLE = {"fc_pflfe", "fedlc", "fedrod", "lg_fedavg", "lora", "moon", "pflfe", "ttt", "virtual_class"}
-SMALLEST = [(m, whole(m) if m in WHOLE else "toy") for m in FEDERATED]
+# those that need a part which the toy network does not have run on a small one with parts, and those that replace layers of
+# the default network on one with these
+PARTS = {"fc_pflfe", "fedlc", "fedrod", "lg_fedavg", "moon", "pflfe", "ttt"}
+REPLACED = {"lora", "virtual_class"}
+
+
+def smallest(method):
+    return "pvt" if method in REPLACED else "small" if method in PARTS else "toy"
+
+
+SMALLEST = [(m, smallest(m)) for m in FEDERATED]
 # batch normalisation has tensors that no optimiser steps: a whole personal model's may not leave either
 ON = [(m, whole(m)) for m in FEDERATED] + [(m, "toy") for m in FEDERATED if METHODS[m].personal]
 
@@ -184,7 +198,7 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
 def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tmp_path, method):
     """After a round, every task of the local stages and the evaluation, from a site that consents to nothing: numbers."""
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
-    plan = plan_for(method=method, network=whole(method), stages=stages, tune_epochs=1)
+    plan = plan_for(method=method, network=smallest(method), stages=stages, tune_epochs=1)
     asked = FlareSite(plan, tmp_path, simulated=True, data=tiny_root / "site-1", consent=[])
     site = asked.open()
     shared = site.partition.split(site.copy())[0]
@@ -236,7 +250,7 @@ def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_f
     a tuning, and a personal model that IGC exchanges."""
     igc = {"stages": (*METHODS["ditto"].stages, "calibrate")}
     more = {"fedbabu": {"tune_epochs": 1}, "fedlc": {"heads_epochs": 2}, "ditto": igc}.get(method, {})
-    plan = plan_for(method=method, network="pvt", start="last", **more)
+    plan = plan_for(method=method, network="pvt" if method in REPLACED else "small", start="last", **more)
     (tmp_path / "server").mkdir()
     policy = {"consent": list(protocol.CONSENTS), "seed": "plan", "min_images": 1, "std_images": 1}
     sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, **policy) for name in SITES}
@@ -291,8 +305,6 @@ def test_fedbn_keeps_every_site_s_statistics(plan_for, tiny_root, tmp_path):
 
 def test_a_rule_that_selects_nothing_is_an_error(plan_for, monkeypatch):
     """FedBN on a network without normalisation; NONE and ALL are explicit, and select nothing and everything."""
-    from feddp.networks import NETWORKS
-
     monkeypatch.setitem(NETWORKS, "plain", lambda channels, classes, pretrained: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1)))
     plan = plan_for(method="fedbn", network="plain")
     with pytest.raises(FedDPError, match="the role 'norm' selects no tensor of Sequential"):
