@@ -59,16 +59,16 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path):
 
 
 @pytest.mark.parametrize(("option", "message"), [("--device", "--device cuda:99 cannot be used"), ("--out", "not empty")])
-def test_a_run_that_cannot_be_is_refused_before_it_starts(tmp_path, option, message):
+def test_a_run_that_cannot_be_is_refused_before_it_starts(feddp, tmp_path, option, message):
     """A device that is not there would else fail at every site, once FLARE is up; a file is no folder for results."""
     synthesize(tmp_path / "data", sites=2, images=10, size=32)
     (tmp_path / "file").write_text("mine")
     arguments = {"--data": tmp_path / "data", "--out": tmp_path / "out", "--size": 32}
     arguments[option] = {"--device": "cuda:99", "--out": tmp_path / "file"}[option]
-    done = typed("run", *(word for pair in arguments.items() for word in pair))
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    code, _, said = feddp("run", *(word for pair in arguments.items() for word in pair))
+    assert code == 2
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
     assert (tmp_path / "file").read_text() == "mine"
     assert not (tmp_path / "out").exists()
 
@@ -190,10 +190,10 @@ def test_a_run_does_not_lie_in_another_one(tmp_path):
     fresh(tmp_path / "first/other")
 
 
-def test_a_seed_is_not_negative(tmp_path):
-    done = typed("run", "--data", tmp_path, "--out", tmp_path / "out", "--seed", -1)
-    assert done.returncode == 2
-    assert "equal to 0" in done.stderr
+def test_a_seed_is_not_negative(feddp, tmp_path):
+    code, _, said = feddp("run", "--data", tmp_path, "--out", tmp_path / "out", "--seed", -1)
+    assert code == 2
+    assert "equal to 0" in said
 
 
 def test_label_masks_by_hand():

@@ -37,6 +37,12 @@ def same(one, other):
 
 
 @pytest.fixture
+def plan_for(plan_for, pvt):
+    """On narrow layers: what the sites draw does not depend on how many numbers they train."""
+    return lambda **changes: plan_for(**({"network": pvt} | changes))
+
+
+@pytest.fixture
 def open_site(plan_for, tiny_root, tmp_path):
     """Opens site-1 as a new process would, with a secret; every call has files of its own, unless `at` says where they lie."""
     calls = iter(range(100))

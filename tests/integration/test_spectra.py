@@ -24,6 +24,12 @@ from support.server import SITES, Run, good
 from support.site import FlareSite, context
 
 
+@pytest.fixture
+def plan_for(plan_for, pvt):
+    """On narrow layers: spectra are of images, whatever the network."""
+    return lambda **changes: plan_for(**({"network": pvt} | changes))
+
+
 def noise(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
