@@ -168,18 +168,20 @@ def gradient(network: nn.Module, samples: list[Sample], plan: Plan) -> dict[str,
 def moments(run: Path, plan: Plan, networks: Mapping[str, nn.Module]) -> dict[str, dict[str, float]]:
     """Returns {attention layer: {child of MOVED: `step` of its weight after the last round, mean over the sites}}.
 
-    Without the workspace of a run with `--env local` it says so on stderr, and returns {}.
+    Without the workspace of a run with `--env local`, or where a site missed the last round, it says so on stderr, and
+    returns {}.
 
     Raises:
-        InputError: a site's state after the last round is missing or damaged.
+        InputError: a site's state after the last round is damaged.
     """
     found: dict[str, dict[str, list[float]]] = {}
     for site, network in networks.items():
         folder = files_of(kept_below(run / WORKSPACE / site), LOCAL)
-        if not folder.is_dir():
-            print(f"{folder} is missing: nothing on the steps of {site}'s Adam", file=sys.stderr)
+        steps = plan.rounds * plan.phases
+        if not folder.is_dir() or Store(folder).latest() < steps:
+            print(f"{folder} has no state after step {steps}: nothing on the steps of {site}'s Adam", file=sys.stderr)
             return {}
-        kept = Store(folder).read_state(plan.rounds * plan.phases).optimizer
+        kept = Store(folder).read_state(steps).optimizer
         optimizer = adamw(network, plan.training.lr, plan.training.weight_decay)
         restore_optimizer(optimizer, network, kept)
         for path, layer in network.named_modules():

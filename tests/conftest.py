@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ SETTINGS = {"batch": 4, "calibration_epochs": 1}
 
 def pytest_collection_modifyitems(items):
     """The longest files first, in their order; the others stay as they were found."""
-    place = {name: at for at, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+    place = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(scope="session", autouse=True)

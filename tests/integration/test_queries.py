@@ -132,10 +132,17 @@ def test_a_run(feddp, tmp_path):
     assert (code, out) == (2, "")
     assert f"feddp: {kept / 'state_00001.safetensors'}" in err
     assert (sorted(kept.iterdir()), (kept / "record.jsonl").read_bytes()) == before, "a command that reads changes nothing"
+    (kept / "state_00001.safetensors").unlink()
+    code, out, err = feddp("bench", "queries", run / "feddp", "--data", data)
+    assert code == 0, err
+    assert f"{kept} has no state after step 1: nothing on the steps of site-2's Adam" in err
     shutil.rmtree(run / "feddp" / "workspace")
     code, out, err = feddp("bench", "queries", run / "feddp", "--data", data)
     assert code == 0, err
-    assert f"{run / 'feddp/workspace/site-1/feddp/local_job'} is missing: nothing on the steps of site-1's Adam" in err
+    assert (
+        f"{run / 'feddp/workspace/site-1/feddp/local_job'} has no state after step 1: nothing on the steps of site-1's Adam"
+        in err
+    )
     assert [json.loads(line) | {"date": ""} for line in out.splitlines() if line.startswith("{")][1]["dice"] == trained["dice"]
 
     code, _, err = feddp("bench", "queries", run / "fedavg", "--data", data)

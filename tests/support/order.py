@@ -4,7 +4,24 @@ Their order is that of their CPU time, estimated on 2026-11-27 from what each st
 """
 
 LONGEST = (
-    *("test_deployment", "test_methods", "test_golden", "test_docs_commands", "test_pretended_gpu", "test_simulator"),
-    *("test_bench_poc", "test_bench", "test_chaos", "test_gate_deployment", "test_environments", "test_compare", "test_poc"),
-    *("test_provisioning", "test_own_keys", "test_lean", "test_onnx", "test_workers", "test_resume", "test_dials"),
+    "federation/test_deployment.py",
+    "integration/test_methods.py",
+    "integration/test_golden.py",
+    "federation/test_docs_commands.py",
+    "unit/training/test_pretended_gpu.py",
+    "federation/test_simulator.py",
+    "federation/test_bench_poc.py",
+    "integration/test_bench.py",
+    "federation/test_chaos.py",
+    "federation/test_gate_deployment.py",
+    "federation/test_environments.py",
+    "federation/test_compare.py",
+    "federation/test_poc.py",
+    "federation/test_provisioning.py",
+    "federation/test_own_keys.py",
+    "unit/test_lean.py",
+    "integration/test_onnx.py",
+    "integration/test_workers.py",
+    "unit/stages/test_resume.py",
+    "integration/test_dials.py",
 )

@@ -48,4 +48,4 @@ def _imported(tree: ast.Module):
 
 
 def test_the_files_of_tests_that_start_first_exist():
-    assert set(LONGEST) <= {path.stem for path in Path(__file__).parents[1].rglob("test_*.py")}
+    assert [name for name in LONGEST if not (Path(__file__).parents[1] / name).is_file()] == []
