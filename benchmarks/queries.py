@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def require_own(plan: Plan, networks: Mapping[str, nn.Module]) -> None:
     """InputError unless the sites' networks differ in their queries, and are those that the rounds trained."""
-    states = {site: copy_of(network) for site, network in networks.items()}
+    states = {site: network.state_dict() for site, network in networks.items()}
     names = select(next(iter(networks.values())), QUERY)
     if not names or not all(differ(states, name) for name in names):
         raise InputError(f"the sites' networks of {plan.method} have the same queries; name a run with private queries")
@@ -175,9 +175,9 @@ def moments(run: Path, plan: Plan, networks: Mapping[str, nn.Module]) -> dict[st
         InputError: a site's state after the last round is damaged.
     """
     found: dict[str, dict[str, list[float]]] = {}
+    steps = plan.rounds * plan.phases
     for site, network in networks.items():
         folder = files_of(kept_below(run / WORKSPACE / site), LOCAL)
-        steps = plan.rounds * plan.phases
         if not folder.is_dir() or Store(folder).latest() < steps:
             print(f"{folder} has no state after step {steps}: nothing on the steps of {site}'s Adam", file=sys.stderr)
             return {}
