@@ -1,6 +1,13 @@
 #!/usr/bin/env bash
 # Linters, types and all tests, or with --quick the unit tests alone; other arguments go to pytest.
 set -euo pipefail
+# a test looks at a page in a browser, and CI runs as root on a bare machine
+browser() {
+    command -v chromium || ! command -v apt-get || [ "$(id -u)" != 0 ] ||
+        { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; } ||
+        echo "chromium was not installed; tests/integration/test_report_browser.py will fail"
+}
+[ "${1:-}" = --quick ] || browser >&2 &
 source "$(dirname "${BASH_SOURCE[0]}")/../poc/environment.sh"
 ruff check .
 ruff format --check .
@@ -10,11 +17,7 @@ if [ "${1:-}" = --quick ]; then
     shift
     exec python -m pytest -n 2 --dist loadfile tests/unit "$@"
 fi
-# a test looks at a page in a browser, and CI runs as root on a bare machine
-if ! command -v chromium > /dev/null && command -v apt-get > /dev/null && [ "$(id -u)" = 0 ]; then
-    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; } >&2 ||
-        echo "chromium was not installed; tests/integration/test_report_browser.py will fail" >&2
-fi
+wait # for the browser
 # networks this small gain nothing from threads, which wait for one another where several files run on two cores
 export OMP_NUM_THREADS=1
 # four files at a time on two cores, in the order of tests/support/order.py: some compute while federations wait

@@ -95,8 +95,8 @@ def federation(tmp_path_factory):
         components(made.kits / C, lambda listed: [c for c in listed if c["path"] != GATE["client"]])
         for hospital in PRESENT:
             decided(made.kits / hospital, bounds={"min_sites": 2})
-        made.shell(EXPORT.format(method="feddp", rounds=2) + " --calibration-epochs 1")
-        made.shell(EXPORT.format(method="fedavg", rounds=50))
+        made.feddp(EXPORT.format(method="feddp", rounds=2) + " --calibration-epochs 1")
+        made.feddp(EXPORT.format(method="fedavg", rounds=50))
         for hospital in (A, C):
             (made.kits / hospital / "feddp/of-a-run").mkdir(parents=True)
         made.up(PRESENT)

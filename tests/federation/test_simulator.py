@@ -30,6 +30,7 @@ from feddp.training.seeds import seed_of
 from feddp.training.store import Store
 from support import CAPTURE
 from support.brought import brought_by
+from support.captured import those_in
 from support.request import SITES, request_for
 
 pytestmark = pytest.mark.simulator
@@ -193,37 +194,37 @@ def test_the_executor_alone_keeps_private_tensors_off_the_wire(run, plain):
         contributed = plain["contributions"][-1][site]
         end = max(sent.find(window) for value in contributed.values() for window in windows(value)[-1:])
         stage1, rest = sent[: end + 64], sent[end + 64 :]
-        for t in range(ROUNDS):
-            for name, value in plain["contributions"][t][site].items():
-                assert sum(window in stage1 for window in windows(value)) >= len(windows(value)) - 1, (t, name)
-                assert name.encode() in stage1
-        for name in plain["private"]:
-            values = [load_file(run["stores"][site] / f"state_{r:05d}.safetensors")[f"private/{name}"] for r in (1, 2)]
+        given = {(t, name): windows(value) for t in range(ROUNDS) for name, value in plain["contributions"][t][site].items()}
+        states = [load_file(run["stores"][site] / f"state_{r:05d}.safetensors") for r in (1, 2)]
+        kept = {name: [windows(state[f"private/{name}"]) for state in states] for name in plain["private"]}
+        everything = {window for group in (*given.values(), *sum(kept.values(), [])) for window in group}
+        early, late = those_in(stage1, everything), those_in(rest, everything)
+        for (t, name), values in given.items():
+            assert len(early & {*values}) >= len({*values}) - 1, (t, name)
+            assert name.encode() in stage1
+        for name, values in kept.items():
             assert name.encode() not in stage1
-            assert not any(window in stage1 for value in values for window in windows(value)), name
+            assert not early & {window for state in values for window in state}, name
             assert name.encode() in rest
-            assert all(window in rest for window in windows(values[-1])[:1])
+            assert values[-1][0] in late
 
 
 def test_no_file_the_server_holds_contains_private_values(run):
     """Every file below the server's folder, after a whole run with the exchange: the server relays, it does not keep."""
     contents = [path.read_bytes() for path in run["server"].parent.rglob("*") if path.is_file()]
-    for site in SITES:
-        for r in (1, 2):
-            state = load_file(run["stores"][site] / f"state_{r:05d}.safetensors")
-            for name, value in state.items():
-                if name.startswith("private/"):
-                    assert not any(w in content for w in windows(value) for content in contents), (site, r, name)
+    states = [load_file(run["stores"][site] / f"state_{r:05d}.safetensors") for site in SITES for r in (1, 2)]
+    private = {w for state in states for name, value in state.items() if name.startswith("private/") for w in windows(value)}
     latest = load_file(run["server"] / "shared_latest.safetensors")
-    control = max(latest, key=lambda n: latest[n].numel())
-    assert any(windows(latest[control])[1] in content for content in contents), "the control: shared values are found"
+    control = windows(max(latest.values(), key=torch.Tensor.numel))[1]
+    found = set().union(*(those_in(content, private | {control}) for content in contents))
+    assert found == {control}, "shared values are found, and no private ones"
 
 
 def test_a_new_process_for_every_task_gives_the_same_bits(tiny_root, plan_for, tmp_path):
     """One thread for two sites: FLARE starts a new process for each task, so all memory is on disk: the tensors that the job
     brought, private ones too, and the state after a round. In one process it stays in memory. What sites exchange after the
     rounds is on disk in test_a_site_that_forgets_after_every_task_comes_to_the_same_bits (test_methods)."""
-    state, plan = brought_by(plan_for(rounds=1, size=SIZE, stages=("train",)))
+    state, plan = brought_by(plan_for(rounds=1, size=SIZE, start="last", stages=("train",)))
     results = {}
     for name, environment in (("local", local), ("sim", simulator)):
         request = replace(request_for(tiny_root, tmp_path / name, plan, threads=1), initial=state)

@@ -7,22 +7,26 @@ federation serves one file of tests, which provisions it, may edit the kits as h
         federation.up()
 """
 
+import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pexpect
+import pytest
 from nvflare.fuel.flare_api.flare_api import Session
 
+from feddp.cli import main
 from feddp.data.synthesize import synthesize
 from feddp.kit.approve import Approval
 from feddp.run.keeper import end_below
@@ -84,6 +88,17 @@ class Deployment:
         said = output.read_text(encoding="utf-8")
         assert code == 0, f"{command}: {said[-2000:]}"
         return said
+
+    def feddp(self, command: str) -> str:
+        """A `feddp` command that ends well, as `shell` runs it but in this process: its imports take seconds in another."""
+        said = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+            patch.chdir(self.folder)
+            patch.setattr(sys, "argv", shlex.split(command))
+            with pytest.raises(SystemExit) as exit:
+                main()
+        assert not exit.value.code, f"{command}: {said.getvalue()[-2000:]}"
+        return said.getvalue()
 
     def start(self, kit: Path) -> None:
         """A participant, with its kit's own script, as from a login with the usual umask."""
