@@ -36,6 +36,7 @@ from feddp.data.progress import track
 from feddp.data.synthesize import draw
 from feddp.errors import FedDPError, InputError
 from feddp.files import PROGRESS, RECORD, Event, read_events, read_results, site_folder
+from feddp.lean import postpone_compiler
 from feddp.limits import SIZE
 from feddp.networks.metadata import STEP
 from feddp.networks.weights import load_personal
@@ -191,6 +192,7 @@ def caught(work: Callable[..., dict[str, Any]], given: Sequence[object]) -> dict
 
 
 def _answer(sender: Connection, work: Callable[..., dict[str, Any]], given: Sequence[object]) -> None:
+    postpone_compiler()  # as the command itself does
     sender.send(caught(work, given))
 
 

@@ -124,9 +124,9 @@ def still(name: str, channels: int, classes: int, pretrained: bool = False) -> n
 
 def gradients(device: str) -> dict[str, float]:
     """Returns the errors of the device's float32 and of the CPU's, and the largest share of what is allowed."""
+    start = build(STILL, 3, 1, seed=0).state_dict()
     samples = images(BATCH, PIXELS)
     image, mask = (torch.stack([sample[name] for sample in samples]) for name in ("image", "mask"))
-    start = build(STILL, 3, 1, seed=0).state_dict()
 
     def computed(device: str, dtype: torch.dtype, graphs: bool = False) -> tuple[Tensor, Tensor]:
         network = build(STILL, 3, 1).train().to(device, dtype)

@@ -1,5 +1,8 @@
-"""Imports less: torch's compiler when something compiles; MONAI without packages that it takes if they are there."""
+"""Imports less: torch's compiler when something compiles; MONAI without packages that it takes if they are there. And a command
+ends without a look through all that it has imported."""
 
+import atexit
+import gc
 import importlib
 import sys
 import threading
@@ -93,3 +96,14 @@ def import_monai() -> None:
         finally:
             for name in hidden:
                 del sys.modules[name]
+
+
+def end_at_once() -> None:
+    """Has the process end without a search for what refers to itself, among the million objects of torch and MONAI: the system
+    takes everything back. The search takes up to two CPU-seconds."""
+    atexit.register(_keep)
+
+
+def _keep() -> None:
+    if "triton" not in sys.modules:  # it would call this a leak, in lines on stderr
+        gc.freeze()

@@ -33,6 +33,8 @@ def answer(task: str, message: Message, host: Host) -> Message:
 RUN = """
 import json, sys
 from pathlib import Path
+from feddp.lean import end_at_once, postpone_compiler
+postpone_compiler(), end_at_once()  # as the command does
 from feddp.plan.schema import Plan
 from feddp.run.options import environment
 from feddp.run import session
@@ -45,6 +47,8 @@ session.run(Request(plan, given["policies"], Path(given["out"])), environment(gi
 GUARD = """
 import json, sys
 from pathlib import Path
+from feddp.lean import end_at_once, postpone_compiler
+postpone_compiler(), end_at_once()
 from feddp.flare import messages
 from feddp.plan.schema import Plan
 from support.site import FlareSite

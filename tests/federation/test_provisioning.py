@@ -52,6 +52,24 @@ PEOPLE = {"admin@consortium.org", "lead@consortium.org", "member@consortium.org"
 PEOPLE |= {f"admin@hospital-{letter}.org" for letter in "abcd"}
 HOSPITALS = {f"hospital-{letter}" for letter in "abcd"}
 SERVER = "server.example.org"
+# a shell's `feddp` and `nvflare`, each a fork of one process: a new one would first import torch and FLARE
+FORKED = """
+coproc python -c '
+import multiprocessing, os, sys, nvflare.cli, feddp.cli, feddp.kit.check
+codes = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    sys.argv = line.rstrip().split("|")
+    main = {"feddp": feddp.cli.main, "nvflare": nvflare.cli.main}[sys.argv[0]]
+    child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(main()))
+    child.start()
+    child.join()
+    print(child.exitcode, file=codes, flush=True)
+'
+forked() { local IFS="|" code; echo "$*" >&${COPROC[1]}; read -r code <&${COPROC[0]}; return "$code"; }
+feddp() { forked feddp "$@"; }
+nvflare() { forked nvflare "$@"; }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +89,7 @@ def made(tmp_path_factory, tiny_root):
     commands = [at_home(line) for line in commands_for("test_provisioning", *PAGES)]
     assert len(commands) == 40
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    script = "\n".join(["set -eu", "umask 022", *commands])
+    script = "\n".join(["set -eu", "umask 022", FORKED, *commands, "exec {COPROC[1]}>&-", "wait"])
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder

@@ -14,7 +14,8 @@ MODULES = "print(*sorted(name for name in sys.modules if name.split('.')[0] == '
 
 def said(*code: str) -> list[str]:
     """The lines that a process of its own prints, which takes seconds: MONAI imports torch."""
-    command = [sys.executable, "-c", "\n".join(("import sys", *code))]
+    ended = "import os; sys.stdout.flush(); os._exit(0)"  # at once: to take torch and MONAI apart takes seconds more
+    command = [sys.executable, "-c", "\n".join(("import sys", *code, ended))]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
@@ -135,3 +136,28 @@ def test_who_asks_for_more_gets_the_compiler():
     Only a plain function is left alone without it: what else may be given, it alone knows.
     """
     assert said(EACH) == ["True", "False", *(f"{asked} True True" for asked in ASKED)]
+
+
+AT_ONCE = "from feddp.lean import end_at_once; end_at_once()"
+COMMAND = "sys.argv = ['feddp', 'methods']; from feddp.cli import main; main()"
+# Python finds it when the process ends
+ITSELF = """
+import sys
+class Kept:
+    def __del__(self):
+        print("found")
+kept = Kept()
+kept.itself = kept
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("", True), (AT_ONCE, False), (f"{AT_ONCE}; sys.modules['triton'] = sys", True), (COMMAND, False)],
+    ids=["control", "at once", "with triton", "command"],
+)
+def test_a_command_ends_without_a_search_for_what_refers_to_itself(code, found):
+    """Unless it has loaded triton, which would complain."""
+    command = [sys.executable, "-c", f"{ITSELF}{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ("found" in done.stdout.splitlines()) == found

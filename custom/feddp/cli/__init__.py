@@ -8,7 +8,7 @@ import typer
 
 from feddp.cli import adapt, bench, compare, data, export, features, kit, models, report, run, runs, threshold, watch
 from feddp.errors import FedDPError, is_of_user, written_down
-from feddp.lean import postpone_compiler
+from feddp.lean import end_at_once, postpone_compiler
 from feddp.reading import plain
 
 # help and completion load this package only: a command imports what it runs in its body (tests/integration/test_cli_opens.py)
@@ -38,6 +38,7 @@ def main() -> None:
     """The command; a user's mistake ends in one line and exit code 2. What it writes is for its user alone."""
     os.umask(0o077)
     postpone_compiler()
+    end_at_once()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Greek letters; standard error does so already
     try:
