@@ -12,7 +12,7 @@ network moved is a difference of near numbers, compared to 2e-3.
 
 The networks have the default one's layers with few channels, SiloBN's a ResNet's, and learn: with FedAvg site 1's Dice is 0.54
 on validation images and 0.49 on test images; FedLC's new head alone finds nothing yet. At 32 pixels their last stage would be
-one pixel, where the decoder's normalisation, here of one channel, divides rounding errors by nearly 0. A processor with AMX,
+one pixel, where the decoder's normalisation of one channel divides rounding errors by nearly 0. A processor with AMX,
 and the same with AVX2 alone (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS), differ by at most a tenth of
 what is allowed.
 """
