@@ -14,7 +14,6 @@ from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError, InputError
 from feddp.files import WEIGHTS
-from feddp.networks import NETWORKS
 from feddp.networks.weights import fingerprint, load_personal, save_network
 from feddp.partition import DECODER, ENCODER, HEAD, NORM, chosen
 from feddp.plan.resolve import build_network, partition_of
@@ -25,19 +24,17 @@ from feddp.training import loop
 from feddp.training.columns import METRICS
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seeded
-from support.small import narrow_resnet
 
 FEW = {"fedavg": "resnet", "pflfe": "unet"}  # batch normalisation in the encoder; in unet's decoder too
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @pytest.fixture
-def finished(plan_for, tmp_path, pvt, monkeypatch):
+def finished(plan_for, tmp_path, pvt, resnet):
     """Makes the folder of a finished run of site-1 and site-2, whose shared tensors no seed gives."""
-    monkeypatch.setitem(NETWORKS, "resnet", narrow_resnet)
 
     def make(method, **changes):
-        plan = plan_for(method=method, **{"network": FEW.get(method, "resnet"), "rounds": 1, "seed": 3} | changes)
+        plan = plan_for(method=method, **{"network": FEW.get(method, resnet), "rounds": 1, "seed": 3} | changes)
         network = build_network(plan)
         shared = partition_of(plan, network).split(network.state_dict())[0]
         with seeded(torch.device("cpu"), "federated"):
