@@ -24,7 +24,7 @@ from support import CAPTURE
 from support.captured import Capture
 from support.order import LONGEST
 from support.site import FlareSite
-from support.small import narrow
+from support.small import narrow, narrow_resnet
 
 PLAN = {
     "method": "feddp",
@@ -142,6 +142,13 @@ def pvt(monkeypatch) -> str:
     """The name of the default network with fewer channels, known to plans while the test runs."""
     monkeypatch.setitem(NETWORKS, "pvt", narrow)
     return "pvt"
+
+
+@pytest.fixture
+def resnet(monkeypatch) -> str:
+    """The name of a ResNet with few channels under the FPN of resnet18-fpn, known to plans while the test runs."""
+    monkeypatch.setitem(NETWORKS, "resnet", narrow_resnet)
+    return "resnet"
 
 
 @pytest.fixture

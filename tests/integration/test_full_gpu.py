@@ -17,8 +17,8 @@ from feddp.run.options import Options, run_here
 from feddp.training import loop
 
 RUNS = {
-    "feddp": Options("feddp", rounds=2, calibration_epochs=1, size=32, settings=("batch=4", "start=last")),
-    "centralized": Options("centralized", rounds=2, size=32, settings=("batch=4", "start=last")),
+    "feddp": Options("feddp", network="toy", rounds=2, calibration_epochs=1, size=32, settings=("batch=4", "start=last")),
+    "centralized": Options("centralized", network="toy", rounds=2, size=32, settings=("batch=4", "start=last")),
 }
 
 
@@ -30,6 +30,7 @@ def networks(out) -> dict[str, dict[str, torch.Tensor]]:
     return {path.parent.name: load_file(path) for path in sorted(out.glob("sites/*/network.safetensors"))}
 
 
+@pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(("method", "while_"), [("feddp", "training"), ("feddp", "calibrating"), ("centralized", "training")])
 def test_a_full_gpu_ends_no_run(tiny_root, tmp_path, monkeypatch, caplog, method, while_):
     run_here(tiny_root, tmp_path / "whole", RUNS[method], env="local")

@@ -25,16 +25,16 @@ from feddp.training.columns import METRICS
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seeded
 
-NETWORKS = {"fedavg": "resnet18-fpn", "pflfe": "unet"}  # batch normalisation in the encoder; in unet's decoder too
+FEW = {"fedavg": "resnet", "pflfe": "unet"}  # batch normalisation in the encoder; in unet's decoder too
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @pytest.fixture
-def finished(plan_for, tmp_path):
+def finished(plan_for, tmp_path, pvt, resnet):
     """Makes the folder of a finished run of site-1 and site-2, whose shared tensors no seed gives."""
 
     def make(method, **changes):
-        plan = plan_for(method=method, **{"network": NETWORKS.get(method, "resnet18-fpn"), "rounds": 1, "seed": 3} | changes)
+        plan = plan_for(method=method, **{"network": FEW.get(method, resnet), "rounds": 1, "seed": 3} | changes)
         network = build_network(plan)
         shared = partition_of(plan, network).split(network.state_dict())[0]
         with seeded(torch.device("cpu"), "federated"):
@@ -67,7 +67,7 @@ def ious(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("method", NETWORKS)
+@pytest.mark.parametrize("method", FEW)
 def test_decoder_and_head_are_tuned_and_the_encoder_stays_to_the_bit(finished, hospital, ious, tmp_path, method):
     """The start is γ and, for pFLFE, whose decoder no server has, the decoder of the run's seed. After two epochs, the last
     kept, every tensor of the encoder is γ's, running statistics and counters too; of decoder and head every parameter moved."""
@@ -141,7 +141,7 @@ def test_the_command_leaves_a_network_that_predicts_and_its_results(finished, ho
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_gives_others(finished, hospital, ious, tmp_path):
-    run, _, _ = finished("pflfe", network="resnet18-fpn")
+    run, _, _ = finished("pflfe", network="resnet")
     found, starts = [], []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         ious(0.1, 0.2)
@@ -155,7 +155,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_gives_others(finished, ho
 
 
 def test_what_is_private_starts_from_the_job_s_initial_tensors_where_it_had_some(finished, hospital, ious, plan_for, tmp_path):
-    options = {"method": "pflfe", "network": "resnet18-fpn"}
+    options = {"method": "pflfe", "network": "resnet"}
     initial = {name: value + 1 for name, value in build_network(plan_for(**options)).state_dict().items()}
     run, plan, shared = finished(**options, weights=fingerprint(initial))
     with pytest.raises(FedDPError, match="its job/ with these tensors is missing"):
@@ -174,7 +174,7 @@ def test_what_is_private_starts_from_the_job_s_initial_tensors_where_it_had_some
 @pytest.mark.parametrize("method", ["feddp", "ttt", "feddg", "virtual_class", "ditto", "finetune", "fedbn"])
 def test_other_methods_runs_can_be_joined_too(finished, hospital, tmp_path, method):
     """Their layers, losses and private tensors are the run's; the encoder's shared tensors stay."""
-    run, plan, shared = finished(method, network="pvt_v2_b0-fpn")
+    run, plan, shared = finished(method, network="pvt")
     done = join(run, hospital, tmp_path / "out", epochs=1)
     final = load_file(tmp_path / "out/network.safetensors")
     assert final.keys() == build_network(plan).state_dict().keys()
@@ -253,7 +253,7 @@ def test_wrong_data_leave_nothing_and_the_same_command_works_once_they_are_mende
 )
 def test_roles_that_cannot_be_tuned_are_refused_before_files_are_written(finished, hospital, tmp_path, method, train, usable):
     """Buffers have no gradient; pFLFE's projector serves its other phase. Beside another role they are allowed."""
-    run, _, _ = finished(method, network="resnet18-fpn")
+    run, _, _ = finished(method, network="resnet")
     wrong = f"--train {','.join(train)}: the loss depends on no parameter of that; name one of {usable}"
     with pytest.raises(InputError, match=wrong):
         join(run, hospital, tmp_path / "out", train=train)
@@ -277,7 +277,7 @@ def test_roles_that_cannot_be_tuned_are_refused_before_files_are_written(finishe
 def test_private_tensors_that_are_not_tuned_are_named(finished, hospital, tmp_path, capfd, method, train, role):
     """SiloBN's statistics, of mean 0 and variance 1, would be those of a network that has seen no image. pFLFE's projector does
     not predict, so that nobody misses it. The proposed roles leave nothing to warn of."""
-    run, _, _ = finished(method, network="resnet18-fpn")
+    run, _, _ = finished(method, network="resnet")
     join(run, hospital, tmp_path / "out", train=train, epochs=1)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: private tensors")]
     assert len(lines) == bool(role)

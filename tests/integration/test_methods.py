@@ -29,7 +29,7 @@ from support.server import Run
 from support.site import FlareSite
 from support.small import Small
 
-pytestmark = pytest.mark.usefixtures("toy", "pvt", "_small")
+pytestmark = pytest.mark.usefixtures("toy", "pvt", "resnet", "_small")
 
 SITES = ("site-1", "site-2")
 BLOCKS = [f"encoder.model.stages_{stage}.blocks.{block}" for stage in range(4) for block in range(2)]
@@ -74,7 +74,7 @@ def _small(monkeypatch):
 
 def whole(method):
     """A network that has all parts, and whatever the method needs besides."""
-    return NEEDS.get(method, "pvt")
+    return "resnet" if method in NEEDS else "pvt"
 
 
 PRIVATE = {
@@ -219,7 +219,7 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
 
 def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
     """FedLC's exchange: the head's two tensors from a consenting site, none from the other."""
-    plan = plan_for(method="fedlc")
+    plan = plan_for(method="fedlc", network="pvt")
     for name, consent, wanted in (("site-1", ["calibration"], HEAD), ("site-2", [], set())):
         site = FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, consent=consent)
         opened = site.open()
@@ -291,7 +291,7 @@ def sites_of(plan, root, tmp_path, names=SITES):
 
 def test_fedbn_keeps_every_site_s_statistics(plan_for, tiny_root, tmp_path):
     """After a round and an average, each site still has its own running statistics and its own γ and β of every layer."""
-    sites = sites_of(plan_for(method="fedbn", network="resnet18-fpn"), tiny_root, tmp_path)
+    sites = sites_of(plan_for(method="fedbn", network="resnet"), tiny_root, tmp_path)
     first = sites[0].partition.split(sites[0].network.state_dict())[0]
     mean = average({site.name: train(site, first, 0)[0] for site in sites}, dict.fromkeys(SITES, 1.0))
     own = [site.store.load_state(1).private for site in sites]

@@ -165,9 +165,9 @@ def test_without_the_remedy_the_next_round_finds_another_state(site):
     assert not same(site.store.load_state(4).private, wanted)
 
 
-def test_phases_are_in_order_too(open_site):
+def test_phases_are_in_order_too(open_site, pvt):
     """pFLFE's rounds are of two phases: steps 0, 1, 2, 3. The last step again prunes nothing, a phase too early neither."""
-    site = open_site(method="pflfe", rounds=4)
+    site = open_site(method="pflfe", network=pvt, rounds=4)
     gamma = first(site)
     for step in range(3):
         gamma, _ = train(site, gamma, step // 2, phase=step % 2)
@@ -181,9 +181,9 @@ def test_phases_are_in_order_too(open_site):
 
 
 @pytest.mark.parametrize("epoch", [0, 4, 90_000, "1", 1.0, None, True])
-def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
+def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, pvt, epoch):
     """One round leaves state 1, three epochs the states 2, 3 and 4."""
-    site = open_site(method="fedlc", rounds=1, heads_epochs=3)
+    site = open_site(method="fedlc", network=pvt, rounds=1, heads_epochs=3)
     adopt(site, train(site, first(site), 0)[0], 1)
     heads.calibrate(site, {}, 1)
     before = contents(site.store)
@@ -195,8 +195,8 @@ def test_an_epoch_that_the_exchange_of_heads_does_not_have(open_site, epoch):
     assert states(site.store) == [1, 2, 3], "1, with which more rounds would begin, stays"
 
 
-def test_an_epoch_of_heads_that_comes_too_early_removes_nothing(open_site):
-    site = open_site(method="fedlc", rounds=2, heads_epochs=4)
+def test_an_epoch_of_heads_that_comes_too_early_removes_nothing(open_site, pvt):
+    site = open_site(method="fedlc", network=pvt, rounds=2, heads_epochs=4)
     gamma = trained(site, range(2))
     adopt(site, gamma, 2)
     heads.calibrate(site, {}, 3)  # pushed

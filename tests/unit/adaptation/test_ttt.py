@@ -103,11 +103,11 @@ def gamma(site):
     return site.partition.split(build_network(site.plan).state_dict())[0]
 
 
-def test_the_head_is_shared_and_trained_and_the_loss_is_in_the_encoder(open_site):
+def test_the_head_is_shared_and_trained_and_the_loss_is_in_the_encoder(open_site, pvt):
     """With weight 0 the head stays, but for weight decay, and the encoder goes another way."""
     sent = {}
     for weight in (1.0, 0.0):
-        site = open_site(at=str(weight), method="ttt", rotation=weight, weight_decay=0)
+        site = open_site(at=str(weight), method="ttt", network=pvt, rotation=weight, weight_decay=0)
         assert set(site.partition.shared) > HEAD
         start = gamma(site)
         sent[weight] = train(site, start, 0)[0]
@@ -117,10 +117,10 @@ def test_the_head_is_shared_and_trained_and_the_loss_is_in_the_encoder(open_site
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.5])
-def test_the_loss_by_hand_and_on_upright_images(open_site, monkeypatch, weight):
+def test_the_loss_by_hand_and_on_upright_images(open_site, pvt, monkeypatch, weight):
     """A head of zeros is at ln 4 whatever the turn: L = L_seg + weight · ln 4. What it sees are the batch's images as the data
     have them, by their names, though the batch itself is augmented: turned at random, it would hold no answer."""
-    site = open_site(method="ttt", rotation=weight)
+    site = open_site(method="ttt", network=pvt, rotation=weight)
     nn.init.zeros_(site.network.rotation_head[2].weight)
     nn.init.zeros_(site.network.rotation_head[2].bias)
     seen = []
@@ -145,7 +145,7 @@ def test_the_loss_by_hand_and_on_upright_images(open_site, monkeypatch, weight):
 # --- outside ----------------------------------------------------------------------------------------------------------------
 
 
-def metadata_of(method, layers, network="resnet18-fpn"):
+def metadata_of(method, layers, network):
     metadata = {
         "network": network,
         "channels": "3",
@@ -169,9 +169,9 @@ def run_of(plan, folder):
     return folder
 
 
-def test_adapting_trains_the_encoder_and_nothing_else(plan_for, tmp_path):
-    """Of ResNet-18 also every running statistic stays; the epoch of the lowest loss is kept."""
-    models = read_models(run_of(plan_for(method="ttt", network="resnet18-fpn"), tmp_path / "run"))
+def test_adapting_trains_the_encoder_and_nothing_else(plan_for, resnet, tmp_path):
+    """Of a ResNet also every running statistic stays; the epoch of the lowest loss is kept."""
+    models = read_models(run_of(plan_for(method="ttt", network=resnet), tmp_path / "run"))
     adapted = STRATEGIES["ttt"](models, pictures(), Settings(epochs=3, lr=1e-4, batch=2), CPU, silent)
     (network,) = adapted.networks
     given = models.state(GLOBAL)
@@ -187,11 +187,11 @@ def test_adapting_trains_the_encoder_and_nothing_else(plan_for, tmp_path):
 
 
 @pytest.mark.parametrize("how", STRATEGIES)
-def test_common_layers_are_mixed_and_averaged_like_all_else(plan_for, tmp_path, how):
-    run = run_of(plan_for(method="ttt", network="resnet18-fpn"), tmp_path / "run")
+def test_common_layers_are_mixed_and_averaged_like_all_else(plan_for, resnet, tmp_path, how):
+    run = run_of(plan_for(method="ttt", network=resnet), tmp_path / "run")
     models = read_models(run)
     states = [load_personal(run / "sites" / name / "network.safetensors").state_dict() for name in "AB"]
-    states.append(build("resnet18-fpn", 3, 1, seed=2, layers={"rotation": {}}).state_dict())
+    states.append(build(resnet, 3, 1, seed=2, layers={"rotation": {}}).state_dict())
     assert models.state(GLOBAL)["rotation_head.2.weight"].equal(states[2]["rotation_head.2.weight"])
     mean = sum(state["rotation_head.2.weight"] for state in states) / 3
     torch.testing.assert_close(models.mean()["rotation_head.2.weight"], mean)
@@ -200,9 +200,9 @@ def test_common_layers_are_mixed_and_averaged_like_all_else(plan_for, tmp_path, 
     assert first.isfinite().all()
 
 
-def test_another_method_s_run_has_no_head_to_adapt_by(tmp_path, monkeypatch, capsys, plan_for, tiny_root):
+def test_another_method_s_run_has_no_head_to_adapt_by(tmp_path, monkeypatch, capsys, plan_for, resnet, tiny_root):
     """One line, exit code 2, what to do."""
-    run = run_of(plan_for(method="fedavg", network="resnet18-fpn"), tmp_path / "run")
+    run = run_of(plan_for(method="fedavg", network=resnet), tmp_path / "run")
     arguments = ["--models", run, "--images", tiny_root / "site-1", "--out", tmp_path / "out", "--how", "ttt"]
     monkeypatch.setattr(sys, "argv", ["feddp", "adapt", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
@@ -224,10 +224,10 @@ def test_another_method_s_run_has_no_head_to_adapt_by(tmp_path, monkeypatch, cap
         ("lora", {}, "encoder.model.stages_0.blocks.0.attn.k.lora_a.weight"),
     ],
 )
-def test_only_layers_that_each_site_has_for_itself_are_refused(plan_for, tmp_path, method, settings, own):
+def test_only_layers_that_each_site_has_for_itself_are_refused(plan_for, pvt, tmp_path, method, settings, own):
     """pFLFE's projector, virtual classes' private convolutions, FedRoD's second heads, LoRA's adapters; not where a setting
     shares them all. Then ways predict."""
-    run = run_of(plan_for(method=method, **settings), tmp_path / "run")
+    run = run_of(plan_for(method=method, network=pvt, **settings), tmp_path / "run")
     if own is None:
         models = read_models(run)
         for how in ("routing", "average"):
@@ -238,9 +238,9 @@ def test_only_layers_that_each_site_has_for_itself_are_refused(plan_for, tmp_pat
             read_models(run)
 
 
-def test_adapters_that_the_sites_share_are_averaged_and_not_routed(plan_for, tmp_path):
+def test_adapters_that_the_sites_share_are_averaged_and_not_routed(plan_for, pvt, tmp_path):
     """Routing mixes the weight of a layer of a kind that it knows, and beside W an adapted layer has B A."""
-    models = read_models(run_of(plan_for(method="lora", private="none"), tmp_path / "run"))
+    models = read_models(run_of(plan_for(method="lora", network=pvt, private="none"), tmp_path / "run"))
     settings = Settings(epochs=1, lr=1e-4, neighbourhood=2)
     with pytest.raises(FedDPError, match=r"attn\.q is a AdaptedLinear, which cannot be routed; choose another --how"):
         STRATEGIES["routing"](models, pictures(2), settings, CPU, silent)
@@ -248,7 +248,7 @@ def test_adapters_that_the_sites_share_are_averaged_and_not_routed(plan_for, tmp
     assert all(logits.isfinite().all() for logits in predict(adapted.networks, pictures(2), 2, CPU))
 
 
-def test_models_of_facts_without_layers_are_as_before():
-    metadata = metadata_of("fedavg", {})
-    state = build("resnet18-fpn", 3, 1, seed=0).state_dict()
+def test_models_of_facts_without_layers_are_as_before(resnet):
+    metadata = metadata_of("fedavg", {}, resnet)
+    state = build(resnet, 3, 1, seed=0).state_dict()
     assert Models.of({"A": state}, state, metadata).network(state).state_dict().keys() == state.keys()

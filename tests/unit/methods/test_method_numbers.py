@@ -111,10 +111,11 @@ def test_each_stage_has_its_own_learning_rate(by_hand, monkeypatch):
 
 
 TWO_MODELS = ("apfl", "ditto")  # the shared one and the personal one are trained as long
-NORMED = {"fedbn": "resnet18-fpn", "silobn": "resnet18-fpn"}
+NORMED = {"fedbn": "resnet", "silobn": "resnet"}
 HEADS_FIRST = ("fc_pflfe", "fedrep", "pflfe")  # epochs of another kind before, which have tests of their own
 
 
+@pytest.mark.usefixtures("resnet")
 @pytest.mark.parametrize("method", sorted(OWN.keys() - set(HEADS_FIRST)))
 def test_a_round_has_as_many_epochs_as_the_plan_says(open_site, pvt, monkeypatch, method):
     """3 of each model that is trained, in the first round and in the second, where MOON has a previous model; FedDG with the
