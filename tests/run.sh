@@ -3,11 +3,14 @@
 set -euo pipefail
 # a test looks at a page in a browser, and CI runs as root on a bare machine
 browser() {
-    command -v chromium || ! command -v apt-get || [ "$(id -u)" != 0 ] ||
+    command -v chromium > /dev/null || ! command -v apt-get > /dev/null || [ "$(id -u)" != 0 ] ||
         { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; } ||
         echo "chromium was not installed; tests/integration/test_report_browser.py will fail"
 }
-[ "${1:-}" = --quick ] || browser >&2 &
+if [ "${1:-}" != --quick ]; then
+    browser >&2 &
+    trap wait EXIT # also where a linter ends this
+fi
 source "$(dirname "${BASH_SOURCE[0]}")/../poc/environment.sh"
 ruff check .
 ruff format --check .

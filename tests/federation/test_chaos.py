@@ -1,14 +1,13 @@
 """A short run of tests/chaos.py: processes are killed at drawn moments, and the outcome has the bits of an unbroken run."""
 
-import io
 import json
+import subprocess
 import sys
-from contextlib import redirect_stdout
 
 import pytest
 
-from chaos import main
 from feddp.data.synthesize import synthesize
+from support import ROOT
 
 pytestmark = pytest.mark.poc
 
@@ -20,14 +19,11 @@ def chaos(tmp_path_factory):
     synthesize(root / "data", sites=2, images=12, size=32)
 
     def run(env: str, roles: str, kills: int, seed: int) -> dict:
-        words = ["chaos.py", "--data", root / "data", "--out", root / "out", "--env", env]
-        words += ["--roles", roles, "--kills", kills, "--seed", seed]
-        said = io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
-            patch.setattr(sys, "argv", [str(word) for word in words])
-            code = main()
-        assert code == 0, said.getvalue()
-        return json.loads(said.getvalue().splitlines()[-1])
+        command = [sys.executable, str(ROOT / "tests/chaos.py"), "--data", root / "data", "--out", root / "out", "--env", env]
+        command += ["--roles", roles, "--kills", kills, "--seed", seed]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
 
     return run
 

@@ -34,7 +34,8 @@ RUN = """
 import json, sys
 from pathlib import Path
 from feddp.lean import end_at_once, postpone_compiler
-postpone_compiler(), end_at_once()  # as the command does
+postpone_compiler()  # as the command does
+end_at_once()
 from feddp.plan.schema import Plan
 from feddp.run.options import environment
 from feddp.run import session
@@ -48,7 +49,8 @@ GUARD = """
 import json, sys
 from pathlib import Path
 from feddp.lean import end_at_once, postpone_compiler
-postpone_compiler(), end_at_once()
+postpone_compiler()
+end_at_once()
 from feddp.flare import messages
 from feddp.plan.schema import Plan
 from support.site import FlareSite

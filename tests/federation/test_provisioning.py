@@ -88,6 +88,8 @@ def made(tmp_path_factory, tiny_root):
         path.write_text(at_home(path.read_text()))
     commands = [at_home(line) for line in commands_for("test_provisioning", *PAGES)]
     assert len(commands) == 40
+    ours = [line for line in commands if re.search(r"\b(feddp|nvflare) ", line) and not line.startswith(("echo", "#"))]
+    assert not [line for line in ours if re.search(r"[|>&]|\$\(|^\w+=|^cd ", line)], "more than FORKED gives to a fork"
     env = {**os.environ, "HOME": str(folder.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "\n".join(["set -eu", "umask 022", FORKED, *commands, "exec {COPROC[1]}>&-", "wait"])
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False)

@@ -197,10 +197,10 @@ def test_the_executor_alone_keeps_private_tensors_off_the_wire(run, plain):
         given = {(t, name): windows(value) for t in range(ROUNDS) for name, value in plain["contributions"][t][site].items()}
         states = [load_file(run["stores"][site] / f"state_{r:05d}.safetensors") for r in (1, 2)]
         kept = {name: [windows(state[f"private/{name}"]) for state in states] for name in plain["private"]}
-        everything = {window for group in (*given.values(), *sum(kept.values(), [])) for window in group}
+        everything = {window for group in (*given.values(), *sum(kept.values(), [])) for window in group if len(window) >= 8}
         early, late = those_in(stage1, everything), those_in(rest, everything)
         for (t, name), values in given.items():
-            assert len(early & {*values}) >= len({*values}) - 1, (t, name)
+            assert sum(window in early for window in values) >= len(values) - 1, (t, name)
             assert name.encode() in stage1
         for name, values in kept.items():
             assert name.encode() not in stage1
@@ -214,6 +214,7 @@ def test_no_file_the_server_holds_contains_private_values(run):
     contents = [path.read_bytes() for path in run["server"].parent.rglob("*") if path.is_file()]
     states = [load_file(run["stores"][site] / f"state_{r:05d}.safetensors") for site in SITES for r in (1, 2)]
     private = {w for state in states for name, value in state.items() if name.startswith("private/") for w in windows(value)}
+    assert len(private) > 50
     latest = load_file(run["server"] / "shared_latest.safetensors")
     control = windows(max(latest.values(), key=torch.Tensor.numel))[1]
     found = set().union(*(those_in(content, private | {control}) for content in contents))

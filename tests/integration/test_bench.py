@@ -173,7 +173,7 @@ def test_a_process_that_dies_harms_no_other(monkeypatch):
     """One is killed, one answers (SIGCONT does nothing to it), and one stops for ever, and is ended with its caller. Forked:
     a new process would first import torch."""
     forked = multiprocessing.get_context("fork")
-    monkeypatch.setattr(common.multiprocessing, "get_context", lambda method: forked)
+    monkeypatch.setattr(common.multiprocessing, "get_context", {"spawn": forked}.get)
     calls = {"stops": (signal.SIGSTOP,), "dies": (signal.SIGKILL,), "lives": (signal.SIGCONT,)}
     answers = common.apart(signal.raise_signal, calls, 3, 600)
     found = dict([next(answers), next(answers)])

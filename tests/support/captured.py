@@ -42,6 +42,7 @@ def those_in(content: bytes, values: Set[bytes]) -> set[bytes]:
 
     Two bytes tell most places from every value's begin, eight bytes the rest, and all of a value's bytes the last.
     """
+    assert all(len(value) >= 8 for value in values)
     begins = np.zeros(2**16, bool)
     begins[[int.from_bytes(value[:2], "little") for value in values]] = True
     firsts = np.array([int.from_bytes(value[:8], "little") for value in values], "<u8")

@@ -90,13 +90,17 @@ class Deployment:
         return said
 
     def feddp(self, command: str) -> str:
-        """A `feddp` command that ends well, as `shell` runs it but in this process: its imports take seconds in another."""
-        said = io.StringIO()
+        """A `feddp` command that ends well, typed where `shell` types it but with the environment of this process: in another
+        its imports take seconds."""
+        program, *_ = words = shlex.split(command)
+        assert program == "feddp"
+        said, mask = io.StringIO(), os.umask(0o022)
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
             patch.chdir(self.folder)
-            patch.setattr(sys, "argv", shlex.split(command))
+            patch.setattr(sys, "argv", words)
             with pytest.raises(SystemExit) as exit:
                 main()
+        os.umask(mask)
         assert not exit.value.code, f"{command}: {said.getvalue()[-2000:]}"
         return said.getvalue()
 

@@ -139,7 +139,13 @@ def test_who_asks_for_more_gets_the_compiler():
 
 
 AT_ONCE = "from feddp.lean import end_at_once; end_at_once()"
-COMMAND = "sys.argv = ['feddp', 'methods']; from feddp.cli import main; main()"
+COMMAND = """
+sys.argv = ['feddp', 'methods']
+from feddp.cli import main
+from feddp.lean import import_monai
+import_monai()
+main()
+"""
 # Python finds it when the process ends
 ITSELF = """
 import sys
@@ -161,3 +167,4 @@ def test_a_command_ends_without_a_search_for_what_refers_to_itself(code, found):
     command = [sys.executable, "-c", f"{ITSELF}{code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ("found" in done.stdout.splitlines()) == found
+    assert done.stderr == ""
