@@ -250,10 +250,10 @@ def test_a_run_whose_job_was_put_aside_is_continued_from_its_tensors(tiny_root, 
     assert [path.name for path in (out / "job").iterdir()] == [job.name]
 
 
-def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):
+def test_a_job_brings_its_initial_tensors_along(plan_for, toy, tmp_path):
     """In the server's app alone; both plans say what they are: here, ones."""
-    state = {name: torch.ones_like(value) for name, value in build_network(plan_for()).state_dict().items()}
-    plan = plan_for(weights=fingerprint(state))
+    state = {name: torch.ones_like(value) for name, value in build_network(plan_for(network=toy)).state_dict().items()}
+    plan = plan_for(network=toy, weights=fingerprint(state))
     job = export(plan, tmp_path / "job", initial=state)
     assert [str(path.relative_to(job)) for path in job.rglob("*.safetensors")] == [f"app_server/config/{WEIGHTS}"]
     initial = initial_tensors(plan, job / "app_server/config")
@@ -261,10 +261,11 @@ def test_a_job_brings_its_initial_tensors_along(plan_for, tmp_path):
     assert all((value == 1).all() for value in initial.values())
 
 
-def test_no_job_is_exported_with_other_tensors_than_its_plan_says(plan_for, tmp_path):
-    state = build_network(plan_for()).state_dict()
-    plan = plan_for(weights=fingerprint(state))
-    for wrong, initial in ((plan, None), (plan_for(), state), (plan, {name: value + 1 for name, value in state.items()})):
+def test_no_job_is_exported_with_other_tensors_than_its_plan_says(plan_for, toy, tmp_path):
+    state = build_network(plan_for(network=toy)).state_dict()
+    plan = plan_for(network=toy, weights=fingerprint(state))
+    other = {name: value + 1 for name, value in state.items()}
+    for wrong, initial in ((plan, None), (plan_for(network=toy), state), (plan, other)):
         with pytest.raises(FedDPError, match="the job job was given: .* but the job's plan has .*; export the job anew"):
             export(wrong, tmp_path / "job", initial=initial)
         assert not (tmp_path / "job").exists()

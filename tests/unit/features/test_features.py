@@ -189,16 +189,16 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, resnet):
     """Makes a run's folder as `feddp run` leaves it, of a method's own network, untrained, another seed at each site."""
 
-    def make(method: str, name: str | None = None, sites=("site-1", "site-2"), network="resnet18-fpn"):
+    def make(method: str, name: str | None = None, sites=("site-1", "site-2")):
         folder = tmp_path / (name or method)
-        plan = Plan(method, network, 3, ("lesion",), "nested", 64, 1, sites=("site-1", "site-2"))
-        metadata = {"network": network, "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "64"}
+        plan = Plan(method, resnet, 3, ("lesion",), "nested", 64, 1, sites=("site-1", "site-2"))
+        metadata = {"network": resnet, "channels": "3", "classes": '["lesion"]', "labels": "nested", "size": "64"}
         metadata |= {"layers": json.dumps(plan.layers)} if plan.layers else {}
         for seed, site in enumerate(sites):
-            state = build(network, 3, 1, seed=seed, layers=plan.layers).state_dict()
+            state = build(resnet, 3, 1, seed=seed, layers=plan.layers).state_dict()
             save_network(folder / "sites" / site / "network.safetensors", state, metadata)
         (folder / "results.json").write_text(json.dumps({"sites": dict.fromkeys(sites, {})}))
         return folder

@@ -286,18 +286,18 @@ def test_an_extension_that_is_killed_before_its_first_round_is_still_one(tmp_pat
         assert (again.round, again.done, again.without) == (2, [], {})
 
 
-def test_a_run_with_head_calibration_is_not_extended(tmp_path, plan_for):
+def test_a_run_with_head_calibration_is_not_extended(tmp_path, plan_for, toy):
     """The epochs' states have replaced those of the rounds, from which an extension would start."""
-    plan = plan_for(method="fedlc", rounds=2)
+    plan = plan_for(method="fedlc", network=toy, rounds=2)
     memory_of(tmp_path, plan)
     with pytest.raises(PolicyError, match="has 2 rounds and cannot be extended: .* stage heads .*; submit the job as a new"):
-        memory_of(tmp_path, plan_for(method="fedlc", rounds=3))
+        memory_of(tmp_path, plan_for(method="fedlc", network=toy, rounds=3))
     memory_of(tmp_path, plan)
 
 
-def test_a_site_without_consent_is_still_named_by_a_later_job(tmp_path, plan_for):
+def test_a_site_without_consent_is_still_named_by_a_later_job(tmp_path, plan_for, toy):
     """And a state of an earlier version, which has no such entry, is read."""
-    plan = plan_for(method="fedavg", rounds=5)
+    plan = plan_for(method="fedavg", network=toy, rounds=5)
     memory = memory_of(tmp_path, plan)
     memory.without = {"spectra": {"site-2": "does not consent"}}
     memory.save(memory.first(), 1)
