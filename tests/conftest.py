@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.sec.audit import AuditService
 from torch import nn
 
-from feddp.cli import main
 from feddp.data.folder import SiteFolder
 from feddp.data.synthesize import synthesize
 from feddp.networks import NETWORKS
@@ -22,6 +20,7 @@ from feddp.stages.site import Site
 from feddp.training.store import Store
 from support import CAPTURE
 from support.captured import Capture
+from support.command import ended
 from support.order import LONGEST
 from support.site import FlareSite
 from support.small import narrow, narrow_resnet
@@ -152,15 +151,13 @@ def resnet(monkeypatch) -> str:
 
 
 @pytest.fixture
-def feddp(monkeypatch, capsys):
+def feddp(capsys):
     """Runs a command in this process; returns its exit code, stdout and stderr."""
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["feddp", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            main()
+        code = ended(["feddp", *map(str, arguments)])
         said = capsys.readouterr()
-        return exit.value.code or 0, said.out, said.err
+        return code, said.out, said.err
 
     return call
 

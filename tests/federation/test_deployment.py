@@ -268,7 +268,7 @@ def test_a_canary_of_two_rounds_times_every_hospitals_links(federation, feddp):
 
 @pytest.fixture(scope="module")
 def fedavg(federation):
-    """What the tutorial's lines print, by command, and the job's id; on smaller images, as its queries are nobody's."""
+    """What the tutorial's lines print, by command, and the job's id; on smaller images, as no queries are private."""
     said, job = {}, ""
     for line in SUBMITTING:
         words = shlex.split(line)

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddp.cli import main
 from feddp.methods import METHODS
 from feddp.networks import NETWORKS
 from feddp.run import options
 from feddp.run.local import local
+from support.command import ended
 from support.docs_pages import PAGES, ROOT, SHELL, blocks, text_of
 from support.small import Small
 
@@ -81,11 +81,7 @@ class Reader:
                 subprocess.run(["bash", "-euc", line], cwd=self.folder, env={**os.environ, "PATH": path}, check=True)
 
     def feddp(self, *arguments: str) -> None:
-        with self.patch.context() as patch:
-            patch.setattr(sys, "argv", ["feddp", *arguments])
-            with pytest.raises(SystemExit) as exit:
-                main()
-        assert exit.value.code in (0, None), arguments
+        assert ended(["feddp", *arguments]) == 0, arguments
 
     def install(self, words: list[str]) -> None:
         """Into a folder of the reader's own, as a package beside ours."""

@@ -3,13 +3,11 @@
 import json
 import re
 import shutil
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from feddp.cli import main
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError, InputError
@@ -113,19 +111,16 @@ def test_only_the_roles_that_are_asked_for_are_tuned(finished, hospital, ious, t
     assert done["joined"] == {"run": str(run), "train": ["head"]}
 
 
-def test_the_command_leaves_a_network_that_predicts_and_its_results(finished, hospital, tmp_path, monkeypatch, capsys):
+def test_the_command_leaves_a_network_that_predicts_and_its_results(finished, hospital, tmp_path, feddp):
     """The metrics of start and final are those of the two files on the test images; `feddp predict` takes the network."""
     run, plan, _ = finished("fedavg")
     out = tmp_path / "out"
     arguments = ["join", "--models", run, "--data", hospital, "--out", out, "--epochs", 2, "--lr", 0.01, "--seed", 5]
     arguments += ["--train", "decoder, head"]
-    monkeypatch.setattr(sys, "argv", ["feddp", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    assert not ended.value.code, said.err
-    assert said.err.count("validation IoU: ") == 2
-    assert "hospital" in said.out
+    code, said, err = feddp(*arguments)
+    assert code == 0, err
+    assert err.count("validation IoU: ") == 2
+    assert "hospital" in said
     results = json.loads((out / "results.json").read_text())
     assert results["stages"] == ["train", "tune"]
     assert (results["method"], results["seed"]) == ("fedavg", 5)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
-import numpy as np
 import pytest
 import torch
 from nvflare.fuel.utils import fobs
@@ -24,6 +23,7 @@ from feddp.stages.train import adopt, train
 from feddp.training.settings import setting
 from feddp.training.store import Store
 from support import NEEDS
+from support.captured import those_in
 from support.driven import drive
 from support.server import Run
 from support.site import FlareSite
@@ -132,20 +132,6 @@ def windows(tensor):
     return {raw[start : start + 32] for start in range(0, max(1, len(raw) - 31), max(32, len(raw) // 4))}
 
 
-def held(sent: bytes, wanted: set[bytes]) -> set[bytes]:
-    """Those of some windows that are in a message, wherever: its numbers of eight bytes from each of eight offsets, compared
-    with the windows' first ones, and then all 32. (`in` for each reads 20 MB a thousand times.)"""
-    found = {window for window in wanted if len(window) < 32 and window in sent}
-    firsts = np.unique(np.frombuffer(b"".join(window[:8] for window in wanted if len(window) == 32), "<u8"))
-    if not len(firsts):
-        return found
-    for offset in range(8):
-        numbers = np.frombuffer(sent, "<u8", (len(sent) - offset) // 8, offset)
-        places = np.flatnonzero(firsts[np.searchsorted(firsts, numbers).clip(max=len(firsts) - 1)] == numbers)
-        found |= {sent[start : start + 32] for start in (places * 8 + offset).tolist()} & wanted
-    return found
-
-
 FEDERATED = [name for name in METHODS if METHODS[name].federated]
 # those that need a part which the toy network does not have run on a small one with parts, and those that replace layers of
 # the default network on one with these
@@ -183,14 +169,14 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
         assert bool(state.personal) == METHODS[method].personal
         assert all(name.encode() in sent for name in shared)
         given = set().union(*map(windows, shared.values()))
-        assert held(sent, given) == given
+        assert those_in(sent, given) == given
         for name in state.private:
             assert name.encode() not in sent
         # IOP-FL's accumulation begins with what it sends in its first round (004: P^0 = w^1); from then on it is its own
         personal = {} if method == "iop_fl" and round == 0 else state.personal
         own = [value for value in (*state.private.values(), *personal.values()) if value.is_floating_point()]
         own = [windows(value) for value in own if value.unique().numel() > 4]  # a layer of zeros looks like any other
-        assert held(sent, set().union(*own)) == set()
+        assert those_in(sent, set().union(*own)) == set()
     assert METHODS[method].personal or state.private or not partition.private
 
 

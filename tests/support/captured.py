@@ -38,16 +38,16 @@ def value_of(tensor: Tensor) -> bytes:
 
 
 def those_in(content: bytes, values: Set[bytes]) -> set[bytes]:
-    """Those of some values, each of 8 bytes or more, that are in `content`, wherever: what `in` says of each, in one pass.
+    """Those of some values that are in `content`, wherever: what `in` says of each, in one pass for those of 8 bytes or more.
 
     Two bytes tell most places from every value's begin, eight bytes the rest, and all of a value's bytes the last.
     """
-    assert all(len(value) >= 8 for value in values)
+    found = {value for value in values if len(value) < 8 and value in content}
+    values = {value for value in values if len(value) >= 8}
     begins = np.zeros(2**16, bool)
     begins[[int.from_bytes(value[:2], "little") for value in values]] = True
     firsts = np.array([int.from_bytes(value[:8], "little") for value in values], "<u8")
     lengths = {len(value) for value in values}
-    found: set[bytes] = set()
     piece = 2**20
     for start in range(0, len(content), piece):
         part = np.frombuffer(content[start : start + piece + 7], np.uint8)  # a value may begin at any of the piece's bytes

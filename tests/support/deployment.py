@@ -26,12 +26,12 @@ import pexpect
 import pytest
 from nvflare.fuel.flare_api.flare_api import Session
 
-from feddp.cli import main
 from feddp.data.synthesize import synthesize
 from feddp.kit.approve import Approval
 from feddp.run.keeper import end_below
 from feddp.run.poc import connect, free_ports
 from support import ROOT
+from support.command import ended
 
 SHIPPED = ROOT / "provisioning"
 TUTORIAL = "docs/tutorials/first-real-site.md"  # its commands are typed here
@@ -90,18 +90,14 @@ class Deployment:
         return said
 
     def feddp(self, command: str) -> str:
-        """A `feddp` command that ends well, typed where `shell` types it but with the environment of this process: in another
-        its imports take seconds."""
+        """A `feddp` command that ends well, typed where `shell` types it, but with the environment of this process."""
         program, *_ = words = shlex.split(command)
         assert program == "feddp"
-        said, mask = io.StringIO(), os.umask(0o022)
+        said = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
             patch.chdir(self.folder)
-            patch.setattr(sys, "argv", words)
-            with pytest.raises(SystemExit) as exit:
-                main()
-        os.umask(mask)
-        assert not exit.value.code, f"{command}: {said.getvalue()[-2000:]}"
+            code = ended(words)
+        assert code == 0, f"{command}: {said.getvalue()[-2000:]}"
         return said.getvalue()
 
     def start(self, kit: Path) -> None:

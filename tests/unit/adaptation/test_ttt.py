@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import nn, tensor
 from feddp.adaptation.choices import GLOBAL, Settings
 from feddp.adaptation.models import Models, read_models
 from feddp.adaptation.strategies import STRATEGIES, predict
-from feddp.cli import main
 from feddp.errors import FedDPError
 from feddp.networks import build
 from feddp.networks.rotation import rotation_logits
@@ -200,15 +198,11 @@ def test_common_layers_are_mixed_and_averaged_like_all_else(plan_for, resnet, tm
     assert first.isfinite().all()
 
 
-def test_another_method_s_run_has_no_head_to_adapt_by(tmp_path, monkeypatch, capsys, plan_for, resnet, tiny_root):
+def test_another_method_s_run_has_no_head_to_adapt_by(tmp_path, feddp, plan_for, resnet, tiny_root):
     """One line, exit code 2, what to do."""
     run = run_of(plan_for(method="fedavg", network=resnet), tmp_path / "run")
-    arguments = ["--models", run, "--images", tiny_root / "site-1", "--out", tmp_path / "out", "--how", "ttt"]
-    monkeypatch.setattr(sys, "argv", ["feddp", "adapt", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
+    code, _, said = feddp("adapt", "--models", run, "--images", tiny_root / "site-1", "--out", tmp_path / "out", "--how", "ttt")
+    assert code == 2
     assert said == "feddp: --how ttt: fedavg trains no rotation head; name a run of `feddp run --method ttt`\n"
 
 
