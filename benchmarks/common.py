@@ -13,7 +13,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import fields
 from datetime import date
 from importlib.metadata import packages_distributions, version
 from multiprocessing import connection
@@ -34,7 +33,7 @@ from feddp.data.habits import habits_of
 from feddp.data.loading import Sample, class_maps, network_input
 from feddp.data.progress import track
 from feddp.data.synthesize import draw
-from feddp.errors import FedDPError, InputError
+from feddp.errors import FedDPError
 from feddp.files import PROGRESS, RECORD, Event, read_events, read_results, site_folder
 from feddp.lean import postpone_compiler
 from feddp.limits import SIZE
@@ -45,9 +44,7 @@ from feddp.protocol import TRAIN
 from feddp.training.device import wait
 from feddp.training.loop import predict
 from feddp.training.metrics import measure
-from feddp.training.settings import Training
 
-COMPUTE = "precision_compute"  # the setting of the type in which a site computes
 STDERR = 2  # for what processes write that is no figure
 FP32, BF16 = "float32", "bfloat16"
 
@@ -108,17 +105,9 @@ def images(number: int, size: int) -> list[Sample]:
     return samples
 
 
-def compute_settings(compute: str, device: str) -> dict[str, str]:
-    """Returns the setting with which a site computes in `compute`; {} if it does so without one.
-
-    Raises:
-        InputError: it cannot: there is no such setting, and its own choice on the device is another.
-    """
-    if any(field.name == COMPUTE for field in fields(Training)):
-        return {COMPUTE: compute}
-    if compute != (BF16 if torch.device(device).type == "cuda" else FP32):
-        raise InputError(f"--compute {compute}: FedDP has no setting {COMPUTE} here, and computes otherwise on {device}")
-    return {}
+def computing(compute: str, graphs: bool = False) -> dict[str, str]:
+    """Returns the settings with which a site computes in `compute`, with CUDA graphs or without."""
+    return {"precision_compute": compute, "cuda_graphs": str(graphs).lower()}
 
 
 def interleaved(

@@ -86,11 +86,12 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that, and not
     fi
 }
 
-step 180 gpu_agree --processes 14
-step 85 gpu_speed --seconds 2.5
-step 70 gpu_sites
-step 55 gpu_stages --processes 6
-step 60 practice --device cuda --size 384 # the target of the ratio is at least 4
+step 170 gpu_agree --processes 14
+step 80 gpu_speed --seconds 2
+step 60 gpu_sites
+step 50 gpu_stages --processes 6
+step 40 practice --device cuda --size 384 # the target of the ratio is at least 4
+step 40 practice --device cuda --size 384 --graphs
 left=0
 step $all gpu_protocol --seconds $((all - SECONDS - 20)) # which leaves time for its imports and its end
 exit "$failed"

@@ -34,7 +34,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.common import FP32, apart, caught, compute_settings, count, images, line, parser
+from benchmarks.common import FP32, apart, caught, computing, count, images, line, parser
 from benchmarks.exact import Exact
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
@@ -197,7 +197,7 @@ def exactly(call: Callable[[], Networks]) -> tuple[Networks, dict[str, int]]:
 def plan_of(method: str, data: Path, device: str) -> tuple[Plan, Tensors]:
     """Returns the plan of the method's rounds, without later stages, and the initial tensors."""
     sites, metadata = federation_of(data)
-    settings = {"batch": BATCH, "start": "last", **compute_settings(FP32, device)}
+    settings = {"batch": BATCH, "start": "last", **computing(FP32)}
     words = tuple(f"{name}={value}" for name, value in settings.items())
     plan = Options(method, rounds=TURNS, network=STILL, size=PIXELS, settings=words).plan(metadata, sites)
     kept = tuple(stage for stage in plan.stages if stage in (SPECTRA, TRAIN))

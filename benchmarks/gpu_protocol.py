@@ -1,9 +1,9 @@
 """The papers' protocol: 200 rounds of FedDP at 384 px with four sites of their sizes, on synthetic images.
 
 The sizes are those of EndoPolyp's sites. Images are drawn small and resized when a site loads them, once. The run is
-`feddp run --env local`, whose sites take turns on one GPU. It ends by itself, or when the time is over; then 200 rounds are
-extrapolated from the median round, and the line says so. A few rounds more give a new line. Beside its wall time stands the
-time that the papers give for theirs: another GPU, other images and another program.
+`feddp run --env local`, whose sites take turns on one GPU, or compute there at once with --threads. It ends by itself, or when
+the time is over; then 200 rounds are extrapolated from the median round, and the line says so. A few rounds more give a new
+line. Beside its wall time stands the time that the papers give for theirs: another GPU, other images and another program.
 """
 
 import multiprocessing
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import COMPUTE, FP32, STDERR, compute_settings, count, line, parser, pixels
+from benchmarks.common import FP32, STDERR, computing, count, line, parser, pixels
 from feddp.data.synthesize import synthesize_site
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, Event, read_events
@@ -38,6 +38,8 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--size", type=pixels, default=384)
     options.add_argument("--seconds", type=float, default=300.0, help="until the run is stopped")
     options.add_argument("--compute", default=FP32)
+    options.add_argument("--graphs", action="store_true", help="train with CUDA graphs")
+    options.add_argument("--threads", type=count, default=1, help="sites that compute at once, each in a process")
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)
     started = time.monotonic()
@@ -50,8 +52,8 @@ def main(arguments: Sequence[str]) -> None:
         command = [sys.executable, "-m", "feddp", "run", "--env", "local", "--data", data, "--out", out]
         command += ["--device", given.device, "--rounds", given.rounds, "--size", given.size, "--network", given.network]
         command += ["--calibration-epochs", given.calibration_epochs]
-        settings = compute_settings(given.compute, given.device)
-        command += [f"--set={COMPUTE}={settings[COMPUTE]}"] if settings else []
+        command += ["--threads", given.threads]
+        command += [f"--set={name}={value}" for name, value in computing(given.compute, given.graphs).items()]
         begun = time.monotonic()
         process = subprocess.Popen(list(map(str, command)), stdout=STDERR)
         about = vars(given) | {"drawing_seconds": drawn, "published": PUBLISHED}

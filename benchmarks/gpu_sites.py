@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import FP32, apart, compute_settings, count, images, line, parser, pixels
+from benchmarks.common import FP32, apart, computing, count, images, line, parser, pixels
 from feddp.data.placing import placed
 from feddp.errors import FedDPError
 from feddp.networks import DEFAULT, build
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--images", type=count, default=24)
     options.add_argument("--seconds", type=float, default=8.0)
     options.add_argument("--compute", default=FP32)
+    options.add_argument("--graphs", action="store_true", help="train with CUDA graphs")
     options.add_argument("--network", default=DEFAULT)
     given = vars(options.parse_args(arguments))
     asked_for(given["device"])
@@ -64,7 +65,7 @@ def together(sites: int, given: dict[str, Any]) -> dict[str, Any]:
 def trained(site: int, start: Barrier, given: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(given["device"])
     settle(device.type, 1)
-    training = from_settings(Training, compute_settings(given["compute"], given["device"]))
+    training = from_settings(Training, computing(given["compute"], given["graphs"]))
     network = build(given["network"], 3, 1, seed=site).to(device)
     optimizer, loss = adamw(network, training.lr, training.weight_decay), segmentation_loss(training.loss)
     samples, done = placed(images(given["images"], given["size"]), device), 0

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from benchmarks.common import BF16, FP32, compute_settings, count, images, line, parser, pixels
+from benchmarks.common import BF16, FP32, computing, count, images, line, parser, pixels
 from feddp.data.loading import Sample
 from feddp.data.placing import placed
 from feddp.networks import DEFAULT, build
@@ -112,7 +112,7 @@ def training(
     given: argparse.Namespace, compute: str, dtype: torch.dtype, batch: int, samples: Sequence[Sample], graphs: bool = False
 ) -> dict[str, float]:
     """Our epoch, with a site's augmentation, loss and optimiser. Seconds, arithmetic and bytes are a batch's."""
-    settings = from_settings(Training, compute_settings(compute, given.device) | {"batch": batch})
+    settings = from_settings(Training, computing(compute) | {"batch": batch})
     network = build(given.network, 3, 1, seed=0).to(given.device)
     optimizer, loss = adamw(network, settings.lr, settings.weight_decay), segmentation_loss(settings.loss)
 

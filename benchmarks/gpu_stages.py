@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import FP32, apart, compute_settings, count, line, parser, pixels
+from benchmarks.common import FP32, apart, computing, count, line, parser, pixels
 from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.methods import METHODS, OWN
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def ran(data: Path, out: Path, given: Any, method: str, threads: int) -> dict[str, float]:
     """Returns the seconds of the run."""
-    words = tuple(f"{name}={value}" for name, value in compute_settings(FP32, given.device).items())
+    words = tuple(f"{name}={value}" for name, value in computing(FP32).items())
     tuned = TUNE in METHODS[method].stages
     words += ("tune_epochs=1",) if tuned else ()
     asked = Options(method, 1, None if tuned else 1, given.network, given.size, settings=words)

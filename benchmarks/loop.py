@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import BF16, FP32, compute_settings, count, images, interleaved, parser, pixels, ratio, report, shown
+from benchmarks.common import BF16, FP32, computing, count, images, interleaved, parser, pixels, ratio, report, shown
 from feddp.data.loading import Batch, Sample
 from feddp.data.placing import placed
 from feddp.networks import DEFAULT, build
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--device", default="cpu")
     given = options.parse_args(arguments)
     device = asked_for(given.device)
-    training = from_settings(Training, compute_settings(given.compute, given.device))
+    training = from_settings(Training, computing(given.compute))
     samples = images(given.images, given.size)
     settle(device.type, 1)
     calls, against = {}, given.against or given.compute

@@ -13,7 +13,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from benchmarks.common import BF16, FP32, compute_settings, count, interleaved, parser, pixels, ratio, report, shown
+from benchmarks.common import BF16, FP32, computing, count, interleaved, parser, pixels, ratio, report, shown
 from benchmarks.loop import bare, ours
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import Sample, load
@@ -37,12 +37,13 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--images", type=count, default=40, help="three fifths to train on, a fifth to validate")
     options.add_argument("--pairs", type=count, default=5)
     options.add_argument("--compute", choices=(FP32, BF16), default=FP32, help="of ours")
+    options.add_argument("--graphs", action="store_true", help="ours trains with CUDA graphs")
     options.add_argument("--device", default="cpu")
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)
     device = asked_for(given.device)
     settle(device.type, 1)
-    training = from_settings(Training, compute_settings(given.compute, given.device))
+    training = from_settings(Training, computing(given.compute, given.graphs))
     networks = [build(given.network, 3, 1, seed=0).to(device) for _ in range(2)]
     optimizers = [adamw(network, training.lr, training.weight_decay) for network in networks]
     with tempfile.TemporaryDirectory() as root:

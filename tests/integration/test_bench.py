@@ -32,6 +32,7 @@ from benchmarks import (
     gpu_sites,
     gpu_speed,
     gpu_stages,
+    gpu_steps,
     local,
     loop,
     round,
@@ -153,20 +154,6 @@ def test_a_ratio_is_the_median_of_the_pairs():
     found = common.ratio([2, 3, 9, 4, 10], [1, 1, 1, 1, 2])
     assert found == {"median": 4, "low": 3, "high": 5}
     assert common.ratio([3], [2]) == {"median": 1.5, "low": 1.5, "high": 1.5}
-
-
-def test_a_type_that_the_loop_cannot_compute_in_is_refused(monkeypatch):
-    """Without the setting, it computes in float32 on a CPU and in bfloat16 on a GPU."""
-    monkeypatch.setattr(common, "fields", lambda settings: ())
-    assert common.compute_settings("float32", "cpu") == common.compute_settings("bfloat16", "cuda") == {}
-    for compute, device in (("bfloat16", "cpu"), ("float32", "cuda")):
-        with pytest.raises(InputError, match=f"--compute {compute}: FedDP has no setting precision_compute here"):
-            common.compute_settings(compute, device)
-
-
-def test_with_the_setting_it_is_set(monkeypatch):
-    monkeypatch.setattr(common, "fields", lambda settings: (SimpleNamespace(name="precision_compute"),))
-    assert common.compute_settings("bfloat16", "cpu") == {"precision_compute": "bfloat16"}
 
 
 def test_a_process_that_dies_harms_no_other(monkeypatch):
@@ -685,7 +672,7 @@ def test_gpu_speed_keeps_no_batch_of_its_predictions(bench, toy, monkeypatch):
     assert max(most) == 1
 
 
-SITES = {"device": "cpu", "compute": "float32", "network": "toy", "images": 6, "size": 32, "seconds": 0.01}
+SITES = {"device": "cpu", "compute": "float32", "network": "toy", "images": 6, "size": 32, "seconds": 0.01, "graphs": False}
 
 
 def test_gpu_sites_measures_a_site(toy):
@@ -721,6 +708,25 @@ def test_gpu_sites_says_what_a_sites_process_met(feddp):
     code, out, err = feddp("bench", "gpu_sites", "--device", "cpu", "--network", "nonesuch", "--seconds", 600)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("feddp: site 1 of 1 failed, the others were ended: InputError: unknown network")
+
+
+def test_gpu_steps_takes_the_same_step_in_every_way(bench, toy):
+    """On a CPU there are no graphs. Another layout has another order of sums, and a gradient jumps where that changes a sign
+    before a ReLU; torch.compile takes minutes here."""
+    ways = [way for way in gpu_steps.WAYS if "compile" not in way]
+    tiny = "--size", 32, "--batches", 2, "--computes", "float32", "--seconds", 0.01, "--ways", *ways
+    found = bench("gpu_steps", "--device", "cpu", "--network", toy, *tiny)
+    assert [line["way"] for line in found] == ways
+    assert all(line["seconds"] > 0 for line in found)
+    assert [line["gradient_error"] for line in found] == [0, 0, *2 * [pytest.approx(0, abs=0.01)]]
+
+
+def test_gpu_steps_sees_a_way_that_computes_otherwise(bench, toy, monkeypatch):
+    """Logits times 2 have another gradient."""
+    monkeypatch.setitem(gpu_steps.WAYS, "one by one", (torch.contiguous_format, lambda network, *_: lambda x: 2 * network(x)))
+    tiny = "--size", 32, "--batches", 2, "--computes", "float32", "--seconds", 0.01, "--ways", "one by one"
+    (found,) = bench("gpu_steps", "--device", "cpu", "--network", toy, *tiny)
+    assert found["gradient_error"] > 0.1
 
 
 def test_gpu_stages_runs_what_comes_after_the_rounds(bench, monkeypatch):
@@ -855,7 +861,7 @@ def test_gpu_sh_runs_every_step_and_says_which_failed(gpu_sh):
     done, lines = gpu_sh("rich-15.0.0-py3-none-any.whl")
     assert done.returncode == 1, done.stderr
     assert [line["called"] for line in lines if "called" in line] == [
-        *("gpu_agree", "gpu_speed", "gpu_sites", "gpu_stages", "practice", "gpu_protocol")
+        *("gpu_agree", "gpu_speed", "gpu_sites", "gpu_stages", "practice", "practice", "gpu_protocol")
     ]
     (failed,) = [line for line in lines if "exit" in line]
     assert (failed["benchmark"], failed["exit"]) == ("gpu_speed", 7)
@@ -872,7 +878,7 @@ def test_gpu_sh_leaves_time_for_the_protocol(gpu_sh):
     540 - 445 - 20 = 75 s, less what passed since. Bash takes the first value of its clock from the environment."""
     _, lines = gpu_sh(SECONDS="445")
     assert [line["called"] for line in lines if "called" in line] == ["gpu_protocol"]
-    assert [line["exit"] for line in lines if "exit" in line] == [124] * 5
+    assert [line["exit"] for line in lines if "exit" in line] == [124] * 6
     assert 40 < int(lines[-1]["words"].split("--seconds ")[1]) <= 75
 
 
