@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from feddp.adaptation.models import network_files, plan_of
@@ -45,6 +46,7 @@ from feddp.training.device import wait
 from feddp.training.loop import predict
 from feddp.training.metrics import measure
 
+DRAWN = 96  # pixels: drawing one of 384 takes a quarter of a second
 STDERR = 2  # for what processes write that is no figure
 FP32, BF16 = "float32", "bfloat16"
 
@@ -96,11 +98,11 @@ def image_dice(network: nn.Module, samples: Sequence[Sample]) -> list[float]:
 
 
 def images(number: int, size: int) -> list[Sample]:
-    """Returns synthetic RGB images of lesions, the same ones every time, as a site loads them."""
+    """Returns synthetic RGB images of lesions, the same ones every time, as a site loads them; large ones are resized."""
     habits, samples = habits_of(0, 0), []
     for at in track(range(number), "Drawing images"):
-        image, mask = draw(habits, size, np.random.default_rng(at))
-        maps = class_maps(torch.from_numpy(mask), 1, "nested")
+        image, mask = draw(habits, min(size, DRAWN), np.random.default_rng(at))
+        maps = F.interpolate(class_maps(torch.from_numpy(mask), 1, "nested")[None], (size, size))[0]  # the nearest pixel
         samples.append(Sample(image=network_input(image, size), mask=maps, stem=f"image-{at}", patient=f"P{at}"))
     return samples
 

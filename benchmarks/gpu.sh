@@ -86,12 +86,11 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that, and not
     fi
 }
 
-step 170 gpu_agree --processes 14
-step 80 gpu_speed --seconds 2
-step 60 gpu_sites
+step 195 gpu_agree --processes 14
+step 75 gpu_speed --seconds 1.5
+step 60 gpu_sites --seconds 4
 step 50 gpu_stages --processes 6
-step 40 practice --device cuda --size 384 # the target of the ratio is at least 4
-step 40 practice --device cuda --size 384 --graphs
+step 50 practice --device cuda --size 384 --graphs # the target of the ratio is at least 4
 left=0
-step $all gpu_protocol --seconds $((all - SECONDS - 20)) # which leaves time for its imports and its end
+step $all gpu_protocol --threads 4 --graphs --seconds $((all - SECONDS - 20)) # which leaves time for its imports and its end
 exit "$failed"

@@ -63,7 +63,8 @@ TURNS, IMAGES, PIXELS, BATCH = 2, 12, 64, 4
 USUAL, FITTING = "pvt_v2_b0_s-fpn", {"silobn": "resnet18-fpn"}  # SiloBN needs batch normalisation
 Networks = dict[str, Tensors]  # {site: network}
 STILL = "still"  # the name of the network without dropout
-PATIENCE = 120  # seconds until a comparison in a process of its own has failed: the step has 180 for all
+LONG = "ditto", "fedprox", "pfedme"  # begin first: a distance's gradient begins at 0, so that they run on the CPU once more
+PATIENCE = 170  # seconds until a comparison in a process of its own has failed: Ditto's had no answer after 120
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -81,7 +82,8 @@ def main(arguments: Sequence[str]) -> None:
         of = {method: given.network or FITTING.get(method, USUAL) for method in given.methods}
         networks = [given.network] if given.network else list(NETWORKS)
         calls: dict[str, tuple[Any, ...]] = {f"{GRADIENTS} of {name}": (GRADIENTS, name, given.device) for name in networks}
-        calls |= {method: (ROUNDS, name, given.device, method, data, Path(folder) / method) for method, name in of.items()}
+        longest_first = sorted(of, key=lambda method: method not in LONG)
+        calls |= {name: (ROUNDS, of[name], given.device, name, data, Path(folder) / name) for name in longest_first}
         one_by_one = ((name, caught(judged, call)) for name, call in calls.items())
         print("| compared | network | deviation | tolerance | outcome |\n|---|---|---|---|---|", file=sys.stderr)
         with closing(one_by_one if given.processes == 1 else apart(judged, calls, given.processes, PATIENCE)) as answers:

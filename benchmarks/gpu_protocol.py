@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import FP32, STDERR, computing, count, line, parser, pixels
+from benchmarks.common import DRAWN, FP32, STDERR, computing, count, line, parser, pixels
 from feddp.data.synthesize import synthesize_site
 from feddp.errors import FedDPError
 from feddp.files import PROGRESS, Event, read_events
@@ -23,7 +23,6 @@ from feddp.networks import DEFAULT
 from feddp.run.session import WORKSPACE
 
 PUBLISHED = "30 minutes on an NVIDIA 3090: theirs, not measured here"
-DRAWN = 96  # pixels
 COVERS = "the rounds alone: no calibration, no last scores, no start"  # what all_rounds_seconds is
 EVERY = 3  # rounds after which an extrapolation is printed
 LOOK = 0.5  # seconds between looks for them

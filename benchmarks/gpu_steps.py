@@ -1,10 +1,10 @@
 """A training step as the product makes it, with CUDA graphs, and in ways that it does not offer: what each would gain.
 
-The batch lies on the device. A step is the forward pass, the loss, the backward pass, clipping and AdamW, with FedDP's
-defaults. The ways: kernels launched one by one; CUDA graphs; the channels-last layout without graphs and with them;
-`torch.compile`, whose kernels are launched one by one or, with "reduce-overhead", as CUDA graphs. A line has the median step,
-the seconds of the first one (a capture or a compilation is in it), and the distance of the first step's gradient from that of
-the first way, ‖a − b‖ / ‖b‖.
+No dropout, whose masks each way would draw for itself. The batch lies on the device. A step is the forward pass,
+the loss, the backward pass, clipping and AdamW, with FedDP's defaults. The ways: kernels launched one by one; CUDA graphs; the
+channels-last layout without graphs and with them; `torch.compile`, whose kernels are launched one by one or, with
+"reduce-overhead", as CUDA graphs. A line has the median step, the seconds of the first one (a capture or a compilation is in
+it), and the distance of the first step's gradient from that of the first way, ‖a − b‖ / ‖b‖.
 """
 
 import argparse
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import BF16, FP32, computing, count, images, line, parser, pixels
+from benchmarks.gpu_agree import still
 from benchmarks.gpu_speed import peak, reset, timed
-from feddp.networks import DEFAULT, build
+from feddp.networks import DEFAULT
 from feddp.training.device import asked_for, settle, wait
 from feddp.training.graphs import replayed
 from feddp.training.loop import adamw
@@ -67,8 +68,8 @@ def measured(given: argparse.Namespace, way: str, compute: str, batch: int) -> d
     measure = segmentation_loss(settings.loss)
 
     def network(layout: torch.memory_format) -> nn.Module:
-        torch.manual_seed(0)  # its dropout masks are the same in every way
-        return build(given.network, 3, 1, seed=0).to(given.device).to(memory_format=layout).train()
+        torch.manual_seed(0)
+        return still(given.network, 3, 1).to(given.device).to(memory_format=layout).train()
 
     def backward(forward: Forward, one: nn.Module, image: Tensor) -> None:
         with torch.autocast(image.device.type, torch.bfloat16, enabled=mixed):

@@ -2,11 +2,13 @@
 
 Ours decodes once, onto the GPU where one computes, trains, and evaluates in batches on the device. Plain practice decodes the
 images anew, in the same process and not by workers, trains a bare loop with the same augmentation, predicts one image
-at a time, and measures it on the CPU. Both measure Dice and IoU, as a round does, and no distances.
+at a time, and measures it on the CPU. Both measure Dice and IoU, as a round does, and no distances. With --graphs ours trains
+with CUDA graphs too, in turns with the others.
 """
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -27,7 +29,7 @@ from feddp.training.loop import adamw
 from feddp.training.metrics import overlap
 from feddp.training.settings import Training, from_settings
 
-OURS, PLAIN = "ours", "plain practice"
+OURS, GRAPHS, PLAIN = "ours", "ours, CUDA graphs", "plain practice"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,51 +39,53 @@ def main(arguments: Sequence[str]) -> None:
     options.add_argument("--images", type=count, default=40, help="three fifths to train on, a fifth to validate")
     options.add_argument("--pairs", type=count, default=5)
     options.add_argument("--compute", choices=(FP32, BF16), default=FP32, help="of ours")
-    options.add_argument("--graphs", action="store_true", help="ours trains with CUDA graphs")
+    options.add_argument("--graphs", action="store_true", help="measure ours with CUDA graphs too")
     options.add_argument("--device", default="cpu")
     options.add_argument("--network", default=DEFAULT)
     given = options.parse_args(arguments)
     device = asked_for(given.device)
     settle(device.type, 1)
-    training = from_settings(Training, computing(given.compute, given.graphs))
-    networks = [build(given.network, 3, 1, seed=0).to(device) for _ in range(2)]
-    optimizers = [adamw(network, training.lr, training.weight_decay) for network in networks]
+    sides = [OURS, *([GRAPHS] if given.graphs else []), PLAIN]
+    own = {side: from_settings(Training, computing(given.compute, side == GRAPHS)) for side in sides}
+    networks = {side: build(given.network, 3, 1, seed=0).to(device) for side in sides}
+    optimizers = {side: adamw(networks[side], own[side].lr, own[side].weight_decay) for side in sides}
     with tempfile.TemporaryDirectory() as root:
         synthesize(Path(root), 1, given.images, given.stored)
         folder = SiteFolder.open(Path(root) / "site-1")
         samples, validation = (placed(load(folder, split, given.size), device) for split in ("train", "val"))
-        turns: dict[str, list[dict[str, float]]] = {OURS: [], PLAIN: []}
+        turns: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
 
-        def a_round() -> None:
+        def a_round(side: str) -> None:
             watch = Stopwatch()
             with watch.part("training"):
-                ours(networks[0], optimizers[0], samples, training, given.compute)
+                ours(networks[side], optimizers[side], samples, own[side], given.compute)
                 wait(given.device)
             with watch.part("evaluation"):
-                mean_scores(networks[0], validation)
-            turns[OURS].append(watch.parts)
+                mean_scores(networks[side], validation)
+            turns[side].append(watch.parts)
 
         def plain() -> None:
             watch = Stopwatch()
             with watch.part("decoding"):
                 decoded = {split: load(folder, split, given.size) for split in ("train", "val")}
             with watch.part("training"):
-                bare(networks[1], optimizers[1], decoded["train"], training, FP32)
+                bare(networks[PLAIN], optimizers[PLAIN], decoded["train"], own[PLAIN], FP32)
                 wait(given.device)
             with watch.part("evaluation"):
-                image_by_image(networks[1], decoded["val"], device)
+                image_by_image(networks[PLAIN], decoded["val"], device)
             turns[PLAIN].append(watch.parts)
 
-        seconds = interleaved("Rounds", given.pairs, {OURS: a_round, PLAIN: plain}, given.device)
+        calls = {side: plain if side == PLAIN else partial(a_round, side) for side in sides}
+        seconds = interleaved("Rounds", given.pairs, calls, given.device)
     parts = {
         f"{side}, {name}": [round(turn[name], 6) for turn in found[-given.pairs :]]  # without the turn that is not counted
         for side, found in turns.items()
         for name in found[0]
     }
-    gain = ratio(seconds[PLAIN], seconds[OURS])
+    gains = {side: ratio(seconds[PLAIN], seconds[side]) for side in sides if side != PLAIN}
     rows = [(name, f"{median(values):.3f}") for name, values in (seconds | parts).items()]
-    rows.append((f"{PLAIN} / {OURS}, per pair", shown(gain)))
-    figures = vars(given) | {"seconds": seconds, "parts": parts, "ratio": gain}
+    rows += [(f"{PLAIN} / {side}, per pair", shown(gain)) for side, gain in gains.items()]
+    figures = vars(given) | {"seconds": seconds, "parts": parts, "ratio": gains}
     report("practice", ("a round's work", "seconds, median"), rows, figures, given.device)
 
 
