@@ -86,11 +86,11 @@ step() { # step SECONDS BENCHMARK OPTIONS: runs it, no longer than that, and not
     fi
 }
 
-step 195 gpu_agree --processes 14
-step 75 gpu_speed --seconds 1.5
-step 60 gpu_sites --seconds 4
-step 50 gpu_stages --processes 6
-step 50 practice --device cuda --size 384 --graphs # the target of the ratio is at least 4
+step 185 gpu_agree --processes 14
+step 85 gpu_speed --seconds 1.5
+step 55 practice --device cuda --size 384 --graphs # the target of the ratio is at least 4
+step 50 gpu_sites --seconds 4
+step 40 gpu_stages --processes 6
 left=0
 step $all gpu_protocol --threads 4 --graphs --seconds $((all - SECONDS - 20)) # which leaves time for its imports and its end
 exit "$failed"

@@ -8,8 +8,7 @@ last bit. A deviation is ‖a − b‖ / ‖a − w‖ over a site's whole netwo
 thousandth of what training changed is allowed; bfloat16, which is no float32, deviated by 0.26 in FedAvg.
 
 Where the deviation is larger, one initial weight in 4096 is made larger by 2^-22 of itself, and the rounds run on the CPU
-once more. If that deviates as much, the method is not decided: pFedMe, whose inner steps begin where the gradient of its
-distance is 0.
+once more. If that deviates as much, the method is not decided: pFedMe and FedProx, which train a distance between two networks.
 
 *Gradients*. The logits of a training batch, and the gradient of its cross-entropy, that the device computes in float32 with its
 own kernels, launched one by one and as CUDA graphs. An error is ‖a − b‖ / ‖b‖, with b in double precision on the CPU. Of the
@@ -53,6 +52,7 @@ from feddp.run.options import Options
 from feddp.run.session import Request
 from feddp.training.device import asked_for
 from feddp.training.graphs import replayed
+from feddp.training.settings import defaults
 
 ROUNDS, GRADIENTS = "rounds", "gradients"  # what is compared
 TOLERANCES = {ROUNDS: 1e-3, GRADIENTS: 1.0}
@@ -63,8 +63,9 @@ TURNS, IMAGES, PIXELS, BATCH = 2, 12, 64, 4
 USUAL, FITTING = "pvt_v2_b0_s-fpn", {"silobn": "resnet18-fpn"}  # SiloBN needs batch normalisation
 Networks = dict[str, Tensors]  # {site: network}
 STILL = "still"  # the name of the network without dropout
-LONG = "ditto", "fedprox", "pfedme"  # begin first: a distance's gradient begins at 0, so that they run on the CPU once more
+LONG = "pfedme", "ditto", "fedprox"  # begin first: on an H200 they needed the other run on the CPU, or too long
 PATIENCE = 170  # seconds until a comparison in a process of its own has failed: Ditto's had no answer after 120
+SHORTER = {"inner_steps": 1}  # where a method has such a setting: pFedMe would take five times as long
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -199,7 +200,8 @@ def exactly(call: Callable[[], Networks]) -> tuple[Networks, dict[str, int]]:
 def plan_of(method: str, data: Path, device: str) -> tuple[Plan, Tensors]:
     """Returns the plan of the method's rounds, without later stages, and the initial tensors."""
     sites, metadata = federation_of(data)
-    settings = {"batch": BATCH, "start": "last", **computing(FP32)}
+    shorter = {name: value for name, value in SHORTER.items() if name in defaults(METHODS[method].Hyper)}
+    settings = {"batch": BATCH, "start": "last", **computing(FP32), **shorter}
     words = tuple(f"{name}={value}" for name, value in settings.items())
     plan = Options(method, rounds=TURNS, network=STILL, size=PIXELS, settings=words).plan(metadata, sites)
     kept = tuple(stage for stage in plan.stages if stage in (SPECTRA, TRAIN))

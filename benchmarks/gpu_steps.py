@@ -1,10 +1,11 @@
 """A training step as the product makes it, with CUDA graphs, and in ways that it does not offer: what each would gain.
 
-No dropout, whose masks each way would draw for itself. The batch lies on the device. A step is the forward pass,
-the loss, the backward pass, clipping and AdamW, with FedDP's defaults. The ways: kernels launched one by one; CUDA graphs; the
-channels-last layout without graphs and with them; `torch.compile`, whose kernels are launched one by one or, with
-"reduce-overhead", as CUDA graphs. A line has the median step, the seconds of the first one (a capture or a compilation is in
-it), and the distance of the first step's gradient from that of the first way, ‖a − b‖ / ‖b‖.
+The networks have no dropout, whose masks each way would draw for itself. The batch lies on the device. A step is the forward
+pass, the loss, the backward pass, clipping and AdamW, with FedDP's defaults; the benchmark waits for the GPU after each. The
+ways: kernels launched one by one; CUDA graphs; the channels-last layout without graphs, and with them, where a step first copies
+the images into the usual layout; `torch.compile`, whose kernels are launched one by one or, with "reduce-overhead", as CUDA
+graphs. A line has the median step, the seconds of the first forward and backward pass (a compilation, or FedDP's capture, is in
+it), and the distance of its gradient from that of kernels launched one by one, ‖a − b‖ / ‖b‖.
 """
 
 import argparse
@@ -83,7 +84,8 @@ def measured(given: argparse.Namespace, way: str, compute: str, batch: int) -> d
 
     usual = network(torch.contiguous_format)
     backward(usual, usual, image)
-    wanted = gradient(usual)
+    wanted = gradient(usual).cpu()
+    del usual
     layout, making = WAYS[way]
     reset(given.device)
     own, image = network(layout), image.to(memory_format=layout)
@@ -92,7 +94,7 @@ def measured(given: argparse.Namespace, way: str, compute: str, batch: int) -> d
     backward(forward, own, image)
     wait(given.device)
     first = time.perf_counter() - started
-    error = float((gradient(own) - wanted).norm() / wanted.norm())
+    error = float((gradient(own).cpu() - wanted).norm() / wanted.norm())
     optimizer = adamw(own, settings.lr, settings.weight_decay)
 
     def step() -> None:
