@@ -2,7 +2,7 @@
 
 The networks have no dropout, whose masks each way would draw for itself. The batch lies on the device. A step is the forward
 pass, the loss, the backward pass, clipping and AdamW, with FedDP's defaults; the benchmark waits for the GPU after each. The
-ways: kernels launched one by one; CUDA graphs; the channels-last layout without graphs, and with them, where a step first copies
+ways: kernels launched one by one; CUDA graphs; the channels-last layout without graphs and with them, where a step first copies
 the images into the usual layout; `torch.compile`, whose kernels are launched one by one or, with "reduce-overhead", as CUDA
 graphs. A line has the median step, the seconds of the first forward and backward pass (a compilation, or FedDP's capture, is in
 it), and the distance of its gradient from that of kernels launched one by one, ‖a − b‖ / ‖b‖.
