@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from benchmarks.common import BF16, FP32, computing, count, images, line, parser, pixels
 from benchmarks.gpu_agree import still
 from benchmarks.gpu_speed import peak, reset, timed
+from feddp.data.loading import Sample
 from feddp.networks import DEFAULT
 from feddp.training.device import asked_for, settle, wait
 from feddp.training.graphs import replayed
@@ -54,16 +55,16 @@ def main(arguments: Sequence[str]) -> None:
     given = options.parse_args(arguments)
     asked_for(given.device)
     settle(torch.device(given.device).type, 1)
+    samples = images(max(given.batches), given.size)
     for way in given.ways:
         for compute in given.computes:
             for batch in given.batches:
                 about = {"way": way, "compute": compute, "batch": batch, "size": given.size, "network": given.network}
-                line("gpu_steps", about | measured(given, way, compute, batch), given.device)
+                line("gpu_steps", about | measured(given, way, compute, samples[:batch]), given.device)
 
 
-def measured(given: argparse.Namespace, way: str, compute: str, batch: int) -> dict[str, float]:
+def measured(given: argparse.Namespace, way: str, compute: str, samples: Sequence[Sample]) -> dict[str, float]:
     """Returns the seconds of a step and of the first one, the first gradient's error, and the peak memory."""
-    samples = images(batch, given.size)
     image, mask = (torch.stack([sample[name] for sample in samples]).to(given.device) for name in ("image", "mask"))
     settings, mixed = from_settings(Training, computing(compute)), compute == BF16
     measure = segmentation_loss(settings.loss)
