@@ -77,7 +77,7 @@ METHODS: dict[str, Approach] = {
     REFERENCE: Approach("one network", "fedavg", usual=True),
     "FineTune": Approach("tuned afterwards", "finetune", ("tune_epochs={epochs}",), usual=True),
     "FedDP, λ = 0": Approach("private queries, tuned", "feddp", ("calibration_epochs={epochs}", "lambda=0"), usual=True),
-    "FedOAP from its abstract": Approach("private queries, tuned", "fedoap", ("tune_epochs={epochs}",)),
+    "FedOAP": Approach("private queries, adapter and head, tuned", "fedoap", ("tune_epochs={epochs}",)),
     "FedRep": Approach("private head", "fedrep", usual=True),
     # not pFLFE: its enhancement and its second aggregation would hide what the private decoder alone does
     "FedPer with decoder": Approach("private decoder", "fedper", ("private=decoder,head",)),

@@ -33,6 +33,7 @@ CALIBRATOR = "calibrator"  # layers that a method adds for the site itself
 PROJECTOR = "projector"  # of pFLFE, beside the encoder
 PERSONAL_HEAD = "personal_head"  # of FedRoD, beside the segmentation head
 ADAPTER = "adapter"  # low-rank adapters in the attention
+SPATIAL_ADAPTER = "spatial_adapter"  # of FedOAP, before the segmentation head
 AFFINITY_QUERY = "affinity_query"  # virtual classes: personalized affinity aggregation in every level of the decoder
 AFFINITY_KEY = "affinity_key"
 AFFINITY_MATRIX = "affinity_matrix"
@@ -42,7 +43,7 @@ ALL = "all"
 _AFFINITY = (AFFINITY_QUERY, AFFINITY_KEY, AFFINITY_MATRIX)
 ROLES = (
     *(QUERY, KEY, VALUE, HEAD, NORM, NORM_STATISTICS, ENCODER, DECODER, CALIBRATOR, PROJECTOR, PERSONAL_HEAD, ADAPTER),
-    *(*_AFFINITY, *LEVELS),
+    *(SPATIAL_ADAPTER, *_AFFINITY, *LEVELS),
 )
 WORDS = (*ROLES, NONE, ALL)
 

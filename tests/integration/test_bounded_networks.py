@@ -134,6 +134,7 @@ OPTIONS = {
     "personal_head": {},
     "projector": {},
     "rotation": {},
+    "spatial_adapter": {},
     "virtual_classes": {"virtual": 4, "temperature": 0.1, "nested": True, "paa": True},
 }
 

@@ -56,6 +56,10 @@ NORMS = {
 }
 
 PERSONAL_HEAD = {name.replace("segmentation", "personal") for name in HEAD}
+SPATIAL_ADAPTER = {
+    f"adapter.{layer}.{kind}" for layer in ("body.0", "body.1", "body.3", "body.4", "skip.0", "skip.1") for kind in BOTH
+}
+SPATIAL_ADAPTER -= {"adapter.skip.0.bias"}
 ADAPTERS = {f"{block}.attn.{layer}.lora_{matrix}.weight" for block in BLOCKS for layer in "qkv" for matrix in "ab"}
 
 
@@ -90,7 +94,7 @@ PRIVATE = {
     "fedgkd": lambda state: set(),
     "fedlc": lambda state: HEAD | CALIBRATOR,
     "fednova": lambda state: set(),
-    "fedoap": lambda state: QUERIES,
+    "fedoap": lambda state: QUERIES | SPATIAL_ADAPTER | HEAD,
     "fedper": lambda state: HEAD,
     "fedprox": lambda state: set(),
     "fedrep": lambda state: HEAD,
@@ -135,7 +139,7 @@ def windows(tensor):
 FEDERATED = [name for name in METHODS if METHODS[name].federated]
 # those that need a part which the toy network does not have run on a small one with parts, and those that replace layers of
 # the default network on one with these
-PARTS = {"fc_pflfe", "fedlc", "fedrod", "lg_fedavg", "moon", "pflfe", "ttt"}
+PARTS = {"fc_pflfe", "fedlc", "fedoap", "fedrod", "lg_fedavg", "moon", "pflfe", "ttt"}
 REPLACED = {"lora", "virtual_class"}
 
 

@@ -1,19 +1,22 @@
-"""FedOAP (Tashdeed et al., 2025): local queries, global keys and values, then a calibration at the boundaries.
+"""FedOAP (Tashdeed et al., 2025): local queries, global keys and values, then a calibration with perturbed predictions.
 
-Stage 1: decoupled cross-attention, in which each site keeps its queries and attends to keys and values that all sites train;
-the query layers are private, as in FedDP. Stage 2: local epochs at a reduced rate (`tune_epochs`, `tune_lr`) on
-L = L_seg + λ_b L_b, where the boundary loss L_b is the cross-entropy over the pixels near the mask's boundary:
+Rounds: decoupled cross-attention, in which each site keeps its queries and attends to keys and values that all sites train. The
+query layers, a spatial adapter before the segmentation head (`feddp.networks.spatial_adapter`) and the head are private.
+Then local epochs at a reduced rate (`tune_epochs`, `tune_lr`) on
 
-L_b = −Σ b [y log ŷ + (1−y) log(1−ŷ)] / Σ b,   b = dilation(y) − erosion(y), with a square of (2w+1)² pixels.
+L = (1 − η) L_seg(z, y) + η L_seg(z + σ ε · [|sigmoid(z) − y| > t], y),   ε from N(0, 1), one number per logit z:
 
-Deviations: only the paper's title and abstract could be read, and a summary in one sentence; no code is public. So tables say
-"FedOAP from its abstract". The title speaks of shared feature aggregation; the abstract says that each client retains local
-queries, attends to key-value pairs aggregated from all clients, models dependencies among the shared features of different
-clients, and is trained with a perturbed boundary loss on the inconsistencies of the predicted mask's boundary; the summary,
-that attention fuses globally aggregated features with local queries, that the loss is used in local fine-tuning, and that each
-client has a spatial adapter. Here no feature leaves a site: the attention is PVTv2's own, and its key and value layers are
-averaged, so the rounds are FedDP's. Ours are also L_b (the paper's formula could not be read; nothing is perturbed here, and
-the boundary is the mask's, not the prediction's), λ_b, w and the epochs. There is no spatial adapter.
+noise where the prediction is far from the mask y (`feddp.training.losses.perturbed`); η = σ = 0.1, t = 0.75.
+
+Source: the authors' released code (ishmamt/Federated-Tumor-Segmentation, commit 87468b8, 2025-07-12, before the paper); of the
+paper, only title, abstract and a summary in one sentence could be read. The abstract says that keys and values are "aggregated
+from all clients" and the title speaks of features; in the code, parameters are averaged and no feature leaves a site.
+
+Deviations: their network is a U-Net with one attention, in the bottleneck, whose queries come from a private copy of the last
+level and whose keys and values come from a shared one. PVTv2 has an attention in every block and no second branch; here the
+query layers of all of them are private. Their L_seg is half the cross-entropy plus Dice; ours is the setting `loss`. They train
+2 epochs after the rounds at the rate of the rounds (with 5 rounds); `tune_epochs` and `tune_lr` are ours. As the network of the
+server their code stores and tunes the one of the site that trained last; here every site goes on from the mean.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feddp.methods.base import TRAIN, TUNE, AtSite, Method, Round
-from feddp.partition import QUERY
-from feddp.training.settings import require_bounds, require_not_negative, require_positive, setting
+from feddp.methods.base import TRAIN, TUNE, AtSite, Method, Round, RunPlan
+from feddp.partition import HEAD, QUERY, SPATIAL_ADAPTER
+from feddp.training.settings import require_bounds, require_not_negative, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,21 +36,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedOAPSettings:
-    boundary: float = setting(1.0, "FedOAP: λ_b, weight of the boundary loss after the rounds; our choice")
-    boundary_width: int = setting(1, "FedOAP: w, pixels on each side of the mask's boundary; our choice", most=100)
+    perturbed_weight: float = setting(0.1, "FedOAP: η, weight of the loss of the perturbed logits after the rounds", most=1)
+    perturbed_noise: float = setting(0.1, "FedOAP: σ, standard deviation of the noise on a logit")
+    perturbed_above: float = setting(0.75, "FedOAP: t, error of a probability above which its logit is perturbed", most=1)
 
     def __post_init__(self) -> None:
         require_bounds(self)
-        require_not_negative(self, "boundary")
-        require_positive(self, "boundary_width")
+        require_not_negative(self, "perturbed_weight", "perturbed_noise", "perturbed_above")
 
 
 class FedOAP(Method):
-    label = "FedOAP from its abstract"
-    private = (QUERY,)
+    private = (QUERY, SPATIAL_ADAPTER, HEAD)
     stages = (TRAIN, TUNE)
     Hyper = FedOAPSettings
     hyper: FedOAPSettings
+
+    @staticmethod
+    def layers(plan: RunPlan) -> dict[str, dict[str, float]]:
+        return {"spatial_adapter": {}}
 
     def round(self, site: Round) -> float:
         def plain(logits: Tensor, batch: Batch) -> Tensor:
@@ -57,7 +63,13 @@ class FedOAP(Method):
 
     def loss(self, site: AtSite, logits: Tensor, batch: Batch) -> Tensor:
         """Returns the loss of every stage after the rounds."""
-        from feddp.training.losses import boundary_loss
+        import torch
 
-        near = boundary_loss(logits, batch["mask"], self.hyper.boundary_width)
-        return site.segmentation_loss(logits, batch["mask"]) + self.hyper.boundary * near
+        from feddp.data.loading import moved
+        from feddp.training.losses import perturbed
+
+        own, mask = self.hyper, batch["mask"]
+        # drawn by the CPU's generator, so equal on every device
+        noise = moved(own.perturbed_noise * torch.randn(logits.shape), logits.device)
+        noisy = site.segmentation_loss(perturbed(logits, mask, noise, own.perturbed_above), mask)
+        return (1 - own.perturbed_weight) * site.segmentation_loss(logits, mask) + own.perturbed_weight * noisy

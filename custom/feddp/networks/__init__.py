@@ -172,5 +172,6 @@ LAYERS: dict[str, Builder] = {
     "personal_head": partial(_added, "decoupled", "DecoupledHeads"),
     "projector": partial(_added, "projector", "with_projector"),
     "rotation": partial(_added, "rotation", "with_rotation_head"),
+    "spatial_adapter": partial(_added, "spatial_adapter", "SpatialAdapter"),
     "virtual_classes": partial(_added, "virtual_classes", "with_virtual_classes"),
 }

@@ -37,7 +37,6 @@ def test_which_networks_are_measured_is_no_setting_of_the_run():
     [
         ("feddg", "FedDG interpolation"),
         ("feddg+igc@spectra=4", "FedDG interpolation+igc@spectra=4"),
-        ("fedoap", "FedOAP from its abstract"),
         ("feddp@private=query|head", "feddp@private=query|head"),
     ],
 )

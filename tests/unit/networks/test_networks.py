@@ -14,8 +14,9 @@ from feddp.errors import FedDPError
 from feddp.networks import DEFAULT, LAYERS, NETWORKS, build
 from feddp.networks.attention import SplitAttention, split_kv
 from feddp.networks.lora import AdaptedLinear
+from feddp.networks.spatial_adapter import Residual
 from feddp.networks.weights import load_checkpoint, save_network
-from feddp.partition import ADAPTER, DECODER, ENCODER, HEAD, KEY, NORM, PERSONAL_HEAD, QUERY, VALUE, resolve
+from feddp.partition import ADAPTER, DECODER, ENCODER, HEAD, KEY, NORM, PERSONAL_HEAD, QUERY, SPATIAL_ADAPTER, VALUE, resolve
 
 RESNET, SMALL_IMAGES = "resnet18-fpn", "pvt_v2_b0_s-fpn"
 ONE_OF_A_KIND = (DEFAULT, SMALL_IMAGES, RESNET, "unet", "unetplusplus", "resunet")
@@ -165,6 +166,45 @@ def test_decoupled_heads_go_round_every_network(name):
     assert {n for n, p in network.named_parameters() if p.grad is not None} >= {"segmentation_head.0.weight"}
     assert all(network.get_parameter(n).grad is None for n in own)
     assert all(p.grad is not None for n, p in network.named_parameters() if n.startswith("decoder."))
+
+
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+def test_a_spatial_adapter_goes_between_every_decoder_and_head(name):
+    """Its 11 tensors over F channels: two convolutions of 9 F² + F and one of F², three normalisations of 2 F: 19 F² + 8 F. All
+    of them and the rest get a gradient, and the rest has the names and values that it has without them."""
+    plain = build(name, 3, 1, seed=0)
+    network = build(name, 3, 1, seed=0, layers={"spatial_adapter": {}})
+    own = set(resolve(network, (SPATIAL_ADAPTER,)).private)
+    width = network.segmentation_head[0].in_channels
+    state = network.state_dict()
+    assert len(own) == 11
+    assert sum(state[key].numel() for key in own) == 19 * width**2 + 8 * width
+    assert state.keys() - own == plain.state_dict().keys()
+    assert all(torch.equal(state[key], value) for key, value in plain.state_dict().items())
+    logits = network(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+    assert logits.shape == (2, 1, 64, 64)
+    logits.square().mean().backward()
+    assert all(parameter.grad.any() for key, parameter in network.named_parameters() if key in own and "bias" not in key)
+    assert network.encoder.get_parameter(next(n for n, _ in network.encoder.named_parameters())).grad.any()
+
+
+def test_a_spatial_adapter_adds_two_convolutions_and_one():
+    """One channel of four pixels [−1, 1, −1, 1]: mean 0, variance 1. All convolutions are multiples of the identity.
+
+    First 5 x, normalised [−1, 1], ReLU [0, 1]; then normalised [−1, 1], times 2 plus 1: [−1, 3]. Beside it 3 x, normalised
+    [−1, 1]. Their sum is [−2, 4], and its ReLU [0, 4].
+    """
+    block = Residual(1)
+    with torch.no_grad():
+        for value in block.state_dict().values():
+            value.zero_()
+        for convolution, factor in ((block.body[0], 5.0), (block.body[3], 1.0), (block.skip[0], 3.0)):
+            convolution.weight[0, 0, convolution.kernel_size[0] // 2, convolution.kernel_size[0] // 2] = factor
+        for norm, scale, shift in ((block.body[1], 1.0, 0.0), (block.body[4], 2.0, 1.0), (block.skip[1], 1.0, 0.0)):
+            norm.weight.fill_(scale)
+            norm.bias.fill_(shift)
+    found = block(torch.tensor([[[[-1.0, 1.0], [-1.0, 1.0]]]]))
+    assert found.flatten().tolist() == pytest.approx([0, 4, 0, 4], abs=1e-3)
 
 
 @pytest.mark.parametrize("rank", [1, 4])

@@ -45,7 +45,11 @@ def test_a_group_of_settings_starts_as_stated(group, stated, source):
         ("ditto", {"ditto_lambda": 1.0}, "Li et al., ICML 2021: 0.1, 1, 2"),
         ("fedgkd", {"gkd_gamma": 0.2, "gkd_models": 5}, "FedGKD: γ = 0.2, M = 5"),
         ("fedlc", {"contrast": 0.1}, "Wang et al., ECCV 2022"),
-        ("fedoap", {"boundary": 1.0, "boundary_width": 1}, "ours: of the paper, only the abstract could be read"),
+        (
+            "fedoap",
+            {"perturbed_weight": 0.1, "perturbed_noise": 0.1, "perturbed_above": 0.75},
+            "the released code (ishmamt/Federated-Tumor-Segmentation, commit 87468b8); the paper could not be read",
+        ),
         ("fedprox", {"prox_mu": 0.01}, "ours: Li et al., MLSys 2020, tune it from 0.001 to 1, and give no default"),
         ("iop_fl", {"tau": 0.9}, f"{IOP_FL}, IV"),
         ("lora", {"lora_rank": 4}, "ours: Hu et al., ICLR 2022, adapt other networks, and their text could not be read"),

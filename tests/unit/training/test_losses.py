@@ -11,10 +11,10 @@ from feddp.training.losses import (
     LOSSES,
     auxiliary_loss,
     balanced_cross_entropy,
-    boundary_loss,
     inconsistency,
     inconsistency_std,
     model_contrast,
+    perturbed,
     segmentation_loss,
 )
 from feddp.training.settings import LOSS_NAMES
@@ -137,23 +137,19 @@ def test_auxiliary_loss_refuses_maps_of_another_shape():
 LN3 = math.log(3)  # the logit of 3/4
 
 
-@pytest.mark.parametrize(("width", "gradient"), [(1, [0, 3 / 8, -1 / 8, 0, 0]), (2, [3 / 16, 3 / 16, -1 / 16, -1 / 16, 0])])
-def test_the_boundary_loss_counts_the_pixels_near_both_values(width, gradient):
-    """A row of 5 pixels with mask [0, 0, 1, 1, 1], every probability 3/4: an entropy of ln 4 where y = 0, ln(4/3) where y = 1.
+@pytest.mark.parametrize(
+    ("above", "wanted"), [(0.8, [LN3, LN3, 3, -2.5]), (0.7, [LN3, LN3 + 0.5, 3, -2.5]), (1, [LN3, LN3, 3, -3])]
+)
+def test_logits_far_from_the_mask_are_perturbed(above, wanted):
+    """Probabilities 3/4, 3/4, 0.953 and 0.047 with mask 1, 0, 1 and 1: errors 1/4, 3/4, 0.047 and 0.953; the noise is 1/2.
 
-    Within 1 pixel only the second and the third see both values: (ln 4 + ln 4/3)/2 = ln(16/3)/2. Within 2, the first four do,
-    with the same mean. The gradient of each of n pixels is (3/4 − y)/n.
+    Above 0.8 is the last alone, above 0.7 the second too, above 1 none. The gradient is 1 everywhere.
     """
-    logits = torch.full((1, 1, 1, 5), LN3, requires_grad=True)
-    found = boundary_loss(logits, tensor([[[[0, 0, 1, 1, 1]]]], dtype=torch.uint8), width)
-    assert found.item() == pytest.approx(math.log(16 / 3) / 2, abs=1e-6)
-    found.backward()
-    assert logits.grad.flatten().tolist() == pytest.approx(gradient, abs=1e-6)
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_mask_without_a_boundary_has_no_boundary_loss(value):
-    assert boundary_loss(torch.zeros(2, 1, 3, 3), torch.full((2, 1, 3, 3), value), 1) == 0
+    logits = tensor([[[[LN3, LN3, 3.0, -3.0]]]], requires_grad=True)
+    found = perturbed(logits, tensor([[[[1, 0, 1, 1]]]], dtype=torch.uint8), torch.full((1, 1, 1, 4), 0.5), above)
+    assert found.flatten().tolist() == pytest.approx(wanted, abs=1e-6)
+    found.sum().backward()
+    assert logits.grad.eq(1).all()
 
 
 def test_balanced_cross_entropy_weighs_both_values_alike():
