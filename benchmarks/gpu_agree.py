@@ -5,7 +5,7 @@ draws for itself), with every operation in double precision and rounded to float
 the two but a wrong computation. Two rounds, because some methods' terms begin in the second one. The images have 64 px, where
 attention in the encoder has several keys. Later stages are left out: they choose among epochs, and a choice can turn on the
 last bit. A deviation is ‖a − b‖ / ‖a − w‖ over a site's whole network: w are the initial weights, a the CPU's result. A
-thousandth of what training changed is allowed; bfloat16, which is no float32, deviated by 0.26 in FedAvg.
+thousandth of what training changed is allowed.
 
 Where the deviation is larger, one initial weight in 4096 is made larger by 2^-22 of itself, and the rounds run on the CPU
 once more. If that deviates as much, the method is not decided: pFedMe and FedProx, which train a distance between two networks.

@@ -5,7 +5,7 @@ Ours is what a site runs: with deterministic algorithms on the CPU, and draws fr
 --against names the bare loop's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
@@ -37,11 +37,12 @@ def main(arguments: Sequence[str]) -> None:
     samples = images(given.images, given.size)
     settle(device.type, 1)
     calls, against = {}, given.against or given.compute
-    for name, epoch, compute in (("ours", ours, given.compute), ("bare", bare, against)):
+    sides: dict[str, Callable[..., float]] = {"ours": ours, "bare": partial(bare, compute=against)}
+    for name, epoch in sides.items():
         network = build(given.network, 3, 1, seed=0).to(device)
         optimizer = adamw(network, training.lr, training.weight_decay)
         chosen = placed(samples, device) if epoch is ours else samples
-        calls[name] = partial(epoch, network, optimizer, chosen, training, compute)
+        calls[name] = partial(epoch, network, optimizer, chosen, training)
     seconds = interleaved("Epochs", given.pairs, calls, given.device)
     found = ratio(seconds["ours"], seconds["bare"])
     rows = [[name, f"{median(values):.3f}"] for name, values in seconds.items()]
@@ -51,9 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     report("loop", ("an epoch", "seconds, median"), rows, figures, given.device)
 
 
-def ours(
-    network: nn.Module, optimizer: torch.optim.Optimizer, samples: Sequence[Sample], training: Training, compute: str
-) -> float:
+def ours(network: nn.Module, optimizer: torch.optim.Optimizer, samples: Sequence[Sample], training: Training) -> float:
     torch.use_deterministic_algorithms(next(network.parameters()).device.type == "cpu")  # as a site has it
     measured = segmentation_loss(training.loss)
 

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
         def a_round(side: str) -> None:
             watch = Stopwatch()
             with watch.part("training"):
-                ours(networks[side], optimizers[side], samples, own[side], given.compute)
+                ours(networks[side], optimizers[side], samples, own[side])
                 wait(given.device)
             with watch.part("evaluation"):
                 mean_scores(networks[side], validation)

@@ -44,6 +44,7 @@ from benchmarks import (
 )
 from benchmarks.exact import Exact
 from benchmarks.leak import invert
+from feddp.data import loading
 from feddp.errors import FedDPError, InputError
 from feddp.files import append_event
 from feddp.methods import OWN
@@ -52,6 +53,8 @@ from feddp.networks import DEFAULT, NETWORKS
 from feddp.partition import HEAD, QUERY
 from feddp.plan.resolve import build_network, partition_of
 from feddp.training import metrics
+from feddp.training.loop import adamw
+from feddp.training.settings import Training, from_settings
 from support import ROOT
 from support.docs_pages import commands_for, text_of
 
@@ -216,13 +219,42 @@ def test_a_size_that_no_plan_has_is_refused(feddp, name, size):
 
 def test_the_bare_loop_may_compute_in_another_type(bench, toy, monkeypatch):
     computed = []
-    for name in ("ours", "bare"):
-        monkeypatch.setattr(loop, name, lambda *given, name=name: computed.append((name, given[-1])))
+    monkeypatch.setattr(loop, "ours", lambda *given: computed.append(("ours", given[-1].precision_compute)))
+    monkeypatch.setattr(loop, "bare", lambda *given, compute: computed.append(("bare", compute)))
     for words in ((), ("--against", "float32")):
         (found,) = bench("loop", "--network", toy, "--size", 32, "--images", 6, "--pairs", 1, "--compute", "bfloat16", *words)
         assert found["compute"] == "bfloat16"
         assert computed[-2:] == [("ours", "bfloat16"), ("bare", found["against"])]
     assert [compute for name, compute in computed if name == "bare"] == ["bfloat16"] * 2 + ["float32"] * 2
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_the_bare_loop_computes_what_ours_does(resnet, monkeypatch, compute):
+    """Without dropout, and with the order and the symmetries that ours drew, an epoch ends with the same network."""
+    training = from_settings(Training, {**common.computing(compute), "batch": "2", "clip": "0.01"})
+    samples, drawn, collated = common.images(4, 32), [], loading._collated
+
+    def seen(samples, order, batch, symmetries, device):
+        drawn.append((torch.tensor(order), symmetries))
+        return collated(samples, order, batch, symmetries, device)
+
+    def trained(epoch, **more):
+        torch.manual_seed(0)
+        network = gpu_agree.still(resnet, 3, 1).eval()  # it has batch normalisation: an epoch must set it to train
+        loss = epoch(network, adamw(network, training.lr, training.weight_decay), samples, training, **more)
+        return loss, network.state_dict()
+
+    monkeypatch.setattr(loading, "_collated", seen)
+    loss, weights = trained(loop.ours)
+    ((order, symmetries),) = drawn
+    assert symmetries.any(dim=0).all(), "each symmetry is there"
+    coins = iter([column for part in symmetries.split(2) for column in part.T])
+    monkeypatch.setattr(torch, "randperm", lambda number: order)
+    monkeypatch.setattr(torch, "rand", lambda *shape: 1 - next(coins).float().reshape(shape))  # below 0.5: this symmetry
+    found, others = trained(loop.bare, compute=compute)
+    assert next(coins, None) is None, "all are used"
+    assert found == pytest.approx(loss, rel=1e-6)
+    assert {name for name in weights if not torch.allclose(weights[name], others[name], rtol=1e-5, atol=1e-7)} == set()
 
 
 def test_practice(bench, toy):
@@ -239,9 +271,9 @@ def test_practice_measures_graphs_beside_ours(bench, toy, monkeypatch):
     """There are none on a CPU; that the settings ask for them is all that can be seen here."""
     asked, real = [], practice.ours
 
-    def ours(network, optimizer, samples, training, compute):
+    def ours(network, optimizer, samples, training):
         asked.append(training.cuda_graphs)
-        return real(network, optimizer, samples, training, compute)
+        return real(network, optimizer, samples, training)
 
     monkeypatch.setattr(practice, "ours", ours)
     (found,) = bench("practice", "--network", toy, "--size", 32, "--stored", 32, "--images", 12, "--pairs", 1, "--graphs")

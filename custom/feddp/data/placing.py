@@ -1,7 +1,7 @@
 """Where the images of a site lie while it trains: on its GPU if there is room, else in the CPU's memory.
 
-From there one thread collates, pins and copies each batch. An H200 then trained 381 images of 384 px a second in batches of 32,
-with CUDA graphs, instead of 447 without (docs/results/gpu.md).
+From there one thread collates, pins and copies each batch. An H200 then trained 290 images of 384 px a second in batches of 32,
+instead of 446, both without CUDA graphs (docs/results/gpu.md).
 """
 
 from typing import cast

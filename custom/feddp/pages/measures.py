@@ -1,4 +1,5 @@
-"""The tables of a report's page, from results.json alone: means by site, the heat map, the spread, time and bytes."""
+"""The tables of a report's page: means by site, the heat map and the spread, from results.json; differences, from the verdict;
+seconds, bytes and stages, from the runs' events."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
