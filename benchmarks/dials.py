@@ -11,6 +11,8 @@ not depend on the dial: such runs are in OUT/alike, and made once for all dials.
 
 writes to runs/dials style.csv (test Dice of each site), style.png (mean over sites; its difference to FedAvg's, a star at the
 onset), style_onset.csv (that difference with its interval), style_onset.json (the onsets) and style.json (the settings).
+Beside each run's folder, METHOD.json says on which machine it was made, and on which day it was started or last continued; runs
+of earlier versions have no such file.
 
 A method's onset is the lowest value from which on the mean Dice of the sites exceeds FedAvg's beyond chance: there and at all
 higher values, the 95 % interval of the paired difference lies above 0. One seed is one observation, because the images, their
@@ -28,14 +30,16 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import date
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.common import count, natural, pixels
+from benchmarks.common import count, machine, natural, pixels
 from feddp.compare.patients import PatientScores
+from feddp.compare.runs import Place
 from feddp.compare.scores import BEFORE, FINAL, IMAGE, read_rows
 from feddp.compare.statistics import FEW, interval_of_few
 from feddp.compare.tested import patients
@@ -60,6 +64,7 @@ DICE = 100  # in per cent
 COLOURS = 10  # of lines in a figure, before they repeat
 ALIKE = "alike"  # the folder of the runs at 0, which all dials share
 NEVER, UNKNOWN = "never here", "unknown"
+PLACE = Place("local")  # where the runs are made
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,9 @@ class Campaign:
                         f"{out} is of a version that trains differently ({made}, here {BEHAVIOUR}); choose another --out"
                     )
             else:
-                run_here(self.data(value, seed), out, self.options(seed, label), env="local")
+                record = {"date": date.today().isoformat(), "machine": PLACE.machine, "processor": machine()["processor"]}
+                write_json(folder / f"{approach.method}.json", record)
+                run_here(self.data(value, seed), out, self.options(seed, label), env=PLACE.env)
             remove_spare(out)  # half a gigabyte of each run, which nothing here reads
         found = read_results(out)["sites"]
         return [

@@ -3,11 +3,13 @@
 import csv
 import importlib.util
 import json
+from datetime import date
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from feddp.compare.runs import Place
 from feddp.data.habits import Dials
 from feddp.errors import InputError
 from feddp.networks import NETWORKS
@@ -116,6 +118,29 @@ def test_a_run_of_a_version_that_trains_differently_is_not_taken(dials, tmp_path
     ):
         dials.main(words)
     assert made == ["1/fedavg"]
+
+
+def test_a_run_says_on_which_machine_and_day_it_was_made(dials, tmp_path, made):
+    """As a comparison's record does, beside the run's folder. A run without it, of an earlier version, is read: nobody knows
+    where it was made, so nothing is written. One that is made again has the machine that made it."""
+    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--values", "1", "--methods", "FedAvg"]
+    dials.main(words)
+    record, table = tmp_path / "style/1/seed-0/fedavg.json", (tmp_path / "style.csv").read_bytes()
+    found = json.loads(record.read_text())
+    assert found.keys() == {"date", "machine", "processor"}
+    assert found["machine"] == Place("local").machine
+    assert found["processor"] == dials.machine()["processor"]
+    assert 0 <= (date.today() - date.fromisoformat(found["date"])).days <= 1
+    record.unlink()
+    dials.main(words)
+    assert made == ["1/fedavg"]
+    assert not record.exists()
+    assert (tmp_path / "style.csv").read_bytes() == table
+    dials.shutil.rmtree(record.with_suffix(""))
+    record.write_text('{"machine": "another"}')
+    dials.main(words)
+    assert made == ["1/fedavg"] * 2
+    assert json.loads(record.read_text())["machine"] == found["machine"]
 
 
 @pytest.mark.parametrize(

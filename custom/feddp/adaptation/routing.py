@@ -14,8 +14,8 @@ random with about ½ each, which works only in a network with a batch normalisat
 
 With a sigmoid, the sum of the r_m is free. Without a batch normalisation that compensates for it, training can shrink all
 weights until every image gets the same, empty prediction, where the unsupervised loss is lowest. This happened on
-`pvt_v2_b0-fpn` with MRI at 64 px (10 epochs: Dice 0.68 at the start, empty masks at the end; with the softmax 0.66).
-Our default is therefore the softmax, and `feddp adapt` warns if all masks are empty.
+`pvt_v2_b0-fpn` with MRI at 64 px within 10 epochs, and with the softmax it did not (seen before 2026-11-22; neither the command
+nor the figures were kept). Our default is therefore the softmax, and `feddp adapt` warns if all masks are empty.
 """
 
 import math
