@@ -52,7 +52,7 @@ from feddp.files import RESULTS, locked, read_results, write_json, write_text
 from feddp.flare.bounds import Bounds
 from feddp.networks import DEFAULT
 from feddp.plan.resolve import build_network, partition_of
-from feddp.plan.schema import BEHAVIOUR
+from feddp.plan.schema import behaviour_of
 from feddp.protocol import WHEN
 from feddp.reading import counted, read_own
 from feddp.run.folders import remove_spare
@@ -191,9 +191,9 @@ class Campaign:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock"):
             if (out / RESULTS).exists():
-                if (made := read_results(out).get("behaviour")) != BEHAVIOUR:
+                if (made := read_results(out).get("behaviour")) != (here := behaviour_of(approach.method)):
                     raise InputError(
-                        f"{out} is of a version that trains differently ({made}, here {BEHAVIOUR}); choose another --out"
+                        f"{out} is of a version that trains differently ({made}, here {here}); choose another --out"
                     )
             else:
                 record = {"date": date.today().isoformat(), "machine": PLACE.machine, "processor": machine()["processor"]}

@@ -14,9 +14,13 @@ from all clients" and the title speaks of features; in the code, parameters are 
 
 Deviations: their network is a U-Net with one attention, in the bottleneck, whose queries come from a private copy of the last
 level and whose keys and values come from a shared one. PVTv2 has an attention in every block and no second branch; here the
-query layers of all of them are private. Their L_seg is half the cross-entropy plus Dice; ours is the setting `loss`. They train
-2 epochs after the rounds at the rate of the rounds (with 5 rounds); `tune_epochs` and `tune_lr` are ours. As the network of the
-server their code stores and tunes the one of the site that trained last; here every site goes on from the mean.
+query layers of all of them are private. Their adapter has the full resolution, before a 1×1 head; here it has the decoder's. In
+their code the private tensors are sent and averaged too, then replaced at the site; here they never leave it. It averages by
+the number of batches (`aggregation=samples` is nearest), with a new AdamW in every round, at 1e-4, with weight decay 1e-5 and
+without clipping. Their L_seg is half the cross-entropy plus Dice; ours is the setting `loss`. After 5 rounds they train 2
+epochs from each site's private tensors of its own best round, by the Dice of test images, and from a whole network that one
+site left, and keep the better epoch by validation Dice. Here all sites train `tune_epochs` epochs from the last round's mean,
+and by validation IoU the start may be kept too.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ class FedOAPSettings:
 
 class FedOAP(Method):
     private = (QUERY, SPATIAL_ADAPTER, HEAD)
+    changed = 1  # until 2026-11-27 it was ours, from the paper's abstract
     stages = (TRAIN, TUNE)
     Hyper = FedOAPSettings
     hyper: FedOAPSettings
@@ -65,11 +70,9 @@ class FedOAP(Method):
         """Returns the loss of every stage after the rounds."""
         import torch
 
-        from feddp.data.loading import moved
         from feddp.training.losses import perturbed
 
         own, mask = self.hyper, batch["mask"]
-        # drawn by the CPU's generator, so equal on every device
-        noise = moved(own.perturbed_noise * torch.randn(logits.shape), logits.device)
+        noise = own.perturbed_noise * torch.randn_like(logits)
         noisy = site.segmentation_loss(perturbed(logits, mask, noise, own.perturbed_above), mask)
         return (1 - own.perturbed_weight) * site.segmentation_loss(logits, mask) + own.perturbed_weight * noisy

@@ -51,5 +51,5 @@ class TTT(FedAvg):
 
         images = {sample["stem"]: sample["image"] for sample in site.samples}
         upright = moved(torch.stack([images[stem] for stem in batch["stem"]]), logits.device)
-        turns = torch.randint(TURNS, (len(upright),))  # drawn by the CPU's generator, so equal on every device
+        turns = torch.randint(TURNS, (len(upright),))  # by the CPU's generator: equal on every device without dropout
         return super().loss(site, logits, batch) + self.hyper.rotation * rotation_loss(site.network, upright, turns)

@@ -31,7 +31,10 @@ class SpatialAdapter(nn.Module):
 
 
 class Residual(nn.Module):
-    """ReLU(conv 3×3, norm, ReLU, conv 3×3, norm + conv 1×1, norm) over `width` channels; each norm is of one image."""
+    """ReLU(conv 3×3, norm, ReLU, conv 3×3, norm + conv 1×1, norm) over `width` channels; a norm is of one image and channel.
+
+    The 3×3 convolutions have biases, as in the released code, which the norms cancel.
+    """
 
     def __init__(self, width: int):
         super().__init__()

@@ -44,7 +44,7 @@ from feddp.training.settings import (
 # have the limits of a network's file, so every trained network can be read
 LARGEST = {"channels": CHANNELS, "size": SIZE, "rounds": 100_000, "seed": 2**63 - 1, "behaviour": 1_000}
 # is raised by a change after which an equal plan trains on other images or gives other results: a hospital then approves anew,
-# and no run is continued that began before it
+# and no run is continued that began before it. A change of one method raises its `changed`, which is added
 BEHAVIOUR = 2
 LONGEST = {"classes": CLASSES, "stages": len(STAGES), "sites": COUNT}
 
@@ -101,17 +101,19 @@ class Plan:
     sites: tuple[str, ...] = ()  # the names of the sites, for methods that need a site's index
     weights: str = ""  # SHA-256 (`networks.weights.fingerprint`) of the initial tensors that the job brings; "" if none
     settings: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that differ from their defaults
-    behaviour: int = BEHAVIOUR  # what a version of this package does with equal settings
+    behaviour: int | None = None  # what a version of this package does with equal settings (`behaviour_of`); None: this one
 
     def __post_init__(self) -> None:
         self._check_types()
-        if self.behaviour != BEHAVIOUR:
-            raise InputError(
-                f"behaviour={self.behaviour}: the plan was made for another version of FedDP (here: {BEHAVIOUR}); install the"
-                " version that the job was exported with, or export it anew with `feddp job`"
-            )
         if self.method not in METHODS:
             raise InputError(f"unknown method {shown(self.method)}; known: {', '.join(METHODS)}")
+        here = behaviour_of(self.method)
+        if self.behaviour not in (None, here):
+            raise InputError(
+                f"behaviour={self.behaviour}: the plan was made for another version of FedDP (here: {here}); install the"
+                " version that the job was exported with, or export it anew with `feddp job`"
+            )
+        object.__setattr__(self, "behaviour", here)
         if self.network not in NETWORKS:
             raise InputError(f"unknown network {shown(self.network)}; known: {', '.join(NETWORKS)}")
         if self.weights and not re.fullmatch(r"[0-9a-f]{64}", self.weights):
@@ -178,7 +180,7 @@ class Plan:
         for name in ("method", "network", "labels", "weights"):
             if not isinstance(getattr(self, name), str):
                 raise InputError(f"{name}={shown(getattr(self, name))} is not a text; correct the plan")
-        for name in ("channels", "size", "rounds", "seed", "behaviour"):
+        for name in ("channels", "size", "rounds", "seed", *(("behaviour",) if self.behaviour is not None else ())):
             if type(getattr(self, name)) is not int:
                 raise InputError(f"{name}={shown(getattr(self, name))} is not a whole number; correct the plan")
             require_most(name, abs(getattr(self, name)), LARGEST[name])
@@ -307,6 +309,11 @@ class Plan:
         """Whether each site adopts its own best round: the method says so, nothing is shared, and `start` is best."""
         method = METHODS[self.method]
         return method.best_per_site and self.start == "best" and tuple(self.federation.private or method.private) == (ALL,)
+
+
+def behaviour_of(method: str) -> int:
+    """Returns the number of what this version does with an equal plan of `method`."""
+    return BEHAVIOUR + METHODS[method].changed
 
 
 def _groups(method: str) -> tuple[type, ...]:

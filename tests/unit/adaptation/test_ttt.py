@@ -214,13 +214,14 @@ def test_another_method_s_run_has_no_head_to_adapt_by(tmp_path, feddp, plan_for,
         ("virtual_class", {}, "decoder.p2.affinity.conv_m.bias"),
         ("virtual_class", {"paa": False}, None),
         ("virtual_class", {"private": "none"}, None),
+        ("fedoap", {}, "adapter.body.0.bias"),
         ("fedrod", {}, "personal_head.0.bias"),
         ("lora", {}, "encoder.model.stages_0.blocks.0.attn.k.lora_a.weight"),
     ],
 )
 def test_only_layers_that_each_site_has_for_itself_are_refused(plan_for, pvt, tmp_path, method, settings, own):
-    """pFLFE's projector, virtual classes' private convolutions, FedRoD's second heads, LoRA's adapters; not where a setting
-    shares them all. Then ways predict."""
+    """pFLFE's projector, virtual classes' private convolutions, FedRoD's second heads, LoRA's and FedOAP's adapters; not where
+    a setting shares them all. Then ways predict."""
     run = run_of(plan_for(method=method, network=pvt, **settings), tmp_path / "run")
     if own is None:
         models = read_models(run)

@@ -1,4 +1,4 @@
-"""The methods' rounds, against numbers worked out by hand: a step is θ − lr · gradient, the loss is linear in the logits."""
+"""The methods' rounds, against numbers worked out by hand: a step is θ − lr · gradient, the loss is linear, or a square."""
 
 import math
 
@@ -695,7 +695,7 @@ def test_fedoap_s_local_stage_perturbs_what_is_far_from_the_mask(by_hand, monkey
         scores = iter(range(100))
         monkeypatch.setattr("feddp.training.calibration.mean_scores", lambda *_: {"iou": float(next(scores)), "dice": 0.0})
     monkeypatch.setattr("feddp.training.calibration.adamw", lambda network, lr, _: torch.optim.SGD(network.parameters(), lr=lr))
-    monkeypatch.setattr("torch.randn", lambda shape: torch.ones(shape))
+    monkeypatch.setattr("torch.randn_like", torch.ones_like)
     own = {"perturbed_weight": weight, "perturbed_noise": noise, "perturbed_above": above, "tune_epochs": 1, "tune_lr": 0.01}
     site = by_hand("fedoap", network="product", power=2, batch=8, lr=1e-9, **own)
     _, metrics = train(site, first(site), 0)

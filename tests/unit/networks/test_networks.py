@@ -170,8 +170,8 @@ def test_decoupled_heads_go_round_every_network(name):
 
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_a_spatial_adapter_goes_between_every_decoder_and_head(name):
-    """Its 11 tensors over F channels: two convolutions of 9 F² + F and one of F², three normalisations of 2 F: 19 F² + 8 F. All
-    of them and the rest get a gradient, and the rest has the names and values that it has without them."""
+    """Its 11 tensors over F channels: two convolutions of 9 F² + F and one of F², three normalisations of 2 F: 19 F² + 8 F. Its
+    weights and the encoder's get a gradient, and the rest has the names and values that it has without them."""
     plain = build(name, 3, 1, seed=0)
     network = build(name, 3, 1, seed=0, layers={"spatial_adapter": {}})
     own = set(resolve(network, (SPATIAL_ADAPTER,)).private)
@@ -189,22 +189,28 @@ def test_a_spatial_adapter_goes_between_every_decoder_and_head(name):
 
 
 def test_a_spatial_adapter_adds_two_convolutions_and_one():
-    """One channel of four pixels [−1, 1, −1, 1]: mean 0, variance 1. All convolutions are multiples of the identity.
+    """Each channel of each image is v = [−√2, 0, 0, √2] in an order, scaled and shifted: mean 0, variance 1 once normalised.
+    All convolutions are multiples of the identity.
 
-    First 5 x, normalised [−1, 1], ReLU [0, 1]; then normalised [−1, 1], times 2 plus 1: [−1, 3]. Beside it 3 x, normalised
-    [−1, 1]. Their sum is [−2, 4], and its ReLU [0, 4].
+    First 5 x, normalised v, ReLU [0, 0, 0, √2]: mean √2/4, variance 1/2 − 1/8 = 3/8, normalised [−1, −1, −1, 3]/√3, times 2
+    plus 2. Beside it 3 x, normalised v. The sum is [2 − 2/√3 − √2, 2 − 2/√3, 2 − 2/√3, 2 + 2√3 + √2] = [−0.569, 0.8453,
+    0.8453, 6.8783], and ReLU makes the first 0. (Without the inner ReLU 3 v + 2.)
     """
-    block = Residual(1)
+    block = Residual(2)
     with torch.no_grad():
         for value in block.state_dict().values():
             value.zero_()
         for convolution, factor in ((block.body[0], 5.0), (block.body[3], 1.0), (block.skip[0], 3.0)):
-            convolution.weight[0, 0, convolution.kernel_size[0] // 2, convolution.kernel_size[0] // 2] = factor
-        for norm, scale, shift in ((block.body[1], 1.0, 0.0), (block.body[4], 2.0, 1.0), (block.skip[1], 1.0, 0.0)):
+            middle = convolution.kernel_size[0] // 2
+            convolution.weight[:, :, middle, middle] = factor * torch.eye(2)
+        for norm, scale, shift in ((block.body[1], 1.0, 0.0), (block.body[4], 2.0, 2.0), (block.skip[1], 1.0, 0.0)):
             norm.weight.fill_(scale)
             norm.bias.fill_(shift)
-    found = block(torch.tensor([[[[-1.0, 1.0], [-1.0, 1.0]]]]))
-    assert found.flatten().tolist() == pytest.approx([0, 4, 0, 4], abs=1e-3)
+    v, wanted = torch.tensor([-(2**0.5), 0, 0, 2**0.5]), torch.tensor([0, 0.845299, 0.845299, 6.878315])
+    images = torch.stack([torch.stack([v, 10 + 3 * v.flip(0)]), torch.stack([7 * v, -v.roll(1)])])
+    found = block(images.reshape(2, 2, 2, 2)).flatten(2)
+    expected = torch.stack([torch.stack([wanted, wanted.flip(0)]), torch.stack([wanted, wanted[[0, 3, 2, 1]]])])
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("rank", [1, 4])

@@ -24,6 +24,8 @@ CHOICES = {
     "pfedme_eta": 0.01,
     "ema": 0.5,
     "tau": 0.5,
+    "perturbed_weight": 0.5,
+    "perturbed_above": 0.5,
     "pfedme_beta": 0.5,
     "apfl_alpha": 0.25,
     "private": "head,calibrator",
@@ -373,9 +375,11 @@ def test_head_calibration_has_settings_of_its_own(plan_for):
     assert (plan.calibration.calibration_epochs, plan.calibration.calibration_lr) == (5, 0.02)
 
 
-@pytest.mark.parametrize("behaviour", [1, 3, 0])
-def test_a_plan_for_another_behaviour_is_refused(plan_for, behaviour):
-    """An equal plan of another version trains on other images or gives other results: nobody approved that."""
+@pytest.mark.parametrize(("method", "behaviour"), [("feddp", 1), ("feddp", 3), ("feddp", 0), ("fedoap", 2)])
+def test_a_plan_for_another_behaviour_is_refused(plan_for, method, behaviour):
+    """An equal plan of another version trains on other images or gives other results: nobody approved that. FedOAP has changed
+    alone, so a plan of the former one is refused, and others are not."""
     with pytest.raises(FedDPError, match=f"behaviour={behaviour}: the plan was made for another version .*export it anew"):
-        plan_for(behaviour=behaviour)
+        plan_for(method=method, behaviour=behaviour)
     assert plan_for().to_json()["behaviour"] == 2
+    assert plan_for(method="fedoap").to_json()["behaviour"] == 3
