@@ -145,7 +145,9 @@ class Method:
     label = ""  # the method's name in tables of a comparison, where the name it is called by would claim more than it does
     best_per_site = False  # True: sites that share nothing deploy the best round of their own, not the best by their mean
     uses_loss = True  # False: the setting `loss` has no part in its training
-    changed = 0  # is raised by a change after which an equal plan of this method alone gives other results (`BEHAVIOUR`)
+    # is raised, and never lowered, by a change after which an equal plan of this method and those that build on it alone gives
+    # other results (`behaviour_of`)
+    changed = 0
     federated = True  # False: the method needs all images in one place, so it cannot be a job
     Hyper: type[Any] = NoHyper  # a frozen data class; `--set` sets its fields
 

@@ -181,7 +181,20 @@ def collect(folders: Sequence[Path]) -> Collected:
 
 
 # the entries of results.json that are the plan's, without the seed
-_PLAN = {"method", "network", "channels", "classes", "labels", "size", "rounds", "stages", "settings", "weights", "private"}
+_PLAN = {
+    "method",
+    "network",
+    "channels",
+    "classes",
+    "labels",
+    "size",
+    "rounds",
+    "stages",
+    "settings",
+    "weights",
+    "private",
+    "behaviour",
+}
 
 
 def label_of(method: str) -> str:

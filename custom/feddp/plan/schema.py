@@ -313,7 +313,8 @@ class Plan:
 
 def behaviour_of(method: str) -> int:
     """Returns the number of what this version does with an equal plan of `method`."""
-    return BEHAVIOUR + METHODS[method].changed
+    changes: list[int] = [vars(one).get("changed", 0) for one in METHODS[method].__mro__]
+    return BEHAVIOUR + sum(changes)
 
 
 def _groups(method: str) -> tuple[type, ...]:

@@ -297,6 +297,13 @@ def test_seeds_are_averaged_image_by_image_and_their_range_is_told(tmp_path):
     assert "By seed, the average difference is +10.0 to +20.0." in finding.more
 
 
+def test_runs_of_two_versions_that_train_differently_are_no_seeds_of_one_method(tmp_path):
+    former = write_run(tmp_path / "former", flat(A=0.6), behaviour=2)
+    assert list(collect([former, write_run(tmp_path / "same", flat(A=0.7), seed=1, behaviour=2)]).methods) == ["FedDP"]
+    later = write_run(tmp_path / "later", flat(A=0.7), seed=1, behaviour=3)
+    assert list(collect([former, later]).methods) == ["FedDP (former)", "FedDP (later)"]
+
+
 def test_runs_on_other_images_are_refused(judged):
     other = {"A": {"start": dict.fromkeys("abcdefgz", 0.5)}}
     with pytest.raises(InputError, match="A: the runs were tested on different images"):

@@ -10,7 +10,7 @@ from feddp.adaptation import fitting
 from feddp.errors import FedDPError
 from feddp.methods import METHODS
 from feddp.plan.resolve import build_network, exchanged, partition_of
-from feddp.plan.schema import BEHAVIOUR, Federation, Plan
+from feddp.plan.schema import BEHAVIOUR, Federation, Plan, behaviour_of
 from feddp.training.settings import Calibration, Heads, Training, Tuning, key
 
 # another choice than the default, for settings that are words
@@ -383,3 +383,11 @@ def test_a_plan_for_another_behaviour_is_refused(plan_for, method, behaviour):
         plan_for(method=method, behaviour=behaviour)
     assert plan_for().to_json()["behaviour"] == 2
     assert plan_for(method="fedoap").to_json()["behaviour"] == 3
+
+
+def test_a_change_of_a_method_counts_for_those_that_build_on_it(monkeypatch):
+    """pFLFE has changed once and FC-pFLFE, which builds on it, twice more: 2 + 1 and 2 + 1 + 2."""
+    assert issubclass(METHODS["fc_pflfe"], METHODS["pflfe"])
+    monkeypatch.setattr(METHODS["pflfe"], "changed", 1, raising=False)
+    monkeypatch.setattr(METHODS["fc_pflfe"], "changed", 2, raising=False)
+    assert (behaviour_of("pflfe"), behaviour_of("fc_pflfe"), behaviour_of("feddp")) == (3, 5, 2)
