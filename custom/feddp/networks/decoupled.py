@@ -4,7 +4,7 @@ import copy
 
 from torch import Tensor, nn
 
-from feddp.networks.parts import PART_ROLES, head_of, part
+from feddp.networks.parts import PART_ROLES, parts_of
 from feddp.partition import PERSONAL_HEAD
 
 
@@ -23,8 +23,7 @@ class DecoupledHeads(nn.Module):
 
     def __init__(self, network: nn.Module, classes: int):
         super().__init__()
-        self.encoder, self.decoder = part(network, "encoder", "FedRoD"), part(network, "decoder", "FedRoD")
-        self.segmentation_head, _ = head_of(network, "FedRoD")
+        self.encoder, self.decoder, self.segmentation_head, _ = parts_of(network, "FedRoD")
         self.personal_head = copy.deepcopy(self.segmentation_head)
         for parameter in self.personal_head.parameters():
             nn.init.zeros_(parameter)

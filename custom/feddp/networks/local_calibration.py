@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddp.networks.parts import PART_ROLES, head_of, part, width_of
+from feddp.networks.parts import PART_ROLES, parts_of, width_of
 from feddp.partition import CALIBRATOR
 
 Pooled = tuple[Tensor, Tensor]  # average- and max-pooled features, (B, C) each
@@ -34,8 +34,7 @@ class LocalCalibration(nn.Module):
     def __init__(self, network: nn.Module, classes: int, sites: int):
         super().__init__()
         width = width_of(network, "FedLC")
-        self.encoder, self.decoder = part(network, "encoder", "FedLC"), part(network, "decoder", "FedLC")
-        self.segmentation_head, first = head_of(network, "FedLC")
+        self.encoder, self.decoder, self.segmentation_head, first = parts_of(network, "FedLC")
         self.embedding = SiteEmbedding(sites)
         self.selection = ChannelSelection(width, sites)
         self.calibrator = HeadCalibration(first, classes, sites)

@@ -43,6 +43,15 @@ def head_of(network: nn.Module, user: str) -> tuple[nn.Sequential, nn.Conv2d]:
     return head, head[0]
 
 
+def parts_of(network: nn.Module, user: str) -> tuple[nn.Module, nn.Module, nn.Sequential, nn.Conv2d]:
+    """Returns encoder, decoder, segmentation head and the head's first layer, for a module that takes them over.
+
+    Raises:
+        InputError: the network lacks one of them.
+    """
+    return part(network, "encoder", user), part(network, "decoder", user), *head_of(network, user)
+
+
 def deepest(network: nn.Module, images: Tensor, user: str) -> Tensor:
     """Returns the encoder's deepest features: (B, channels, H, W) -> (B, `width_of`, h, w)."""
     features: Tensor = part(network, "encoder", user)(images)[-1]

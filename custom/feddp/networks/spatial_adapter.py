@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from feddp.networks.parts import PART_ROLES, head_of, part
+from feddp.networks.parts import PART_ROLES, parts_of
 from feddp.partition import SPATIAL_ADAPTER
 
 
@@ -21,8 +21,7 @@ class SpatialAdapter(nn.Module):
 
     def __init__(self, network: nn.Module, classes: int):
         super().__init__()
-        self.encoder, self.decoder = part(network, "encoder", "FedOAP"), part(network, "decoder", "FedOAP")
-        self.segmentation_head, first = head_of(network, "FedOAP")
+        self.encoder, self.decoder, self.segmentation_head, first = parts_of(network, "FedOAP")
         self.adapter = Residual(first.in_channels)
 
     def forward(self, x: Tensor) -> Tensor:
