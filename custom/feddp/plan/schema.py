@@ -252,6 +252,8 @@ class Plan:
             raise InputError(
                 f"the job's plan has unknown keys {shown(unknown)} and lacks {missing}; export it with `feddp job`"
             )
+        if data.get("behaviour", BEHAVIOUR) is None:  # `Plan` takes it for this version's; a job may not leave that open
+            raise InputError("behaviour=None is not a whole number; correct the plan")
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:

@@ -279,6 +279,8 @@ def test_json_with_a_wrong_key_is_refused(plan_for):
         Plan.from_json(data | {"patience": 4})
     with pytest.raises(FedDPError, match="sites=4 is not a list of names"):
         Plan.from_json(data | {"sites": 4})
+    with pytest.raises(FedDPError, match="behaviour=None is not a whole number"):
+        Plan.from_json(data | {"behaviour": None})
     del data["rounds"], data["size"]
     with pytest.raises(FedDPError, match=r"unknown keys \[\] and lacks \['rounds', 'size'\]"):
         Plan.from_json(data)
