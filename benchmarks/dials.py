@@ -184,18 +184,20 @@ class Campaign:
             part.rename(data)
         return data
 
+    def require_current(self, value: float, seed: int, label: str) -> None:
+        """Raises InputError if the run is on disk and of a version that trains differently."""
+        method = METHODS[label].method
+        out, here = self.folder(value, seed) / method, behaviour_of(method)
+        if (out / RESULTS).exists() and (made := read_results(out).get("behaviour")) != here:
+            raise InputError(f"{out} is of a version that trains differently ({made}, here {here}); choose another --out")
+
     def run(self, value: float, seed: int, label: str) -> Rows:
         """Returns the test Dice of every site, of a run that is on disk or is made; waits for another dial that makes it."""
         folder, approach = self.folder(value, seed), METHODS[label]
         out = folder / approach.method
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock"):
-            if (out / RESULTS).exists():
-                if (made := read_results(out).get("behaviour")) != (here := behaviour_of(approach.method)):
-                    raise InputError(
-                        f"{out} is of a version that trains differently ({made}, here {here}); choose another --out"
-                    )
-            else:
+            if not (out / RESULTS).exists():
                 record = {"date": date.today().isoformat(), "machine": PLACE.machine, "processor": machine()["processor"]}
                 write_json(folder / f"{approach.method}.json", record)
                 run_here(self.data(value, seed), out, self.options(seed, label), env=PLACE.env)
@@ -365,6 +367,8 @@ def main(arguments: Sequence[str]) -> None:
         campaign.require(max(seeds), label)
     campaign.claim(values)
     runs, rows = [(value, seed, label) for seed in seeds for value in values for label in labels], Rows()
+    for made in runs:
+        campaign.require_current(*made)
     for number, (value, seed, label) in enumerate(runs, 1):
         print(f"{number} of {len(runs)}: {campaign.dial} {value:g}, seed {seed}, {label}", file=sys.stderr, flush=True)
         rows += campaign.run(value, seed, label)

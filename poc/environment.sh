@@ -14,8 +14,10 @@ if [ ! -e .venv/ready ] || [ requirements.lock -nt .venv/ready ]; then
     # therefore the first, and not by one that pip would fetch for it
     sed -n '/^setuptools==/,/[^\\]$/p' requirements.lock > .venv/setuptools.lock
     $pip --require-hashes -r .venv/setuptools.lock
-    $pip --require-hashes --no-build-isolation --use-pep517 -r requirements.lock
+    $pip --no-compile --require-hashes --no-build-isolation --use-pep517 -r requirements.lock
     $pip --no-deps --no-build-isolation -e .
+    # pip would compile on one core; a template among the packages is not Python and stays as it is
+    .venv/bin/python -m compileall -qq -j 0 .venv/lib || :
     touch .venv/ready
 fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -111,7 +111,7 @@ class Plan:
         if self.behaviour not in (None, here):
             raise InputError(
                 f"behaviour={self.behaviour}: the plan was made for another version of FedDP (here: {here}); install the"
-                " version that the job was exported with, or export it anew with `feddp job`"
+                " version that made the plan, or make its run or job anew"
             )
         object.__setattr__(self, "behaviour", here)
         if self.network not in NETWORKS:
