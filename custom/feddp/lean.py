@@ -6,6 +6,8 @@ import gc
 import importlib
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -78,21 +80,40 @@ def postpone_compiler() -> None:
     sys.modules.update({COMPILER: compiler, ITS_UTILS: utils})
 
 
+@contextmanager
+def no_search() -> Iterator[None]:
+    """Keeps Python from its search for what refers to itself, for an import: it would go through a million new objects again
+    and again, and find nothing (docs/results/speed.md)."""
+    searches = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if searches:
+            gc.enable()
+
+
 def import_monai() -> None:
     """Imports MONAI, of which `import` alone loads everything, with `UNUSED` hidden from it, and not torch's compiler.
 
     So MONAI takes one CPU-second and 83 MiB instead of two and 153 MiB (docs/results/speed.md).
     Afterwards others import these packages as ever. What of MONAI needs them says that they are missing: its plots, the
     metrics of collapsed embeddings, filters of signals and the ultrasound confidence map. Another thread's import of a hidden
-    package fails meanwhile. Therefore this is for processes that a run starts for its sites, not for a user's own.
+    package fails meanwhile. Later searches for what refers to itself leave out what is there by now. Therefore this is for
+    processes that a run starts for its sites, not for a user's own.
     """
     with _ONE:
+        if "monai" in sys.modules:
+            return
         postpone_compiler()
         hidden = [name for name in UNUSED if name not in sys.modules]
         # an import of None fails as that of a missing package
         sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
         try:
-            import monai  # noqa: F401
+            with no_search():
+                import monai  # noqa: F401
+
+                gc.freeze()
         finally:
             for name in hidden:
                 del sys.modules[name]

@@ -9,6 +9,8 @@ from feddp.lean import UNUSED
 
 LEAN = "from feddp.lean import import_monai; import_monai()"
 IMPORTED = f"print(*[name for name in {UNUSED} if name in sys.modules])"
+WATCHED = "import gc; searches = []; gc.callbacks.append(lambda phase, info: searches.append(phase))"
+SEARCHED = "print(len(searches), gc.isenabled(), gc.get_freeze_count())"
 MODULES = "print(*sorted(name for name in sys.modules if name.split('.')[0] == 'monai'))"
 
 
@@ -29,19 +31,20 @@ def _cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def usual() -> list[str]:
-    return said("import monai", IMPORTED, MODULES)
+    return said(WATCHED, "import monai", SEARCHED, IMPORTED, MODULES)
 
 
 @pytest.fixture(scope="module")
 def lean() -> list[str]:
-    return said(LEAN, IMPORTED, MODULES, "import matplotlib, scipy.signal, sklearn", IMPORTED)
+    others = "import matplotlib, scipy.signal, sklearn"
+    return said("import feddp.lean", WATCHED, LEAN, SEARCHED, IMPORTED, MODULES, others, IMPORTED)
 
 
 def test_only_monai_misses_them(usual, lean):
     """Others import them as ever afterwards."""
     every = " ".join(UNUSED)
-    assert usual[0] == every, "the control"
-    assert [lean[0], lean[2]] == ["", every]
+    assert usual[1] == every, "the control"
+    assert [lean[1], lean[3]] == ["", every]
 
 
 def test_what_was_imported_before_stays():
@@ -49,7 +52,23 @@ def test_what_was_imported_before_stays():
 
 
 def test_all_modules_of_monai_are_there_as_ever(usual, lean):
-    assert usual[1] == lean[1] != ""
+    assert usual[2] == lean[2] != ""
+
+
+def test_nothing_is_searched_while_monai_is_imported(usual, lean):
+    """And later searches go on without what it made: hundreds of thousands of objects."""
+    searches, enabled, left_out = usual[0].split()
+    assert int(searches) > 100, "the control"
+    assert (enabled, left_out) == ("True", "0")
+    searches, enabled, left_out = lean[0].split()
+    assert (searches, enabled) == ("0", "True")
+    assert int(left_out) > 100_000
+
+
+def test_a_process_without_the_search_stays_so():
+    assert said(
+        "import gc; gc.disable()", "from feddp.lean import no_search", "with no_search(): pass", "print(gc.isenabled())"
+    ) == ["False"]
 
 
 # what mentions the compiler without compiling anything: libraries, an optimizer, functions that it is to leave alone

@@ -17,6 +17,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from feddp.errors import InputError
+from feddp.lean import no_search
 
 if TYPE_CHECKING:
     from torch import nn
@@ -113,7 +114,8 @@ def _smp(kind: str, encoder: str, channels: int, classes: int, pretrained: bool,
             " random ones, or name a file of this network"
         )
 
-    import segmentation_models_pytorch
+    with no_search():  # timm has a thousand networks
+        import segmentation_models_pytorch
 
     from feddp.networks.attention import split_kv
     from feddp.networks.levels import with_levels
