@@ -1,5 +1,6 @@
 """What several tests need: two synthetic sites, a plan for them, and a network small enough to train in milliseconds."""
 
+import gc
 import os
 import shutil
 from dataclasses import fields
@@ -42,6 +43,16 @@ def pytest_collection_modifyitems(items):
     """The longest files first, in their order; the others stay as they were found."""
     place = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
+
+
+def pytest_collection_finish():
+    """Python's search for what refers to itself leaves out all modules and tests, a million objects."""
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    """At the end of the process packages look for leaks in what they left."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
