@@ -197,6 +197,7 @@ class Campaign:
         out = folder / approach.method
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock"):
+            self.require_current(value, seed, label)  # it may have been made meanwhile
             if not (out / RESULTS).exists():
                 record = {"date": date.today().isoformat(), "machine": PLACE.machine, "processor": machine()["processor"]}
                 write_json(folder / f"{approach.method}.json", record)
@@ -365,10 +366,10 @@ def main(arguments: Sequence[str]) -> None:
     campaign = Campaign(**given | {"settings": tuple(given["settings"])})
     for label in labels:
         campaign.require(max(seeds), label)
-    campaign.claim(values)
     runs, rows = [(value, seed, label) for seed in seeds for value in values for label in labels], Rows()
     for made in runs:
         campaign.require_current(*made)
+    campaign.claim(values)
     for number, (value, seed, label) in enumerate(runs, 1):
         print(f"{number} of {len(runs)}: {campaign.dial} {value:g}, seed {seed}, {label}", file=sys.stderr, flush=True)
         rows += campaign.run(value, seed, label)

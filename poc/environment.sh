@@ -16,7 +16,7 @@ if [ ! -e .venv/ready ] || [ requirements.lock -nt .venv/ready ]; then
     $pip --require-hashes -r .venv/setuptools.lock
     $pip --no-compile --require-hashes --no-build-isolation --use-pep517 -r requirements.lock
     $pip --no-deps --no-build-isolation -e .
-    # pip would compile on one core; a template among the packages is not Python and stays as it is
+    # pip would compile on one core; like pip, this leaves what it cannot compile: torch has a file for a newer Python
     .venv/bin/python -m compileall -qq -j 0 .venv/lib || :
     touch .venv/ready
 fi

@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Python's search for what refers to itself leaves out all modules and tests, a million objects."""
+    """Python's search for what refers to itself leaves out all modules and tests, which stay until the process ends."""
     gc.freeze()
 
 

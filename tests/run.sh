@@ -16,13 +16,13 @@ ruff check .
 ruff format --check .
 lint-imports
 mypy
+# each of the hundreds of processes would compile the product anew
+unset PYTHONDONTWRITEBYTECODE
 if [ "${1:-}" = --quick ]; then
     shift
     exec python -m pytest -n 2 --dist loadfile tests/unit "$@"
 fi
 wait # for the browser
-# each of the hundreds of processes would compile the product anew
-unset PYTHONDONTWRITEBYTECODE
 # networks this small gain nothing from threads, which wait for one another where several files run on two cores
 export OMP_NUM_THREADS=1
 # four files at a time on two cores, in the order of tests/support/order.py: some compute while federations wait

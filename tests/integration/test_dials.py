@@ -119,6 +119,24 @@ def test_a_run_of_a_version_that_trains_differently_is_not_taken(dials, tmp_path
     ):
         dials.main([*words, "--values", "0", "1"])
     assert made == ["1/fedavg"]
+    assert not (tmp_path / "alike.json").exists(), "a folder that holds nothing may be another campaign's"
+
+
+def test_a_run_that_another_version_makes_meanwhile_is_not_taken(dials, tmp_path, made, monkeypatch):
+    words = ["style", *SMALL.split(), "--values", "1", "--methods", "FedAvg", "--out"]
+    dials.main([*words, str(tmp_path / "other")])
+    claim = dials.Campaign.claim
+
+    def claimed(campaign, values):
+        claim(campaign, values)
+        dials.shutil.copytree(tmp_path / "other/style", tmp_path / "own/style")
+        results = tmp_path / "own/style/1/seed-0/fedavg/results.json"
+        results.write_text(results.read_text().replace(f'"behaviour": {BEHAVIOUR}', '"behaviour": 1'))
+
+    monkeypatch.setattr(dials.Campaign, "claim", claimed)
+    with pytest.raises(InputError, match="is of a version that trains differently"):
+        dials.main([*words, str(tmp_path / "own")])
+    assert made == ["1/fedavg"]
 
 
 def test_a_run_says_on_which_machine_and_day_it_was_made(dials, tmp_path, made):

@@ -1,16 +1,27 @@
 """What lean.py leaves out of a process or has imported later; each is looked at in a process of its own."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
 
-from feddp.lean import UNUSED
+from feddp.lean import UNUSED, no_search
 
 LEAN = "from feddp.lean import import_monai; import_monai()"
 IMPORTED = f"print(*[name for name in {UNUSED} if name in sys.modules])"
 WATCHED = "import gc; searches = []; gc.callbacks.append(lambda phase, info: searches.append(phase))"
 SEARCHED = "print(len(searches), gc.isenabled(), gc.get_freeze_count())"
+# searches while timm is imported: the body of some module of it is on the stack
+TIMM = """
+def within_timm(phase, info, found=[]):
+    frame = sys._getframe()
+    while frame and (frame.f_code.co_name, frame.f_globals.get("__name__", "").split(".")[0]) != ("<module>", "timm"):
+        frame = frame.f_back
+    found += [frame] if frame else []
+    return len(found)
+gc.callbacks.append(within_timm)
+"""
 MODULES = "print(*sorted(name for name in sys.modules if name.split('.')[0] == 'monai'))"
 
 
@@ -31,13 +42,21 @@ def _cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def usual() -> list[str]:
-    return said(WATCHED, "import monai", SEARCHED, IMPORTED, MODULES)
+    timm = (TIMM, "import segmentation_models_pytorch", "print(within_timm('', {}))")
+    return said(WATCHED, "import monai", SEARCHED, IMPORTED, MODULES, *timm)
 
 
 @pytest.fixture(scope="module")
 def lean() -> list[str]:
     others = "import matplotlib, scipy.signal, sklearn"
-    return said("import feddp.lean", WATCHED, LEAN, SEARCHED, IMPORTED, MODULES, others, IMPORTED)
+    timm = (TIMM, "import feddp.networks", "feddp.networks.build('pvt_v2_b0-fpn', 1, 1)", "print(within_timm('', {}))")
+    again = (
+        "alive = [[] for _ in range(100_000)]",
+        "before = gc.get_freeze_count()",
+        LEAN,
+        "print(gc.get_freeze_count() <= before)",
+    )
+    return said("import feddp.lean", WATCHED, LEAN, SEARCHED, IMPORTED, MODULES, others, IMPORTED, *timm, *again)
 
 
 def test_only_monai_misses_them(usual, lean):
@@ -63,6 +82,18 @@ def test_nothing_is_searched_while_monai_is_imported(usual, lean):
     searches, enabled, left_out = lean[0].split()
     assert (searches, enabled) == ("0", "True")
     assert int(left_out) > 100_000
+    assert lean[5] == "True", "a second call leaves nothing more out"
+
+
+def test_nothing_is_searched_while_timm_is_imported(usual, lean):
+    assert int(usual[3]) > 10, "the control"
+    assert lean[4] == "0"
+
+
+def test_after_an_import_that_fails_python_searches_again():
+    with pytest.raises(ImportError), no_search():
+        raise ImportError
+    assert gc.isenabled()
 
 
 def test_a_process_without_the_search_stays_so():

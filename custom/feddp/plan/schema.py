@@ -111,7 +111,7 @@ class Plan:
         if self.behaviour not in (None, here):
             raise InputError(
                 f"behaviour={self.behaviour}: the plan was made for another version of FedDP (here: {here}); install the"
-                " version that made the plan, or make its run or job anew"
+                " version that made the plan, or export the job anew with `feddp job`; for a run, choose another --out"
             )
         object.__setattr__(self, "behaviour", here)
         if self.network not in NETWORKS:

@@ -381,7 +381,7 @@ def test_head_calibration_has_settings_of_its_own(plan_for):
 def test_a_plan_for_another_behaviour_is_refused(plan_for, method, behaviour):
     """An equal plan of another version trains on other images or gives other results: nobody approved that. FedOAP has changed
     alone, so a plan of the former one is refused, and others are not."""
-    with pytest.raises(FedDPError, match=f"behaviour={behaviour}: the plan was made for another version .*its run or job anew"):
+    with pytest.raises(FedDPError, match=f"behaviour={behaviour}: the plan was made for another version .*export the job anew"):
         plan_for(method=method, behaviour=behaviour)
     assert plan_for().to_json()["behaviour"] == 2
     assert plan_for(method="fedoap").to_json()["behaviour"] == 3
