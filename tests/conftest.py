@@ -45,9 +45,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
+def pytest_collection():
+    """Thousands of tests are found without a search for what refers to itself."""
+    gc.disable()
+
+
 def pytest_collection_finish():
-    """Python's search for what refers to itself leaves out all modules and tests, which stay until the process ends."""
+    """The search leaves out all modules and tests, which stay until the process ends, and comes more seldom than usual."""
     gc.freeze()
+    gc.set_threshold(10_000)
+    gc.enable()
 
 
 def pytest_sessionfinish():

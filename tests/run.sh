@@ -9,21 +9,35 @@ browser() {
 }
 if [ "${1:-}" != --quick ]; then
     browser >&2 &
+    browser=$!
     trap wait EXIT # also where a linter ends this
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/../poc/environment.sh"
 ruff check .
 ruff format --check .
-lint-imports
-mypy
 # each of the hundreds of processes would compile the product anew
 unset PYTHONDONTWRITEBYTECODE
 if [ "${1:-}" = --quick ]; then
     shift
+    lint-imports
+    mypy
     exec python -m pytest -n 2 --dist loadfile tests/unit "$@"
 fi
-wait # for the browser
+# one process compiles the tests for the four below
+python -m pytest --collect-only -qq > /dev/null 2>&1 &
+compiled=$!
+lint-imports
+wait "$compiled" || : # what is wrong is said below
+# one core would wait for the other while types are checked
+types=$(mktemp)
+trap 'wait; rm "$types"' EXIT
+mypy > "$types" 2>&1 &
+mypy=$!
+wait "$browser"
 # networks this small gain nothing from threads, which wait for one another where several files run on two cores
 export OMP_NUM_THREADS=1
 # four files at a time on two cores, in the order of tests/support/order.py: some compute while federations wait
-exec python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
+failed=0
+python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+wait "$mypy" || { failed=$?; cat "$types"; }
+exit "$failed"

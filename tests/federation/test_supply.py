@@ -103,10 +103,15 @@ def test_the_two_commands_install_the_lock_by_its_hashes_and_again_when_it_chang
         subprocess.run(command, env={**os.environ, "PYTHON": str(python)}, capture_output=True, check=True)
         return [line for line in log.read_text().splitlines() if "pip install" in line]
 
-    first, lock, package = sourced()
+    first, *beside, package = sourced()
     assert first.endswith("--require-hashes -r .venv/setuptools.lock")
-    assert lock.endswith("--require-hashes --no-build-isolation --use-pep517 -r requirements.lock")
+    large, others = sorted(beside, key=lambda line: "others" in line)
+    assert large.endswith("--require-hashes --no-deps -r .venv/large.lock")
+    assert others.endswith("--require-hashes --no-deps --no-build-isolation --use-pep517 -r .venv/others.lock")
     assert package.endswith("--no-deps --no-build-isolation -e .")
+    parts = [entries(tmp_path / f".venv/{part}.lock") for part in ("large", "others")]
+    assert sorted(sum(parts, [])) == sorted(entries(TESTS)), "all of it, once, with its hashes"
+    assert {line.split("==")[0] for line, _ in parts[0]} > {"torch", "triton", "nvidia-cublas"}
     (builder,) = entries(tmp_path / ".venv/setuptools.lock")
     assert builder in entries(TESTS), "whole, with its hashes"
     assert builder[0].startswith("setuptools==")
@@ -115,7 +120,25 @@ def test_the_two_commands_install_the_lock_by_its_hashes_and_again_when_it_chang
     os.utime(tmp_path / "requirements.txt", (ready + 9, ready + 9))
     assert sourced() == [], "what is installed is the lock"
     os.utime(tmp_path / "requirements.lock", (ready + 9, ready + 9))
-    assert len(sourced()) == 3
+    assert len(sourced()) == 4
+
+
+@pytest.mark.parametrize("part", ["large", "others"])
+def test_an_environment_of_which_a_part_is_missing_is_not_ready(tmp_path, part):
+    """pip fails for one of the two parts that are installed beside each other."""
+    for name in ("poc/environment.sh", "requirements.lock"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *" venv "*) mkdir -p "$3/bin"; cp {python} "$3/bin/python";; */{part}.lock) exit 7;; esac\n'
+    )
+    python.chmod(0o755)
+    command = ["bash", "-euc", f"source {tmp_path}/poc/environment.sh; touch {tmp_path}/went-on"]
+    done = subprocess.run(command, env={**os.environ, "PYTHON": str(python)}, capture_output=True, check=False)
+    assert done.returncode == 7
+    assert not (tmp_path / ".venv/ready").exists()
+    assert not (tmp_path / "went-on").exists()
 
 
 def wheel(folder: Path, code: str) -> str:
