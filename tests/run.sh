@@ -15,24 +15,21 @@ fi
 source "$(dirname "${BASH_SOURCE[0]}")/../poc/environment.sh"
 ruff check .
 ruff format --check .
+lint-imports
 # each of the hundreds of processes would compile the product anew
 unset PYTHONDONTWRITEBYTECODE
 if [ "${1:-}" = --quick ]; then
     shift
-    lint-imports
     mypy
     exec python -m pytest -n 2 --dist loadfile tests/unit "$@"
 fi
-# one process compiles the tests for the four below
-python -m pytest --collect-only -qq > /dev/null 2>&1 &
-compiled=$!
-lint-imports
-wait "$compiled" || : # what is wrong is said below
 # one core would wait for the other while types are checked
 types=$(mktemp)
 trap 'wait; rm "$types"' EXIT
 mypy > "$types" 2>&1 &
 mypy=$!
+# one process compiles the tests for the four below, which say what is wrong with them
+python -m pytest --collect-only -qq > /dev/null 2>&1 || :
 wait "$browser"
 # networks this small gain nothing from threads, which wait for one another where several files run on two cores
 export OMP_NUM_THREADS=1
