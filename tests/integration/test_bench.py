@@ -16,6 +16,7 @@ import weakref
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
+from multiprocessing import forkserver
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +72,22 @@ def bench(feddp):
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def importer():
+    """Forks processes, once it has imported what each of them would import for itself. What they are given still travels."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([f"benchmarks.{name}" for name in ("aggregate", "gpu_agree", "gpu_protocol", "gpu_stages")])
+    yield context
+    context.set_forkserver_preload([])
+    forkserver._forkserver._stop()
+
+
+@pytest.fixture
+def imported(importer, monkeypatch):
+    """A benchmark's own processes come from the importer: gpu_sites shows that new ones do as well."""
+    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": importer}.get)
 
 
 # --- the command ---------------------------------------------------------------------------------------------------------
@@ -311,7 +328,7 @@ def test_calibration_notices_unequal_losses(toy, monkeypatch):
         calibration.compared(common.images(6, 32), toy, 2, 1)
 
 
-def test_aggregate(bench):
+def test_aggregate(bench, imported):
     """A contribution is γ in float32: 5,165,793 parameters and the buffers, 19 MiB and more. The peak is not looked at here."""
     (found,) = bench("aggregate", "--sites", 2, "--turns", 1)
     (row,) = found["turns"]
@@ -630,7 +647,7 @@ def test_gpu_agree_goes_on_after_a_method_that_fails(feddp, toy, monkeypatch):
     assert f"| silobn | {DEFAULT} |  | 0.001 | failed |" in err
 
 
-def test_gpu_agree_in_several_processes(feddp):
+def test_gpu_agree_in_several_processes(feddp, imported):
     """Each method's line, as it is known; in a process of its own, a network that does not exist is its error."""
     words = "--device", "cpu", "--processes", 2, "--network", "nonesuch", "--methods", "fedbn"
     code, out, err = feddp("bench", "gpu_agree", *words)
@@ -775,7 +792,7 @@ def test_gpu_sites_prints_one_site_before_it_tries_several(feddp, monkeypatch):
 
 
 def test_gpu_sites_says_what_a_sites_process_met(feddp):
-    """In a real process, to which the barrier travels."""
+    """In a new process, to which the barrier travels."""
     code, out, err = feddp("bench", "gpu_sites", "--device", "cpu", "--network", "nonesuch", "--seconds", 600)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("feddp: site 1 of 1 failed, the others were ended: InputError: unknown network")
@@ -799,7 +816,7 @@ def test_gpu_steps_sees_a_way_that_computes_otherwise(bench, pvt, monkeypatch):
     assert found["gradient_error"] > 0.1
 
 
-def test_gpu_stages_runs_what_comes_after_the_rounds(bench, monkeypatch):
+def test_gpu_stages_runs_what_comes_after_the_rounds(bench, imported, monkeypatch):
     monkeypatch.setattr(gpu_stages, "PATIENCE", 600)
     (found,) = bench("gpu_stages", "--device", "cpu", "--methods", "finetune", "--size", 32)
     assert (found["run"], found["stages"], found["outcome"]) == ("finetune", ["train", "tune"], "runs")
@@ -826,7 +843,7 @@ def test_gpu_stages_has_every_later_stage_and_workers(feddp, monkeypatch):
     assert err.splitlines()[-1] == "feddp: fedlc failed on cpu; the lines above say why"
 
 
-def test_gpu_protocol_runs_the_product(bench):
+def test_gpu_protocol_runs_the_product(bench, imported):
     options = "--images", 12, 12, "--rounds", 1, "--calibration-epochs", 1, "--size", 32
     found = bench("gpu_protocol", "--device", "cpu", *options)[-1]
     assert found["finished"]
@@ -1008,7 +1025,16 @@ import benchmarks.gpu_agree, benchmarks.gpu_speed, benchmarks.gpu_sites, benchma
 import benchmarks.practice, benchmarks.gpu_protocol
 import feddp.pages.run_page, matplotlib.backends.backend_svg  # the report at the end of a run
 import feddp.cli, feddp.run.local, monai.metrics, monai.losses, segmentation_models_pytorch, timm
+import os; os._exit(0)  # at once: to take torch apart takes a second more
 """
+
+
+@functools.cache
+def complaint(listed: frozenset[str]) -> str:
+    """What a process says that cannot import the benchmarks with these distributions alone."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "custom")))}
+    done = subprocess.run([sys.executable, "-c", SHORT, *listed], env=env, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
 
 
 def closure(*names):
@@ -1046,10 +1072,7 @@ def test_the_packages_of_gpu_sh_suffice(at, there):
     assert [name for name in listed if name.startswith(("torch", "nvidia", "triton"))] == []
     locked = {line.split("==")[0] for line in text_of("requirements.lock").splitlines() if "==" in line}
     assert set(listed) <= locked
-    words = [sys.executable, "-c", SHORT, *listed, *closure(*there), "feddp"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "custom")))}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert complaint(frozenset((*listed, *closure(*there), "feddp"))) == ""
 
 
 # --- what federations' events say ----------------------------------------------------------------------------------------

@@ -36,23 +36,26 @@ TEXTS = {
 }
 TENSOR = {"type": str, "format": str, "num_channels": int, "spatial_shape": list, "dtype": str, "value_range": list}
 # MONAI's command line reads its arguments with fire, which is not installed here: a stand-in that reads `command --name value`.
-# An import of our package is an ImportError there
+# and does so in each of the folders in turn. An import of our package is an ImportError there
 FIRE = """
-import sys
+import os, sys
 sys.modules["feddp"] = None
 def Fire():
     command, words = getattr(sys.modules["__main__"], sys.argv[1]), sys.argv[2:]
-    command(**{name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)})
+    for folder in os.environ["BUNDLES"].split(os.pathsep):
+        os.chdir(folder)
+        command(**{name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)})
+    sys.stdout.flush()
+    os._exit(0)  # at once: to take torch and MONAI apart takes a second more
 """
+UNSEARCHED = "import gc; gc.disable()"  # MONAI's import would be searched hundreds of times
 
 
-@pytest.fixture(scope="module", params=["nested", "exclusive"])
-def bundle(request, tmp_path_factory):
+def made(labels, folder):
     """A bundle of FedLC's network, the hardest to trace, with two classes, and images that are not square."""
-    folder = tmp_path_factory.mktemp("bundle")
-    channels = 3 if request.param == "nested" else 1
+    channels = 3 if labels == "nested" else 1
     network = build("unet", channels, 2, seed=0, layers={"local_calibration": {"sites": 2}})
-    texts = {"network": "unet", "channels": str(channels), "classes": '["disc", "cup"]', "labels": request.param, "size": "32"}
+    texts = {"network": "unet", "channels": str(channels), "classes": '["disc", "cup"]', "labels": labels, "size": "32"}
     texts |= {"method": "fedlc", "site": "A", "layers": '{"local_calibration": {"sites": 2}}'}
     own = network.segmentation_head[0]
     network.calibrator.receive({1: {"weight": own.weight.detach() * 2, "bias": own.bias.detach()}})
@@ -68,18 +71,34 @@ def bundle(request, tmp_path_factory):
     return folder
 
 
-def test_monai_runs_it_without_this_package(bundle):
-    """The commands of take-home.md: the same masks, to the pixel, as `feddp predict`."""
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    return {labels: made(labels, tmp_path_factory.mktemp("bundle")) for labels in ("nested", "exclusive")}
+
+
+@pytest.fixture(params=["nested", "exclusive"])
+def bundle(request, bundles):
+    return bundles[request.param]
+
+
+@pytest.fixture(scope="module")
+def said_by_monai(bundles, tmp_path_factory):
+    """The commands of take-home.md, for both in one process."""
     (folder, command) = commands_for("test_bundle", "docs/how-to/take-home.md")
-    at = bundle / folder.removeprefix("cd ")
-    (bundle / "fire.py").write_text(FIRE)
+    at, beside = [root / folder.removeprefix("cd ") for root in bundles.values()], tmp_path_factory.mktemp("beside")
+    (beside / "fire.py").write_text(FIRE)
+    (beside / "sitecustomize.py").write_text(UNSEARCHED)
     words = [sys.executable, "-W", "ignore", *command.split()[1:]]
-    done = subprocess.run(
-        words, cwd=at, env=os.environ | {"PYTHONPATH": str(bundle)}, capture_output=True, text=True, check=False, timeout=300
-    )
+    env = os.environ | {"PYTHONPATH": str(beside), "BUNDLES": os.pathsep.join(map(str, at))}
+    done = subprocess.run(words, cwd=at[0], env=env, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_monai_runs_it_without_this_package(bundle, said_by_monai):
+    """The same masks, to the pixel, as `feddp predict`."""
     predict(bundle / "network.safetensors", bundle / "images", bundle / "ours")
-    assert f"2 masks in {OUT_OF_BUNDLE}" in done.stdout
+    assert said_by_monai.count(f"2 masks in {OUT_OF_BUNDLE}") == 2, "in each of the two"
     for name in ("a.png", "b.2.png"):
         theirs, ours = (np.asarray(Image.open(bundle / folder / name)) for folder in ("masks", "ours"))
         assert theirs.dtype == np.uint8

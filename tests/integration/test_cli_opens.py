@@ -14,9 +14,10 @@ LOADED = f"""
 import sys
 from typer.testing import CliRunner
 from feddp.cli import app
-done = CliRunner().invoke(app, sys.argv[1:])
-assert done.exit_code == 0, done.output
-print("loaded:", *[name for name in {HEAVY} if name in sys.modules])
+for command in sys.argv[1:]:
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
+    print(command, "loaded:", *[name for name in {HEAVY} if name in sys.modules])
 """
 # a process of its own between the test and the command: what was resident before exec counts as the command's
 COST = """
@@ -34,28 +35,22 @@ def python(*arguments, **environment):
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["", "run", "report", "job", "compare", "adapt", "features", "data prepare", "kit", "kit check", "export", "models"],
-)
-def test_a_help_loads_nothing_heavy(command):
-    assert python(LOADED, *command.split(), "--help").splitlines() == ["loaded:"]
+def test_helps_and_the_list_of_methods_load_nothing_heavy():
+    """One after the other in one process: the first line that names something is that of the command which loaded it."""
+    names = ["", "run", "report", "job", "compare", "adapt", "features", "data prepare", "kit", "kit check", "export", "models"]
+    commands = [*(f"{name} --help" for name in names), "methods"]
+    assert python(LOADED, *commands).splitlines() == [f"{command} loaded:" for command in commands]
 
 
-def test_the_methods_are_listed_without_what_they_compute_with():
-    assert python(LOADED, "methods").splitlines() == ["loaded:"]
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_without_greek_letters_lists_the_methods(encoding):
+def test_a_terminal_without_greek_letters_lists_the_methods():
     """α is U+03B1; neither encoding has it."""
-    listed = python(FEDDP, "methods", PYTHONIOENCODING=encoding)
-    assert r"\u03b1" in listed
+    for encoding in ("ascii", "latin-1"):
+        assert r"\u03b1" in python(FEDDP, "methods", PYTHONIOENCODING=encoding)
     assert "α" in python(FEDDP, "methods", PYTHONIOENCODING="utf-8")
 
 
 def test_what_loads_something_heavy_is_noticed():
-    assert python("import numpy" + LOADED, "--help").splitlines() == ["loaded: numpy"]
+    assert python("import numpy" + LOADED, "--help").splitlines() == ["--help loaded: numpy"]
 
 
 COMPLETING = {"_FEDDP_COMPLETE": "complete_bash", "COMP_WORDS": "feddp da", "COMP_CWORD": "1"}
@@ -67,10 +62,13 @@ COMPLETING = {"_FEDDP_COMPLETE": "complete_bash", "COMP_WORDS": "feddp da", "COM
     ids=["help", "run", "methods", "completion"],
 )
 def test_it_opens_at_once(command, environment):
-    """The best of three: other processes on the machine cost time, never save it."""
-    costs = [json.loads(python(COST, FEDDP, *command.split(), **environment)) for _ in range(3)]
-    assert min(seconds for seconds, _ in costs) < SECONDS
-    assert min(resident for _, resident in costs) < MEBIBYTES
+    """The best of three, if the first one does not: other processes on the machine cost time, never save it."""
+    for last in (False, False, True):
+        seconds, resident = json.loads(python(COST, FEDDP, *command.split(), **environment))
+        if last or (seconds < SECONDS and resident < MEBIBYTES):
+            break
+    assert seconds < SECONDS
+    assert resident < MEBIBYTES
 
 
 def test_completion_is_installed_and_completes(tmp_path):

@@ -90,6 +90,7 @@ def mlflow(tmp_path_factory):
     """The package, installed for this file alone: MONAI imports it in every process that finds it."""
     target = str(tmp_path_factory.mktemp("mlflow"))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps"]
+    pip += ["--no-compile"]  # what is imported is compiled then, and that is little of it
     subprocess.run([*pip, "--target", target, "-r", str(ROOT / "tests/mlflow.lock")], check=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path, target])

@@ -16,22 +16,30 @@ from feddp.errors import FedDPError
 {setup}
 def peak():  # not getrusage's: that begins with what the process had which started this one
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024
+"""
+_READ = """
 before, error = peak(), ""
 try:
     {read}
 except FedDPError as refused:
     error = str(refused)
 print(json.dumps([error, peak() - before]))
+Path("/proc/self/clear_refs").write_text("5")  # from here a peak counts anew
 """
 
 
 def cost(setup: str, read: str) -> tuple[str, float]:
     """(the FedDPError that the statement `read` ends in, or "", and by how many MiB the process grew for it)."""
-    code = _CHILD.format(setup=setup, read=read)
+    return costs(setup, read)[0]
+
+
+def costs(setup: str, *reads: str) -> list[tuple[str, float]]:
+    """The same of several, one after the other in one process: the cheapest first, since memory that is freed may stay."""
+    code = _CHILD.format(setup=setup) + "".join(_READ.format(read=read) for read in reads)
+    code += "import os, sys; sys.stdout.flush(); os._exit(0)"  # at once: to take torch apart takes a second more
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    error, grown = json.loads(done.stdout.splitlines()[-1])
-    return error, grown
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()[-len(reads) :]]
 
 
 def png(width: int, height: int, pixels: bytes | None = None, frames: int = 1) -> bytes:

@@ -1,8 +1,9 @@
-"""What lean.py leaves out of a process or has imported later; each is looked at in a process of its own."""
+"""What lean.py leaves out of a process or has imported later: seen in a process that uses it, beside one that does not."""
 
 import gc
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -40,70 +41,9 @@ def _cache(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module")
-def usual() -> list[str]:
-    timm = (TIMM, "import segmentation_models_pytorch", "print(within_timm('', {}))")
-    return said(WATCHED, "import monai", SEARCHED, IMPORTED, MODULES, *timm)
-
-
-@pytest.fixture(scope="module")
-def lean() -> list[str]:
-    others = "import matplotlib, scipy.signal, sklearn"
-    timm = (TIMM, "import feddp.networks", "feddp.networks.build('pvt_v2_b0-fpn', 1, 1)", "print(within_timm('', {}))")
-    again = (
-        "alive = [[] for _ in range(100_000)]",
-        "before = gc.get_freeze_count()",
-        LEAN,
-        "print(gc.get_freeze_count() <= before)",
-    )
-    return said("import feddp.lean", WATCHED, LEAN, SEARCHED, IMPORTED, MODULES, others, IMPORTED, *timm, *again)
-
-
-def test_only_monai_misses_them(usual, lean):
-    """Others import them as ever afterwards."""
-    every = " ".join(UNUSED)
-    assert usual[1] == every, "the control"
-    assert [lean[1], lean[3]] == ["", every]
-
-
-def test_what_was_imported_before_stays():
-    assert said("import sklearn", LEAN, IMPORTED) == ["sklearn"]
-
-
-def test_all_modules_of_monai_are_there_as_ever(usual, lean):
-    assert usual[2] == lean[2] != ""
-
-
-def test_nothing_is_searched_while_monai_is_imported(usual, lean):
-    """And later searches go on without what it made: hundreds of thousands of objects."""
-    searches, enabled, left_out = usual[0].split()
-    assert int(searches) > 100, "the control"
-    assert (enabled, left_out) == ("True", "0")
-    searches, enabled, left_out = lean[0].split()
-    assert (searches, enabled) == ("0", "True")
-    assert int(left_out) > 100_000
-    assert lean[5] == "True", "a second call leaves nothing more out"
-
-
-def test_nothing_is_searched_while_timm_is_imported(usual, lean):
-    assert int(usual[3]) > 10, "the control"
-    assert lean[4] == "0"
-
-
-def test_after_an_import_that_fails_python_searches_again():
-    with pytest.raises(ImportError), no_search():
-        raise ImportError
-    assert gc.isenabled()
-
-
-def test_a_process_without_the_search_stays_so():
-    assert said(
-        "import gc; gc.disable()", "from feddp.lean import no_search", "with no_search(): pass", "print(gc.isenabled())"
-    ) == ["False"]
-
-
 # what mentions the compiler without compiling anything: libraries, an optimizer, functions that it is to leave alone
 MENTIONED = """
+gc.callbacks.clear()
 import torch, torchvision, timm
 layer = torch.nn.Linear(2, 1)
 optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
@@ -140,16 +80,6 @@ torch.compile(broken, backend=backend)(torch.ones(1))
 print(graphs)
 """
 LOADED = "['torch._dynamo.config', 'torch._inductor']"
-POSTPONED = "from feddp.lean import postpone_compiler; postpone_compiler()"
-
-
-@pytest.mark.parametrize(("first", "imported"), [("", LOADED), (POSTPONED, "[]")])
-def test_the_compiler_is_imported_when_something_compiles_and_compiles_as_ever(first, imported):
-    """The first case is the control. 3 · (1 + 2) − 1 = 8."""
-    parts = [["add"], ["sub"]]
-    assert said(first, MENTIONED, COMPILED) == [imported, f"8.0 {parts}", "True True", str(parts)]
-
-
 ASKED = [
     "found = torch.compiler.disable(torch.nn.Linear(1, 1)).weight",
     "found = torch.compiler.disable(recursive=False, reason='so')(lambda: 1)()",
@@ -160,40 +90,108 @@ ASKED = [
 ]
 # each in a process of its own, which a fork starts faster than Python
 EACH = f"""
-{POSTPONED}
 import inspect, os
 from importlib.util import find_spec
-import torch
 from torchvision.ops import roi_align as _
 roi_align = sys.modules["torchvision.ops.roi_align"]
 print(find_spec("torch._dynamo").origin.endswith("__init__.py"))
 inspect.stack()
 inspect.getmodule(lambda: None)
 print("torch._dynamo.config" in sys.modules, flush=True)
+import sympy  # which is not of torch, and which each would import with the compiler
 for asked in {ASKED}:
     if os.fork():
         os.wait()
         continue
+    gc.disable()  # it ends soon
     exec(asked)
     print(asked, found is not None, "torch._dynamo.config" in sys.modules, flush=True)
     os._exit(0)
 """
 
 
-def test_who_asks_for_more_gets_the_compiler():
+@pytest.fixture(scope="module")
+def usual() -> list[str]:
+    timm = (TIMM, "import segmentation_models_pytorch", "print(within_timm('', {}))")
+    return said(WATCHED, "import monai", SEARCHED, IMPORTED, MODULES, *timm, MENTIONED, COMPILED)
+
+
+@pytest.fixture(scope="module")
+def lean() -> list[str]:
+    others = "import matplotlib, scipy.signal, sklearn"
+    timm = (TIMM, "import feddp.networks", "feddp.networks.build('pvt_v2_b0-fpn', 1, 1)", "print(within_timm('', {}))")
+    again = (
+        "alive = [[] for _ in range(100_000)]",
+        "before = gc.get_freeze_count()",
+        LEAN,
+        "print(gc.get_freeze_count() <= before)",
+    )
+    compiler = (MENTIONED, EACH, COMPILED)
+    return said("import feddp.lean", WATCHED, LEAN, SEARCHED, IMPORTED, MODULES, others, IMPORTED, *timm, *again, *compiler)
+
+
+def test_only_monai_misses_them(usual, lean):
+    """Others import them as ever afterwards."""
+    every = " ".join(UNUSED)
+    assert usual[1] == every, "the control"
+    assert [lean[1], lean[3]] == ["", every]
+
+
+def test_all_modules_of_monai_are_there_as_ever(usual, lean):
+    assert usual[2] == lean[2] != ""
+
+
+def test_nothing_is_searched_while_monai_is_imported(usual, lean):
+    """And later searches go on without what it made: hundreds of thousands of objects."""
+    searches, enabled, left_out = usual[0].split()
+    assert int(searches) > 100, "the control"
+    assert (enabled, left_out) == ("True", "0")
+    searches, enabled, left_out = lean[0].split()
+    assert (searches, enabled) == ("0", "True")
+    assert int(left_out) > 100_000
+    assert lean[5] == "True", "a second call leaves nothing more out"
+
+
+def test_nothing_is_searched_while_timm_is_imported(usual, lean):
+    assert int(usual[3]) > 10, "the control"
+    assert lean[4] == "0"
+
+
+def test_after_an_import_that_fails_python_searches_again():
+    with pytest.raises(ImportError), no_search():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_a_process_without_the_search_stays_so():
+    assert said(
+        "import gc; gc.disable()", "from feddp.lean import no_search", "with no_search(): pass", "print(gc.isenabled())"
+    ) == ["False"]
+
+
+def test_the_compiler_is_imported_when_something_compiles_and_compiles_as_ever(usual, lean):
+    """3 · (1 + 2) − 1 = 8."""
+    parts = [["add"], ["sub"]]
+    compiled = [f"8.0 {parts}", "True True", str(parts)]
+    assert usual[4:] == [LOADED, *compiled], "the control"
+    assert [lean[6], *lean[-3:]] == ["[]", *compiled]
+
+
+def test_who_asks_for_more_gets_the_compiler(lean):
     """To look for it, or to ask every module for its file, as torch does for each operator of a library, is not more.
 
     Only a plain function is left alone without it: what else may be given, it alone knows.
     """
-    assert said(EACH) == ["True", "False", *(f"{asked} True True" for asked in ASKED)]
+    assert lean[7:-3] == ["True", "False", *(f"{asked} True True" for asked in ASKED)]
 
 
 AT_ONCE = "from feddp.lean import end_at_once; end_at_once()"
-COMMAND = """
+COMMAND = f"""
 sys.argv = ['feddp', 'methods']
 from feddp.cli import main
-from feddp.lean import import_monai
-import_monai()
+import sklearn
+{LEAN}
+{IMPORTED}
 main()
 """
 # Python finds it when the process ends
@@ -207,6 +205,19 @@ kept.itself = kept
 """
 
 
+@cache
+def ended(code: str) -> list[str]:
+    """What a process says that ends by itself, without a complaint."""
+    command = [sys.executable, "-c", f"{ITSELF}{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_what_was_imported_before_stays():
+    assert ended(COMMAND)[0] == "sklearn"
+
+
 @pytest.mark.parametrize(
     ("code", "found"),
     [("", True), (AT_ONCE, False), (f"{AT_ONCE}; sys.modules['triton'] = sys", True), (COMMAND, False)],
@@ -214,7 +225,4 @@ kept.itself = kept
 )
 def test_a_command_ends_without_a_search_for_what_refers_to_itself(code, found):
     """Unless it has loaded triton, which would complain."""
-    command = [sys.executable, "-c", f"{ITSELF}{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ("found" in done.stdout.splitlines()) == found
-    assert done.stderr == ""
+    assert ("found" in ended(code)) == found
