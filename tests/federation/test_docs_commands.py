@@ -76,10 +76,9 @@ class Reader:
                 self.feddp(*shortened(words)[1:])
             elif words[:2] == ["pip", "install"]:
                 self.install(words[2:])
-            elif words[:1] == ["poc/run.sh"]:
-                data = ["--data", "data/synthetic-4", *(words[1:] or ["--out", "runs/poc"])]
-                self.feddp(*shortened(["feddp", "run", "--method", "feddp", *data])[1:])
-            elif words and words[0] != "tests/run.sh":  # the test below
+            elif words[:2] == ["poc/run.sh", "--out"]:
+                self.feddp(*shortened(["feddp", "run", "--method", "feddp", "--data", "data/synthetic-4", *words[1:]])[1:])
+            elif words and words[0] not in ("poc/run.sh", "tests/run.sh"):  # test_poc.py, and the test below
                 path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
                 subprocess.run(["bash", "-euc", line], cwd=self.folder, env={**os.environ, "PATH": path}, check=True)
 
