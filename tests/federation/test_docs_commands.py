@@ -1,8 +1,8 @@
 """What README and docs tell a reader to type is typed: every shell block and every Python block, page by page.
 
 Runs are shortened (`SHORT`) and take small images and a small network. Those that a reader would give to FLARE's simulator
-run in this process, which gives the same bits (test_simulator.py). One federation with certificates, `poc/run.sh`, serves all
-pages. Blocks that need more, such as kits, are marked with the test that runs them (docs_pages.py).
+run in this process, which gives the same bits (test_simulator.py), and so does that of `poc/run.sh`, which test_poc.py runs as
+it is. Blocks that need more, such as kits, are marked with the test that runs them (docs_pages.py).
 """
 
 import io
@@ -76,7 +76,9 @@ class Reader:
                 self.feddp(*shortened(words)[1:])
             elif words[:2] == ["pip", "install"]:
                 self.install(words[2:])
-            elif words and words[0] not in ("poc/run.sh", "tests/run.sh"):  # the tests below
+            elif words[:2] == ["poc/run.sh", "--out"]:
+                self.feddp(*shortened(["feddp", "run", "--method", "feddp", "--data", "data/synthetic-4", *words[1:]])[1:])
+            elif words and words[0] not in ("poc/run.sh", "tests/run.sh"):  # test_poc.py, and the test below
                 path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
                 subprocess.run(["bash", "-euc", line], cwd=self.folder, env={**os.environ, "PATH": path}, check=True)
 
@@ -150,25 +152,8 @@ def run_of(world, tmp_path_factory):
     return run
 
 
-@pytest.fixture(scope="module")
-def poc(tmp_path_factory):
-    """`poc/run.sh` in a checkout whose environment is this one, on small images; what it printed, and the checkout."""
-    folder = tmp_path_factory.mktemp("checkout")
-    (folder / "poc").mkdir()
-    shutil.copy(ROOT / "poc/run.sh", folder / "poc")
-    environment = f'cd "{folder}"\nexport PATH="{Path(sys.executable).parent}:$PATH" PYTHONPATH="{ROOT / "custom"}"\n'
-    (folder / "poc/environment.sh").write_text(environment)
-    with pytest.MonkeyPatch.context() as patch:
-        Reader(folder, patch).feddp("data", "synthesize", "--out", "data/synthetic-4", "--images", "36", "--size", "32")
-    (folder / "data/synthetic-4.whole").touch()
-    command = ["poc/run.sh", "--out", "runs/poc", "--rounds", "1", "--calibration-epochs", "1"]
-    done = subprocess.run(["bash", *command], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_says_works(page, world, run_of, request, tmp_path, monkeypatch):
+def test_what_a_page_says_works(page, world, run_of, tmp_path, monkeypatch):
     """From its first block to its last, in a folder that has what the page presupposes and not what it makes."""
     text = text_of(page)
     linked(world, tmp_path)
@@ -177,9 +162,6 @@ def test_what_a_page_says_works(page, world, run_of, request, tmp_path, monkeypa
     for name in dict.fromkeys(NEEDED.findall(text)):
         if name not in MADE.findall(text):
             linked(run_of(name), tmp_path / "runs" / name)
-    if any(block.kind == "bash" and "poc/run.sh" in block.text for block in blocks(page)):
-        shutil.rmtree(tmp_path / "data/synthetic-4")
-        linked(request.getfixturevalue("poc")[0], tmp_path)
     try:
         Reader(tmp_path, monkeypatch).read(page)
     finally:
@@ -204,27 +186,6 @@ def test_every_block_is_of_a_known_kind(page):
 def test_only_what_needs_an_engine_is_not_run():
     skipped = {block.page for page in PAGES for block in blocks(page) if block.note.startswith("not run:")}
     assert skipped == {"docs/how-to/containers.md"}
-
-
-def test_the_readme_shows_what_poc_run_prints(poc):
-    """Line by line, numbers aside, and the plural of one round."""
-
-    def shape(line: str) -> str:
-        return " ".join(re.sub(r"\d+(\.\d+)?|±|—|─", "", line.replace(" rounds, seed", " round, seed")).split())
-
-    printed = {shape(line) for line in poc[1].replace(" \n", " ").splitlines()} | {shape(line) for line in poc[1].splitlines()}
-    (shown,) = [block.text for block in blocks("README.md") if block.kind == "text"]
-    assert [line for line in shown.splitlines() if shape(line) and shape(line) not in printed] == []
-
-
-def test_poc_run_leaves_a_page(poc):
-    """No site of so few images lets a standard deviation leave: the interval is over the four sites, not over images."""
-    folder, said = poc
-    page = (folder / "runs/poc/report.html").read_text(encoding="utf-8")
-    assert f"Report: {folder.resolve() / 'runs/poc/report.html'}" in said
-    assert "standard deviations over fewer than" in page
-    assert "Intervals over sites" in page
-    assert "paired by test image" not in page
 
 
 def test_tests_run_sh_gives_its_arguments_to_pytest(tmp_path):

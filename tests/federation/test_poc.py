@@ -1,13 +1,20 @@
-"""A real federation on this machine: certificates, a process a site, the sites' own policies. One POC for all tests."""
+"""A real federation on this machine, which `poc/run.sh` starts: certificates, a process a site, the sites' own policies.
+
+One POC for all tests.
+"""
 
 import io
 import json
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,60 +26,44 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from feddp.cli import app
-from feddp.data.synthesize import synthesize
 from feddp.errors import FedDPError
 from feddp.files import read_events
-from feddp.flare.configuration import SCOPE
 from feddp.flare.orphan import JOBS
 from feddp.jobs import adaptation as outside
 from feddp.jobs import folder as jobs
 from feddp.protocol import rounded
+from feddp.run import options
+from feddp.run import poc as run_poc
 from feddp.run.poc import LEAD, SERVER, PocJob, connect, federation
-from feddp.run.session import Request, copy_results
+from feddp.run.session import copy_results
 from feddp.stages.memory import start_file
 from support.captured import those_in, value_of
+from support.command import ended
 from support.deployment import approved
-from support.docs_pages import commands_for
+from support.docs_pages import ROOT, blocks, commands_for
 
 pytestmark = pytest.mark.poc
 
-SITES = ["site-1", "site-2", "site-3"]
+SITES = ["site-1", "site-2", "site-3", "site-4"]
+UNSEEN = SITES[-1]  # consents to nothing
+# hands its words over, and ends as they did
+FEDDP = """#!/usr/bin/env bash
+printf '%s\\n' "$@" > asked.part
+mv asked.part asked
+until [ -e code ]; do sleep 0.1; done
+code=$(cat code)
+rm code
+exit "$code"
+"""
+SHORT = {"data": ["--images", "30", "--size", "32"], "run": ["--size", "32", "--without-consent", UNSEEN]}
 
 
 @pytest.fixture(scope="module")
-def poc(tmp_path_factory, plan_for, capture):
-    """Two hospitals that consent to everything; one that takes no part in the calibration exchange, and takes others' models as
-    the newcomer. What policies and lists stop is in test_deployment.py."""
-    root = tmp_path_factory.mktemp("poc")
-    synthesize(root / "data", sites=3, images=12, size=32)
-    few = {"min_images": 1}  # two test images a site
-    few["seed"] = "plan"  # of a run on this machine, as `feddp run` has it
-    policies = {site: {"data": str(root / "data" / site), "consent": ["calibration", "outside"], **few} for site in SITES[:2]}
-    policies["site-3"] = {"data": str(root / "data/site-3"), "consent": ["outside"], **few}
-    with federation(Request(plan_for(sites=SITES), policies, root / "run")) as (kits, session):
-
-        def run(name, plan, scope=SCOPE, meanwhile=lambda: None):
-            return submit(jobs.export(plan, root / name, scope), meanwhile)
-
-        def submit(folder, meanwhile=lambda: None):
-            job = PocJob(kits, session, folder)
-            meanwhile()
-            deadline = time.monotonic() + 240
-            while not job.finished():
-                assert time.monotonic() < deadline, f"{folder.name} did not end: {job.log.read_text()[-2000:]}"
-                time.sleep(0.5)
-            return job
-
-        yield kits, run, submit
-
-
-@pytest.fixture(scope="module")
-def terminal(poc):
+def terminal():
     """A terminal in which the lead watches the job of `feddp`, from its submission on: what it showed, when it has ended."""
-    kits, _, _ = poc
     shown = SimpleNamespace(spawn=None, log=io.StringIO())
 
-    def start():
+    def start(kits):
         (line,) = commands_for("test_poc", "docs/how-to/watch.md")
         words = ["-m", *line.replace("kits/lead@consortium.org", str(kits / LEAD)).split()]
         env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
@@ -88,14 +79,116 @@ def terminal(poc):
         shown.thread.join()
 
 
+def answered(command: list[str], folder: Path) -> str:
+    """A script of ours, whose `feddp` commands (FEDDP) run in this process, shortened (SHORT); what all of them printed."""
+    printed, asked = io.StringIO(), folder / "asked"
+    with open(folder / "script.log", "w", encoding="utf-8") as log:
+        script = subprocess.Popen(["bash", *command], cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        while script.poll() is None:
+            if not asked.exists():
+                time.sleep(0.1)
+                continue
+            name, *words = asked.read_text().splitlines()
+            asked.unlink()
+            with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
+                patch.chdir(folder)
+                code = ended(["feddp", name, *words, *SHORT[name]])
+            (folder / "code.part").write_text(str(code))
+            (folder / "code.part").rename(folder / "code")
+    finally:
+        script.kill()
+        script.wait()
+    said = printed.getvalue() + (folder / "script.log").read_text()
+    assert script.returncode == 0, said[-6000:]
+    return said
+
+
 @pytest.fixture(scope="module")
-def feddp(poc, plan_for, terminal):
-    _, run, _ = poc
-    # the plan that the federation was started for, and no other is approved
-    job = run("feddp", plan_for(sites=SITES), meanwhile=terminal.start)
-    succeeded, server = job.outcome()
-    assert succeeded, job.log.read_text()[-3000:]
-    return job, server, json.loads((server / "results.json").read_text())
+def poc(tmp_path_factory, capture, terminal):
+    """`poc/run.sh` in a checkout whose environment is this one, on few and small images. The federation that its run starts
+    stays for all tests. Three hospitals consent to everything, one to nothing. What policies and lists stop is in
+    test_deployment.py."""
+    folder = tmp_path_factory.mktemp("checkout")
+    (folder / "poc").mkdir()
+    shutil.copy(ROOT / "poc/run.sh", folder / "poc")
+    (folder / "tools").mkdir()
+    (folder / "tools/feddp").write_text(FEDDP)
+    (folder / "tools/feddp").chmod(0o755)
+    (folder / "poc/environment.sh").write_text(f'cd "{folder}"\nexport PATH="{folder}/tools:$PATH"\n')
+    started = SimpleNamespace(folder=folder)
+    with ExitStack() as stays:
+
+        @contextmanager
+        def staying(request):
+            started.plan = request.plan
+            started.kits, started.session = stays.enter_context(federation(request))
+            yield started.kits, started.session
+
+        @contextmanager
+        def environment(request, job):
+            with run_poc.poc(request, job) as started.job:
+                terminal.start(started.kits)
+                yield started.job
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_poc, "federation", staying)
+            patch.setattr(options, "environment", {"poc": environment}.__getitem__)
+            command = ["poc/run.sh", "--out", "runs/poc", "--rounds", "2", "--calibration-epochs", "1"]
+            started.said = answered(command, folder)
+
+        def submit(job_folder):
+            job = PocJob(started.kits, started.session, job_folder)
+            deadline = time.monotonic() + 240
+            while not job.finished():
+                assert time.monotonic() < deadline, f"{job_folder.name} did not end: {job.log.read_text()[-2000:]}"
+                time.sleep(0.5)
+            return job
+
+        started.submit = submit
+        yield started
+
+
+@pytest.fixture(scope="module")
+def feddp(poc):
+    succeeded, server = poc.job.outcome()
+    assert succeeded, poc.job.log.read_text()[-3000:]
+    return poc.job, server, json.loads((server / "results.json").read_text())
+
+
+def test_the_readme_shows_what_poc_run_prints(poc):
+    """Line by line, numbers aside."""
+
+    def shape(line: str) -> str:
+        return " ".join(re.sub(r"\d+(\.\d+)?|±|—|─", "", line).split())
+
+    printed = {shape(line) for line in poc.said.replace(" \n", " ").splitlines()} | set(map(shape, poc.said.splitlines()))
+    (shown,) = [block.text for block in blocks("README.md") if block.kind == "text"]
+    assert [line for line in shown.splitlines() if shape(line) and shape(line) not in printed] == []
+
+
+def test_poc_run_leaves_a_page(poc):
+    """No site of so few images lets a standard deviation leave: the interval is over the four sites, not over images."""
+    page = (poc.folder / "runs/poc/report.html").read_text(encoding="utf-8")
+    assert f"Report: {poc.folder.resolve() / 'runs/poc/report.html'}" in poc.said
+    assert "standard deviations over fewer than" in page
+    assert "Intervals over sites" in page
+    assert "paired by test image" not in page
+
+
+def test_the_first_tutorial_finds_what_poc_run_left(poc, monkeypatch):
+    """Its blocks that name the folder; the others, after a run without FLARE, are run by test_docs_commands.py."""
+    monkeypatch.chdir(poc.folder)
+    found = [block for block in blocks("docs/tutorials/first-federation.md") if "runs/poc" in block.text]
+    assert [block.kind for block in found] == ["bash", "bash", "python", "bash"]
+    for block in found[1:]:
+        words = shlex.split(block.text)
+        if block.kind == "python":
+            exec(compile(block.text, "page", "exec"), {})
+        elif words[0] == "feddp":
+            assert ended(words) == 0
+        else:
+            subprocess.run(words, check=True)
 
 
 def test_feddp_runs_through_both_stages_on_certificates(feddp):
@@ -136,9 +229,9 @@ def test_the_lead_sees_the_job_while_it_runs(feddp, terminal):
     assert any(f" {loss} " in said for loss in losses), "some losses were shown"
 
 
-def test_others_do_not_see_what_it_measures(feddp, poc, capsys):
+def test_others_do_not_see_what_it_measures(feddp, poc):
     """A hospital's kit has no session; an id that no job has, and the end of a job that nobody watched, are said."""
-    kits, (job, _, _) = poc[0], feddp
+    kits, (job, _, _) = poc.kits, feddp
     for words, said in (
         (["--kit", kits / "site-1"], "is the kit of a client; jobs are watched with a person's kit"),
         (["zzz", "--kit", kits / LEAD], "zzz: there is not one job whose id begins so (there: none); name a job's id"),
@@ -154,15 +247,16 @@ def test_a_site_without_consent_neither_gives_nor_receives(feddp):
     """The run goes on, and the results say who was calibrated with how many peers; the matrix has the exchangers alone."""
     job, server, results = feddp
     calibration = {site: results["sites"][site]["calibration"] for site in SITES}
-    assert calibration["site-1"] == calibration["site-2"] == {"calibrated": True, "peers": 1, "tuned": True}
-    assert calibration["site-3"] == {"calibrated": False, "peers": 0, "tuned": True}
-    assert results["without"] == {"calibration": {"site-3": "does not consent"}}
-    assert set(results["matrix"]) == {"site-1", "site-2"}
-    assert all(set(row) == {"site-1", "site-2"} for row in results["matrix"].values())
-    own = load_file(job.store("site-3") / "state_00002.safetensors")
+    assert calibration.pop(UNSEEN) == {"calibrated": False, "peers": 0, "tuned": True}
+    exchangers = set(SITES) - {UNSEEN}
+    assert calibration == dict.fromkeys(exchangers, {"calibrated": True, "peers": 2, "tuned": True})
+    assert results["without"] == {"calibration": {UNSEEN: "does not consent"}}
+    assert set(results["matrix"]) == exchangers
+    assert all(set(row) == exchangers for row in results["matrix"].values())
+    own = load_file(job.store(UNSEEN) / "state_00002.safetensors")
     private = [value for name, value in own.items() if name.startswith("private/")]
     assert len(private) == 16
-    for folder in (server, job.store("site-1"), job.store("site-2"), job.progress.parents[1]):
+    for folder in (server, *map(job.store, sorted(exchangers)), job.progress.parents[1]):
         for path in folder.rglob("*"):
             if path.is_file():
                 content = path.read_bytes()
@@ -173,7 +267,7 @@ def test_every_site_ends_with_a_network_of_its_own(feddp):
     job, _, _ = feddp
     networks = [load_file(job.store(site) / "calibrated.safetensors") for site in SITES]
     query = "encoder.model.stages_0.blocks.0.attn.q.weight"
-    assert not any((networks[i][query] == networks[j][query]).all() for i, j in ((0, 1), (0, 2), (1, 2)))
+    assert not any((one[query] == other[query]).all() for one, other in combinations(networks, 2))
 
 
 def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does(poc, feddp, capture, tmp_path):
@@ -181,15 +275,15 @@ def test_a_hospital_that_joins_later_gets_the_donors_models_and_nobody_else_does
     that the donors took home, bit for bit. The newcomer keeps masks and no model, the donors' files are as they were, and no
     value of a donor's network is in a file of the server's or in a frame that it got or sent; that the search finds what is
     there, the shared tensors show."""
-    kits, _, submit = poc
+    kits = poc.kits
     earlier, server, results = feddp
     assert results["job"] == earlier.id
-    donors, newcomer = SITES[:2], SITES[2]
+    donors, newcomer = ["site-1", "site-2"], "site-3"
     before = {path: path.read_bytes() for site in donors for path in earlier.store(site).iterdir()}
-    data, home, options = kits.parents[3] / "data" / newcomer, tmp_path / "run", ["epochs=1", "seed=3"]
+    data, home, options = poc.folder / "data/synthetic-4" / newcomer, tmp_path / "run", ["epochs=1", "seed=3"]
     with capture:
         made = outside.export(server, newcomer, donors, tmp_path / "outside", "routing", options, score=True)
-        job = submit(approved(made, *(kits / site for site in SITES)))
+        job = poc.submit(approved(made, *(kits / site for site in (*donors, newcomer))))
     succeeded, left = job.outcome()
     assert succeeded, job.log.read_text()[-3000:]
 
@@ -232,9 +326,10 @@ def masks(job) -> Path:
     return job.store("site-3") / "masks"
 
 
-def test_a_job_of_an_unknown_scope_is_refused_by_every_site(poc, plan_for):
-    kits, run, _ = poc
-    job = run("unscoped", plan_for(rounds=1, sites=SITES), scope="research")
+def test_a_job_of_an_unknown_scope_is_refused_by_every_site(poc, tmp_path):
+    """Of the plan that every site admits."""
+    kits = poc.kits
+    job = poc.submit(jobs.export(poc.plan, tmp_path / "unscoped", "research"))
     assert job._status != "FINISHED:COMPLETED"
     done = CliRunner().invoke(app, ["watch", job.id, "--kit", str(kits / LEAD)])
     assert f"job {job.id} ended {job._status}; " in str(done.exception)
@@ -243,7 +338,7 @@ def test_a_job_of_an_unknown_scope_is_refused_by_every_site(poc, plan_for):
 
 
 def test_the_kits_hold_our_policy_and_stream_no_logs(poc):
-    kits, _, _ = poc
+    kits = poc.kits
     for name in (SERVER, *SITES):
         local = kits / name / "local"
         for path in [p for p in (local / "resources.json", local / "resources.json.default") if p.exists()]:
@@ -258,7 +353,7 @@ def test_the_kits_hold_our_policy_and_stream_no_logs(poc):
 
 def test_a_server_that_is_busy_for_longer_than_flare_waits_is_waited_for(poc):
     """FLARE waits 5 s for an answer; then its session raises NoConnection, and a run would end on it."""
-    kits, _, _ = poc
+    kits = poc.kits
     # of a process that has ended and was not waited for, the command is None
     (server,) = [p for p in psutil.process_iter(["cmdline"]) if {"-m", str(kits / SERVER)} <= {*(p.info["cmdline"] or ())}]
     session = connect(kits, SITES)
