@@ -29,7 +29,7 @@ trap 'wait; rm "$types"' EXIT
 mypy > "$types" 2>&1 &
 mypy=$!
 # one process compiles the tests for the four below, which say what is wrong with them
-python -m pytest --collect-only -qq > /dev/null 2>&1 || :
+python -m pytest --collect-only -qq "$@" > /dev/null 2>&1 || :
 wait "$browser"
 # networks this small gain nothing from threads, which wait for one another where several files run on two cores
 export OMP_NUM_THREADS=1

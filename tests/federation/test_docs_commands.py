@@ -188,17 +188,26 @@ def test_only_what_needs_an_engine_is_not_run():
     assert skipped == {"docs/how-to/containers.md"}
 
 
-def test_tests_run_sh_gives_its_arguments_to_pytest(tmp_path):
-    """`tests/run.sh`, with tools that write down how they were called."""
+@pytest.mark.parametrize(("failing", "code"), [("", 0), ("mypy", 1), ("pytest", 5), ("ruff", 3)])
+def test_tests_run_sh_gives_its_arguments_to_pytest_and_fails_with_any_of_its_tools(failing, code, tmp_path):
+    """`tests/run.sh`, with tools that write down how they were called; one of them finds something."""
     for name in ("tests/run.sh", "poc/environment.sh"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     tools = tmp_path / "tools"
     tools.mkdir()
     for tool in ("python", "ruff", "mypy", "lint-imports", "mkdocs"):
-        (tools / tool).write_text(f'{SCRIPT}echo "{tool} $*" >> {tmp_path}/called\n')
+        fails = f'case "{tool} $*" in *collect-only*) ;; *{failing}*) echo found; exit {code};; esac\n' if failing else ""
+        (tools / tool).write_text(f'{SCRIPT}echo "{tool} $*" >> {tmp_path}/called\n{fails}')
         (tools / tool).chmod(0o755)
     (tmp_path / "poc/environment.sh").write_text(f'export PATH="{tools}:$PATH"\ncd "{tmp_path}"\n')
-    subprocess.run(["bash", "tests/run.sh", "tests/test_x.py"], cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run(
+        ["bash", "tests/run.sh", "tests/test_x.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert ("found" in done.stdout) == bool(failing)
     called = (tmp_path / "called").read_text().splitlines()
-    assert [line for line in called if "-m pytest" in line and line.endswith("tests/test_x.py")]
+    tests = [line for line in called if "-m pytest" in line and "collect-only" not in line]
+    assert len(tests) == (failing != "ruff"), "what a linter finds ends the run"
+    assert all(line.endswith("tests/test_x.py") for line in tests)
+    assert ("mypy " in called) == (failing != "ruff")
