@@ -102,31 +102,63 @@ def below(folder: Path) -> list[Path]:
     return [folder, *folder.rglob("*")]
 
 
-# FLARE itself, up to its connection: what nvflare.private.fed.app.client.client_train calls, in its order
+# FLARE itself, up to its connection: what nvflare.private.fed.app.client.client_train calls, in its order. Each start is a fork
+# of one process, which has loaded FLARE and what every kit names
 STARTED = """
 import argparse, json, os, sys
-os.umask(0o022)
+from importlib import import_module
 from nvflare.apis.fl_constant import SiteType, SystemConfigs
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils.config_service import ConfigService
 from nvflare.fuel.utils.log_utils import configure_logging
 from nvflare.private.fed.app.fl_conf import FLClientStarterConfiger, create_privacy_manager
 from nvflare.private.fed.utils.fed_utils import fobs_initialize, security_init
-workspace = Workspace(sys.argv[1], "hospital-a", "config")
-fobs_initialize(workspace)
-words = ["secure_train=true", "uid=hospital-a", "org=hospital_a", "config_folder=config"]
-conf = FLClientStarterConfiger(workspace, argparse.Namespace(workspace=sys.argv[1], job_id=None), words)
-conf.configure()
-print(json.dumps(ConfigService.get_section(SystemConfigs.RESOURCES_CONF)), flush=True)
-security_init(True, conf.site_org, workspace, conf.app_validator, SiteType.CLIENT)
-create_privacy_manager(workspace, names_only=False)
-configure_logging(workspace)
+for name in sys.argv[1:]:
+    import_module(name)
+
+def start(folder):
+    workspace = Workspace(folder, "hospital-a", "config")
+    fobs_initialize(workspace)
+    words = ["secure_train=true", "uid=hospital-a", "org=hospital_a", "config_folder=config"]
+    conf = FLClientStarterConfiger(workspace, argparse.Namespace(workspace=folder, job_id=None), words)
+    conf.configure()
+    print(json.dumps(ConfigService.get_section(SystemConfigs.RESOURCES_CONF)), flush=True)
+    security_init(True, conf.site_org, workspace, conf.app_validator, SiteType.CLIENT)
+    create_privacy_manager(workspace, names_only=False)
+    configure_logging(workspace)
+
+for line in sys.stdin:
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    folder, *outputs = json.loads(line)
+    for number, output in enumerate(outputs, 1):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), number)
+    os.umask(0o022)
+    os.chdir(folder)
+    start(folder)
+    sys.exit()
 """
 
 
-def flare_starts(kit: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", STARTED, str(kit)]
-    return subprocess.run(command, cwd=kit, env=ENV, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def flare_starts(tmp_path_factory):
+    """Starts FLARE with a kit."""
+    folder = tmp_path_factory.mktemp("started")
+    modules = [entry["path"].rpartition(".")[0] for entry in [*COMPONENTS["client"], {"path": GUARD}]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", STARTED, *modules], cwd=folder, env=ENV, text=True, **pipes)
+
+    def start(kit: Path) -> subprocess.CompletedProcess:
+        outputs = [folder / "stdout", folder / "stderr"]
+        for output in outputs:
+            output.write_text("")
+        print(json.dumps([str(kit), *map(str, outputs)]), file=process.stdin, flush=True)
+        code = int(process.stdout.readline())
+        return subprocess.CompletedProcess(kit, code, *[output.read_text() for output in outputs])
+
+    yield start
+    process.communicate()
 
 
 # nothing that a kit names is run
@@ -156,7 +188,7 @@ def hostile(made, tmp_path_factory):
     return kit, marks
 
 
-def test_a_hostile_kit_is_refused_with_every_reason_and_nothing_of_it_runs(hostile):
+def test_a_hostile_kit_is_refused_with_every_reason_and_nothing_of_it_runs(hostile, flare_starts):
     """The control: FLARE runs all of it, and takes the settings that a job's folder holds for the kit's own."""
     kit, marks = hostile
     lines = "\n".join(said(kit))
@@ -555,7 +587,7 @@ def test_data_that_everybody_may_change(kit, tiny_root, tmp_path, name):
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["ours", "control"])
-def test_what_flare_writes_is_its_owners_alone(kit, ours):
+def test_what_flare_writes_is_its_owners_alone(kit, flare_starts, ours):
     """Its logs and its audit file, of a site started under umask 022; without our component all may read them."""
     if not ours:
         edit(kit / "local/resources.json", lambda r: r.update(components=r["components"][-3:]))
@@ -678,13 +710,15 @@ def test_what_flare_does_not_load_or_ignores_is_named(kit, change, words):
     ("encoding", "words"), [("utf-8-sig", "begins with a byte order mark"), ("utf-16", "is not UTF-8 text")]
 )
 @pytest.mark.parametrize("name", ["privacy.json", "resources.json.default", "authorization.json.default"])
-def test_an_encoding_that_flare_does_not_read(kit, name, encoding, words):
+def test_an_encoding_that_flare_does_not_read(kit, flare_starts, name, encoding, words):
     """Editors write such files; the control: FLARE does not start with them."""
     path = kit / "local" / name
     path.write_bytes(path.read_text(encoding="utf-8").encode(encoding))
     (line,) = said(kit)
     assert line.startswith(f"{path}: {words}, which FLARE ")
-    assert flare_starts(kit).returncode != 0
+    started = flare_starts(kit)
+    assert started.returncode == 1
+    assert "Error" in started.stderr
 
 
 def test_a_filter_is_built_to_see_whether_it_takes_its_arguments(kit):
@@ -704,25 +738,24 @@ def hook(event, args):
         events.append((event, [str(a) for a in args]))
 sys.addaudithook(hook)
 import feddp.cli, feddp.kit.check, feddp.kit.effective
-loaded = len(events)
-if sys.argv[1] == "control":
-    open(sys.argv[2]).close()
-else:
-    sys.argv[0] = "feddp"
-    try:
-        feddp.cli.main()
-    except SystemExit as ended:
-        assert not ended.code, ended.code
-print(json.dumps([events[:loaded], events[loaded:]]))
+loaded, control = len(events), sys.argv.pop(1)
+sys.argv[0] = "feddp"
+try:
+    feddp.cli.main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+checked = len(events)
+open(control).close()
+print(json.dumps([events[:loaded], events[loaded:checked], events[checked:]]))
 """
 FILES = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.chmod"}
 RUNS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "ctypes.dlopen"}
 NETWORK = {"socket.connect", "socket.getaddrinfo", "socket.bind"}
 
 
-def recorded(*arguments) -> tuple[list, list]:
-    """What a process did while the software was loaded, and from there on."""
-    command = [sys.executable, "-c", RECORDED, " ".join(FILES | RUNS | NETWORK), *map(str, arguments)]
+def recorded(control: Path, *arguments) -> tuple[list, list, list]:
+    """What a process did while the software was loaded, from there on, and when it read one file more."""
+    command = [sys.executable, "-c", RECORDED, " ".join(FILES | RUNS | NETWORK), str(control), *map(str, arguments)]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -739,11 +772,10 @@ def test_the_check_opens_nothing_outside_kit_data_and_packages(kit, tiny_root, t
     (tmp_path / "elsewhere").write_text("x")
     data = tiny_root / "site-1"
     software = [Path(sys.prefix), Path(sys.base_prefix), ROOT / "custom"]
-    loading, checking = recorded("kit", "check", "--offline", kit)
+    loading, checking, control = recorded(tmp_path / "elsewhere", "kit", "check", "--offline", kit)
     assert str(kit) not in json.dumps(loading)
     assert outside(checking, kit, data, *software) == []
     assert [event for event in checking if event[0] in RUNS | NETWORK] == []
     opened = {args[0] for event, args in checking if event == "open"}
     assert {str(kit / "startup/sub_start.sh"), str(kit / "local/privacy.json"), str(data / "split.csv")} <= opened
-    _, control = recorded("control", tmp_path / "elsewhere")
     assert outside(control, kit, data, *software) == [str(tmp_path / "elsewhere")]
