@@ -79,8 +79,10 @@ def made(tmp_path_factory, tiny_root):
     (folder.parent / "kept").mkdir()
 
     def at_home(text):
-        """The tutorial's rehearsal is provisioned as project.yml; test_deployment.py runs rehearsal.yml."""
-        text = text.replace("rehearsal.yml", "project.yml").replace("/tmp/rehearsal", str(folder.parent / "rehearsal"))
+        """The tutorial's rehearsal is provisioned as project.yml, and its images, which no kit here names, are few;
+        test_deployment.py runs rehearsal.yml."""
+        text = text.replace("rehearsal.yml", "project.yml").replace("--sites 4", "--sites 4 --images 12 --size 32")
+        text = text.replace("/tmp/rehearsal", str(folder.parent / "rehearsal"))
         return text.replace("/data/site", str(tiny_root / "site-1")).replace(": /data/kept", f": {folder.parent / 'kept'}")
 
     shutil.copytree(FOLDER, folder)
