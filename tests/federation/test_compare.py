@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from feddp.cli import app
@@ -271,8 +270,12 @@ def test_a_failed_run_is_told_everywhere_and_the_exit_code_is_two(compare, fake,
 
 
 def test_device_threads_and_environment_reach_the_runs(compare, fake):
+    """A comparison that was begun in one environment continues in the other. Real runs of the two leave the same files
+    (`test_one_process_and_the_simulator_leave_the_same` of test_new_stage.py), and so the same tables."""
     assert compare("--methods", "local", "--device", "cpu:0", "--threads", 1).exit_code == 0
     assert compare("--methods", "fedavg", "--env", "local").exit_code == 0
+    for env in ((), ("--env", "local")):
+        assert compare("--methods", "local,fedavg", *env).output.count("(finished before)") == 2
     assert fake.places == [("sim", "cpu:0", 1), ("local", "cpu", None)]
 
 
@@ -445,31 +448,6 @@ def test_the_same_command_starts_no_run_and_another_plan_is_refused(finished, fe
     assert code == 2
     assert "choose another --out" in err
     assert len(err.strip().splitlines()) == 1
-
-
-@pytest.mark.simulator
-def test_one_process_and_the_simulator_leave_the_same(finished, tiny_root, tmp_path):
-    """The same results, networks and rows of the tables, bit by bit; only the job's id differs. A comparison that was begun in
-    one of the two continues in the other."""
-    here, there = finished[0], tmp_path / "out"
-    done = CliRunner().invoke(app, one_round(tiny_root, there, "fedavg"))
-    assert done.exit_code == 0, done.output
-    runs = [out / "runs/fedavg/seed-0" for out in (here, there)]
-    results = [json.loads((run / "results.json").read_text()) for run in runs]
-    for result in results:
-        assert result.pop("job"), "each run is a job of its own"
-    assert results[0] == results[1]
-    for name in ("results.md", *(f"sites/site-{i}/images.csv" for i in (1, 2))):
-        assert (runs[0] / name).read_bytes() == (runs[1] / name).read_bytes()
-    for name in ("shared.safetensors", *(f"sites/site-{i}/network.safetensors" for i in (1, 2))):
-        one, other = (load_file(run / name) for run in runs)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
-    assert [r for r in read(here / "table_methods.csv") if r["Method"] == "fedavg"] == read(there / "table_methods.csv")
-    of_flare = {"simulator.log", "home", "metrics"}
-    assert {path.name for path in runs[0].iterdir()} >= {path.name for path in runs[1].iterdir()} - of_flare
-    again = CliRunner().invoke(app, one_round(tiny_root, there, "fedavg", "--env", "local"))
-    assert "(finished before)" in again.stderr
 
 
 def progress(run) -> set[str]:

@@ -2,7 +2,9 @@
 
 import json
 import os
-from dataclasses import replace
+import shutil
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -11,17 +13,18 @@ from safetensors.torch import load_file
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import batches, load
-from feddp.data.synthesize import synthesize
-from feddp.files import SHARED
+from feddp.files import PROGRESS, RECORD, RUN, SHARED, read_events
 from feddp.jobs import folder as jobs
 from feddp.methods.aggregation import average
 from feddp.networks import build
-from feddp.networks.weights import fingerprint
+from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY, resolve
+from feddp.plan.schema import Plan
 from feddp.run import session
 from feddp.run.follow import Follower
 from feddp.run.local import local
 from feddp.run.simulator import simulator
+from feddp.stages.server import nbytes
 from feddp.stages.site import Site
 from feddp.stages.train import train
 from feddp.training.losses import auxiliary_loss, segmentation_loss
@@ -31,6 +34,7 @@ from feddp.training.store import Store
 from support import CAPTURE
 from support.brought import brought_by
 from support.captured import those_in
+from support.command import ended
 from support.request import SITES, request_for
 
 pytestmark = pytest.mark.simulator
@@ -221,37 +225,87 @@ def test_no_file_the_server_holds_contains_private_values(run):
     assert found == {control}, "shared values are found, and no private ones"
 
 
-def test_a_new_process_for_every_task_gives_the_same_bits(tiny_root, plan_for, tmp_path):
-    """One thread for two sites: FLARE starts a new process for each task, so all memory is on disk: the tensors that the job
-    brought, private ones too, and the state after a round. In one process it stays in memory. What sites exchange after the
-    rounds is on disk in test_a_site_that_forgets_after_every_task_comes_to_the_same_bits (test_methods)."""
-    state, plan = brought_by(plan_for(rounds=1, size=SIZE, start="last", stages=("train",)))
-    results = {}
-    for name, environment in (("local", local), ("sim", simulator)):
-        request = replace(request_for(tiny_root, tmp_path / name, plan, threads=1), initial=state)
-        results[name] = session.run(request, environment, "tiny")
-    assert results["sim"]["weights"] == fingerprint(state)
-    assert results["sim"]["sites"] == results["local"]["sites"]
-    for site in SITES:
-        one, other = (load_file(tmp_path / name / "sites" / site / "network.safetensors") for name in results)
-        assert equal(one, other)
+@pytest.fixture(scope="module")
+def forgetful(tiny_root, plan_for, tmp_path_factory):
+    """`feddp run` on one thread for two sites, for which FLARE starts a new process for each task; and in one process.
 
-
-def test_a_run_in_half_precision(tiny_root, plan_for, tmp_path):
-    """FLARE's simulator, one round, StripPrivate in the chain: the server's γ¹ is the mean of float16 contributions that were
-    trained from float16's γ⁰, to the bit, and not float32's. Every frame that a site's process sent is counted."""
-    capture = tmp_path / "capture"
+    One round in half precision of a network that the job brings, StripPrivate in the chain. A validation image of site-2 is
+    broken: it is first read when the site adopts the round, so both runs fail there. Every frame that a site's process sent is
+    captured.
+    """
+    root = tmp_path_factory.mktemp("forgetful")
+    data, capture, weights = root / "data", root / "capture", root / "brought.safetensors"
+    shutil.copytree(tiny_root, data)
+    broken = SiteFolder.open(data / "site-2").rows_of("val")[0].image
+    (data / f"site-2/images/{broken}.png").write_bytes(b"not an image")
     capture.mkdir()
-    plan = plan_for(rounds=1, start="last", stages=("train",), precision="float16")
+    state, plan = brought_by(plan_for(size=SIZE))
+    save_network(weights, state, {})
+    settings = ("--set", "batch=4", "--set", "start=last", "--set", "precision=float16", "--calibration-epochs", 0)
+    options = ("--rounds", 1, "--size", SIZE, "--weights", weights, *settings)
+    said = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(capture))
         patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
-        results = session.run(request_for(tiny_root, tmp_path / "run", plan), simulator, "half")
-    found = load_file(tmp_path / "run" / SHARED)
+        for env, where in {"local": ("--env", "local"), "sim": ()}.items():
+            words = ("run", *where, "--data", data, "--out", root / env, "--threads", 1, *options)
+            with redirect_stderr(StringIO()) as error:
+                assert ended(["feddp", *map(str, words)]) == 2
+            said[env] = error.getvalue()
+    plan = Plan.from_json(json.loads((root / "sim" / RUN).read_text())["plan"])
+    assert (plan.stages, plan.weights, plan.federation.half) == (("train",), fingerprint(state), True)
+    return {
+        "out": {env: root / env for env in said},
+        "server": root / "sim/workspace/server/simulate_job",
+        "data": data,
+        "broken": broken,
+        "capture": capture,
+        "state": state,
+        "plan": plan,
+        "said": said,
+    }
+
+
+def only(folder: Path, pattern: str) -> Path:
+    """The folder of the one file below `folder` that fits."""
+    (found,) = folder.rglob(pattern)
+    return found.parent
+
+
+def numbers_in(server: Path) -> dict[tuple[str, str], dict[str, float]]:
+    """What sites answered to each task, without times."""
+    answers = [event for event in read_events(server / PROGRESS) if event["event"] == "answer"]
+    scalars = {(event["task"], event["site"]): event["scalars"] for event in answers}
+    return {asked: {n: value for n, value in found.items() if "seconds" not in n} for asked, found in scalars.items()}
+
+
+def test_a_new_process_for_every_task_gives_the_same_bits(forgetful):
+    """All memory is on disk: the tensors that the job brought, private ones too, and the state after a round, which the next
+    process adopts. In one process it stays in memory. What sites exchange after the rounds is on disk in
+    test_a_site_that_forgets_after_every_task_comes_to_the_same_bits (test_methods), and a site that was just opened evaluates
+    what it adopted in test_a_run_with_weights_is_the_plain_loop_to_the_bit (test_initial)."""
+    for site, written in (("site-1", ("initial", "state_00001", "start")), ("site-2", ("initial", "state_00001"))):
+        here, there = (only(forgetful["out"][env], f"{site}/**/{RECORD}") for env in ("local", "sim"))
+        assert {f"{name}.safetensors" for name in written} <= {path.name for path in there.iterdir()}
+        for name in written:
+            assert equal(*(load_file(store / f"{name}.safetensors") for store in (here, there))), (site, name)
+        assert equal(load_file(there / "initial.safetensors"), forgetful["state"])
+    private = resolve(build("pvt_v2_b0-fpn", 3, 1, seed=0), (QUERY,)).private
+    adopted = load_file(only(forgetful["out"]["sim"], f"site-1/**/{RECORD}") / "start.safetensors")
+    assert not any(torch.equal(adopted[name], forgetful["state"][name]) for name in private), "they were trained"
+    assert numbers_in(forgetful["server"]) == numbers_in(forgetful["out"]["local"] / "workspace/server")
+
+
+def test_a_run_in_half_precision(forgetful, tiny_root, plan_for, toy, tmp_path):
+    """FLARE's simulator, one round, StripPrivate in the chain: the server's γ¹ is the mean of float16 contributions that were
+    trained from float16's γ⁰, to the bit, and not float32's. Every frame that a site's process sent is counted."""
+    plan, state = forgetful["plan"], forgetful["state"]
+    found = load_file(forgetful["server"] / "shared_latest.safetensors")
 
     def mean_of(travel, folder):
         """γ¹ and the contributions of a plain loop whose tensors travel as `travel` says."""
-        sites = [Site(n, SiteFolder.open(tiny_root / n), plan, Store(tmp_path / folder / n)) for n in SITES]
+        folders = {name: SiteFolder.open(forgetful["data"] / name) for name in SITES}
+        sites = [Site(n, where, plan, Store(tmp_path / folder / n), initial=state) for n, where in folders.items()]
         first = {name: travel(value) for name, value in sites[0].partition.split(sites[0].copy())[0].items()}
         sent = {site.name: {n: travel(v) for n, v in train(site, first, 0)[0].items()} for site in sites}
         return average(sent, dict.fromkeys(SITES, 1.0)), sent
@@ -263,38 +317,35 @@ def test_a_run_in_half_precision(tiny_root, plan_for, tmp_path):
     assert any(not torch.equal(found[name], full[name]) for name in full)
     # the wire: 2 bytes a number, and less than a twentieth of that beside them; float16's values are found and not float32's
     numbers = sum(value.numel() for value in half.values())
-    assert results["bytes"]["shared"] == 2 * numbers
     for site in SITES:
-        frames = (capture / f"{site}.bin").read_bytes()
+        frames = (forgetful["capture"] / f"{site}.bin").read_bytes()
         assert 2 * numbers < len(frames) < 2.1 * numbers
         largest = max(sent[site].values(), key=torch.Tensor.numel).flatten()[:32]
         assert largest.half().numpy().tobytes() in frames
         assert largest.numpy().tobytes() not in frames
-    events = [json.loads(line) for line in (tmp_path / "run/progress.jsonl").read_text().splitlines()]
+    events = read_events(forgetful["server"] / PROGRESS)
     answers = {event["site"]: event["bytes"] for event in events if event["event"] == "answer" and event["task"] == "train"}
     assert answers == dict.fromkeys(SITES, 2 * numbers)
     asked = {event["task"]: event["bytes"] for event in events if event["event"] == "ask"}
     assert asked["train"] == asked["adopt"] == answers
+    # a run that ends says it in its results
+    short = plan_for(network=toy, rounds=1, start="last", stages=("train",), precision="float16")
+    results = session.run(request_for(tiny_root, tmp_path / "toy", short), local, "toy")
+    assert results["bytes"]["shared"] == nbytes(load_file(tmp_path / "toy" / SHARED), half=True)
 
 
-def test_a_failed_run_ends_with_the_first_real_error_and_the_log(feddp, tmp_path):
-    """A site whose image is broken refuses its first task; two sites are the minimum, so the job fails. What is said is the
-    site's own error, which stays on its machine: in the simulator that is this one."""
-    synthesize(tmp_path / "data", sites=2, images=10, size=32)
-    split = (tmp_path / "data/site-2/split.csv").read_text().splitlines()
-    broken = next(line.split(",")[0] for line in split if line.endswith("train"))
-    (tmp_path / f"data/site-2/images/{broken}.png").write_bytes(b"not an image")
-    code, _, said = feddp("run", "--data", tmp_path / "data", "--out", tmp_path / "out", "--rounds", 1, "--size", 32)
-    assert code == 2
+def test_a_failed_run_ends_with_the_first_real_error_and_the_log(forgetful, feddp):
+    """A site whose image is broken refuses a task; two sites are the minimum, so the job fails. What is said is the site's own
+    error, which stays on its machine: in the simulator that is this one."""
+    said, out, broken = forgetful["said"]["sim"], forgetful["out"]["sim"], forgetful["broken"]
     last = said.strip().splitlines()[-1]
     assert f"{broken}.png" in last
     assert "not a readable image" in last
-    assert str(tmp_path / "out/simulator.log") in last
+    assert str(out / "simulator.log") in last
     assert "Traceback" not in said
-    code, _, again = feddp("run", "--data", tmp_path / "data", "--out", tmp_path / "out")
+    code, _, again = feddp("run", "--data", forgetful["data"], "--out", out)
     assert code == 2
     assert "unfinished run with another plan (" in again
-    server = tmp_path / "out/workspace/server/simulate_job/progress.jsonl"
-    refusals = [json.loads(line) for line in server.read_text().splitlines() if "refused" in line]
-    assert refusals
+    refusals = [event for event in read_events(forgetful["server"] / PROGRESS) if event["event"] == "refused"]
+    assert [(event["site"], event["task"]) for event in refusals] == [("site-2", "adopt")]
     assert not any(broken in event["reason"] for event in refusals), "a file's name does not leave the site"

@@ -12,7 +12,9 @@ from feddp.files import read_events
 from feddp.run.options import Options, resume_here, run_here
 from feddp.run.workers import Worker
 
-OPTIONS = Options("feddp", 2, 1, "pvt_v2_b0-fpn", 32, 0, ("batch=4",))
+OPTIONS = Options("feddp", 2, 1, "pvt_v2_b0-fpn", 32, 0, ("batch=4", "min_sites=2"))
+
+FIRST = [("answer", "train"), ("answer", "train"), ("refused", "train")]  # what the three sites do in the first round
 
 
 def outcome(out):
@@ -23,9 +25,9 @@ def outcome(out):
 
 
 def answers(out):
-    """Who answered what, in order, without times; and whether the run began or was continued there."""
-    kinds = ("answer", "resumed")
-    return [(e["event"], e.get("task"), e.get("site")) for e in read_events(out / "progress.jsonl") if e["event"] in kinds]
+    """Who answered what, or why not, in order, without times; and whether the run began or was continued there."""
+    kinds, told = ("answer", "refused", "resumed"), ("event", "task", "site", "reason")
+    return [tuple(map(e.get, told)) for e in read_events(out / "progress.jsonl") if e["event"] in kinds]
 
 
 def workers():
@@ -34,25 +36,36 @@ def workers():
     return [info for info in processes if info["ppid"] == os.getpid() and "feddp.run.worker" in (info["cmdline"] or ())]
 
 
-def test_two_workers_leave_what_one_process_leaves(tiny_root, tmp_path, monkeypatch, capture):
-    """To the bit, although one of them is killed in the second round and the run is continued.
+@pytest.fixture(scope="module")
+def data(tiny_root, tmp_path_factory):
+    """Two sites that answer, and a third one whose masks are missing."""
+    root = tmp_path_factory.mktemp("three") / "data"
+    shutil.copytree(tiny_root, root)
+    shutil.copytree(root / "site-1", root / "site-3")
+    shutil.rmtree(root / "site-3" / "masks")
+    return root
+
+
+def test_two_workers_leave_what_one_process_leaves(data, tmp_path, monkeypatch, capture):
+    """To the bit, although one of them is killed in the second round and the run is continued. What a site that fails says is
+    what it says in one process.
 
     None of the run's four workers has loaded what `feddp.lean` leaves out; torch and MONAI are the control.
     """
     one, two = tmp_path / "one", tmp_path / "two"
-    run_here(tiny_root, one, OPTIONS, "local", threads=1)
+    run_here(data, one, OPTIONS, "local", threads=1)
     give, given = Worker.give, []
 
     def killed(self, content, packed):
         given.append(content.get("task"))
         give(self, content, packed)
-        if given.count("train") == 3:  # the second round of the first site
+        if given.count("train") == 4:  # the second round of the first site
             self._process.kill()
 
     with monkeypatch.context() as patch:
         patch.setattr(Worker, "give", killed)
-        with pytest.raises(FedDPError, match="the process of site-1 was ended by SIGKILL.*to go on: feddp run --resume"):
-            run_here(tiny_root, two, OPTIONS, "local", threads=2)
+        with pytest.raises(FedDPError, match="of site-1, site-3 was ended by SIGKILL.*to go on: feddp run --resume"):
+            run_here(data, two, OPTIONS, "local", threads=2)
     assert not workers()
     resume_here(two)
     assert not workers()
@@ -62,22 +75,10 @@ def test_two_workers_leave_what_one_process_leaves(tiny_root, tmp_path, monkeypa
     assert other_networks.keys() == networks.keys()
     assert all(value.equal(other_networks[file][name]) for file, own in networks.items() for name, value in own.items())
     before, after = answers(one), answers(two)
-    resumed = after.index(("resumed", None, None))
-    first = [("answer", task, site) for task in ("initial", "train") for site in ("site-1", "site-2")]
-    assert after[:resumed] == [event for event in first if event in before]
+    resumed = after.index(("resumed", None, None, None))
+    assert [event[:3] for event in after[:resumed]] == [(*said, f"site-{i + 1}") for i, said in enumerate(FIRST)]
+    assert after[:resumed] == before[:resumed]
     assert after[resumed + 1 :] == before[resumed:]
+    reasons = {reason for event, _, site, reason in before if event == "refused" and site == "site-3"}
+    assert any(str(data / "site-3" / "masks") in reason for reason in reasons)
     assert capture.loaded("feddp.run.worker", str(two / "local.log")) == [{"torch", "monai"}] * 4
-
-
-def test_a_site_that_fails_says_why(tiny_root, tmp_path):
-    """The message is that of one process."""
-    data = tmp_path / "data"
-    shutil.copytree(tiny_root, data)
-    shutil.rmtree(data / "site-2" / "masks")
-    said = []
-    for threads in (1, 2):
-        with pytest.raises(FedDPError) as raised:
-            run_here(data, tmp_path / str(threads), OPTIONS, "local", threads=threads)
-        said.append(str(raised.value).replace(str(tmp_path / str(threads)), "OUT"))
-    assert said[0] == said[1]
-    assert str(data / "site-2" / "masks") in said[0]
