@@ -22,6 +22,7 @@ from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.job_folder import read_folder, require_meta
 from feddp.flare.site import SiteComponent
 from feddp.jobs.folder import export, jobs_in
+from feddp.networks import NETWORKS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.plan.resolve import build_network, initial_tensors
 from feddp.plan.schema import Plan
@@ -30,6 +31,7 @@ from feddp.run.local import local
 from feddp.run.options import Options, resume_here, run_here
 from support import ROOT
 from support.disk import full
+from support.small import paired
 
 SYNTHETIC = ["--sites", "site-1,site-2,site-3,site-4", "--rounds", "15"]
 COMMITTED = {
@@ -64,12 +66,13 @@ def test_a_committed_job_names_only_the_classes_that_sites_allow(name):
 
 
 @pytest.mark.parametrize("name", COMMITTED)
-def test_a_committed_job_runs_a_round(name, tmp_path):
-    """Its plan as it is, but for its numbers: one round, one calibration epoch, 32 px. Here in one process; that FLARE runs
-    what is exported to the same bits, test_environments.py shows."""
+def test_a_committed_job_runs_a_round(name, tmp_path, monkeypatch):
+    """Its plan as it is, but for its numbers: one round, one calibration epoch, 32 px; its network with fewer channels. Here in
+    one process; that FLARE runs what is exported to the same bits, test_environments.py shows."""
     job = ROOT / "jobs" / name
     config = json.loads((job / "app_server/config/config_fed_server.json").read_text())
     (plan,) = [c["args"]["plan"] for c in config["components"]]
+    monkeypatch.setitem(NETWORKS, plan["network"], paired)
     plan |= {"rounds": 1, "size": 32, "settings": {"calibration_epochs": 1}}
     sites = json.loads((job / "meta.json").read_text())["deploy_map"]["app_client"]
     data = tmp_path / "data"

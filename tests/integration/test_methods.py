@@ -219,10 +219,10 @@ def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
         assert scalars == {"consent": bool(consent)}
 
 
-@pytest.mark.parametrize(("method", "network"), SMALLEST)
+@pytest.mark.parametrize(("method", "network"), [(method, network) for method, network in SMALLEST if network != "small"])
 def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, tiny_root, tmp_path, method, network):
     """FLARE may start a process for each. Two rounds, so that what one leaves behind is needed in the next, and an epoch in
-    each local stage."""
+    each local stage. Networks with dropout: test_pretended_gpu.py does this to one without, by every method."""
     plan = plan_for(method=method, network=network, start="last", tune_epochs=1)
     ends = []
     for fresh in (False, True):

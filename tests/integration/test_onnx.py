@@ -1,6 +1,7 @@
 """`feddp export --to onnx`: onnxruntime alone gives what `feddp predict` writes, for every network and every added layer."""
 
 import json
+from functools import partial
 
 import numpy as np
 import onnx
@@ -28,6 +29,14 @@ CASES = [
     (name, {}, 1 + i % 2, ("nested", "exclusive")[i % 4 // 2], (3, 1)[i % 3 // 2], "zscore") for i, name in enumerate(NETWORKS)
 ]
 CASES += [("pvt_v2_b0-fpn", {name: OPTIONS.get(name, {})}, 2, "nested", 3, "scale") for name in LAYERS]
+FEW = {"embed_dims": (8, 16, 16, 16), "num_heads": (1, 2, 2, 2)}
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch):
+    """The larger PVTv2 with few channels, which no operation depends on."""
+    for name in ("pvt_v2_b1-fpn", "pvt_v2_b2-fpn"):
+        monkeypatch.setitem(NETWORKS, name, partial(NETWORKS[name], **FEW))
 
 
 def saved(folder, network=PLAIN, layers=None, classes=1, labels="nested", channels=3, normalise="zscore", size=32, **texts):

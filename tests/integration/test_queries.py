@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,14 @@ import torch
 from timm.models.pvt_v2 import Attention
 
 from benchmarks import queries
+from feddp.networks import NETWORKS
 from feddp.networks.attention import SplitAttention
 from feddp.networks.weights import save_network
 from feddp.training.loop import adamw
 from support.brought import brought_by
+from support.small import paired
+
+NETWORK = "pvt_v2_b0_s-fpn"
 
 
 @pytest.fixture
@@ -93,10 +98,16 @@ def test_a_step_of_adam_by_hand():
     assert math.isnan(queries.step(adamw(layer, lr=1e-3, weight_decay=0.1), layer.weight)), "never trained"
 
 
+@pytest.fixture
+def _narrow(monkeypatch):
+    monkeypatch.setitem(NETWORKS, NETWORK, partial(paired, sr_ratios=(2, 1, 1, 1)))
+
+
+@pytest.mark.usefixtures("_narrow")
 def test_a_run(feddp, tmp_path):
     data, run = tmp_path / "data", tmp_path / "run"
     assert feddp("data", "synthesize", "--out", data, "--images", "8", "--size", "32", "--sites", "2")[0] == 0
-    options = ("--rounds", "1", "--size", "32", "--network", "pvt_v2_b0_s-fpn", "--env", "local")
+    options = ("--rounds", "1", "--size", "32", "--network", NETWORK, "--env", "local")
     for method, more in (("feddp", ("--calibration-epochs", "0")), ("fedavg", ())):
         code, _, err = feddp("run", "--method", method, "--data", data, "--out", run / method, *options, *more)
         assert code == 0, err
@@ -154,10 +165,10 @@ def test_the_start_is_that_of_the_run_also_where_it_brought_weights(feddp, plan_
     """A step of Adam moves a weight by about the learning rate, here 1e-7, and an epoch of up to 6 images is one step. A
     brought weight is the seed's, some 0.02, plus up to 0.1: a layer has moved by some 1e-6 of its norm from the brought one,
     and by more than its norm from the seed's."""
-    data, run, network = tmp_path / "data", tmp_path / "run", "pvt_v2_b0_s-fpn"
+    data, run = tmp_path / "data", tmp_path / "run"
     assert feddp("data", "synthesize", "--out", data, "--images", "8", "--size", "32", "--sites", "2")[0] == 0
-    options = ("--rounds", "1", "--size", "32", "--network", network, "--env", "local", "--calibration-epochs", "0")
-    brought, _ = brought_by(plan_for(network=network))
+    options = ("--rounds", "1", "--size", "32", "--network", NETWORK, "--env", "local", "--calibration-epochs", "0")
+    brought, _ = brought_by(plan_for(network=NETWORK))
     save_network(tmp_path / "brought.safetensors", brought, {})
     more = ("--weights", tmp_path / "brought.safetensors", "--set", "lr=1e-7", "--set", "augment=false")
     code, _, err = feddp("run", "--method", "feddp", "--data", data, "--out", run, *options, *more)

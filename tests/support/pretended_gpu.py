@@ -15,7 +15,7 @@ operation but `cat` and `stack` for one that accepts a CPU's scalar beside tenso
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from feddp import lean
 
@@ -157,7 +156,7 @@ class _Functions(TorchFunctionMode):
             pinned.pinned = True
             return pinned
         device = None if named.get("device") is None else torch.device(named["device"])
-        given = any(isinstance(value, OnGPU) for value in tree_leaves((args, named)))
+        given = any(isinstance(value, OnGPU) for value in _tensors((args, named)))
         if given and device == CPU:
             raise NotImplementedError(f"{function.__name__} of a tensor on the GPU for the CPU")
         if device is not None and device.type == "cuda":
@@ -166,18 +165,39 @@ class _Functions(TorchFunctionMode):
             if function in (torch.tensor, torch.as_tensor):
                 waits.note(function.__name__)
             named, given = {**named, "device": CPU}, True
-        with _inside() if given else nullcontext():
+        if not given:
             return function(*args, **named)
+        _within.depth = getattr(_within, "depth", 0) + 1  # the call's new tensors, if it makes any, are on the GPU
+        try:
+            return function(*args, **named)
+        finally:
+            _within.depth -= 1
 
 
-@contextmanager
-def _inside() -> Iterator[None]:
-    """For a call whose new tensors, if it makes any, are on the GPU."""
-    _within.depth = getattr(_within, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _within.depth -= 1
+# torch's own functions for nested arguments take more time than all operations of a small network
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dictionaries."""
+    if isinstance(given, Tensor):
+        return [given]
+    if isinstance(given, dict):
+        given = given.values()
+    elif not isinstance(given, tuple | list):
+        return []
+    return [tensor for value in given for tensor in _tensors(value)]
+
+
+def _changed(given: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same, with each tensor changed."""
+    if isinstance(given, Tensor):
+        return change(given)
+    if isinstance(given, dict):
+        return {name: _changed(value, change) for name, value in given.items()}
+    if type(given) in (tuple, list):
+        return type(given)([_changed(value, change) for value in given])
+    assert not _tensors(given), f"tensors in a {type(given).__name__}"
+    return given
 
 
 class _Operations(TorchDispatchMode):
@@ -187,12 +207,12 @@ class _Operations(TorchDispatchMode):
 
 def _run(operation, args, named):
     """Runs one operation on the tensors' memory; what it returns is on the GPU if a tensor of it is."""
-    tensors = [value for value in tree_leaves((args, named)) if isinstance(value, Tensor)]
+    tensors = _tensors((args, named))
     there = {id(value.plain): value for value in tensors if isinstance(value, OnGPU)}
     name = operation.overloadpacket.__name__
     if there:
         _check(name, operation, args, named, tensors)
-    plain_args, plain_named = tree_map_only(OnGPU, lambda value: value.plain, (args, named))
+    plain_args, plain_named = _changed((args, named), _plain) if there else (args, named)
     on_gpu = bool(there) or getattr(_within, "depth", 0) > 0
     with _drawing() if on_gpu and torch.Tag.nondeterministic_seeded in operation.tags else nullcontext():
         found = operation(*plain_args, **plain_named)
@@ -203,7 +223,11 @@ def _run(operation, args, named):
             operation(*args, **named)  # the shape of the tensor itself
     if not on_gpu or name == "_local_scalar_dense":
         return found
-    return tree_map_only(Tensor, lambda value: there.get(id(value)) if id(value) in there else OnGPU(value), found)
+    return _changed(found, lambda value: there.get(id(value)) if id(value) in there else OnGPU(value))
+
+
+def _plain(value: Tensor) -> Tensor:
+    return value.plain if isinstance(value, OnGPU) else value
 
 
 def _check(name, operation, args, named, tensors) -> None:

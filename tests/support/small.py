@@ -55,5 +55,8 @@ narrow = partial(
     decoder_pyramid_channels=16,
     decoder_segmentation_channels=32,
 )
+# its decoder normalises groups of two channels, so that it takes a single image of 32 pixels, which is one pixel in the end
+paired = partial(narrow, decoder_segmentation_channels=64)
+shallow = partial(paired, depths=(1, 1, 1, 1))  # a block of each stage instead of two
 # resnet18-fpn's kinds of layers, with 527 thousand parameters instead of 13 million: timm has it for tests
 narrow_resnet = partial(_smp, "FPN", "test_resnet", decoder_pyramid_channels=16, decoder_segmentation_channels=64)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -21,15 +22,18 @@ from feddp.training import claim
 from support.broken_off import RUN, SITES, Killed, Mortal, outcome, same, start
 from support.small import Small
 
-# a private rule, a personal model, an exchange at every epoch, one before the rounds, a tuning, a best round of each site's own
+# a private rule, a personal model, an exchange at every epoch, one before the rounds, a tuning, a best round of a site's own.
+# The first two have a third round, before which an earlier one's files are removed: by a server that keeps its latest two, and
+# by one that keeps its best too
 SHAPES = {
-    "feddp": {"calibration_epochs": 2},
-    "ditto": {"stages": ("train", "calibrate"), "calibration_epochs": 1, "start": "best"},
-    "fedlc": {"heads_epochs": 3},
+    "feddp": {"rounds": 3, "calibration_epochs": 2},
+    "ditto": {"rounds": 3, "stages": ("train", "calibrate"), "calibration_epochs": 1, "start": "best"},
+    "fedlc": {"heads_epochs": 2},
     "feddg": {},
     "fedbabu": {"tune_epochs": 1},
     "local": {},
 }
+ANSWERS = {"feddp": 14, "ditto": 16, "fedlc": 16, "feddg": 14, "fedbabu": 10, "local": 10}
 
 
 @pytest.fixture
@@ -49,20 +53,29 @@ def federation(tiny_root, tmp_path):
     return begin
 
 
+@pytest.fixture
+def copies(tmp_path):
+    """The run's folder as a process that ends after each answer would leave it, made while an unbroken one goes on."""
+    found = []
+
+    class Copied(Mortal):
+        def reply(self, task, site, message):
+            found.append(shutil.copytree(tmp_path / "whole", tmp_path / f"broken-{len(found)}"))
+            return super().reply(task, site, message)
+
+    return Copied, found
+
+
 @pytest.mark.parametrize("method", SHAPES)
-def test_broken_off_after_every_answer(method, plan_for, federation, toy):
-    """The process ends after the first answer, the second, and so on, until one job reaches the end."""
-    plan = plan_for(network=toy, method=method, rounds=3, **SHAPES[method])
-    whole = outcome(*federation(plan, "whole", "job"))
-    for number in itertools.count(1):
-        name = f"broken-{number}"
-        try:
-            federation(plan, name, "first", answers=number)
-        except Killed:
-            same(whole, outcome(*federation(plan, name, "second")))
-        else:
-            assert number > 10, "the control: there were answers to break off after"
-            return
+def test_broken_off_after_every_answer(method, plan_for, federation, toy, copies):
+    """Another job continues from what there was after the first answer, after the second, and so on."""
+    plan = plan_for(network=toy, method=method, **SHAPES[method])
+    copied, found = copies
+    whole = outcome(*federation(plan, "whole", "first", made=copied))
+    for broken in found[1:]:
+        assert not list(broken.glob("server/*/results.json")), "the control: there was something left to do"
+        same(whole, outcome(*federation(plan, broken.name, "second")))
+    assert len(found) == ANSWERS[method], "the control: there were answers to break off after"
 
 
 def test_broken_off_again_and_again(plan_for, federation, toy):
@@ -86,20 +99,16 @@ def test_more_rounds_are_an_extension(plan_for, federation, toy):
     same(outcome(*federation(long, "whole", "job")), outcome(*federation(long, "grown", "second")))
 
 
-def test_an_extension_is_broken_off_after_every_answer(plan_for, federation, toy):
+def test_an_extension_is_broken_off_after_every_answer(plan_for, federation, toy, copies):
     """Whatever the sites have removed of the former end by then."""
     short, long = (plan_for(network=toy, rounds=rounds, calibration_epochs=1) for rounds in (1, 2))
-    whole = outcome(*federation(long, "whole", "job"))
-    for number in itertools.count(1):
-        name = f"grown-{number}"
-        federation(short, name, "first")
-        try:
-            federation(long, name, "second", answers=number)
-        except Killed:
-            same(whole, outcome(*federation(long, name, "third")))
-        else:
-            assert number == 10, "the control: there were answers to break off after"
-            return
+    copied, found = copies
+    federation(short, "whole", "first")
+    federation(long, "whole", "second", made=copied)
+    whole = outcome(*federation(long, "unbroken", "job"))
+    for broken in found[1:]:
+        same(whole, outcome(*federation(long, broken.name, "third")))
+    assert len(found) == 10, "the control: there were answers to break off after"
 
 
 # {what site-2 misses: whether it is that task, of the extension}
