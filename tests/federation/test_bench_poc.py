@@ -8,6 +8,7 @@ import json
 import subprocess
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,16 +41,15 @@ class Measured:
     def _run(self, data: Path, out: Path, env: str, *options: object) -> None:
         """A run of `round`'s, which `start` takes for its own."""
         words = [str(word) for word in ("run", "--data", data, "--out", out, "--env", env, *options)]
-        begin = subprocess.Popen
 
         def instead(command: list[str], **given) -> subprocess.Popen:
             python, _, _, *own = command
             self.ran = {"round": words, "start": own}
             Path(own[own.index("--out") + 1]).symlink_to(out)
-            return begin([python, "-m", "feddp", *words], **given)
+            return subprocess.Popen([python, "-m", "feddp", *words], **given)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(start.subprocess, "Popen", instead)
+            patch.setattr(start, "subprocess", SimpleNamespace(Popen=instead))
             assert ended(["feddp", "bench", "start", *map(str, TINY)]) == 0
 
 
