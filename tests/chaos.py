@@ -76,6 +76,10 @@ def family(process: psutil.Process, out: Path) -> dict[str, list[psutil.Process]
     return roles
 
 
+def unbroken(words: list[str]) -> None:
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+
+
 def survive(arguments: argparse.Namespace, seed: int, out: Path, whole: Path) -> Outcome:
     """One run with `arguments.kills` kills; returns what happened."""
     draw, outcome, started = random.Random(seed), Outcome(seed), time.monotonic()
@@ -177,7 +181,7 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     whole = arguments.out / f"whole-{arguments.method}"
     if not (whole / "results.json").exists():  # in one process: it has the bits of any environment
-        subprocess.run(command(arguments, whole, "local"), check=True, stdout=subprocess.DEVNULL)
+        unbroken(command(arguments, whole, "local"))
     bad = landed = 0
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
         outcome = survive(arguments, seed, arguments.out / f"{arguments.env}-{arguments.method}-{seed}", whole)

@@ -1,41 +1,95 @@
-"""`feddp bench start` and `round`: the benchmarks that start whole federations in POC, once, with tiny sizes."""
+"""`feddp bench start` and `round`: the benchmarks that start whole federations in POC, once, with tiny sizes.
 
+One site: what they compute of several is tested on events made by hand (test_bench).
+"""
+
+import io
 import json
+import subprocess
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import common, round
+from benchmarks import round, start
+from support.command import ended
 
 pytestmark = pytest.mark.poc
 
-TINY = ("--sites", 2, "--images", 12, "--size", 32)
+TINY = ("--sites", 1, "--images", 12, "--size", 32)
+ROUNDS = ("--rounds", 2, "--pairs", 1, "--set", "precision=float16")
 
 
-def test_each_process_until_its_first_step(feddp):
-    """The server and two sites have one process that stays and one of the job each, whose imports take CPU time and memory."""
-    code, out, err = feddp("bench", "start", *TINY)
-    assert code == 0, err
-    rows = json.loads(out.splitlines()[-1])["processes"]
+class Measured:
+    """`bench round` with `bench start` looking at its run of ours: the two start the same federation, which is started once.
+
+    Attributes:
+        ran: the words of the run as `round` gives them, and as `start` does.
+        figures: {benchmark: its line of JSON}.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.ran: dict[str, list[str]] = {}
+        patch.setattr(round, "run", self._run)
+        with redirect_stdout(io.StringIO()) as said:
+            code = ended(["feddp", "bench", "round", *map(str, (*TINY, *ROUNDS))])
+        assert code == 0, said.getvalue()
+        lines = [json.loads(line) for line in said.getvalue().splitlines() if line.startswith("{")]
+        self.figures = {line["benchmark"]: line for line in lines}
+
+    def _run(self, data: Path, out: Path, env: str, *options: object) -> None:
+        """A run of `round`'s, which `start` takes for its own."""
+        words = [str(word) for word in ("run", "--data", data, "--out", out, "--env", env, *options)]
+
+        def instead(command: list[str], **given) -> subprocess.Popen:
+            python, _, _, *own = command
+            self.ran = {"round": words, "start": own}
+            Path(own[own.index("--out") + 1]).symlink_to(out)
+            return subprocess.Popen([python, "-m", "feddp", *words], **given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(start, "subprocess", SimpleNamespace(Popen=instead))
+            assert ended(["feddp", "bench", "start", *map(str, TINY)]) == 0
+
+
+@pytest.fixture(scope="module")
+def measured():
+    with pytest.MonkeyPatch.context() as patch:
+        return Measured(patch)
+
+
+def pairs(words: list[str]) -> set[tuple[str, str]]:
+    """The options of a run, but for its folders; each has one word."""
+    found = set(zip(words[1::2], words[2::2], strict=True))
+    assert len(found) == len(words) // 2
+    return {(option, word) for option, word in found if option not in ("--data", "--out")}
+
+
+def test_each_process_until_its_first_step(measured):
+    """The server and a site have one process that stays and one of the job each, whose imports take CPU time and memory."""
+    rows = measured.figures["start"]["processes"]
     of_jobs = [row for row in rows if row["process"] in ("worker_process", "runner_process")]
-    assert len({row["participant"] for row in of_jobs}) == len(of_jobs) == 3
-    assert len(rows) >= 6
+    assert len({row["participant"] for row in of_jobs}) == len(of_jobs) == 2
+    assert len(rows) >= 4
     for row in of_jobs:
         assert row["CPU-seconds"] > 0.5
         assert row["RSS, MiB"] >= row["PSS, MiB"] > 100
 
 
-def test_a_round_of_ours_and_of_flare_s_recipe(feddp, monkeypatch):
+def test_the_run_that_start_looked_at_is_the_one_that_it_starts(measured):
+    """But for a round and a setting more, which it has of `round`; so all of its words were taken."""
+    ran = {name: pairs(words) for name, words in measured.ran.items()}
+    assert ran["start"] - ran["round"] == {("--rounds", "1")}
+    assert ran["round"] - ran["start"] == {("--rounds", "2"), ("--set", "precision=float16")}
+
+
+def test_a_round_of_ours_and_of_flare_s_recipe(measured):
     """Two rounds: the last one of the recipe's has no end, and the last one of ours no next request."""
-    ran = []
-    monkeypatch.setattr(round, "run", lambda *words: ran.append(words) or common.run(*words))
-    code, out, err = feddp("bench", "round", *TINY, "--rounds", 2, "--pairs", 1, "--set", "precision=float16")
-    assert code == 0, err
-    figures = json.loads(out.splitlines()[-1])
+    figures = measured.figures["round"]
     (ours,), (parts,), (stock,) = figures["ours"], figures["parts"], figures["stock"]
     assert ours > 0
     assert stock > 0
-    (words,) = ran
-    assert words[words.index("precision=float16") - 1] == "--set"
     # serialising, checks and transfers take some milliseconds of a round whatever the machine
     assert parts["to the fastest site"] > 0
     assert parts["from the fastest site"] > 0
