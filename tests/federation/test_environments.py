@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.recipe import PocEnv, ProdEnv, SimEnv
 from nvflare.recipe import poc_env as flare_poc
 from safetensors.torch import load_file
@@ -27,6 +26,7 @@ from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.stages.tensors import Expected
 from support.curves import curves_of
+from support.deployment import until
 from support.line import DOWN, UP, line_of
 
 pytestmark = [pytest.mark.simulator, pytest.mark.poc]
@@ -59,34 +59,16 @@ def poc(tmp_path_factory, tiny_root, recipe):
 
 
 class Executed:
-    """The lead's session, in which FLARE's environments submit a recipe's job.
-
-    A PocEnv does; a ProdEnv gives to a session that it opened the same folder, to the byte, which is not submitted again.
-    """
+    """The lead's session, in which FLARE's production environment submits a recipe's job."""
 
     def __init__(self, session, recipe, kits: Path):
-        self._session, self._recipe, self._kits = session, recipe, kits
+        self._session, self._recipe, self._env = session, recipe, ProdEnv(str(kits / LEAD), username=LEAD)
 
     def __getattr__(self, name):
         return getattr(self._session, name)
 
     def submit_job(self, _):
-        submit, given, jobs = Session.submit_job, [], []
-
-        def once(session: Session, path: str) -> str:
-            assert session.get_system_info().server_info.status, "logged in at the server that runs"
-            folder = Path(path)
-            given.append({str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()})
-            jobs[:] = jobs or [submit(session, path)]
-            return jobs[0]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Session, "submit_job", once)
-            for env in (in_place(self._kits, patch), ProdEnv(str(self._kits / LEAD), username=LEAD)):
-                assert self._recipe.execute(env).get_job_id() == jobs[0]
-        assert len(given) == 2
-        assert given[0] == given[1] != {}
-        return jobs[0]
+        return self._recipe.execute(self._env).get_job_id()
 
 
 def in_place(kits: Path, patch: pytest.MonkeyPatch) -> PocEnv:
@@ -212,6 +194,18 @@ def test_a_broken_connection_costs_no_round(recipe, ran, alone):
     assert [event["round"] for event in events if event["event"] == "ask" and event["task"] == "train"] == [1, 2, 3]
     assert not [event for event in events if event["event"] == "refused"]
     assert "missed" not in json.loads((ran.server / RESULTS).read_text())
+
+
+def test_flares_poc_environment_submits_to_the_same_server(poc, tiny_root, monkeypatch):
+    """A plan that no site has approved, so no process starts for it. Each site says so; FLARE writes it down a moment later."""
+    kits, lead, _ = poc
+    other = PersonalizedRecipe(method="fedavg", name="other", data=tiny_root, size=32, rounds=1)
+    job = other.execute(in_place(kits, monkeypatch)).get_job_id()
+    said = until(lambda: lead.get_job_meta(job).get("job_deploy_detail"), "the server never said what became of the job")
+    for site in SITES:
+        (reason,) = [line for line in said if line.startswith(f"{site}: ")]
+        assert f"has not approved plan {other.plan.digest()[:12]}" in reason
+        assert not (kits / site / job).exists()
 
 
 def computing(log: list[str]) -> int:
