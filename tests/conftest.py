@@ -24,7 +24,7 @@ from support.captured import Capture
 from support.command import ended
 from support.order import LONGEST
 from support.site import FlareSite
-from support.small import narrow, narrow_resnet
+from support.small import narrow_resnet, shallow
 
 PLAN = {
     "method": "feddp",
@@ -156,8 +156,8 @@ def toy(monkeypatch) -> str:
 
 @pytest.fixture
 def pvt(monkeypatch) -> str:
-    """The name of the default network with fewer channels, known to plans while the test runs."""
-    monkeypatch.setitem(NETWORKS, "pvt", narrow)
+    """The name of the default network with few channels and a block in each stage, known to plans while the test runs."""
+    monkeypatch.setitem(NETWORKS, "pvt", shallow)
     return "pvt"
 
 

@@ -15,7 +15,7 @@ from feddp.errors import InputError
 from feddp.networks import NETWORKS
 from feddp.plan.schema import BEHAVIOUR
 from support import ROOT
-from support.small import Small, narrow
+from support.small import Small, shallow
 
 SMALL = "--values 0 1 --seeds 0 --sites 3 --images 24 --size 32 --rounds 1 --epochs 1 --network small"
 
@@ -247,8 +247,8 @@ def test_the_dice_of_every_test_image_is_kept(dials, tmp_path):
 
 def test_every_family_runs_in_a_folder_of_its_own(dials, tmp_path, monkeypatch, capsys):
     """But for FedAvg's, one network: it is FineTune's run. Every row is a family of its own."""
-    monkeypatch.setitem(NETWORKS, "narrow", narrow)
-    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--network", "narrow", "--size", "64", "--values", "1"]
+    monkeypatch.setitem(NETWORKS, "shallow", shallow)
+    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--network", "shallow", "--size", "64", "--values", "1"]
     dials.main([*words, "--methods", *dials.METHODS])
     folders = {path.parent.name for path in (tmp_path / "style/1/seed-0").glob("*/results.json")}
     assert folders == {approach.method for approach in dials.METHODS.values()} - {"fedavg"}

@@ -12,7 +12,6 @@ from feddp.data.folder import SiteFolder
 from feddp.data.loading import load
 from feddp.errors import FedDPError, InputError
 from feddp.files import WEIGHTS
-from feddp.networks import NETWORKS
 from feddp.networks.weights import fingerprint, load_personal, save_network
 from feddp.partition import DECODER, ENCODER, HEAD, NORM, chosen
 from feddp.plan.resolve import build_network, partition_of
@@ -23,16 +22,9 @@ from feddp.training import loop
 from feddp.training.columns import METRICS
 from feddp.training.metrics import measure, summarize
 from feddp.training.seeds import seeded
-from support.small import shallow
 
 FEW = {"fedavg": "resnet", "pflfe": "unet"}  # batch normalisation in the encoder; in unet's decoder too
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-@pytest.fixture
-def pvt(monkeypatch):
-    """As in conftest.py, with half of the blocks."""
-    monkeypatch.setitem(NETWORKS, "pvt", shallow)
 
 
 @pytest.fixture

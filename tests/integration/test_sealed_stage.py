@@ -15,7 +15,6 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.errors import FedDPError
 from feddp.files import WEIGHTS
 from feddp.flare import messages
-from feddp.networks import NETWORKS
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY
 from feddp.plan.resolve import build_network
@@ -30,7 +29,6 @@ from feddp.training.store import by_site, together
 from support.certificates import SERVER, Office, kit_of
 from support.server import Run
 from support.site import FlareSite
-from support.small import shallow
 
 NAMES = ("A", "B", "C")
 EVERYTHING = ("calibration", "spectra", "outside")
@@ -44,13 +42,6 @@ def office():
 @pytest.fixture(scope="module")
 def issued(office):
     return {name: office.issue(name) for name in (*NAMES, "N", "Z")}
-
-
-@pytest.fixture
-def pvt(monkeypatch):
-    """As in conftest.py, with half of the blocks."""
-    monkeypatch.setitem(NETWORKS, "pvt", shallow)
-    return "pvt"
 
 
 @pytest.fixture(autouse=True)

@@ -11,23 +11,15 @@ from feddp.adaptation.choices import GLOBAL, Settings
 from feddp.adaptation.models import Models, read_models
 from feddp.adaptation.strategies import STRATEGIES, predict
 from feddp.errors import FedDPError
-from feddp.networks import NETWORKS, build
+from feddp.networks import build
 from feddp.networks.rotation import rotation_logits
 from feddp.networks.weights import load_personal, save_network
 from feddp.plan.resolve import build_network, partition_of
 from feddp.stages.train import train
 from feddp.training.rotation import every_turn, rotation_loss, turned
-from support.small import shallow
 
 CPU = torch.device("cpu")
 HEAD = {"rotation_head.2.weight", "rotation_head.2.bias"}
-
-
-@pytest.fixture
-def pvt(monkeypatch):
-    """As in conftest.py, with half of the blocks."""
-    monkeypatch.setitem(NETWORKS, "pvt", shallow)
-    return "pvt"
 
 
 def silent(epoch, loss):
