@@ -20,10 +20,15 @@ if [ ! -e .venv/ready ] || [ requirements.lock -nt .venv/ready ]; then
     awk "$large large" requirements.lock > .venv/large.lock
     awk "$large !large" requirements.lock > .venv/others.lock
     $pip --no-compile --require-hashes --no-deps -r .venv/large.lock &
-    beside=$! failed=0
-    $pip --no-compile --require-hashes --no-deps --no-build-isolation --use-pep517 -r .venv/others.lock || failed=$?
-    wait "$beside" || failed=$?
-    [ "$failed" = 0 ] || exit "$failed"
+    beside=$!
+    trap 'kill "$beside" 2> /dev/null; exit 130' INT TERM # a shell's background command does not hear Ctrl-C
+    $pip --no-compile --require-hashes --no-deps --no-build-isolation --use-pep517 -r .venv/others.lock || {
+        failed=$?
+        kill "$beside" 2> /dev/null || :
+        exit "$failed"
+    }
+    wait "$beside" || exit
+    trap - INT TERM
     $pip --no-deps --no-build-isolation -e .
     # pip would compile on one core. Like pip, this leaves what it cannot compile: torch has a file for a newer Python; and packages'
     # tests and the client of Kubernetes, a third of all, which hardly anybody imports

@@ -26,6 +26,7 @@ fi
 # one core would wait for the other while types are checked
 types=$(mktemp)
 trap 'wait; rm "$types"' EXIT
+trap 'exit 130' INT # pytest ends orderly then, which would be taken for its end
 mypy > "$types" 2>&1 &
 mypy=$!
 # one process compiles the tests for the four below, which say what is wrong with them
@@ -36,5 +37,8 @@ export OMP_NUM_THREADS=1
 # four files at a time on two cores, in the order of tests/support/order.py: some compute while federations wait
 failed=0
 python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
-wait "$mypy" || { failed=$?; cat "$types"; }
+wait "$mypy" || {
+    cat "$types"
+    [ "$failed" != 0 ] || failed=1
+}
 exit "$failed"

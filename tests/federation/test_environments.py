@@ -1,5 +1,5 @@
 """One process, FLARE's simulator and a POC with certificates: the same recipe (recipes.md), the same bits; in the POC over a
-connection that breaks."""
+connection that breaks. There a ProdEnv submits the job that runs; that of a PocEnv is seen up to the sites' answer."""
 
 import json
 import time

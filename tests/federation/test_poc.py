@@ -9,11 +9,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,7 +84,7 @@ def answered(command: list[str], folder: Path) -> str:
     """A script of ours, whose `feddp` commands (FEDDP) run in this process, shortened (SHORT); what all of them printed."""
     printed, asked = io.StringIO(), folder / "asked"
     with open(folder / "script.log", "w", encoding="utf-8") as log:
-        script = subprocess.Popen(["bash", *command], cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+        script = subprocess.Popen(["bash", *command], cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         while script.poll() is None:
             if not asked.exists():
@@ -97,7 +98,8 @@ def answered(command: list[str], folder: Path) -> str:
             (folder / "code.part").write_text(str(code))
             (folder / "code.part").rename(folder / "code")
     finally:
-        script.kill()
+        with suppress(ProcessLookupError):  # it has ended, and its `feddp` with it
+            os.killpg(script.pid, signal.SIGKILL)
         script.wait()
     said = printed.getvalue() + (folder / "script.log").read_text()
     assert script.returncode == 0, said[-6000:]

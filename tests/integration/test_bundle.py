@@ -35,7 +35,7 @@ TEXTS = {
     "copyright",
 }
 TENSOR = {"type": str, "format": str, "num_channels": int, "spatial_shape": list, "dtype": str, "value_range": list}
-# MONAI's command line reads its arguments with fire, which is not installed here: a stand-in that reads `command --name value`.
+# MONAI's command line reads its arguments with fire, which is not installed here: a stand-in that reads `command --name value`,
 # and does so in each of the folders in turn. An import of our package is an ImportError there
 FIRE = """
 import os, sys

@@ -1,4 +1,4 @@
-"""Networks that train in milliseconds: one with the parts that a method asks for, two with a larger one's layers."""
+"""Networks that train in milliseconds: one with the parts that a method asks for, others with a larger one's layers."""
 
 from functools import partial
 
