@@ -68,7 +68,7 @@ def terminal():
         (line,) = commands_for("test_poc", "docs/how-to/watch.md")
         words = ["-m", *line.replace("kits/lead@consortium.org", str(kits / LEAD)).split()]
         env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
-        shown.spawn = pexpect.spawn(sys.executable, words, encoding="utf-8", dimensions=(40, 200), timeout=120, env=env)
+        shown.spawn = pexpect.spawn(sys.executable, words, encoding="utf-8", dimensions=(40, 200), timeout=600, env=env)
         shown.spawn.logfile_read = shown.log
         shown.thread = threading.Thread(target=shown.spawn.expect, args=[pexpect.EOF])
         shown.thread.start()  # it reads all the while, as a terminal does
