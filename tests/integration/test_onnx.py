@@ -20,6 +20,7 @@ from feddp.networks import LAYERS, NETWORKS, build
 from feddp.networks.weights import load_personal, save_network
 from feddp.run.images import Reading
 from feddp.run.predict import PredictOptions, predict
+from support.small import FEW
 
 PLAIN = "unet"
 VIRTUAL = {"virtual": 4, "temperature": 0.1, "nested": 1, "paa": 1}
@@ -29,7 +30,6 @@ CASES = [
     (name, {}, 1 + i % 2, ("nested", "exclusive")[i % 4 // 2], (3, 1)[i % 3 // 2], "zscore") for i, name in enumerate(NETWORKS)
 ]
 CASES += [("pvt_v2_b0-fpn", {name: OPTIONS.get(name, {})}, 2, "nested", 3, "scale") for name in LAYERS]
-FEW = {"embed_dims": (8, 16, 16, 16), "num_heads": (1, 2, 2, 2)}
 
 
 @pytest.fixture(autouse=True)
