@@ -16,8 +16,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/../poc/environment.sh"
 ruff check .
 ruff format --check .
 lint-imports
-# each of the hundreds of processes would compile the product anew
-unset PYTHONDONTWRITEBYTECODE
 if [ "${1:-}" = --quick ]; then
     shift
     mypy
@@ -29,7 +27,7 @@ trap 'wait; rm "$types"' EXIT
 trap 'exit 130' INT # pytest ends orderly then, which would be taken for its end
 mypy > "$types" 2>&1 &
 mypy=$!
-# one process compiles the tests for the four below, which say what is wrong with them
+# one process compiles the packages and the tests for the four below, which say what is wrong with them
 python -m pytest --collect-only -qq "$@" > /dev/null 2>&1 || :
 wait "$browser"
 # networks this small gain nothing from threads, which wait for one another where several files run on two cores

@@ -1,1 +1,8 @@
 """FedDP on NVIDIA FLARE: personalized federated segmentation."""
+
+import sys
+
+from feddp.lean import PROCESSES, postpone_compiler
+
+if not PROCESSES.isdisjoint(sys.orig_argv):
+    postpone_compiler()  # before anything imports torch

@@ -1,5 +1,6 @@
-"""Imports less: torch's compiler when something compiles; MONAI without packages that it takes if they are there. And a command
-ends without a look through all that it has imported."""
+"""Imports less: torch's compiler when something compiles, and its kernels for tensors without values when something computes
+with these; MONAI without packages that it takes if they are there. And a command ends without a look through all that it has
+imported."""
 
 import atexit
 import gc
@@ -12,16 +13,35 @@ from functools import cache, wraps
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 COMPILER, ITS_UTILS = "torch._dynamo", "torch._dynamo.utils"
+META = "torch._meta_registrations"  # those kernels of the meta device that are written in Python
+# modules that run as a process of a run, by FLARE or by `--env local --threads N`
+PROCESSES = {
+    "feddp.run.worker",
+    "nvflare.private.fed.app.client.worker_process",
+    "nvflare.private.fed.app.server.runner_process",
+    "nvflare.private.fed.app.simulator.simulator_worker",
+}
 UNUSED = "matplotlib", "scipy.signal", "sklearn"
 _ONE = threading.Lock()  # FLARE runs a pushed task beside the fetched one
 _LEAVE = threading.Lock()
 
 
 class Later(ModuleType):
-    """Stands for a module until something is asked of it that it does not have; then all that stand for one make way."""
+    """Stands for a module until something is asked of it that it does not have; then it makes way, and `others` with it.
+
+    Args:
+        others: modules that are imported with it, before it.
+    """
+
+    def __init__(self, name: str, others: tuple[str, ...] = ()):
+        super().__init__(name)
+        self.all = (*others, name)
 
     def __getattr__(self, name: str) -> Any:
         # the import system and inspect ask every module for such names; for this one, a module within the package is imported
@@ -32,10 +52,10 @@ class Later(ModuleType):
     def loaded(self) -> ModuleType:
         """Returns the module itself, imported now if it was not."""
         with _LEAVE:
-            for module in COMPILER, ITS_UTILS:
+            for module in self.all:
                 if isinstance(sys.modules.get(module), Later):
                     del sys.modules[module]
-        return importlib.import_module(self.__name__)
+        return [importlib.import_module(module) for module in self.all][-1]
 
     @property
     def waits(self) -> bool:
@@ -43,18 +63,23 @@ class Later(ModuleType):
 
 
 def postpone_compiler() -> None:
-    """Has torch's compiler imported when something asks for it to compile, and not by whatever mentions it.
+    """Has torch's compiler imported when something asks for it to compile, and not by whatever mentions it; and what computes
+    with tensors that have no values, by the compiler, or by `meta_device`. For the latter nothing may have imported torch yet.
 
     torchvision asks its utils for one function, and every optimizer asks it to leave some functions alone, and for breaks in
     the compiled code around a step. Without anything compiled these do nothing. The compiler takes more than one CPU-second
-    and 140 MiB of each process (docs/results/speed.md). Whoever asks for more gets it; but a module within it that is asked for
-    first is then there twice, and settings of the one are not those of the other. Therefore this is for processes of runs and
-    of commands, in which nothing compiles, not for a user's own.
+    and 140 MiB of each process, and the other kernels, with sympy, another and 54 MiB (docs/results/speed.md). Whoever asks for
+    more gets it; but a module within the compiler that is asked for first is then there twice, and settings of the one are not
+    those of the other; and an operation on the meta device may have no kernel. Therefore this is for processes of runs and of
+    commands, in which nothing compiles, not for a user's own.
     """
-    if COMPILER in sys.modules or (torch := find_spec("torch")) is None:
+    if COMPILER in sys.modules or (package := find_spec("torch")) is None:
         return
-    compiler, utils = Later(COMPILER), Later(ITS_UTILS)
-    compiler.__spec__ = PathFinder.find_spec(COMPILER, torch.submodule_search_locations)
+    if "torch" not in sys.modules:
+        sys.modules[META] = Later(META)
+    compiler = Later(COMPILER, (META, ITS_UTILS))
+    utils = Later(ITS_UTILS, (META, COMPILER))
+    compiler.__spec__ = PathFinder.find_spec(COMPILER, package.submodule_search_locations)
 
     def disable(*given: Any, **how: Any) -> Any:
         if not compiler.waits or not given or not isinstance(given[0], FunctionType):
@@ -78,6 +103,16 @@ def postpone_compiler() -> None:
     vars(compiler).update(disable=disable, graph_break=graph_break)
     vars(utils).update(is_compile_supported=is_compile_supported)
     sys.modules.update({COMPILER: compiler, ITS_UTILS: utils})
+
+
+def meta_device() -> "torch.device":
+    """Returns torch's device without memory, on which tensors have no values, with all its kernels."""
+    kernels = importlib.import_module(META)
+    if isinstance(kernels, Later):
+        kernels.loaded()
+    import torch
+
+    return torch.device("meta")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from feddp.lean import UNUSED, no_search
+from feddp.lean import META, PROCESSES, UNUSED, no_search
 
 LEAN = "from feddp.lean import import_monai; import_monai()"
 IMPORTED = f"print(*[name for name in {UNUSED} if name in sys.modules])"
@@ -58,7 +58,7 @@ def apart(x):
     return 3 * x
 apart(torch.ones(1))
 stored = torch._dynamo.graph_break
-print(sorted({'torch._dynamo.config', 'torch._inductor'} & sys.modules.keys()))
+print(sorted({'torch._dynamo.config', 'torch._inductor', 'torch._refs'} & sys.modules.keys()))
 """
 # apart is not in the compiled code, which is in two parts, before and behind it; the optimizer goes on, alone and compiled
 COMPILED = """
@@ -79,7 +79,22 @@ graphs.clear()
 torch.compile(broken, backend=backend)(torch.ones(1))
 print(graphs)
 """
-LOADED = "['torch._dynamo.config', 'torch._inductor']"
+LOADED = "['torch._dynamo.config', 'torch._inductor', 'torch._refs']"
+# a convolution of tensors without values: by torch's own word, and by ours, which leaves the compiler alone
+KERNELS = """
+if not os.fork():
+    def convolved(device):
+        with device:
+            return list(torch.nn.Conv2d(3, 5, 3)(torch.zeros(1, 3, 8, 8)).shape)
+    try:
+        print(convolved(torch.device("meta")))
+    except NotImplementedError:
+        print("no kernel")
+    print(convolved(feddp.lean.meta_device()), convolved(torch.device("meta")))
+    print("torch._dynamo.config" in sys.modules, flush=True)
+    os._exit(0)
+os.wait()
+"""
 ASKED = [
     "found = torch.compiler.disable(torch.nn.Linear(1, 1)).weight",
     "found = torch.compiler.disable(recursive=False, reason='so')(lambda: 1)()",
@@ -126,7 +141,7 @@ def lean() -> list[str]:
         LEAN,
         "print(gc.get_freeze_count() <= before)",
     )
-    compiler = (MENTIONED, EACH, COMPILED)
+    compiler = (MENTIONED, EACH, KERNELS, COMPILED)
     return said("import feddp.lean", WATCHED, LEAN, SEARCHED, IMPORTED, MODULES, others, IMPORTED, *timm, *again, *compiler)
 
 
@@ -182,7 +197,20 @@ def test_who_asks_for_more_gets_the_compiler(lean):
 
     Only a plain function is left alone without it: what else may be given, it alone knows.
     """
-    assert lean[7:-3] == ["True", "False", *(f"{asked} True True" for asked in ASKED)]
+    assert lean[7:-6] == ["True", "False", *(f"{asked} True True" for asked in ASKED)]
+
+
+def test_on_the_meta_device_all_operations_have_their_kernels_where_we_use_it(lean):
+    """A 3 x 3 convolution leaves 6 x 6 of 8 x 8 pixels. Afterwards torch's own word has them too. No compiler is loaded."""
+    assert lean[-6:-3] == ["no kernel", "[1, 5, 6, 6] [1, 5, 6, 6]", "False"]
+
+
+@pytest.mark.parametrize("program", [*sorted(PROCESSES), ""])
+def test_the_processes_of_a_run_postpone_it_before_they_import_torch(program):
+    """A user's own process does not."""
+    code = f"import sys, feddp; print('torch' in sys.modules, {META!r} in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", str(bool(program))]
 
 
 AT_ONCE = "from feddp.lean import end_at_once; end_at_once()"

@@ -21,7 +21,6 @@ from feddp.errors import ContributionError, FedDPError, Stopped, StorageError
 from feddp.flare import messages
 from feddp.flare.persistor import persistor_of
 from feddp.flare.unread import unread
-from feddp.lean import postpone_compiler
 from feddp.stages import served, stage_of
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
@@ -49,7 +48,6 @@ class StageController(Controller):
         self.stage = stage
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        postpone_compiler()
         self.memory = persistor_of(fl_ctx).memory(fl_ctx)
         self.heard: dict[str, float] = {}  # {site: the time of its last sign of life in this stage}
         self.noted: Counter[tuple[str, str]] = Counter()  # {(event, site): how often since the last request}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddp.errors import FedDPError, InputError
+from feddp.lean import meta_device
 from feddp.limits import CHANNELS, CLASSES, JSON_BYTES, LAYER_OPTION, NAME, SIZE
 from feddp.networks import LAYERS, NETWORKS, build
 from feddp.reading import is_name, parse, short
@@ -86,10 +87,8 @@ class Metadata:
         Raises:
             InputError: the layers do not accept their options.
         """
-        import torch
-
         try:
-            with torch.device("meta"):
+            with meta_device():
                 return self.build().state_dict()
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"the metadata's layers {short(str(self.layers))} cannot be built ({short(str(error))})") from None

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from feddp.errors import InputError
 from feddp.files import WEIGHTS
+from feddp.lean import meta_device
 from feddp.methods import METHODS
 from feddp.methods.base import TUNE, Method
 from feddp.networks import build
@@ -55,11 +56,9 @@ def idle_queries(plan: Plan) -> str:
     roles = [role for role in plan.rule if role in (QUERY, KEY, ADAPTER)]
     if not roles:
         return ""
-    import torch
-
     from feddp.networks.attention import keys_of
 
-    with torch.device("meta"):
+    with meta_device():
         keys = keys_of(build_network(plan), plan.channels, plan.size)
     if not keys or max(keys) > 1:
         return ""

@@ -17,7 +17,7 @@ PROGRAMS = {
     "nvflare.private.fed.app.server.runner_process",
 }
 # what lean.py keeps out of such a process, and a control; the compiler's stand-in has no module below it
-WATCHED = {"torch", "monai", "torch._dynamo.config", "matplotlib", "scipy.signal", "sklearn"}
+WATCHED = {"torch", "monai", "torch._dynamo.config", "torch._refs", "matplotlib", "scipy.signal", "sklearn"}
 
 
 def append(path, *parts):
