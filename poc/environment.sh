@@ -30,9 +30,8 @@ if [ ! -e .venv/ready ] || [ requirements.lock -nt .venv/ready ]; then
     wait "$beside" || exit
     trap - INT TERM
     $pip --no-deps --no-build-isolation -e .
-    # pip would compile on one core. Like pip, this leaves what it cannot compile: torch has a file for a newer Python; and packages'
-    # tests and the client of Kubernetes, a third of all, which hardly anybody imports
-    .venv/bin/python -m compileall -qq -j 0 -x '/(kubernetes|tests?)/' .venv/lib || :
     touch .venv/ready
 fi
+# Python compiles what it imports, once; half of what is installed is never imported. Without this each process would do it anew
+unset PYTHONDONTWRITEBYTECODE
 export PATH="$PWD/.venv/bin:$PATH"
