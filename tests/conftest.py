@@ -95,6 +95,14 @@ def tiny_root(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def few_root(tmp_path_factory):
+    """The same of 8 images each: 4 to train on, 2 to validate, 2 to test."""
+    root = tmp_path_factory.mktemp("few")
+    synthesize(root, sites=2, images=8, size=32)
+    return root
+
+
+@pytest.fixture(scope="session")
 def plan_for():
     """Makes the plan of a small run on `tiny_root`; what is no field of Plan is a setting."""
     own = {field.name for field in fields(Plan)}

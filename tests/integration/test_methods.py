@@ -153,16 +153,18 @@ ON = [(m, whole(m)) for m in FEDERATED] + [(m, "toy") for m in FEDERATED if METH
 
 
 @pytest.mark.parametrize(("method", "network"), ON)
-def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for, tiny_root, tmp_path, method, network):
+def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for, few_root, tmp_path, method, network):
     """Two rounds of a site through its executor; each answer's bytes, as FLARE would send them with its tensors inline.
 
     No private tensor's name and none of its values after the round; nor a value of the whole personal model, whose names are
     the shared ones'. Controls: every shared tensor's name and values are found, and the private values differ from them. At 32
-    pixels PVTv2's last stage has one pixel: its queries would have no gradient, and nothing of a site's own.
+    pixels PVTv2's last stage has one pixel: its queries would have no gradient, and nothing of a site's own. A round is one
+    step, or two where there is a personal model, whose first one may be that of the model that is sent.
     """
     messages.register_tensors()
-    plan = plan_for(method=method, network=network, size=64 if network == "pvt" else 32)
-    site = FlareSite(plan, tmp_path, simulated=True, data=tiny_root / "site-1", consent=["calibration"])
+    batch = 2 if METHODS[method].personal else 4
+    plan = plan_for(method=method, network=network, size=64 if network == "pvt" else 32, batch=batch)
+    site = FlareSite(plan, tmp_path, simulated=True, data=few_root / "site-1", consent=["calibration"])
     partition, shared = site.component.expected.partition, site.shared
     for round in range(2):  # or both phases of one
         answer = site.executed(protocol.TRAIN, shared, round=round // plan.phases, phase=round % plan.phases)
@@ -185,11 +187,11 @@ def test_no_message_of_stage_1_holds_a_private_key_or_a_personal_value(plan_for,
 
 
 @pytest.mark.parametrize("method", FEDERATED)
-def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tmp_path, method):
+def test_no_other_message_holds_a_tensor_without_consent(plan_for, few_root, tmp_path, method):
     """After a round, every task of the local stages and the evaluation, from a site that consents to nothing: numbers."""
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
     plan = plan_for(method=method, network=smallest(method), stages=stages, tune_epochs=1)
-    asked = FlareSite(plan, tmp_path, simulated=True, data=tiny_root / "site-1", consent=[])
+    asked = FlareSite(plan, tmp_path, simulated=True, data=few_root / "site-1", consent=[])
     site = asked.open()
     shared = site.partition.split(site.copy())[0]
     for phase in range(plan.phases):
@@ -207,11 +209,11 @@ def test_no_other_message_holds_a_tensor_without_consent(plan_for, tiny_root, tm
         assert said, task
 
 
-def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
+def test_a_head_is_given_with_consent_only(plan_for, few_root, tmp_path):
     """FedLC's exchange: the head's two tensors from a consenting site, none from the other."""
     plan = plan_for(method="fedlc", network="pvt")
     for name, consent, wanted in (("site-1", ["calibration"], HEAD), ("site-2", [], set())):
-        site = FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, consent=consent)
+        site = FlareSite(plan, tmp_path / name, name, simulated=True, data=few_root / name, consent=consent)
         opened = site.open()
         adopt(opened, opened.partition.split(opened.network.state_dict())[0], 0)
         tensors, scalars = messages.unpack(site.executed(protocol.COLLECT_HEADS, epoch=1))
@@ -220,13 +222,13 @@ def test_a_head_is_given_with_consent_only(plan_for, tiny_root, tmp_path):
 
 
 @pytest.mark.parametrize(("method", "network"), [(method, network) for method, network in SMALLEST if network != "small"])
-def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, tiny_root, tmp_path, method, network):
+def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, few_root, tmp_path, method, network):
     """FLARE may start a process for each. Two rounds, so that what one leaves behind is needed in the next, and an epoch in
     each local stage. Networks with dropout: test_pretended_gpu.py does this to one without, by every method."""
     plan = plan_for(method=method, network=network, start="last", tune_epochs=1)
     ends = []
     for fresh in (False, True):
-        sites = drive(plan, tiny_root, tmp_path / str(fresh), fresh=fresh)
+        sites = drive(plan, few_root, tmp_path / str(fresh), fresh=fresh)
         ends.append({name: site.store.read(site.latest())[0] for name, site in sites.items()})
     for name, own in ends[0].items():
         assert own.keys() == ends[1][name].keys()
@@ -234,7 +236,7 @@ def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, t
 
 
 @pytest.mark.parametrize("method", ["fedlc", "feddg", "iop_fl", "virtual_class", "pflfe", "fedbabu", "ditto"])
-def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, tiny_root, tmp_path, method):
+def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, few_root, tmp_path, method):
     """Of the shapes that test_environments.py does not run in FLARE's simulator: an exchange at every epoch, one before the
     rounds, a personal model that is accumulated from what is sent, a network of the method's own, two aggregations a round,
     a tuning, and a personal model that IGC exchanges."""
@@ -243,14 +245,14 @@ def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_f
     plan = plan_for(method=method, network="pvt" if method in REPLACED else "small", start="last", **more)
     (tmp_path / "server").mkdir()
     policy = {"consent": list(protocol.CONSENTS), "seed": "plan", "min_images": 1, "std_images": 1}
-    sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, **policy) for name in SITES}
+    sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=few_root / name, **policy) for name in SITES}
 
     def answer(site, task, tensors, scalars):
         return sites[site].answer(task, tensors, **scalars)
 
     run = Run(tmp_path / "server", plan, list(SITES), answer).run(*plan.stages, "evaluate")
     assert run.panics == []
-    for name, site in drive(plan, tiny_root, tmp_path / "plain").items():
+    for name, site in drive(plan, few_root, tmp_path / "plain").items():
         wanted, found = (made.store.read(made.latest())[0] for made in (site, sites[name].open()))
         assert found.keys() == wanted.keys()
         assert all(found[key].equal(wanted[key]) for key in wanted)
@@ -279,9 +281,9 @@ def sites_of(plan, root, tmp_path, names=SITES):
     return [Site(name, SiteFolder.open(root / name), plan, Store(tmp_path / name)) for name in names]
 
 
-def test_fedbn_keeps_every_site_s_statistics(plan_for, tiny_root, tmp_path):
+def test_fedbn_keeps_every_site_s_statistics(plan_for, few_root, tmp_path):
     """After a round and an average, each site still has its own running statistics and its own γ and β of every layer."""
-    sites = sites_of(plan_for(method="fedbn", network="resnet"), tiny_root, tmp_path)
+    sites = sites_of(plan_for(method="fedbn", network="resnet"), few_root, tmp_path)
     first = sites[0].partition.split(sites[0].network.state_dict())[0]
     mean = average({site.name: train(site, first, 0)[0] for site in sites}, dict.fromkeys(SITES, 1.0))
     own = [site.store.load_state(1).private for site in sites]
@@ -311,14 +313,14 @@ ALIKE = ("fedavg", "feddg", "fedgkd", "moon", "fednova", "fedprox", "ttt")
 
 
 @pytest.mark.parametrize(("method", "network"), SMALLEST)
-def test_igc_follows_any_method(plan_for, tiny_root, tmp_path, method, network):
+def test_igc_follows_any_method(plan_for, few_root, tmp_path, method, network):
     """What a site gives, joined with the start of its peer, is its own network to the bit; and the calibration runs with it.
 
     Where every site ends with the same network there is nothing to give, and no peer.
     """
     stages = tuple(dict.fromkeys((*METHODS[method].stages, "calibrate")))
     plan = plan_for(method=method, network=network, stages=stages, rounds=1, tune_epochs=1, calibration_epochs=1)
-    one, two = drive(plan, tiny_root, tmp_path).values()
+    one, two = drive(plan, few_root, tmp_path).values()
     given = personal(one)
     own = one.store.read(one.latest(before="calibrated"))[0]
     rebuilt = two.store.read("start")[0] | given

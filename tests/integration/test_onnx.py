@@ -20,7 +20,7 @@ from feddp.networks import LAYERS, NETWORKS, build
 from feddp.networks.weights import load_personal, save_network
 from feddp.run.images import Reading
 from feddp.run.predict import PredictOptions, predict
-from support.small import FEW
+from support.small import FEW, shallow
 
 PLAIN = "unet"
 VIRTUAL = {"virtual": 4, "temperature": 0.1, "nested": 1, "paa": 1}
@@ -29,19 +29,24 @@ OPTIONS = {"local_calibration": {"sites": 3}, "lora": {"rank": 2}, "virtual_clas
 CASES = [
     (name, {}, 1 + i % 2, ("nested", "exclusive")[i % 4 // 2], (3, 1)[i % 3 // 2], "zscore") for i, name in enumerate(NETWORKS)
 ]
-CASES += [("pvt_v2_b0-fpn", {name: OPTIONS.get(name, {})}, 2, "nested", 3, "scale") for name in LAYERS]
+CASES += [("pvt", {name: OPTIONS.get(name, {})}, 2, "nested", 3, "scale") for name in LAYERS]
+ONE = (1, 1, 1, 1)  # a block of each stage
+LESS = {name: FEW | {"depths": ONE} for name in ("pvt_v2_b1-fpn", "pvt_v2_b2-fpn", "pvt_v2_b0_s-fpn")}
+LESS |= {name: {"layers": ONE} for name in ("resnet34-fpn", "resnet50-fpn")}
 
 
 @pytest.fixture(autouse=True)
 def _narrow(monkeypatch):
-    """The larger PVTv2 with few channels, which no operation depends on."""
-    for name in ("pvt_v2_b1-fpn", "pvt_v2_b2-fpn"):
-        monkeypatch.setitem(NETWORKS, name, partial(NETWORKS[name], **FEW))
+    """The variants of a whole PVTv2 and a whole ResNet have few blocks, the former few channels too; so has the PVTv2 that gets
+    the layers. No kind of operation depends on either."""
+    for name, less in LESS.items():
+        monkeypatch.setitem(NETWORKS, name, partial(NETWORKS[name], **less))
+    monkeypatch.setitem(NETWORKS, "pvt", shallow)
 
 
 def saved(folder, network=PLAIN, layers=None, classes=1, labels="nested", channels=3, normalise="zscore", size=32, **texts):
     """A network whose values a training could have left: the batch normalisations have statistics, no head is 0."""
-    module = build(network, channels, classes, seed=1, layers=layers or {})
+    module = build(network, channels, classes, seed=0, layers=layers or {})  # as what reads the file builds it: once
     torch.manual_seed(0)
     with torch.no_grad():
         for name, value in module.state_dict().items():
@@ -105,19 +110,28 @@ def test_onnxruntime_gives_the_masks_of_predict(tmp_path, network, layers, class
     assert [path.name for path in onnx_file.parent.iterdir()] == [FILE], "no data beside"
 
 
+TRAINED = Preparation(size=24)
+
+
+@pytest.fixture(scope="module")
+def scaling(tmp_path_factory):
+    """The file of a network whose training images were prepared, and its ONNX file, for images of every size."""
+    folder = tmp_path_factory.mktemp("scaling")
+    file = saved(folder, channels=1, **{KEY: TRAINED.text})
+    return file, write(file, folder / "out")
+
+
 @pytest.mark.parametrize("shape", [(45, 38), (24, 24), (96, 100), (20, 24)])
-def test_a_graph_scales_as_the_training_images_were_prepared(tmp_path, shape):
+def test_a_graph_scales_as_the_training_images_were_prepared(scaling, tmp_path, shape):
     """As Pillow does, which rounds after each of its two passes: by at most half a grey level each, and the second one takes
     means of the first. `feddp predict` uses Pillow, as `feddp data prepare` did."""
-    trained = Preparation(size=24)
-    file = saved(tmp_path, channels=1, **{KEY: trained.text})
-    graph, _ = Graph.of(file)
+    file, onnx_file = scaling
     image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     theirs = scaled(image, 24)
     ours = _scaled(torch.from_numpy(image)[None, None].float(), 24)[0, 0].numpy()
     assert np.abs(ours - theirs).max() <= (1.0 if shape != (24, 24) else 0.0)
     assert ours.shape == (24, 24)
-    session = onnxruntime.InferenceSession(str(write(file, tmp_path / "out")), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(onnx_file), providers=["CPUExecutionProvider"])
     probabilities, masks = session.run(None, {"image": image[None, :, :, None]})
     with torch.no_grad():
         logits = load_personal(file)(network_input(ours, 32)[None])
@@ -125,9 +139,9 @@ def test_a_graph_scales_as_the_training_images_were_prepared(tmp_path, shape):
     assert np.abs(probabilities - expected).max() <= 1e-4
     (tmp_path / "images").mkdir()
     Image.fromarray(image).save(tmp_path / "images/a.png")
-    predict(file, tmp_path / "images", tmp_path / "masks", options=PredictOptions(Reading(trained=trained)))
+    predict(file, tmp_path / "images", tmp_path / "masks", options=PredictOptions(Reading(trained=TRAINED)))
     assert (np.asarray(Image.open(tmp_path / "masks/a.png")) == masks[0]).mean() > 0.97, "what a grey level changes"
-    (entry,) = onnx.load(str(tmp_path / "out" / FILE)).metadata_props
+    (entry,) = onnx.load(str(onnx_file)).metadata_props
     assert json.loads(entry.value)["inside"].startswith("averaging resize to 24, bilinear resize to size, zscore")
 
 

@@ -155,6 +155,8 @@ class _Functions(TorchFunctionMode):
             pinned = args[0].clone()
             pinned.pinned = True
             return pinned
+        if on_cpu and len(args) == 1 and not named:  # most calls: what a tensor on the CPU says of itself
+            return function(*args)
         device = None if named.get("device") is None else torch.device(named["device"])
         given = any(isinstance(value, OnGPU) for value in _tensors((args, named)))
         if given and device == CPU:

@@ -20,16 +20,16 @@ from feddp.stages.train import adopt, train
 from feddp.training.calibration import with_inconsistency
 from feddp.training.loop import fit_epoch, predict
 from feddp.training.store import Store
-from support.small import narrow
+from support.small import shallow
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
 HEAD = {"segmentation_head.0.weight", "segmentation_head.0.bias"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _narrow():
+def _shallow():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(NETWORKS, "pvt", narrow)
+        patch.setitem(NETWORKS, "pvt", shallow)
         yield
 
 

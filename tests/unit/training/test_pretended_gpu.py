@@ -72,15 +72,16 @@ def same(found, other) -> bool:
 
 
 @pytest.mark.parametrize("method", OWN)
-def test_a_run_on_a_gpu_is_that_on_the_cpu_and_no_step_waits(method, plan_for, tiny_root, tmp_path, request):
-    """Two rounds, or one of a larger network, and every later stage. On the GPU, every task opens its site from its disk. With
-    CUDA graphs, whose pretended ones change no bit: the tests below go without."""
-    rounds, settings = 1 if method in LAYERS else 2, {"tune_epochs": 1, "cuda_graphs": True}
+def test_a_run_on_a_gpu_is_that_on_the_cpu_and_no_step_waits(method, plan_for, few_root, tmp_path, request):
+    """Two rounds of two steps each, or one of one step of a larger network, and every later stage. On the GPU, every task opens
+    its site from its disk. With CUDA graphs, whose pretended ones change no bit: the tests below go without."""
+    rounds, batch = (1, 4) if method in LAYERS else (2, 2)
+    settings = {"batch": batch, "tune_epochs": 1, "cuda_graphs": True}
     plan = plan_for(method=method, network=LAYERS.get(method, "small"), start="last", rounds=rounds, settings=settings)
     names = SITES if OWN[method].federated else SITES[:1]
-    cpu = kept(drive(plan, tiny_root, tmp_path / "cpu", names))
+    cpu = kept(drive(plan, few_root, tmp_path / "cpu", names))
     waits = request.getfixturevalue("gpu")
-    sites = drive(plan, tiny_root, tmp_path / "gpu", names, fresh=True, device="cuda")
+    sites = drive(plan, few_root, tmp_path / "gpu", names, fresh=True, device="cuda")
     assert all(isinstance(value, OnGPU) for value in sites[SITES[0]].network.state_dict().values())
     assert same(kept(sites), cpu)
     assert waits.found == []
@@ -88,24 +89,26 @@ def test_a_run_on_a_gpu_is_that_on_the_cpu_and_no_step_waits(method, plan_for, t
 
 @pytest.mark.parametrize("method", ["feddg", "feddp", "fedrod", "ttt"])
 def test_where_the_gpu_has_no_room_for_the_images_nothing_else_changes(
-    method, plan_for, tiny_root, tmp_path, request, monkeypatch
+    method, plan_for, few_root, tmp_path, request, monkeypatch
 ):
     """The methods and the stage that look at images beside the batch."""
-    plan = plan_for(method=method, network="small", start="last", rounds=1)
-    cpu = kept(drive(plan, tiny_root, tmp_path / "cpu"))
+    plan = plan_for(method=method, network="small", start="last", rounds=1, batch=2)
+    cpu = kept(drive(plan, few_root, tmp_path / "cpu"))
     waits = request.getfixturevalue("gpu")
     monkeypatch.setattr(placing, "SHARE", 1 << 40)
-    sites = drive(plan, tiny_root, tmp_path / "gpu", device="cuda")
+    sites = drive(plan, few_root, tmp_path / "gpu", device="cuda")
     assert sites[SITES[0]].samples[0]["image"].device.type == "cpu"
     assert same(kept(sites), cpu)
     assert waits.found == []
 
 
-def test_bfloat16_on_a_gpu_is_that_on_the_cpu(plan_for, tiny_root, tmp_path, request):
-    plans = [plan_for(method="feddp", network="small", start="last", rounds=1, precision_compute=word) for word in COMPUTES]
-    exact, cpu = (kept(drive(plan, tiny_root, tmp_path / f"cpu-{n}")) for n, plan in enumerate(plans))
+def test_bfloat16_on_a_gpu_is_that_on_the_cpu(plan_for, few_root, tmp_path, request):
+    plans = [
+        plan_for(method="feddp", network="small", start="last", rounds=1, batch=2, precision_compute=word) for word in COMPUTES
+    ]
+    exact, cpu = (kept(drive(plan, few_root, tmp_path / f"cpu-{n}")) for n, plan in enumerate(plans))
     request.getfixturevalue("gpu")
-    assert same(kept(drive(plans[1], tiny_root, tmp_path / "gpu", device="cuda")), cpu)
+    assert same(kept(drive(plans[1], few_root, tmp_path / "gpu", device="cuda")), cpu)
     assert not same(cpu, exact)
 
 
