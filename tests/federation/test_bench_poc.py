@@ -5,7 +5,8 @@ One site: what they compute of several is tested on events made by hand (test_be
 
 import io
 import json
-import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,19 @@ TINY = ("--sites", 1, "--images", 12, "--size", 32)
 ROUNDS = ("--rounds", 2, "--pairs", 1, "--set", "precision=float16")
 
 
+class Begun:
+    """What `bench start` has of the process of its run."""
+
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
 class Measured:
     """`bench round` with `bench start` looking at its run of ours: the two start the same federation, which is started once.
+
+    The run's command is in this process, and `bench start` in another thread of it.
 
     Attributes:
         ran: the words of the run as `round` gives them, and as `start` does.
@@ -42,15 +54,26 @@ class Measured:
         """A run of `round`'s, which `start` takes for its own."""
         words = [str(word) for word in ("run", "--data", data, "--out", out, "--env", env, *options)]
 
-        def instead(command: list[str], **given) -> subprocess.Popen:
-            python, _, _, *own = command
+        process = Begun()
+
+        def begin(command: list[str], **_) -> Begun:
+            _, _, _, *own = command
             self.ran = {"round": words, "start": own}
             Path(own[own.index("--out") + 1]).symlink_to(out)
-            return subprocess.Popen([python, "-m", "feddp", *words], **given)
+            return process
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(start, "subprocess", SimpleNamespace(Popen=instead))
-            assert ended(["feddp", "bench", "start", *map(str, TINY)]) == 0
+        with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
+            patch.setattr(start, "subprocess", SimpleNamespace(Popen=begin))
+            looking = pool.submit(start.main, [*map(str, TINY)])
+            try:
+                with redirect_stdout(sys.stderr):
+                    code = ended(["feddp", *words])
+            except BaseException:
+                code = 1
+                raise
+            finally:
+                process.returncode = code
+            looking.result()
 
 
 @pytest.fixture(scope="module")

@@ -271,27 +271,24 @@ def test_a_failed_run_is_told_everywhere_and_the_exit_code_is_two(compare, fake,
 
 def test_device_threads_and_environment_reach_the_runs(compare, fake):
     """A comparison that was begun in one environment continues in the other. Real runs of the two leave the same files
-    (`test_one_process_and_the_simulator_leave_the_same` of test_new_stage.py), and so the same tables."""
-    assert compare("--methods", "local", "--device", "cpu:0", "--threads", 1).exit_code == 0
+    (`test_one_process_and_the_simulator_leave_the_same` of test_new_stage.py), and so the same tables. The centralized method
+    has no sites to run at once, and would refuse --threads."""
+    assert compare("--methods", "local,centralized", "--device", "cpu:0", "--threads", 1).exit_code == 0
     assert compare("--methods", "fedavg", "--env", "local").exit_code == 0
     for env in ((), ("--env", "local")):
         assert compare("--methods", "local,fedavg", *env).output.count("(finished before)") == 2
-    assert fake.places == [("sim", "cpu:0", 1), ("local", "cpu", None)]
+    assert fake.places == [("sim", "cpu:0", 1), ("sim", "cpu:0", None), ("local", "cpu", None)]
 
 
-def test_centralized_has_no_sites_to_run_at_once(compare, fake):
-    """It would refuse --threads."""
-    assert compare("--methods", "centralized", "--threads", 1).exit_code == 0
-    assert fake.places == [("sim", "cpu", None)]
-
-
-@pytest.mark.parametrize("error", [RuntimeError, OSError, KeyError])
-def test_whatever_happens_to_one_run_the_others_go_on(compare, fake, tmp_path, error):
+def test_whatever_happens_to_one_run_the_others_go_on(compare, fake, tmp_path):
     """Out of memory on a GPU, a full disk: said by name, and the other method is in the table."""
-    fake.broken, fake.error = {"fedavg"}, error
-    assert isinstance(compare("--methods", "fedavg,local").exception, FedDPError)
+    failing = {"fedavg": RuntimeError, "apfl": OSError, "ditto": KeyError}
+    fake.broken = set(failing)
+    fake.error = lambda text: failing[fake.calls[-1][1].method](text)
+    assert isinstance(compare("--methods", ",".join([*failing, "local"])).exception, FedDPError)
     text = (tmp_path / "out/tables.md").read_text()
-    assert f"- fedavg, seed 0: {error.__name__}: " in text
+    for method, error in failing.items():
+        assert f"- {method}, seed 0: {error.__name__}: " in text
     assert "| local |" in text
 
 

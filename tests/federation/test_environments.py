@@ -1,5 +1,5 @@
-"""One process, FLARE's simulator and a POC with certificates: the same recipe (recipes.md), the same bits; in the POC over a
-connection that breaks. There a ProdEnv submits the job that runs; that of a PocEnv is seen up to the sites' answer."""
+"""One process and a POC with certificates: the same recipe (recipes.md), the same bits, over a connection that breaks. A
+ProdEnv submits the job that runs; that of a PocEnv is seen up to the sites' answer. SimEnv: test_simulator.py."""
 
 import json
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from nvflare.recipe import PocEnv, ProdEnv, SimEnv
+from nvflare.recipe import PocEnv, ProdEnv
 from nvflare.recipe import poc_env as flare_poc
 from safetensors.torch import load_file
 
@@ -29,7 +29,7 @@ from support.curves import curves_of
 from support.deployment import until
 from support.line import DOWN, UP, line_of
 
-pytestmark = [pytest.mark.simulator, pytest.mark.poc]
+pytestmark = pytest.mark.poc
 
 SITES = ("site-1", "site-2")
 # FedDP has two stages and private tensors; the other shapes:
@@ -132,10 +132,11 @@ def lines_of(kits: Path, job: PocJob) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, tiny_root, recipe) -> tuple[Path, dict]:
-    """The run in this process: its folder and its results."""
+def alone(tmp_path_factory, tiny_root, recipe) -> Path:
+    """The folder of the run in this process."""
     out = tmp_path_factory.mktemp("local") / "run"
-    return out, session.run(Request(recipe.plan, policies_of(tiny_root, recipe.plan), out), local, recipe.plan.method)
+    session.run(Request(recipe.plan, policies_of(tiny_root, recipe.plan), out), local, recipe.plan.method)
+    return out
 
 
 def tensors_here(folder: Path) -> dict[str, dict]:
@@ -154,25 +155,15 @@ def same(one: dict[str, dict], other: dict[str, dict]) -> None:
         assert all(torch.equal(other[what][key], wanted[key]) for key in wanted), what
 
 
-def test_the_same_bits_in_every_environment(recipe, ran, alone, tmp_path):
-    plan = recipe.plan
-    folder, locally = alone
-    wanted = tensors_here(folder)
-    same(wanted, tensors_of(ran.server, ran.stores, plan))
-    env = SimEnv(clients=list(SITES), workspace_root=str(tmp_path / "recipe"))
-    (tmp_path / "sim").symlink_to(recipe.execute(env).get_result())
-    results = json.loads((tmp_path / "sim" / RESULTS).read_text())
-    assert {**results, "job": ""} == {**locally, "job": ""}
-    same(wanted, tensors_here(tmp_path / "sim"))
-    assert not (tmp_path / "sim" / "local").exists(), "FLARE's own allow-list, which SimEnv writes"
-    folders = [ran.server, tmp_path / "sim"]
-    curves = [curves_of(found / TENSORBOARD) for found in (folder, *folders)]
+def test_a_recipe_in_a_poc_comes_to_the_bits_of_one_process(recipe, ran, alone):
+    """FLARE's SimEnv comes to those of a plain loop in test_simulator.py."""
+    same(tensors_here(alone), tensors_of(ran.server, ran.stores, recipe.plan))
+    curves = [curves_of(found / TENSORBOARD) for found in (alone, ran.server)]
     scores = [{tag: points for tag, points in found.items() if tag.startswith(("train/loss/", "val/"))} for found in curves]
-    assert all(found == scores[0] for found in scores)
-    assert [step for step, _ in scores[0]["train/loss/mean"]] == list(range(1, plan.rounds + 1))
-    for found in folders:
-        summary = json.loads((found / ARTIFACTS / "metrics_summary.json").read_text())
-        assert summary["final_round"] == plan.rounds
+    assert scores[0] == scores[1]
+    assert [step for step, _ in scores[0]["train/loss/mean"]] == list(range(1, recipe.plan.rounds + 1))
+    summary = json.loads((ran.server / ARTIFACTS / "metrics_summary.json").read_text())
+    assert summary["final_round"] == recipe.plan.rounds
 
 
 def test_a_broken_connection_costs_no_round(recipe, ran, alone):
@@ -187,7 +178,7 @@ def test_a_broken_connection_costs_no_round(recipe, ran, alone):
     assert ran.cuts == 3
     closed = [computing(log[:number]) for number, entry in enumerate(log) if "Connection" in entry and "is closed" in entry]
     assert closed[0] == 1, "the control"
-    same(tensors_here(alone[0]), tensors_of(ran.server, ran.stores, recipe.plan))
+    same(tensors_here(alone), tensors_of(ran.server, ran.stores, recipe.plan))
     for store in ran.stores.values():
         assert [event["round"] for event in read_events(store / RECORD) if event["event"] == "train"] == [0, 1, 2]
     events = read_events(ran.server / PROGRESS)

@@ -102,11 +102,12 @@ def below(folder: Path) -> list[Path]:
     return [folder, *folder.rglob("*")]
 
 
-# FLARE itself, up to its connection: what nvflare.private.fed.app.client.client_train calls, in its order. Each start is a fork
-# of one process, which has loaded FLARE and what every kit names
-STARTED = """
+# Each is a fork of one process, which has loaded FLARE, what every kit names and our check. `start` is FLARE itself, up to its
+# connection: what nvflare.private.fed.app.client.client_train calls, in its order. `watch` runs a command of ours
+FORKED = """
 import argparse, json, os, sys
 from importlib import import_module
+import feddp.cli, feddp.kit.check, feddp.kit.effective
 from nvflare.apis.fl_constant import SiteType, SystemConfigs
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils.config_service import ConfigService
@@ -127,38 +128,60 @@ def start(folder):
     create_privacy_manager(workspace, names_only=False)
     configure_logging(workspace)
 
+def watch(control, events, *words):
+    sys.path.remove("")  # the program of `feddp` does not look for modules in the folder where it is typed
+    found, watched = [], set(events)
+    def hook(event, args):
+        if event in watched:
+            found.append((event, [str(a) for a in args]))
+    sys.addaudithook(hook)
+    sys.argv = ["feddp", *words]
+    try:
+        feddp.cli.main()
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+    checked = len(found)
+    open(control).close()
+    print(json.dumps([found[:checked], found[checked:]]))
+
 for line in sys.stdin:
     if child := os.fork():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         continue
-    folder, *outputs = json.loads(line)
+    outputs, folder, what, given = json.loads(line)
     for number, output in enumerate(outputs, 1):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), number)
     os.umask(0o022)
     os.chdir(folder)
-    start(folder)
+    {"start": start, "watch": watch}[what](*given)
     sys.exit()
 """
 
 
 @pytest.fixture(scope="module")
-def flare_starts(tmp_path_factory):
-    """Starts FLARE with a kit."""
-    folder = tmp_path_factory.mktemp("started")
+def forked(tmp_path_factory):
+    """Calls a function of FORKED in a process of its own, in a folder."""
+    folder = tmp_path_factory.mktemp("forked")
     modules = [entry["path"].rpartition(".")[0] for entry in [*COMPONENTS["client"], {"path": GUARD}]]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", STARTED, *modules], cwd=folder, env=ENV, text=True, **pipes)
+    process = subprocess.Popen([sys.executable, "-c", FORKED, *modules], cwd=folder, env=ENV, text=True, **pipes)
 
-    def start(kit: Path) -> subprocess.CompletedProcess:
+    def call(where: Path, what: str, *given) -> subprocess.CompletedProcess:
         outputs = [folder / "stdout", folder / "stderr"]
         for output in outputs:
             output.write_text("")
-        print(json.dumps([str(kit), *map(str, outputs)]), file=process.stdin, flush=True)
+        print(json.dumps([[*map(str, outputs)], str(where), what, given]), file=process.stdin, flush=True)
         code = int(process.stdout.readline())
-        return subprocess.CompletedProcess(kit, code, *[output.read_text() for output in outputs])
+        return subprocess.CompletedProcess(what, code, *[output.read_text() for output in outputs])
 
-    yield start
+    yield call
     process.communicate()
+
+
+@pytest.fixture(scope="module")
+def flare_starts(forked):
+    """Starts FLARE with a kit."""
+    return lambda kit: forked(kit, "start", str(kit))
 
 
 # nothing that a kit names is run
@@ -730,35 +753,9 @@ def test_a_filter_is_built_to_see_whether_it_takes_its_arguments(kit):
 
 # what the check itself does
 
-RECORDED = """
-import json, sys
-events, watched = [], sys.argv.pop(1).split()
-def hook(event, args):
-    if event in watched:
-        events.append((event, [str(a) for a in args]))
-sys.addaudithook(hook)
-import feddp.cli, feddp.kit.check, feddp.kit.effective
-loaded, control = len(events), sys.argv.pop(1)
-sys.argv[0] = "feddp"
-try:
-    feddp.cli.main()
-except SystemExit as ended:
-    assert not ended.code, ended.code
-checked = len(events)
-open(control).close()
-print(json.dumps([events[:loaded], events[loaded:checked], events[checked:]]))
-"""
 FILES = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.chmod"}
 RUNS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "ctypes.dlopen"}
 NETWORK = {"socket.connect", "socket.getaddrinfo", "socket.bind"}
-
-
-def recorded(control: Path, *arguments) -> tuple[list, list, list]:
-    """What a process did while the software was loaded, from there on, and when it read one file more."""
-    command = [sys.executable, "-c", RECORDED, " ".join(FILES | RUNS | NETWORK), str(control), *map(str, arguments)]
-    done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def outside(events: list, *folders: Path) -> list[str]:
@@ -767,13 +764,16 @@ def outside(events: list, *folders: Path) -> list[str]:
     return [name for name in files if not any(Path(name).resolve().is_relative_to(folder.resolve()) for folder in folders)]
 
 
-def test_the_check_opens_nothing_outside_kit_data_and_packages(kit, tiny_root, tmp_path):
-    """Every file, process, connection and library of the whole check, once the installed software is loaded."""
+def test_the_check_opens_nothing_outside_kit_data_and_packages(kit, forked, tiny_root, tmp_path):
+    """Every file, process, connection and library of the whole check, in a process that loaded the installed software before it
+    heard of the kit. The control: one file more, afterwards."""
     (tmp_path / "elsewhere").write_text("x")
     data = tiny_root / "site-1"
     software = [Path(sys.prefix), Path(sys.base_prefix), ROOT / "custom"]
-    loading, checking, control = recorded(tmp_path / "elsewhere", "kit", "check", "--offline", kit)
-    assert str(kit) not in json.dumps(loading)
+    words = ("kit", "check", "--offline", str(kit))
+    done = forked(tmp_path, "watch", str(tmp_path / "elsewhere"), sorted(FILES | RUNS | NETWORK), *words)
+    assert done.returncode == 0, done.stderr
+    checking, control = json.loads(done.stdout.splitlines()[-1])
     assert outside(checking, kit, data, *software) == []
     assert [event for event in checking if event[0] in RUNS | NETWORK] == []
     opened = {args[0] for event, args in checking if event == "open"}

@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 import feddp
-from feddp.files import IMAGES, NETWORK, PROGRESS, RESULTS, RESULTS_TABLE, SHARED, read_events, site_folder
-from support import ROOT
+from feddp.files import IMAGES, NETWORK, PROGRESS, RESULTS, RESULTS_TABLE, SHARED, TENSORBOARD, read_events, site_folder
+from support import CAPTURE, ROOT
+from support.curves import curves_of
 from support.docs_pages import blocks
 from support.request import SITES
 
@@ -117,8 +118,8 @@ def ran(package, hospital_methods, plan_for, tiny_root, tmp_path_factory):
     plan |= {"method": "pulled", "stages": ["train", "count"], "settings": plan["settings"] | {"pull": 0.5}}
     policies = {site: {"data": str(tiny_root / site), "seed": "plan"} for site in plan["sites"]}
     given = {"plan": plan, "policies": policies, "out": str(out), "environments": BOTH}
-    paths = (package, hospital_methods, ROOT / "tests")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    paths = (package, hospital_methods, ROOT / "tests", CAPTURE)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "FEDDP_FORKS": "yes"}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, input=json.dumps(given), env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -157,8 +158,8 @@ def test_a_method_of_another_package_runs_by_its_name(env, ran):
 
 
 def test_one_process_and_the_simulator_leave_the_same(ran):
-    """The same results, tables and networks, bit by bit; only the job's id differs. So do two runs of `feddp compare`, whose
-    tables are made of these files."""
+    """The same results, tables, networks and curves, bit by bit; only the job's id differs. So do two runs of `feddp compare`,
+    whose tables are made of these files."""
     runs = [ran[0] / env for env in BOTH]
     results = [json.loads((run / RESULTS).read_text()) for run in runs]
     for result in results:
@@ -170,5 +171,8 @@ def test_one_process_and_the_simulator_leave_the_same(ran):
         one, other = (load_file(run / name) for run in runs)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
+    curves = [curves_of(run / TENSORBOARD) for run in runs]
+    scores = [{tag: points for tag, points in found.items() if tag.startswith(("train/loss/", "val/"))} for found in curves]
+    assert scores[0] == scores[1] != {}
     of_flare = {"simulator.log", "home", "metrics", "simulated"}
     assert {path.name for path in runs[0].iterdir()} >= {path.name for path in runs[1].iterdir()} - of_flare

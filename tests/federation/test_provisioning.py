@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from argparse import ArgumentParser
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_constant import SystemComponents
 from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
+from nvflare.lighter.provision import define_provision_parser, handle_provision
 from nvflare.security.security import COMMAND_CATEGORIES
 from typer.testing import CliRunner
 
@@ -350,16 +352,20 @@ def test_another_projects_certificate_key_and_root(made, kit):
 
 
 @pytest.mark.parametrize("wrong", ["data: /data/site", ["data"]])
-def test_a_policy_of_the_project_file_that_is_no_object_is_the_hospitals(tmp_path, wrong):
+def test_a_policy_of_the_project_file_that_is_no_object_is_the_hospitals(tmp_path, wrong, monkeypatch, capfd):
+    """`nvflare provision` in this process."""
     project = yaml.safe_load((FOLDER / "project.yml").read_text(encoding="utf-8"))
     next(each for each in project["participants"] if each["name"] == "hospital-b")["policy"] = wrong
     (tmp_path / "project.yml").write_text(yaml.safe_dump(project), encoding="utf-8")
-    command = [Path(sys.executable).parent / "nvflare", "provision", "-p", "project.yml", "-w", "kits"]
-    env = {**os.environ, "HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = ArgumentParser()
+    define_provision_parser(parser)
+    with pytest.raises(SystemExit) as ended:
+        handle_provision(parser.parse_args(["-p", "project.yml", "-w", "kits"]))
+    assert ended.value.code
     words = f"site hospital-b: privacy.json's properties are {wrong!r}; write an object of names and values"
-    assert words in done.stdout + done.stderr
+    assert words in "".join(capfd.readouterr())
 
 
 def _second_scope(privacy):

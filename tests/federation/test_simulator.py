@@ -9,21 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvflare.recipe import SimEnv
 from safetensors.torch import load_file
 
 from feddp.data.folder import SiteFolder
 from feddp.data.loading import batches, load
-from feddp.files import PROGRESS, RECORD, RUN, SHARED, read_events
+from feddp.files import ARTIFACTS, NETWORK, PROGRESS, RECORD, RESULTS, RUN, SHARED, TENSORBOARD, read_events, site_folder
+from feddp.flare.kept import kept_below
 from feddp.jobs import folder as jobs
+from feddp.jobs.folder import SIMULATED_JOB
 from feddp.methods.aggregation import average
 from feddp.networks import build
 from feddp.networks.weights import fingerprint, save_network
 from feddp.partition import QUERY, resolve
 from feddp.plan.schema import Plan
+from feddp.recipe import PersonalizedRecipe
 from feddp.run import session
-from feddp.run.follow import Follower
 from feddp.run.local import local
-from feddp.run.simulator import simulator
 from feddp.stages.server import nbytes
 from feddp.stages.site import Site
 from feddp.stages.train import train
@@ -35,6 +37,7 @@ from support import CAPTURE
 from support.brought import brought_by
 from support.captured import those_in
 from support.command import ended
+from support.curves import curves_of
 from support.request import SITES, request_for
 
 pytestmark = pytest.mark.simulator
@@ -44,33 +47,37 @@ SIZE = 64  # at 32 pixels PVTv2's attention has a single key: the queries would 
 
 
 @pytest.fixture(scope="module")
-def run(tiny_root, plan_for, tmp_path_factory):
-    """One FedDP run with every frame that a site's process sends captured, and with the executor as the only wall:
-    the job's filter is taken out, and FLARE's simulator applies no site's policy filter."""
-    out = tmp_path_factory.mktemp("sim")
-    capture = out / "capture"
+def run(tiny_root, tmp_path_factory):
+    """One FedDP run, which a recipe starts in FLARE's SimEnv, with every frame that a site's process sends captured, and with
+    the executor as the only wall: the job's filter is taken out, and FLARE's simulator applies no site's policy filter."""
+    folder = tmp_path_factory.mktemp("sim")
+    capture = folder / "capture"
     capture.mkdir()
-    request = request_for(tiny_root, out / "run", plan_for(rounds=ROUNDS, size=SIZE))
-    job = jobs.export(request.plan, out / "unfiltered")
-    config = job / "app_client/config/config_fed_client.json"
-    content = json.loads(config.read_text())
-    assert content.pop("task_result_filters")
-    config.write_text(json.dumps(content))
-    request.out.mkdir()
+    settings = {"size": SIZE, "rounds": ROUNDS, "calibration_epochs": 1, "settings": {"batch": 4}}
+    recipe = PersonalizedRecipe(method="feddp", name="unfiltered", data=tiny_root, **settings)
+    export = jobs.export
+
+    def unfiltered(*given, **options) -> Path:
+        job = export(*given, **options)
+        config = job / "app_client/config/config_fed_client.json"
+        content = json.loads(config.read_text())
+        assert content.pop("task_result_filters")
+        config.write_text(json.dumps(content))
+        return job
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(capture))
+        patch.setenv("FEDDP_FORKS", "yes")
         patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
-        with simulator(request, job) as running:
-            Follower(request.plan, request.sites, running.progress).until(running.finished)
-            succeeded, server = running.outcome()
-            assert succeeded, running.log.read_text()[-3000:]
-            stores = {site: running.store(site) for site in SITES}
+        patch.setattr(jobs, "export", unfiltered)
+        out = Path(recipe.execute(SimEnv(clients=list(SITES), workspace_root=str(folder / "recipe"))).get_result())
     return {
-        "server": server,
-        "stores": stores,
+        "out": out,
+        "server": out / "workspace/server" / SIMULATED_JOB,
+        "stores": {site: kept_below(out / session.SIMULATOR / site) / SIMULATED_JOB for site in SITES},
         "capture": capture,
-        "results": json.loads((server / "results.json").read_text()),
-        "log": running.log.read_text(),
+        "results": json.loads((out / RESULTS).read_text()),
+        "log": (out / "simulator.log").read_text(),
     }
 
 
@@ -171,6 +178,16 @@ def test_a_run_equals_a_plain_loop_to_the_bit(run, plain):
         assert run["results"]["sites"][site]["final"] == plain["results"][site]
 
 
+def test_flares_simenv_leaves_what_a_run_leaves(run, plain):
+    """And not FLARE's own allow-list, which SimEnv writes."""
+    out = run["out"]
+    assert not (out / "local").exists()
+    for site in SITES:
+        assert equal(load_file(site_folder(out, site) / NETWORK), plain["final"][site])
+    assert [step for step, _ in curves_of(out / TENSORBOARD)["train/loss/mean"]] == list(range(1, ROUNDS + 1))
+    assert json.loads((out / ARTIFACTS / "metrics_summary.json").read_text())["final_round"] == ROUNDS
+
+
 def test_every_site_is_personalised_the_first_one_too(run):
     """The released code writes the mean into the first site's live tensors, private ones included (methods.md)."""
     states = [load_file(run["stores"][site] / "start.safetensors") for site in SITES]
@@ -214,8 +231,10 @@ def test_the_executor_alone_keeps_private_tensors_off_the_wire(run, plain):
 
 
 def test_no_file_the_server_holds_contains_private_values(run):
-    """Every file below the server's folder, after a whole run with the exchange: the server relays, it does not keep."""
-    contents = [path.read_bytes() for path in run["server"].parent.rglob("*") if path.is_file()]
+    """Every file below the server's folder, and what was moved from it to the run's, after a whole run with the exchange: the
+    server relays, it does not keep."""
+    folders = (run["server"].parent, *(run["out"] / name for name in (TENSORBOARD, ARTIFACTS)))
+    contents = [path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()]
     states = [load_file(run["stores"][site] / f"state_{r:05d}.safetensors") for site in SITES for r in (1, 2)]
     private = {w for state in states for name, value in state.items() if name.startswith("private/") for w in windows(value)}
     assert len(private) > 50
@@ -227,7 +246,8 @@ def test_no_file_the_server_holds_contains_private_values(run):
 
 @pytest.fixture(scope="module")
 def forgetful(tiny_root, plan_for, tmp_path_factory):
-    """`feddp run` on one thread for two sites, for which FLARE starts a new process for each task; and in one process.
+    """`feddp run` on one thread for two sites, for which FLARE starts a new process for each task, here a fork of one that
+    knows nothing of the run (support/capture/forks.py); and in one process.
 
     One round in half precision of a network that the job brings, StripPrivate in the chain. A validation image of site-2 is
     broken: it is first read when the site adopts the round, so both runs fail there. Every frame that a site's process sent is
@@ -246,6 +266,7 @@ def forgetful(tiny_root, plan_for, tmp_path_factory):
     said = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(capture))
+        patch.setenv("FEDDP_FORKS", "yes")
         patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         for env, where in {"local": ("--env", "local"), "sim": ()}.items():
             words = ("run", *where, "--data", data, "--out", root / env, "--threads", 1, *options)

@@ -68,7 +68,7 @@ def test_a_committed_job_names_only_the_classes_that_sites_allow(name):
 @pytest.mark.parametrize("name", COMMITTED)
 def test_a_committed_job_runs_a_round(name, tmp_path, monkeypatch):
     """Its plan as it is, but for its numbers: one round, one calibration epoch, 32 px; its network with fewer channels. Here in
-    one process; that FLARE runs what is exported to the same bits, test_environments.py shows."""
+    one process; that FLARE runs what is exported to the same bits, test_environments.py and test_simulator.py show."""
     job = ROOT / "jobs" / name
     config = json.loads((job / "app_server/config/config_fed_server.json").read_text())
     (plan,) = [c["args"]["plan"] for c in config["components"]]

@@ -237,7 +237,7 @@ def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, f
 
 @pytest.mark.parametrize("method", ["fedlc", "feddg", "iop_fl", "virtual_class", "pflfe", "fedbabu", "ditto"])
 def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, few_root, tmp_path, method):
-    """Of the shapes that test_environments.py does not run in FLARE's simulator: an exchange at every epoch, one before the
+    """Of the shapes that test_simulator.py does not run in FLARE's simulator: an exchange at every epoch, one before the
     rounds, a personal model that is accumulated from what is sent, a network of the method's own, two aggregations a round,
     a tuning, and a personal model that IGC exchanges."""
     igc = {"stages": (*METHODS["ditto"].stages, "calibrate")}

@@ -112,8 +112,8 @@ roi_align = sys.modules["torchvision.ops.roi_align"]
 print(find_spec("torch._dynamo").origin.endswith("__init__.py"))
 inspect.stack()
 inspect.getmodule(lambda: None)
+import sympy, torch.distributed.fsdp  # which are not of the compiler, and which each would import with it
 print("torch._dynamo.config" in sys.modules, flush=True)
-import sympy  # which is not of torch, and which each would import with the compiler
 for asked in {ASKED}:
     if os.fork():
         os.wait()

@@ -184,7 +184,7 @@ def test_a_simulated_run_is_continued_by_itself(toy, tiny_root, tmp_path):
 
 
 def test_the_same_recipe_again_continues_a_run_and_leaves_a_finished_one(toy, tiny_root, tmp_path, monkeypatch):
-    """The sites fail in the second round. In this process in place of the simulator (test_environments.py has that)."""
+    """The sites fail in the second round. In this process in place of the simulator (test_simulator.py has that)."""
     monkeypatch.setattr(recipes, "simulator", local)
     recipe = PersonalizedRecipe(
         method="fedavg", data=tiny_root, network=toy, rounds=2, size=32, settings={"batch": 4, "start": "last"}, name="run"
