@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import feddp
 from feddp.files import IMAGES, NETWORK, PROGRESS, RESULTS, RESULTS_TABLE, SHARED, TENSORBOARD, read_events, site_folder
-from support import CAPTURE, ROOT
+from support import ROOT
 from support.curves import curves_of
 from support.docs_pages import blocks
 from support.request import SITES
@@ -118,8 +118,8 @@ def ran(package, hospital_methods, plan_for, tiny_root, tmp_path_factory):
     plan |= {"method": "pulled", "stages": ["train", "count"], "settings": plan["settings"] | {"pull": 0.5}}
     policies = {site: {"data": str(tiny_root / site), "seed": "plan"} for site in plan["sites"]}
     given = {"plan": plan, "policies": policies, "out": str(out), "environments": BOTH}
-    paths = (package, hospital_methods, ROOT / "tests", CAPTURE)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "FEDDP_FORKS": "yes"}
+    paths = (package, hospital_methods, ROOT / "tests")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, input=json.dumps(given), env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

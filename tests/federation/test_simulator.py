@@ -67,7 +67,6 @@ def run(tiny_root, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(capture))
-        patch.setenv("FEDDP_FORKS", "yes")
         patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         patch.setattr(jobs, "export", unfiltered)
         out = Path(recipe.execute(SimEnv(clients=list(SITES), workspace_root=str(folder / "recipe"))).get_result())
@@ -246,8 +245,7 @@ def test_no_file_the_server_holds_contains_private_values(run):
 
 @pytest.fixture(scope="module")
 def forgetful(tiny_root, plan_for, tmp_path_factory):
-    """`feddp run` on one thread for two sites, for which FLARE starts a new process for each task, here a fork of one that
-    knows nothing of the run (support/capture/forks.py); and in one process.
+    """`feddp run` on one thread for two sites, for which FLARE starts a new process for each task; and in one process.
 
     One round in half precision of a network that the job brings, StripPrivate in the chain. A validation image of site-2 is
     broken: it is first read when the site adopts the round, so both runs fail there. Every frame that a site's process sent is
@@ -266,7 +264,6 @@ def forgetful(tiny_root, plan_for, tmp_path_factory):
     said = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDP_CAPTURE", str(capture))
-        patch.setenv("FEDDP_FORKS", "yes")
         patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         for env, where in {"local": ("--env", "local"), "sim": ()}.items():
             words = ("run", *where, "--data", data, "--out", root / env, "--threads", 1, *options)

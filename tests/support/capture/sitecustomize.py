@@ -3,9 +3,9 @@
 A process of a job, and a worker of `--env local --threads N`, writes its command into a file of its own in $FEDDP_MODULES, if
 that is set, and then each of WATCHED when it is looked for, which is before it is loaded.
 
-In a simulated site's process, every frame that leaves through a socket is also appended to $FEDDP_CAPTURE/<site>.bin, if that
-is set; where $FEDDP_FORKS is set, such a process is a fork (forks.py). In a server's process of a job, every frame that comes
-or leaves is appended to $FEDDP_CAPTURE/server.bin, where that folder exists when the job starts.
+In a simulated site's process, every frame that leaves through a socket is also appended to $FEDDP_CAPTURE/<site>.bin. In a
+server's process of a job, every frame that comes or leaves is appended to $FEDDP_CAPTURE/server.bin, where that folder exists
+when the job starts.
 """
 
 import os
@@ -40,27 +40,18 @@ class Watch:
 if "FEDDP_MODULES" in os.environ and not PROGRAMS.isdisjoint(sys.orig_argv):
     sys.meta_path.insert(0, Watch(os.path.join(os.environ["FEDDP_MODULES"], str(os.getpid()))))
 
+if "nvflare.private.fed.app.simulator.simulator_worker" in sys.orig_argv:
+    from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 
-def capture_site():
-    if "nvflare.private.fed.app.simulator.simulator_worker" in sys.orig_argv and "FEDDP_CAPTURE" in os.environ:
-        from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
+    site = sys.orig_argv[sys.orig_argv.index("--client") + 1]
+    path = os.path.join(os.environ["FEDDP_CAPTURE"], f"{site}.bin")
+    send_frame = SocketConnection.send_frame
 
-        site = sys.orig_argv[sys.orig_argv.index("--client") + 1]
-        path = os.path.join(os.environ["FEDDP_CAPTURE"], f"{site}.bin")
-        send_frame = SocketConnection.send_frame
+    def captured(self, frame):
+        append(path, frame)
+        send_frame(self, frame)
 
-        def captured(self, frame):
-            append(path, frame)
-            send_frame(self, frame)
-
-        SocketConnection.send_frame = captured
-
-
-capture_site()
-if "feddp.run.patient_simulator" in sys.orig_argv and "FEDDP_FORKS" in os.environ:
-    import forks
-
-    forks.start(capture_site)
+    SocketConnection.send_frame = captured
 
 if "nvflare.private.fed.app.server.runner_process" in sys.orig_argv and os.path.isdir(os.environ["FEDDP_CAPTURE"]):
     from nvflare.fuel.f3.sfm.conn_manager import SfmFrameReceiver
