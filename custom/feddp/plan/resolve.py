@@ -55,12 +55,10 @@ def idle_queries(plan: Plan) -> str:
     roles = [role for role in plan.rule if role in (QUERY, KEY, ADAPTER)]
     if not roles:
         return ""
-    import torch
-
     from feddp.networks.attention import keys_of
 
-    with torch.device("meta"):
-        keys = keys_of(build_network(plan), plan.channels, plan.size)
+    # copied there: initial values take as long on the meta device, and a run has built its network before
+    keys = keys_of(build_network(plan).to("meta"), plan.channels, plan.size)
     if not keys or max(keys) > 1:
         return ""
     what = f"every attention of {plan.network} has one key at {plan.size} pixels, so queries and keys have no effect"
