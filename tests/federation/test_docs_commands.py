@@ -41,7 +41,7 @@ SHORT = {
     "prepare": {"--size": "32"},
     "synthesize": {"--images": "12", "--size": "32"},
 }
-HOME = ("--set", "batch=4", "--set", "tune_epochs=1", "--set", "calibration_epochs=1")  # of the local stages
+HOME = ("--set", "batch=2", "--set", "tune_epochs=1", "--set", "calibration_epochs=1")  # of the local stages
 SCRIPT = "#!/usr/bin/env bash\n"
 NEEDED = re.compile(r"(?:--models |--run |--network |Path\(\")runs/([\w-]+)")
 MADE = re.compile(r"--out runs/([\w-]+)")
@@ -121,15 +121,14 @@ def world(tmp_path_factory):
     with zipfile.ZipFile(folder / "lgg-mri-segmentation.zip", "w") as archive:
         for site in SITES:
             for patient in range(6):
-                stem = f"kaggle_3m/TCGA_{site}_{patient}_19960909/TCGA_{site}_{patient}_19960909"
-                for number in range(2):
-                    mask = np.zeros((32, 32), np.uint8)
-                    mask[8:20, 10 : 16 + patient] = 255
-                    image = rng.integers(0, 90, (32, 32, 3), np.uint8) + mask[..., None] // 2
-                    for name, pixels in ((f"{stem}_{number}.tif", image), (f"{stem}_{number}_mask.tif", mask)):
-                        written = io.BytesIO()
-                        Image.fromarray(pixels).save(written, "tiff")
-                        archive.writestr(name, written.getvalue())
+                stem = f"kaggle_3m/TCGA_{site}_{patient}_19960909/TCGA_{site}_{patient}_19960909_1"
+                mask = np.zeros((32, 32), np.uint8)
+                mask[8:20, 10 : 16 + patient] = 255
+                image = rng.integers(0, 90, (32, 32, 3), np.uint8) + mask[..., None] // 2
+                for name, pixels in ((f"{stem}.tif", image), (f"{stem}_mask.tif", mask)):
+                    written = io.BytesIO()
+                    Image.fromarray(pixels).save(written, "tiff")
+                    archive.writestr(name, written.getvalue())
     with pytest.MonkeyPatch.context() as patch:
         reader = Reader(folder, patch)
         reader.shell("feddp data prepare lgg --source lgg-mri-segmentation.zip --out data/lgg")

@@ -7,6 +7,7 @@ import gc
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import weakref
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
-from multiprocessing import forkserver
 from types import SimpleNamespace
 
 import pytest
@@ -57,6 +57,7 @@ from feddp.training import metrics
 from feddp.training.loop import adamw
 from feddp.training.settings import Training, from_settings
 from support import ROOT
+from support.command import ended
 from support.docs_pages import commands_for, text_of
 
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("__init__", "common"))
@@ -74,20 +75,40 @@ def bench(feddp):
     return run
 
 
-@pytest.fixture(scope="module")
-def importer():
-    """Forks processes, once it has imported what each of them would import for itself. What they are given still travels."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([f"benchmarks.{name}" for name in ("aggregate", "gpu_agree", "gpu_protocol", "gpu_stages")])
-    yield context
-    context.set_forkserver_preload([])
-    forkserver._forkserver._stop()
+class Now:
+    """A process or a pool of `multiprocessing` whose work is done here, at once. What it is given travels all the same."""
+
+    def __init__(self, *number, target=None, args=(), **limits):
+        self.target, self.args = target, args
+
+    def start(self):
+        sender, *given = self.args
+        self.target(sender, *pickle.loads(pickle.dumps(given)))
+
+    def kill(self):
+        pass
+
+    def join(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def starmap(self, work, given, **sizes):
+        return [work(*each) for each in pickle.loads(pickle.dumps(given))]
+
+    def imap(self, work, given):
+        return map(work, pickle.loads(pickle.dumps(given)))
 
 
 @pytest.fixture
-def imported(importer, monkeypatch):
-    """A benchmark's own processes come from the importer: gpu_sites shows that new ones do as well."""
-    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": importer}.get)
+def here(monkeypatch):
+    """A benchmark's own processes are this one: a new one imports torch first, and gpu_sites shows that it does."""
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Now, Pool=Now)
+    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": context}.get)
 
 
 # --- the command ---------------------------------------------------------------------------------------------------------
@@ -328,7 +349,7 @@ def test_calibration_notices_unequal_losses(toy, monkeypatch):
         calibration.compared(common.images(6, 32), toy, 2, 1)
 
 
-def test_aggregate(bench, imported):
+def test_aggregate(bench, here):
     """A contribution is γ in float32: 5,165,793 parameters and the buffers, 19 MiB and more. The peak is not looked at here."""
     (found,) = bench("aggregate", "--sites", 2, "--turns", 1)
     (row,) = found["turns"]
@@ -492,7 +513,18 @@ def test_what_a_deviation_shows(deviation, sensitivity, outcome):
     assert gpu_agree.outcome(deviation, 0.001, sensitivity) == outcome
 
 
-def test_gradients_that_are_not_those_of_double_precision_disagree(feddp, toy, monkeypatch):
+@pytest.fixture
+def played(monkeypatch):
+    """Rounds of gpu_agree that are not run: both sites' networks end 1 above their start. test_gpu_agree runs them."""
+
+    def rounds(plan, first, data, out, device):
+        return {site: {name: value + 1 for name, value in first.items()} for site in plan.sites}
+
+    monkeypatch.setattr(gpu_agree, "after_rounds", rounds)
+    monkeypatch.setattr(gpu_agree, "exactly", lambda call: (call(), {"cpu": 1}))
+
+
+def test_gradients_that_are_not_those_of_double_precision_disagree(feddp, toy, played, monkeypatch):
     """Float32 whose logits are a ten-thousandth larger: some hundred times the rounding of a few products."""
     real = gpu_agree.replayed
     monkeypatch.setattr(gpu_agree, "replayed", lambda *given, **named: lambda images: real(*given, **named)(images) * 1.0001)
@@ -596,8 +628,9 @@ def test_gpu_agree_takes_fewer_inner_steps_where_a_method_has_them(tiny_root, mo
 
 
 @pytest.mark.parametrize(("moves", "outcome"), [(False, "disagrees"), (True, "not decided")])
-def test_gpu_agree_notices_a_device_that_computes_otherwise(feddp, toy, monkeypatch, moves, outcome):
+def test_gpu_agree_notices_a_device_that_computes_otherwise(feddp, toy, played, monkeypatch, moves, outcome):
     """By weights ten times as large; unless the CPU's own, from a start that is hardly another one, are so too."""
+    monkeypatch.setattr(gpu_agree, "gradients", lambda device: {"deviation": 0.0})
     real = gpu_agree.after_rounds
 
     def wrong(plan, first, data, out, device):
@@ -624,7 +657,7 @@ def test_what_is_moved_for_a_methods_sensitivity():
     assert found["count"] is first["count"]
 
 
-def test_gpu_agree_does_not_count_on_operations_that_it_has_not_seen(monkeypatch, toy, tiny_root, tmp_path):
+def test_gpu_agree_does_not_count_on_operations_that_it_has_not_seen(monkeypatch, toy, played, tiny_root, tmp_path):
     """A run whose sites compute elsewhere, in a process of their own, would compare float32."""
     monkeypatch.setattr(gpu_agree, "exactly", lambda call: (call(), {}))
     monkeypatch.setitem(NETWORKS, gpu_agree.STILL, NETWORKS[toy])
@@ -647,8 +680,8 @@ def test_gpu_agree_goes_on_after_a_method_that_fails(feddp, toy, monkeypatch):
     assert f"| silobn | {DEFAULT} |  | 0.001 | failed |" in err
 
 
-def test_gpu_agree_in_several_processes(feddp, imported):
-    """Each method's line, as it is known; in a process of its own, a network that does not exist is its error."""
+def test_gpu_agree_in_several_processes(feddp, here):
+    """Each method's line, as it is known; a network that does not exist is the error of each."""
     words = "--device", "cpu", "--processes", 2, "--network", "nonesuch", "--methods", "fedbn"
     code, out, err = feddp("bench", "gpu_agree", *words)
     lines = list(map(json.loads, out.splitlines()))
@@ -816,9 +849,8 @@ def test_gpu_steps_sees_a_way_that_computes_otherwise(bench, pvt, monkeypatch):
     assert found["gradient_error"] > 0.1
 
 
-def test_gpu_stages_runs_what_comes_after_the_rounds(bench, imported, monkeypatch):
-    monkeypatch.setattr(gpu_stages, "PATIENCE", 600)
-    (found,) = bench("gpu_stages", "--device", "cpu", "--methods", "finetune", "--size", 32)
+def test_gpu_stages_runs_what_comes_after_the_rounds(bench, toy, here):
+    (found,) = bench("gpu_stages", "--device", "cpu", "--methods", "finetune", "--size", 32, "--network", toy)
     assert (found["run"], found["stages"], found["outcome"]) == ("finetune", ["train", "tune"], "runs")
     assert found["seconds"] > 0
 
@@ -843,8 +875,15 @@ def test_gpu_stages_has_every_later_stage_and_workers(feddp, monkeypatch):
     assert err.splitlines()[-1] == "feddp: fedlc failed on cpu; the lines above say why"
 
 
-def test_gpu_protocol_runs_the_product(bench, imported):
-    options = "--images", 12, 12, "--rounds", 1, "--calibration-epochs", 1, "--size", 32
+def test_gpu_protocol_runs_the_product(bench, toy, here, monkeypatch):
+    """What it types is run here; the tests below start a program."""
+
+    def started(command, stdout):
+        code = ended(command[2:])  # after `python -m`
+        return SimpleNamespace(poll=lambda: code, kill=lambda: None, wait=lambda: code)
+
+    monkeypatch.setattr(gpu_protocol, "subprocess", SimpleNamespace(Popen=started))
+    options = "--images", 12, 12, "--rounds", 1, "--calibration-epochs", 1, "--size", 32, "--network", toy
     found = bench("gpu_protocol", "--device", "cpu", *options)[-1]
     assert found["finished"]
     assert not found["extrapolated"]

@@ -88,11 +88,11 @@ def taken_home(tmp_path):
     return ("predict", "--network", tmp_path / "network.safetensors"), sizes
 
 
-def test_a_personal_network_runs_at_home(taken_home, tmp_path):
+def test_a_personal_network_runs_at_home(feddp, taken_home, tmp_path):
     """Masks of ones, at each image's own size."""
     arguments, sizes = taken_home
-    done = typed(*arguments, "--images", tmp_path / "images", "--out", tmp_path / "masks")
-    assert done.returncode == 0, done.stderr
+    code, _, err = feddp(*arguments, "--images", tmp_path / "images", "--out", tmp_path / "masks")
+    assert code == 0, err
     for name, size in sizes.items():
         with Image.open(tmp_path / f"masks/{name}.png") as mask:
             assert mask.size == size

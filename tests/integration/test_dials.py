@@ -30,6 +30,12 @@ def dials(monkeypatch):
 
 
 @pytest.fixture
+def undrawn(dials, monkeypatch):
+    """No figure: that of a campaign is looked at in the first test, its stars in the last."""
+    monkeypatch.setattr(dials, "draw", lambda *given: None)
+
+
+@pytest.fixture
 def made(dials, monkeypatch):
     """The runs that are made, not read: the folder's last two names."""
     run, found = dials.run_here, []
@@ -73,6 +79,7 @@ def test_a_campaign_is_a_table_a_figure_and_is_not_run_twice(dials, tmp_path, ma
     assert (tmp_path / "style.csv").read_bytes() == first
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_fedavg_is_finetune_before_it_tunes(dials, tmp_path, made):
     """The same rows as of a run of its own, in the figure's order: FedAvg before FineTune."""
     words = ["style", "--out", str(tmp_path), *SMALL.split(), "--values", "1", "--methods"]
@@ -83,6 +90,7 @@ def test_fedavg_is_finetune_before_it_tunes(dials, tmp_path, made):
     assert read(tmp_path / "style.csv")[:3] == own
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
     """Another number of rounds and another setting are refused before a run; other values, seeds and methods are not."""
     ran = []
@@ -108,6 +116,7 @@ def test_results_of_other_settings_are_not_taken(dials, tmp_path, monkeypatch):
         dials.main(others)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_a_version_that_trains_differently_is_not_taken(dials, tmp_path, made):
     """It is the last that is asked for, and nothing is made before it is refused."""
     words = ["style", "--out", str(tmp_path), *SMALL.split(), "--values", "1", "--methods", "FedAvg"]
@@ -122,6 +131,7 @@ def test_a_run_of_a_version_that_trains_differently_is_not_taken(dials, tmp_path
     assert not (tmp_path / "alike.json").exists(), "a folder that holds nothing may be another campaign's"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_another_version_makes_meanwhile_is_not_taken(dials, tmp_path, made, monkeypatch):
     words = ["style", *SMALL.split(), "--values", "1", "--methods", "FedAvg", "--out"]
     dials.main([*words, str(tmp_path / "other")])
@@ -139,6 +149,7 @@ def test_a_run_that_another_version_makes_meanwhile_is_not_taken(dials, tmp_path
     assert made == ["1/fedavg"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_says_on_which_machine_and_day_it_was_made(dials, tmp_path, made):
     """As a comparison's record does, beside the run's folder. A run without it, of an earlier version, is read: nobody knows
     where it was made, so nothing is written. One that is made again has the machine that made it."""
@@ -214,6 +225,7 @@ def test_the_difference_is_paired_by_seed(dials):
     assert dials.means([*rows, (0.5, 1, "FedAvg", "b", 50.0)]) == {"FedAvg": {0.5: {0: 15.0, 1: 40.0}}}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_at_zero_all_dials_share_their_runs(dials, tmp_path, made):
     """Style runs FedAvg at 0 and 1; appearance only at 1. Its Dice at 0 is that of style, and the images are there once."""
     words = ["--out", str(tmp_path), *SMALL.split(), "--methods", "FedAvg"]
@@ -227,6 +239,7 @@ def test_at_zero_all_dials_share_their_runs(dials, tmp_path, made):
     assert "dial" not in json.loads((tmp_path / "alike.json").read_text())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_dice_of_every_test_image_is_kept(dials, tmp_path):
     """24 images of 12 patients a site, 60/20/20: 2 test patients with 2 images each, or 3. The mean over the sites of the
     images' mean is that of results.json, before and after FedDP's last stage."""
@@ -245,10 +258,12 @@ def test_the_dice_of_every_test_image_is_kept(dials, tmp_path):
     assert float(row["low"]) <= float(row["difference"]) <= float(row["high"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_family_runs_in_a_folder_of_its_own(dials, tmp_path, monkeypatch, capsys):
     """But for FedAvg's, one network: it is FineTune's run. Every row is a family of its own."""
     monkeypatch.setitem(NETWORKS, "shallow", shallow)
-    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--network", "shallow", "--size", "64", "--values", "1"]
+    words = ["style", "--out", str(tmp_path), *SMALL.split(), "--values", "1", "--network", "shallow"]
+    words += ["--sites", "2", "--images", "28"]
     dials.main([*words, "--methods", *dials.METHODS])
     folders = {path.parent.name for path in (tmp_path / "style/1/seed-0").glob("*/results.json")}
     assert folders == {approach.method for approach in dials.METHODS.values()} - {"fedavg"}

@@ -31,7 +31,7 @@ from feddp.run.local import local
 from feddp.run.options import Options, resume_here, run_here
 from support import ROOT
 from support.disk import full
-from support.small import paired
+from support.small import shallow
 
 SYNTHETIC = ["--sites", "site-1,site-2,site-3,site-4", "--rounds", "15"]
 COMMITTED = {
@@ -65,18 +65,25 @@ def test_a_committed_job_names_only_the_classes_that_sites_allow(name):
         assert not list((ROOT / "jobs" / name).rglob("custom")), "BYOC"
 
 
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    root = tmp_path_factory.mktemp("four")
+    synthesize(root, sites=4, images=10, size=32)
+    return root
+
+
 @pytest.mark.parametrize("name", COMMITTED)
-def test_a_committed_job_runs_a_round(name, tmp_path, monkeypatch):
+def test_a_committed_job_runs_a_round(name, four, tmp_path, monkeypatch):
     """Its plan as it is, but for its numbers: one round, one calibration epoch, 32 px; its network with fewer channels. Here in
     one process; that FLARE runs what is exported to the same bits, test_environments.py and test_simulator.py show."""
     job = ROOT / "jobs" / name
     config = json.loads((job / "app_server/config/config_fed_server.json").read_text())
     (plan,) = [c["args"]["plan"] for c in config["components"]]
-    monkeypatch.setitem(NETWORKS, plan["network"], paired)
+    monkeypatch.setitem(NETWORKS, plan["network"], shallow)
     plan |= {"rounds": 1, "size": 32, "settings": {"calibration_epochs": 1}}
     sites = json.loads((job / "meta.json").read_text())["deploy_map"]["app_client"]
     data = tmp_path / "data"
-    synthesize(data, sites=4, images=10, size=32)
+    shutil.copytree(four, data)
     for made, site in zip(sorted(data.iterdir()), sites, strict=True):
         description = json.loads((made / "dataset.json").read_text()) | {"classes": plan["classes"]}
         (made / "dataset.json").write_text(json.dumps(description))

@@ -61,27 +61,42 @@ def flat(state):
     return torch.cat([value.flatten().double() for value in state.values() if value.is_floating_point()])
 
 
+@pytest.fixture(scope="module")
+def learned():
+    """What the honest sites learn: filled once."""
+    return {}
+
+
+@pytest.fixture
+def honest(federation, learned):
+    """γ² of four honest sites and of three."""
+    for sites in (SITES, HONEST):
+        if sites not in learned:
+            learned[sites] = federation("none", sites)[0]
+    return learned[SITES], learned[HONEST]
+
+
 @pytest.mark.parametrize("attack", LARGE)
-def test_the_mean_follows_a_malicious_site(federation, attack):
+def test_the_mean_follows_a_malicious_site(federation, honest, attack):
     """γ² of four honest sites has some norm d from γ² of three. With a contribution of the norm N times 1000, the mean is
     off by about 250 N; with a flipped one, by about N/2. Both are far more than d."""
-    honest, alone = (flat(federation("none", sites)[0]) for sites in (SITES, HONEST))
+    four, alone = map(flat, honest)
     broken = flat(federation(attack)[0])
-    assert (broken - alone).norm() > 10 * (honest - alone).norm()
+    assert (broken - alone).norm() > 10 * (four - alone).norm()
 
 
 @pytest.mark.parametrize("attack", LARGE)
 @pytest.mark.parametrize("defence", DEFENCES)
-def test_a_defence_keeps_what_the_honest_sites_learn(federation, attack, defence):
+def test_a_defence_keeps_what_the_honest_sites_learn(federation, honest, attack, defence):
     """Robust rules stay as near to the three honest sites' γ² as four honest sites do, within a factor of 3."""
-    honest, alone = (flat(federation("none", sites)[0]) for sites in (SITES, HONEST))
+    four, alone = map(flat, honest)
     kept = flat(federation(attack, **DEFENCES[defence])[0])
-    assert (kept - alone).norm() <= 3 * (honest - alone).norm()
+    assert (kept - alone).norm() <= 3 * (four - alone).norm()
 
 
 @pytest.mark.parametrize("attack", LARGE)
-def test_a_refused_norm_leaves_the_honest_sites_bits_and_is_in_the_progress(federation, attack):
-    alone, _ = federation("none", HONEST)
+def test_a_refused_norm_leaves_the_honest_sites_bits_and_is_in_the_progress(federation, honest, attack):
+    _, alone = honest
     kept, events = federation(attack, norm_factor=3)
     assert all(kept[name].equal(value) for name, value in alone.items())
     refused = [(event["site"], event["task"], event["round"]) for event in events if event["event"] == "refused"]

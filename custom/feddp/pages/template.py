@@ -1,5 +1,6 @@
 """Turns a template of this package into a page, and writes it. What a template is given is escaped, except figures of ours."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ PAGE_BYTES = 2_000_000  # of a page: what a mail takes and a browser shows at on
 
 def rendered(template: str, **values: Any) -> str:
     """Returns the HTML of `templates/<template>`."""
+    return _environment().get_template(template).render(**values)
+
+
+@cache  # it compiles a template once
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("feddp.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["drawn"] = Markup  # of an <svg> that this package drew
     environment.filters["glued"] = lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%")
-    return environment.get_template(template).render(**values)
+    return environment
 
 
 def require_place(path: Path) -> None:

@@ -58,8 +58,8 @@ def idle_queries(plan: Plan) -> str:
         return ""
     from feddp.networks.attention import keys_of
 
-    with meta_device():
-        keys = keys_of(build_network(plan), plan.channels, plan.size)
+    # copied there: initial values take as long on the meta device, and a run has built its network before
+    keys = keys_of(build_network(plan).to(meta_device()), plan.channels, plan.size)
     if not keys or max(keys) > 1:
         return ""
     what = f"every attention of {plan.network} has one key at {plan.size} pixels, so queries and keys have no effect"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from feddp.data import loading
+from feddp.data.synthesize import synthesize
 from feddp.errors import InputError, Stopped
 from feddp.files import PROGRESS, TIME
 from feddp.networks.weights import fingerprint, read_network
@@ -176,11 +177,12 @@ def test_a_command_that_is_refused_for_its_plan_claims_no_folder(toy, tiny_root,
     assert run_here(tiny_root, out, Options("fedavg", 1, None, toy, 32, 0, right), "local")["sites"]
 
 
-def test_64_sites_in_one_process(toy, plan_for, tiny_root, tmp_path):
-    """Each has the images of one of two sites, and draws of its own."""
+def test_64_sites_in_one_process(toy, plan_for, tmp_path):
+    """Each has the six images of one of two sites, two in each split, and draws of its own."""
+    synthesize(tmp_path / "data", sites=2, images=6, size=32)
     sites = [f"site-{i:02}" for i in range(64)]
-    plan = plan_for(method="fedavg", network=toy, rounds=1, sites=sites, min_sites=64, start="last")
-    policies = {site: {"data": str(tiny_root / SITES[i % 2]), "seed": "plan"} for i, site in enumerate(sites)}
+    plan = plan_for(method="fedavg", network=toy, rounds=1, sites=sites, min_sites=64, start="last", batch=2)
+    policies = {site: {"data": str(tmp_path / "data" / SITES[i % 2]), "seed": "plan"} for i, site in enumerate(sites)}
     results = session.run(Request(plan, policies, tmp_path / "run"), local, "fedavg")
     assert list(results["sites"]) == sites
     assert refused(tmp_path / "run") == {}

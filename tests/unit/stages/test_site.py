@@ -15,6 +15,7 @@ from feddp.data.pixels import write_png
 from feddp.errors import FedDPError, Stopped, StorageError
 from feddp.methods.aggregation import average
 from feddp.methods.base import Method
+from feddp.networks import DEFAULT, NETWORKS
 from feddp.plan.resolve import build_network
 from feddp.protocol import LOADING, STORING, TRAIN
 from feddp.stages.calibrate import calibrate, personal
@@ -29,6 +30,7 @@ from feddp.training.loop import predict
 from feddp.training.metrics import measure, summarize
 from feddp.training.store import Store
 from support.disk import full
+from support.small import paired
 
 EVEN = {"site-1": 1.0, "site-2": 1.0}
 STARVED = "no image in split val"
@@ -85,8 +87,8 @@ def tensors(site, slot):
 # --- a round is a pure function ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", ["pvt_v2_b0-fpn", "toy"])
-@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("network", ["pvt", "toy"])
+@pytest.mark.usefixtures("pvt", "toy")
 def test_a_fresh_process_takes_the_next_round_to_the_same_bits(plan_for, open_site, network):
     """Both networks have dropout, the samples are shuffled and turned, AdamW has a history: all must come back.
 
@@ -215,8 +217,9 @@ QUERIES = {
 }
 
 
-def test_private_tensors_stay_and_differ(plan_for, open_site):
+def test_private_tensors_stay_and_differ(plan_for, open_site, monkeypatch):
     """Both sites start from the same ρ. After a round each has its own, and neither is the mean of the two."""
+    monkeypatch.setitem(NETWORKS, DEFAULT, paired)
     sites = [open_site(plan_for(), name) for name in EVEN]
     for site in sites:
         mine, _ = train(site, first(site), 0)
@@ -721,12 +724,12 @@ def test_a_device_that_is_not_there_is_named(device, plan_for, open_site, toy):
 # --- a network with batch normalisation -------------------------------------------------------------------------------
 
 
-def test_a_convolutional_network_averages_its_statistics(plan_for, open_site):
+def test_a_convolutional_network_averages_its_statistics(plan_for, open_site, resnet):
     """8 images make 2 steps of 4 at site-1 and 1 step of 8 at site-2: counters 2 and 1.
 
     Weighed 3 : 1 their mean is 7/4, rounded 2 (cut off, 1). A running mean is (3 m_1 + m_2)/4.
     """
-    plans = {name: plan_for(network="resnet18-fpn", method="fedavg", batch=b) for name, b in (("site-1", 4), ("site-2", 8))}
+    plans = {name: plan_for(network=resnet, method="fedavg", batch=b) for name, b in (("site-1", 4), ("site-2", 8))}
     sites = {name: open_site(plan, name) for name, plan in plans.items()}
     sent = {name: train(site, first(site), 0)[0] for name, site in sites.items()}
     mean = average(sent, {"site-1": 3.0, "site-2": 1.0})

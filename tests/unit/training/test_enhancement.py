@@ -117,9 +117,9 @@ def test_the_spread_tells_a_collapse():
     assert phase.spread == pytest.approx(0.5), "a batch of one image tells nothing"
 
 
-def test_batches_of_one_image_are_not_warned_of(open_site, caplog):
+def test_batches_of_one_image_are_not_warned_of(open_site, pvt, caplog):
     """The deviation over one output is 0, whatever the network does."""
-    site = open_site(method="fc_pflfe", batch=1, network="unet")
+    site = open_site(method="fc_pflfe", batch=1, network=pvt)
     train(site, site.partition.split(site.copy())[0], 0)
     (event,) = [event for event in read_events(site.store.folder / "record.jsonl") if event["event"] == "enhancement"]
     assert event["spread"] is None
@@ -217,12 +217,13 @@ def changed(before, after, prefix):
     return {before[name].equal(after[name]) for name in names} != {True}
 
 
-def test_each_phase_trains_its_own_part_and_no_label_reaches_the_first(open_site):
+def test_each_phase_trains_its_own_part_and_no_label_reaches_the_first(open_site, pvt):
     """Phase 1: encoder and projector, with every mask set to nan; phase 2: encoder, decoder and head, the projector rests.
 
     The same bits from a new process for each phase; the phase is one state on disk.
     """
-    one, labels = open_site(method="pflfe"), [sample["mask"] for sample in open_site(method="pflfe").samples]
+    one = open_site(method="pflfe", network=pvt)
+    labels = [sample["mask"] for sample in one.samples]
     start = one.copy()
     gamma = one.partition.split(start)[0]
     for sample in one.samples:
@@ -240,29 +241,29 @@ def test_each_phase_trains_its_own_part_and_no_label_reaches_the_first(open_site
     assert [changed(first, second, part) for part in ("encoder", "projector", "decoder", "segmentation_head")] == [
         *(True, False, True, True)
     ]
-    fresh, _ = train(open_site(method="pflfe", at="fresh"), gamma, 0, phase=0)
+    fresh, _ = train(open_site(method="pflfe", network=pvt, at="fresh"), gamma, 0, phase=0)
     assert all(fresh[name].equal(sent[name]) for name in sent)
-    fresh, _ = train(open_site(method="pflfe", at="fresh"), fresh, 0, phase=1)
+    fresh, _ = train(open_site(method="pflfe", network=pvt, at="fresh"), fresh, 0, phase=1)
     assert all(fresh[name].equal(again[name]) for name in again)
     events = [json.loads(line) for line in (one.store.folder / "record.jsonl").read_text().splitlines()]
     assert [(e["event"], e.get("phase")) for e in events] == [("enhancement", None), ("train", 0), ("train", 1)]
     assert 0 < events[0]["spread"] < 2
 
 
-def test_without_enhancement_it_is_supervised_training_alone(open_site):
+def test_without_enhancement_it_is_supervised_training_alone(open_site, pvt):
     """Table 4: FC-pFLFE without it is, to the bit, one epoch of the whole."""
-    site = open_site(method="fc_pflfe", enhance="false")
+    site = open_site(method="fc_pflfe", network=pvt, enhance="false")
     gamma = site.partition.split(site.copy())[0]
     sent, _ = train(site, gamma, 0)
-    plain = open_site(method="fedavg", at="plain", private="decoder,head")
+    plain = open_site(method="fedavg", network=pvt, at="plain", private="decoder,head")
     wanted, _ = train(plain, plain.partition.split(plain.copy())[0], 0)
     assert all(sent[name].equal(wanted[name]) for name in wanted)
 
 
-def test_a_collapse_is_warned_of_once(open_site, monkeypatch, caplog):
+def test_a_collapse_is_warned_of_once(open_site, pvt, monkeypatch, caplog):
     """In its first round: of the spreads 0.005 and 0.001, the first. A run with 0.02 is not warned of."""
     for at, spreads, warnings in (("well", (0.02,), 0), ("collapsed", (0.005, 0.001), 1)):
-        site = open_site(method="fc_pflfe", at=at)
+        site = open_site(method="fc_pflfe", network=pvt, at=at)
         sent = site.partition.split(site.copy())[0]
         for number, spread in enumerate(spreads):
             monkeypatch.setattr(Enhancement, "spread", spread)
