@@ -48,8 +48,9 @@ SIZE = 64  # at 32 pixels PVTv2's attention has a single key: the queries would 
 
 @pytest.fixture(scope="module")
 def run(tiny_root, tmp_path_factory):
-    """One FedDP run, which a recipe starts in FLARE's SimEnv (recipes.md), with every frame that a site's process sends captured, and with
-    the executor as the only wall: the job's filter is taken out, and FLARE's simulator applies no site's policy filter."""
+    """One FedDP run, which a recipe starts in FLARE's SimEnv (recipes.md), with every frame that a site's process sends
+    captured, and with the executor as the only wall: the job's filter is taken out, and FLARE's simulator applies no site's
+    policy filter."""
     folder = tmp_path_factory.mktemp("sim")
     capture = folder / "capture"
     capture.mkdir()
