@@ -183,7 +183,7 @@ def caught(work: Callable[..., dict[str, Any]], given: Sequence[object]) -> dict
 
 
 def _answer(sender: Connection, work: Callable[..., dict[str, Any]], given: Sequence[object]) -> None:
-    postpone_compiler()  # as the command itself does
+    postpone_compiler()  # as the command itself does; torch is imported already, with `work`
     sender.send(caught(work, given))
 
 

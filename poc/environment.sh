@@ -32,6 +32,6 @@ if [ ! -e .venv/ready ] || [ requirements.lock -nt .venv/ready ]; then
     $pip --no-deps --no-build-isolation -e .
     touch .venv/ready
 fi
-# Python compiles what it imports, once; half of what is installed is never imported. Without this each process would do it anew
+# Python compiles what it imports, once (the tests: 124 of 270 MB); without this line each process would do it anew
 unset PYTHONDONTWRITEBYTECODE
 export PATH="$PWD/.venv/bin:$PATH"

@@ -27,7 +27,7 @@ trap 'wait; rm "$types"' EXIT
 trap 'exit 130' INT # pytest ends orderly then, which would be taken for its end
 mypy > "$types" 2>&1 &
 mypy=$!
-# one process compiles the packages and the tests for the four below, which say what is wrong with them
+# one process compiles the tests and what they import at once, for the four below, which say what is wrong with them
 python -m pytest --collect-only -qq "$@" > /dev/null 2>&1 || :
 wait "$browser"
 # networks this small gain nothing from threads, which wait for one another where several files run on two cores

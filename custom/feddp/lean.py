@@ -22,6 +22,7 @@ COMPILER, ITS_UTILS = "torch._dynamo", "torch._dynamo.utils"
 META = "torch._meta_registrations"  # those kernels of the meta device that are written in Python
 # modules that run as a process of a run, by FLARE or by `--env local --threads N`
 PROCESSES = {
+    "feddp.run.patient_simulator",
     "feddp.run.worker",
     "nvflare.private.fed.app.client.worker_process",
     "nvflare.private.fed.app.server.runner_process",
@@ -68,10 +69,10 @@ def postpone_compiler() -> None:
 
     torchvision asks its utils for one function, and every optimizer asks it to leave some functions alone, and for breaks in
     the compiled code around a step. Without anything compiled these do nothing. The compiler takes more than one CPU-second
-    and 140 MiB of each process, and the other kernels, with sympy, another and 54 MiB (docs/results/speed.md). Whoever asks for
+    and 140 MiB of each process, and the other kernels, with sympy, another and 53 MiB (docs/results/speed.md). Whoever asks for
     more gets it; but a module within the compiler that is asked for first is then there twice, and settings of the one are not
     those of the other; and an operation on the meta device may have no kernel. Therefore this is for processes of runs and of
-    commands, in which nothing compiles, not for a user's own.
+    commands, in which nothing compiles, not for a user's own program.
     """
     if COMPILER in sys.modules or (package := find_spec("torch")) is None:
         return

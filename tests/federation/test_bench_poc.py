@@ -34,7 +34,7 @@ class Begun:
 class Measured:
     """`bench round` with `bench start` looking at its run of ours: the two start the same federation, which is started once.
 
-    The run's command is in this process, and `bench start` in another thread of it.
+    The run's command is in this process, and what `feddp bench start` calls in another thread of it.
 
     Attributes:
         ran: the words of the run as `round` gives them, and as `start` does.

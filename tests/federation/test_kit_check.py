@@ -765,8 +765,8 @@ def outside(events: list, *folders: Path) -> list[str]:
 
 
 def test_the_check_opens_nothing_outside_kit_data_and_packages(kit, forked, tiny_root, tmp_path):
-    """Every file, process, connection and library of the whole check, in a process that loaded the installed software before it
-    heard of the kit. The control: one file more, afterwards."""
+    """Every file, process, connection and library of the whole check, in a process that loaded the installed software, with
+    what kits name and FLARE's client, before it heard of the kit. The control: one file more, afterwards."""
     (tmp_path / "elsewhere").write_text("x")
     data = tiny_root / "site-1"
     software = [Path(sys.prefix), Path(sys.base_prefix), ROOT / "custom"]

@@ -35,7 +35,7 @@ from feddp.training.seeds import seed_of
 from feddp.training.store import Store
 from support import CAPTURE
 from support.brought import brought_by
-from support.captured import those_in
+from support.captured import Capture, those_in
 from support.command import ended
 from support.curves import curves_of
 from support.request import SITES, request_for
@@ -43,6 +43,7 @@ from support.request import SITES, request_for
 pytestmark = pytest.mark.simulator
 
 ROUNDS = 2
+SERVER = "feddp.run.patient_simulator"  # its process is the server's, too
 SIZE = 64  # at 32 pixels PVTv2's attention has a single key: the queries would do nothing, and no site would differ
 
 
@@ -56,13 +57,14 @@ def run(tiny_root, tmp_path_factory):
     capture.mkdir()
     settings = {"size": SIZE, "rounds": ROUNDS, "calibration_epochs": 1, "settings": {"batch": 4}}
     recipe = PersonalizedRecipe(method="feddp", name="unfiltered", data=tiny_root, **settings)
-    export = jobs.export
+    export, taken_out = jobs.export, []
+    watched = Capture(folder / "watched")
 
     def unfiltered(*given, **options) -> Path:
         job = export(*given, **options)
         config = job / "app_client/config/config_fed_client.json"
         content = json.loads(config.read_text())
-        assert content.pop("task_result_filters")
+        taken_out.append(content.pop("task_result_filters"))
         config.write_text(json.dumps(content))
         return job
 
@@ -70,12 +72,16 @@ def run(tiny_root, tmp_path_factory):
         patch.setenv("FEDDP_CAPTURE", str(capture))
         patch.setenv("PYTHONPATH", str(CAPTURE), prepend=os.pathsep)
         patch.setattr(jobs, "export", unfiltered)
+        patch.setenv("FEDDP_MODULES", str(watched.modules))
         out = Path(recipe.execute(SimEnv(clients=list(SITES), workspace_root=str(folder / "recipe"))).get_result())
+    assert all(taken_out)
+    assert len(taken_out) == 1
     return {
         "out": out,
         "server": out / "workspace/server" / SIMULATED_JOB,
         "stores": {site: kept_below(out / session.SIMULATOR / site) / SIMULATED_JOB for site in SITES},
         "capture": capture,
+        "watched": watched,
         "results": json.loads((out / RESULTS).read_text()),
         "log": (out / "simulator.log").read_text(),
     }
@@ -186,6 +192,13 @@ def test_flares_simenv_leaves_what_a_run_leaves(run, plain):
         assert equal(load_file(site_folder(out, site) / NETWORK), plain["final"][site])
     assert [step for step, _ in curves_of(out / TENSORBOARD)["train/loss/mean"]] == list(range(1, ROUNDS + 1))
     assert json.loads((out / ARTIFACTS / "metrics_summary.json").read_text())["final_round"] == ROUNDS
+
+
+def test_the_simulator_s_processes_load_no_compiler(run):
+    """As those of a POC (test_poc.py); torch, and MONAI at the sites, are the control."""
+    sites, (server,) = map(run["watched"].loaded, ("nvflare.private.fed.app.simulator.simulator_worker", SERVER))
+    assert sites == [{"torch", "monai"}] * 2
+    assert server & {"torch", "torch._dynamo.config", "torch._refs"} == {"torch"}
 
 
 def test_every_site_is_personalised_the_first_one_too(run):

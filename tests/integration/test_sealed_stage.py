@@ -361,26 +361,26 @@ def test_a_peer_that_gives_something_wrong_is_left_out_and_the_others_go_on(hosp
         spoils = how == "signature"
         spoiler = (lambda *of: spoilt(of[2]) if of[:2] == ("B", "collect") else of[2]) if spoils else lambda *of: of[2]
         run, _ = federated(made, plan, "calibrate", change=spoiler)
-        assert (run.panics, list(run.progress("refused"))) == ([], [])
+        assert (run.panics, list(run.progress("refused"))) == ([], []), how
         for name, other in (("A", "C"), ("C", "A")):
             reason = noted(made[name], "calibrate", "B")
-            assert ("was changed after it was signed" if spoils else HARMS[how][1]) in reason
+            assert ("was changed after it was signed" if spoils else HARMS[how][1]) in reason, how
             peers = load_file(made[name].store.folder / "peers.safetensors")
             given = load_file(made[other].store.folder / "start.safetensors")
             assert {key: value.tolist() for key, value in peers.items()} == {
                 f"{other}/{key}": given[key].tolist() for key in ("q.weight", "q.bias")
-            }
+            }, how
             one, wanted, other = (load_file(at[name].store.folder / "calibrated.safetensors") for at in (made, without, good))
-            assert all(torch.equal(one[key], wanted[key]) for key in wanted)
-            assert not all(torch.equal(one[key], other[key]) for key in other)
-        assert load_file(made["B"].store.folder / "peers.safetensors").keys() >= {"A/q.bias", "C/q.bias"}
+            assert all(torch.equal(one[key], wanted[key]) for key in wanted), how
+            assert not all(torch.equal(one[key], other[key]) for key in other), how
+        assert load_file(made["B"].store.folder / "peers.safetensors").keys() >= {"A/q.bias", "C/q.bias"}, how
         run.run("evaluate")
         results = json.loads((run.folder / "results.json").read_text())
         assert {name: entry["calibration"] for name, entry in results["sites"].items()} == {
             **dict.fromkeys("AC", {"calibrated": True, "peers": 1, "tuned": True, "left_out": ["B"]}),
             "B": {"calibrated": True, "peers": 2, "tuned": True},
-        }
-        assert "A: calibrated with 1 peers, without B, whose tensors it refused." in write_markdown(results)
+        }, how
+        assert "A: calibrated with 1 peers, without B, whose tensors it refused." in write_markdown(results), how
 
 
 def test_who_gave_a_wrong_handshake_receives_nothing_and_the_others_go_on(hospitals, federated, plan):

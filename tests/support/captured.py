@@ -15,7 +15,7 @@ class Capture:
 
     def __init__(self, root: Path):
         self.folder, self._done, self.modules = root / "server", root / "done", root / "modules"
-        self.modules.mkdir()
+        self.modules.mkdir(parents=True)
 
     def __enter__(self) -> None:
         self.folder.mkdir()

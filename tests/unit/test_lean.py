@@ -80,7 +80,7 @@ torch.compile(broken, backend=backend)(torch.ones(1))
 print(graphs)
 """
 LOADED = "['torch._dynamo.config', 'torch._inductor', 'torch._refs']"
-# a convolution of tensors without values: by torch's own word, and by ours, which leaves the compiler alone
+# a convolution of tensors without values: by torch's own word, and by ours, which leaves the compiler alone; and an export
 KERNELS = """
 if not os.fork():
     def convolved(device):
@@ -92,6 +92,12 @@ if not os.fork():
         print("no kernel")
     print(convolved(feddp.lean.meta_device()), convolved(torch.device("meta")))
     print("torch._dynamo.config" in sys.modules, flush=True)
+    os._exit(0)
+os.wait()
+if not os.fork():
+    import io
+    torch.onnx.export(torch.nn.Conv2d(3, 5, 3), (torch.zeros(1, 3, 8, 8),), written := io.BytesIO(), dynamo=False)
+    print(len(written.getvalue()) > 100, flush=True)
     os._exit(0)
 os.wait()
 """
@@ -197,17 +203,21 @@ def test_who_asks_for_more_gets_the_compiler(lean):
 
     Only a plain function is left alone without it: what else may be given, it alone knows.
     """
-    assert lean[7:-6] == ["True", "False", *(f"{asked} True True" for asked in ASKED)]
+    assert lean[7:-7] == ["True", "False", *(f"{asked} True True" for asked in ASKED)]
 
 
 def test_on_the_meta_device_all_operations_have_their_kernels_where_we_use_it(lean):
     """A 3 x 3 convolution leaves 6 x 6 of 8 x 8 pixels. Afterwards torch's own word has them too. No compiler is loaded."""
-    assert lean[-6:-3] == ["no kernel", "[1, 5, 6, 6] [1, 5, 6, 6]", "False"]
+    assert lean[-7:-4] == ["no kernel", "[1, 5, 6, 6] [1, 5, 6, 6]", "False"]
+
+
+def test_a_network_is_exported_to_onnx_without_them(lean):
+    assert lean[-4] == "True"
 
 
 @pytest.mark.parametrize("program", [*sorted(PROCESSES), ""])
-def test_the_processes_of_a_run_postpone_it_before_they_import_torch(program):
-    """A user's own process does not."""
+def test_in_the_processes_of_a_run_the_first_import_of_feddp_postpones_it(program):
+    """A user's own process does not. What processes load is seen in test_simulator.py, test_poc.py and test_workers.py."""
     code = f"import sys, feddp; print('torch' in sys.modules, {META!r} in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", str(bool(program))]

@@ -1,7 +1,7 @@
 """Python runs this at start-up when its folder is on PYTHONPATH. Messages, streams and tensor downloads all pass here.
 
-A process of a job, and a worker of `--env local --threads N`, writes its command into a file of its own in $FEDDP_MODULES, if
-that is set, and then each of WATCHED when it is looked for, which is before it is loaded.
+A process of a job, of the simulator too, and a worker of `--env local --threads N`, writes its command into a file of its own
+in $FEDDP_MODULES, if that is set, and then each of WATCHED when it is looked for, which is before it is loaded.
 
 In a simulated site's process, every frame that leaves through a socket is also appended to $FEDDP_CAPTURE/<site>.bin. In a
 server's process of a job, every frame that comes or leaves is appended to $FEDDP_CAPTURE/server.bin, where that folder exists
@@ -12,9 +12,11 @@ import os
 import sys
 
 PROGRAMS = {
+    "feddp.run.patient_simulator",
     "feddp.run.worker",
     "nvflare.private.fed.app.client.worker_process",
     "nvflare.private.fed.app.server.runner_process",
+    "nvflare.private.fed.app.simulator.simulator_worker",
 }
 # what lean.py keeps out of such a process, and a control; the compiler's stand-in has no module below it
 WATCHED = {"torch", "monai", "torch._dynamo.config", "torch._refs", "matplotlib", "scipy.signal", "sklearn"}

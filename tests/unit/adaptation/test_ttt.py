@@ -157,7 +157,7 @@ def metadata_of(method, layers, network):
 
 
 def run_of(plan, folder):
-    """A finished run of two sites, whose networks and the shared tensors differ in every value."""
+    """A finished run of two sites, whose networks and the shared tensors differ in every floating-point tensor."""
     network = build(plan.network, 3, 1, seed=0, layers=plan.layers)
     for seed, name in enumerate(("A", "B")):
         chance = torch.Generator().manual_seed(seed)

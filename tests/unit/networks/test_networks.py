@@ -20,7 +20,7 @@ from feddp.partition import ADAPTER, DECODER, ENCODER, HEAD, KEY, NORM, PERSONAL
 
 RESNET, SMALL_IMAGES = "resnet18-fpn", "pvt_v2_b0_s-fpn"
 ONE_OF_A_KIND = (DEFAULT, SMALL_IMAGES, RESNET, "unet", "unetplusplus", "resunet")
-DECODERS = (DEFAULT, RESNET, "unet", "unetplusplus", "resunet")  # layers around these do not see how the encoder attends
+DECODERS = (DEFAULT, RESNET, "unet", "unetplusplus", "resunet")  # what lies behind an encoder does not see how it attends
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_a_network_is_encoder_decoder_and_head_in_turn(name):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_local_calibration_goes_round_every_network(name):
+def test_local_calibration_goes_round_every_decoder(name):
     network = build(name, 3, 1, seed=0, layers={"local_calibration": {"sites": 3}}).eval()
     network.embedding.set(0)
     image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -151,7 +151,7 @@ def test_local_calibration_goes_round_every_network(name):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_decoupled_heads_go_round_every_network(name):
+def test_decoupled_heads_go_round_every_decoder(name):
     """The personal head starts at 0; the logits' gradient reaches it alone, the generic logits' everything else."""
     plain = build(name, 3, 1, seed=0).eval()
     network = build(name, 3, 1, seed=0, layers={"personal_head": {}}).eval()

@@ -44,11 +44,11 @@ def toy(monkeypatch) -> str:
 
 
 @pytest.fixture
-def federation(few_root, tmp_path):
+def federation(tiny_root, tmp_path):
     """Starts a job of the run `name`; it ends after `answers` answers."""
 
     def begin(plan, name, job, answers=float("inf"), made=Mortal):
-        return start(plan, few_root, tmp_path / name, job, answers, made)
+        return start(plan, tiny_root, tmp_path / name, job, answers, made)
 
     return begin
 
