@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 COMPILER, ITS_UTILS = "torch._dynamo", "torch._dynamo.utils"
 META = "torch._meta_registrations"  # those kernels of the meta device that are written in Python
-# modules that run as a process of a run, by FLARE or by `--env local --threads N`
+# FLARE's modules of a job's process: a site's and the server's
+JOBS = ("nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process")
+# those and others that run as a process of a run, by FLARE's simulator or by `--env local --threads N`
 PROCESSES = {
+    *JOBS,
     "feddp.run.patient_simulator",
     "feddp.run.worker",
-    "nvflare.private.fed.app.client.worker_process",
-    "nvflare.private.fed.app.server.runner_process",
     "nvflare.private.fed.app.simulator.simulator_worker",
 }
 UNUSED = "matplotlib", "scipy.signal", "sklearn"

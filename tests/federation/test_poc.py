@@ -29,9 +29,9 @@ from typer.testing import CliRunner
 from feddp.cli import app
 from feddp.errors import FedDPError
 from feddp.files import read_events
-from feddp.flare.orphan import JOBS
 from feddp.jobs import adaptation as outside
 from feddp.jobs import folder as jobs
+from feddp.lean import JOBS
 from feddp.protocol import rounded
 from feddp.run import options
 from feddp.run import poc as run_poc

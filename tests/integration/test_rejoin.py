@@ -24,9 +24,9 @@ from nvflare.private.fed.server.client_manager import ClientManager
 
 from feddp.flare import controller, unfinished
 from feddp.flare.audit import audit_if_possible
-from feddp.flare.orphan import JOBS
 from feddp.flare.participants import Participants
 from feddp.flare.unfinished import TRIES, UNFINISHED, Unfinished
+from feddp.lean import JOBS
 from support.disk import TAKES, full
 from support.server import SITES, Run, good
 

@@ -11,11 +11,10 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
 from feddp.flare.audit import audit_if_possible
+from feddp.lean import JOBS
 
 PERIOD = 1.0  # seconds between two looks at the parent
 PARENT = "FEDDP_PARENT"  # environment variable: the parent's process id, for the job's processes that it starts
-# FLARE's modules of a job's process
-JOBS = ("nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process")
 
 
 class EndsWithParent(FLComponent):
