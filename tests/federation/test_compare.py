@@ -131,6 +131,9 @@ def test_networks_before_the_last_stage_are_a_row_of_their_own(compare, fake, tm
     before = ranked["feddp@when=before"]
     assert float(before["difference"]) == pytest.approx(-1)
     assert (float(before["p"]), float(before["p by Holm"])) == pytest.approx((0.5, 1))
+    pairs = {r["Method"]: r for r in read(out / "table_pairs.csv")}
+    assert float(pairs["feddp"]["feddp@when=before"]) == pytest.approx(10)
+    assert float(pairs["feddp@when=before"]["feddp"]) == pytest.approx(0.5)
     published = {r["Published"]: r for r in read(out / "table_published.csv")}["FedDP, Table III, polyps"]
     assert (published["Pairs"], published["Same order"], published["Other order"]) == ("3", "2", "1")
     for table in ("efficiency", "times", "stages"):

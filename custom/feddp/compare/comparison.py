@@ -13,6 +13,7 @@ from feddp.compare.efficiency import efficiency_table, stages_table, times_table
 from feddp.compare.figures import draw_methods, draw_outside, draw_study
 from feddp.compare.folds import fold_campaigns, fold_tables
 from feddp.compare.leave_one_out import LeaveOneOut
+from feddp.compare.pairs import pairs_tables
 from feddp.compare.patients import Names
 from feddp.compare.published import orderings_table
 from feddp.compare.ranking import finished, ranking_tables
@@ -83,6 +84,7 @@ def compare(request: ComparisonRequest) -> Comparison:
         kept = with_structures(names, empty)
         published = orderings_table(ranked, names, kept, last)
         tables += ranking_tables(ranked, names, kept, last) + ([published] if published else [])
+        tables += pairs_tables(ranked, names, kept)
     tables = _marked(tables, named.values())
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:

@@ -106,20 +106,20 @@ def _table(
         worst = min(dice, key=lambda site: (dice[site], site))
         row: list[Cell] = [Value(float(means[i])), BLANK, worst, Value(dice[worst])]
         if drawn is not None:
-            row[1] = _interval(*tested.interval(drawn[:, i], means[i]))
+            row[1] = shown_interval(*tested.interval(drawn[:, i], means[i]))
         row.append(Value(float(np.var(list(dice.values())))))
         if i == base[i]:
             row += [BLANK] * 5
         else:
             apart, wide = tested.apart(i, base[i])
-            row += [tested.methods[base[i]], Value(apart), _interval(*wide) if wide else BLANK]
+            row += [tested.methods[base[i]], Value(apart), shown_interval(*wide) if wide else BLANK]
             row += [Value(p[i], digits=4), Value(adjusted[i], digits=4)]
         if place is None or first is None:
             row += [BLANK] * 3
         else:
             row += [
                 Value(float(place[:, i].mean()), digits=1),
-                _interval(*percentiles(place[:, i]), digits=1),
+                shown_interval(*percentiles(place[:, i]), digits=1),
                 Value(float(first[i]), digits=1),
             ]
         if len(empty) >= LEAST:  # a mean of fewer would show single images
@@ -137,7 +137,7 @@ def _table(
     return ResultTable(name, title, tuple(heads), (None,) * len(heads), tuple(rows), notes)
 
 
-def _interval(low: float, high: float, digits: int = 2) -> str:
+def shown_interval(low: float, high: float, digits: int = 2) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}"
 
 

@@ -68,7 +68,7 @@ class SitePolicy:
     methods: tuple[str, ...] | None = None
     spectra: int = 16
     min_images: int = 5
-    threads: int = 1  # CPU threads; with one thread, results are bit-equal on every machine
+    threads: int = 1  # CPU threads; with one thread, results are bit-equal on machines of one kind
     approve: tuple[str, ...] | str = ()
     networks: tuple[str, ...] | None = None
     tensors: tuple[str, ...] = ()

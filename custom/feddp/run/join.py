@@ -77,7 +77,7 @@ def join(
     chosen(network, train)  # refuses an unknown role before files are written
     Spec.of(network.state_dict(), partition_of(plan, network).shared).check(str(run / SHARED), shared)
     fresh(out)
-    settle(device, threads=1)  # as at a site: bit-equal on every machine
+    settle(device, threads=1)  # as at a site: bit-equal on machines of one kind
     site = _opened(opened, local_plan, out, device, first, train)
     if untouched := _untouched(site, train):
         print(f"warning: {untouched}", file=sys.stderr)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from feddp.compare.pairs import pairs_tables
 from feddp.compare.patients import PatientScores, firsts, holm, percentiles, ranks
 from feddp.compare.published import PUBLISHED, orderings_table
 from feddp.compare.ranking import finished, ranking_tables
@@ -230,6 +231,39 @@ def test_a_site_without_structures_has_no_table_of_them(found):
     methods = found(fedavg=[1, 1], feddp=[1, 0])
     kept = with_structures(names(2), {SITES[0]: {"0a", "1a"}, SITES[1]: set()})
     assert len(ranking_tables(methods, names(2), kept)) == 1
+
+
+def test_every_two_methods(found):
+    """For each of 4 patients at both sites feddp is 5 points above fedavg, and fedavg 10 above local: so in each draw, and n
+    differences of one sign have p = 2/2ⁿ: 2/256 of all eight, 2/64 = 0.03125 of the six without patient 0."""
+    methods = found(local=[0, 0.5, 0.7, 0.4], feddp=[0.15, 0.65, 0.85, 0.55], fedavg=[0.1, 0.6, 0.8, 0.5])
+    kept = with_structures(names(4), dict.fromkeys(SITES, {"0a"}))
+    every, filled = pairs_tables(methods, names(4), kept)
+    assert every.heads == ("Method", "feddp", "fedavg", "local")
+    rows = [tuple(map(str, row)) for row in filled.rows]
+    assert rows == [
+        ("feddp", BLANK, "5.00 (5.00 to 5.00)", "15.00 (15.00 to 15.00)"),
+        ("fedavg", "0.0312", BLANK, "10.00 (10.00 to 10.00)"),
+        ("local", "0.0312", "0.0312", BLANK),
+    ]
+    assert str(every.rows[1][1]) == "0.0078", "eight patients: 2/2⁸"
+
+
+def test_the_interval_of_two_methods_is_that_of_which_methods_differ(found):
+    methods = found(local=[0.2, 0.3, 0.9], fedavg=[0.5, 0.9, 0.7], feddp=[0.9, 0.7, 0.8])
+    (ranking,), (pairs,) = ranking_tables(methods, names(3), names(3)), pairs_tables(methods, names(3), names(3))
+    against = {row[0]: dict(zip(ranking.heads, row, strict=True)) for row in ranking.rows}["feddp"]
+    assert pairs.rows[0][2] == f"{against['difference']} ({against['interval of it']})", "feddp less fedavg"
+    assert pairs.rows[1][1] == against["p"]
+
+
+def test_pairs_of_few_patients_or_methods(found):
+    methods = found(fedavg=[0.5], feddp=[0.6], local=[0.3])
+    (table,) = pairs_tables(methods, names(1), names(1))
+    assert [str(cell) for cell in table.rows[0]] == ["feddp", BLANK, "10.00", "30.00"]
+    assert "interval" not in table.notes[0]
+    two = {label: methods[label] for label in ("fedavg", "feddp")}
+    assert pairs_tables(two, names(1), names(1)) == [], "the ranking has the pair"
 
 
 def test_published_orders_count_images_with_an_empty_mask_only_if_a_site_has_no_others(found):
