@@ -255,7 +255,7 @@ def own_trainings(out: Path) -> dict[tuple[str, int, int], Event]:
 
 
 def events_of(out: Path) -> list[Event]:
-    """Returns a finished run's events, with the seconds that each site noted for itself.
+    """Returns a finished run's events; answers to train with the seconds that the site noted for itself, and `done`: when.
 
     The guard rounds a site's seconds to tenths when they leave it. Rounds that are alike are rounded alike, so no median over
     them removes the error.
@@ -264,7 +264,9 @@ def events_of(out: Path) -> list[Event]:
     for event in events:
         if event["event"] == "answer" and event["task"] == TRAIN:
             phase = event["phase"]
-            seconds = event["scalars"]["seconds"] = own[event["site"], event["round"], phase]["seconds"]
+            noted = own[event["site"], event["round"], phase]
+            event["done"] = noted["time"]
+            seconds = event["scalars"]["seconds"] = noted["seconds"]
             slowest[phase] = max(slowest.get(phase, 0.0), seconds)
         elif event["event"] == "round":
             event["beyond_compute"] = event["seconds"] - sum(slowest.values())

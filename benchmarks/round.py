@@ -10,8 +10,9 @@ the checks and filters of messages, and the server's saving of a checkpoint.
 
 Where ours goes, by the server's events, as medians over the rounds (`where`), and then over the runs:
 
-to the fastest site     from the request until the site offers its answer, less its seconds: serialising γ, its polling for
-                        a task, the transfer of γ, the filters and checks before and after its work
+to the fastest site     from the request until the site begins to work: serialising γ, its polling for a task, the transfer of
+                        γ, the filters and checks before
+before its offer        from the end of its work until it offers its answer to the server: the filters and checks after
 from the fastest site   from that offer until the server has accepted the answer: the transfer, the server's checks, its disk
 until the last site     what the last answer takes longer than these two, beyond the slowest site's seconds
 polling                 from the last answer to the round's end without the next two: the server's look whether the task is over
@@ -19,9 +20,8 @@ aggregating             the mean of the contributions
 saving                  the server's checkpoint
 before the next request to the next round's request, which no round counts
 
-Serialising, polling and filters at a site happen between two events of the server, so the first part is not divided further.
-What depends on the number of bytes shows with `--set precision=float16`, which halves it. Every site's seconds are those of its
-own log (`benchmarks.common.events_of`).
+A site's begin and end are those of its own log (`benchmarks.common.events_of`), by the clock of the one machine. FLARE tells
+of nothing within these parts. What depends on the number of bytes shows with `--set precision=float16`, which halves it.
 """
 
 import argparse
@@ -42,8 +42,8 @@ from feddp.protocol import TRAIN
 from feddp.run.keeper import watched
 
 PARTS = (
-    *("to the fastest site", "from the fastest site", "until the last site", "polling", "aggregating", "saving"),
-    "before the next request",
+    *("to the fastest site", "before its offer", "from the fastest site", "until the last site"),
+    *("polling", "aggregating", "saving", "before the next request"),
 )
 
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def where(events: Sequence[Event]) -> dict[str, float]:
-    """Returns where the medians of our rounds' seconds beyond compute go, as far as the server's events tell.
+    """Returns where the medians of our rounds' seconds beyond compute go, as far as the server and the sites note it.
 
     The parts are explained above. The fastest site is that whose answer comes soonest beyond its own seconds. All parts of a
     round but the last sum to its seconds beyond compute.
@@ -105,11 +105,12 @@ def where(events: Sequence[Event]) -> dict[str, float]:
         elif event["event"] == "round":
             ended, last = event["time"], answers[-1]["time"]
             fastest = min(answers, key=lambda answer: answer["time"] - answer["scalars"]["seconds"])
-            offer, own = offered[fastest["site"]], fastest["scalars"]["seconds"]
+            offer, done, own = offered[fastest["site"]], fastest["done"], fastest["scalars"]["seconds"]
             spread = last - max(answer["scalars"]["seconds"] for answer in answers) - (fastest["time"] - own)
             combining, saving = event["combining"], event["saving"]
             polling = ended - last - combining - saving
-            rows.append((offer - asked - own, fastest["time"] - offer, spread, polling, combining, saving))
+            ways = (done - own - asked, offer - done, fastest["time"] - offer)
+            rows.append((*ways, spread, polling, combining, saving))
     medians = [median(column) for column in zip(*rows, strict=True)]
     return dict(zip(PARTS, [*medians, median(between) if between else 0.0], strict=True))
 

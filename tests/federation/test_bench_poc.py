@@ -113,4 +113,5 @@ def test_a_round_of_ours_and_of_flare_s_recipe(measured):
     assert stock > 0
     # serialising, checks and transfers take some milliseconds of a round whatever the machine
     assert parts["to the fastest site"] > 0
+    assert parts["before its offer"] > 0
     assert parts["from the fastest site"] > 0

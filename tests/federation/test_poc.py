@@ -206,6 +206,21 @@ def test_feddp_runs_through_both_stages_on_certificates(feddp):
     assert results["rounded"] is True
 
 
+def test_the_lead_learns_where_the_time_went(feddp, poc):
+    """Every second of a round is in one part of each site, its wait for the others among them. The guard rounds a site's own
+    seconds to tenths, which moves them from one part to another. Nothing is scored in the first round."""
+    times = json.loads((poc.folder / "runs/poc/time.json").read_text())
+    walls = times["rounds"]["wall"]
+    assert len(walls) == 2
+    assert set(times["sites"]) == set(SITES)
+    for parts in times["sites"].values():
+        assert {name for name, seconds in parts.items() if None in seconds} <= {"evaluating"}
+        assert all(min(parts[name]) > 0 for name in ("computing", "receiving", "sending"))
+        for round, wall in enumerate(walls):
+            assert sum(seconds[round] or 0 for seconds in parts.values()) == pytest.approx(wall, abs=0.1)
+    assert list(times["stages"]) == ["train", "calibrate", "evaluate"]
+
+
 def test_the_job_s_processes_load_no_compiler_and_the_sites_none_of_what_monai_takes(feddp, capture):
     """What `feddp.lean` leaves out, in the processes that FLARE started; torch, and MONAI at the sites, are the control."""
     (job, _, _), (site, server) = feddp, JOBS

@@ -1118,26 +1118,28 @@ def test_the_packages_of_gpu_sh_suffice(at, there):
 
 
 def test_where_a_round_goes():
-    """Asked at 10; A computes 2 s, offers its answer at 12.75, and the server has it at 13; B computes 4 s and answers at 15.5;
-    the round ends at 16, with 0.2 s for the mean and 0.1 s for the checkpoint; the next request is at 16.25.
+    """Asked at 10; A computes 2 s until 12.625, offers its answer at 12.75, and the server has it at 13; B computes 4 s and
+    answers at 15.5; the round ends at 16, with 0.2 s for the mean and 0.1 s for the checkpoint; the next request is at 16.25.
 
-    To A 12.75 − 10 − 2 = 0.75, from A 0.25. The last answer takes 15.5 − 10 − 4 = 1.5 beyond the slowest site's compute, 0.5
-    more than A's. Of the last 0.5 s of the round 0.2 are the server's look. These sum to the round's 6 less 4. Then 0.25."""
+    To A 12.625 − 2 − 10 = 0.625, until its offer 0.125, from A 0.25. The last answer takes 15.5 − 10 − 4 = 1.5 beyond the
+    slowest site's compute, 0.5 more than A's. Of the last 0.5 s of the round 0.2 are the server's look. These sum to the
+    round's 6 less 4. Then 0.25."""
 
-    def answer(site, time, seconds):
-        return {"event": "answer", "task": "train", "site": site, "time": time, "scalars": {"seconds": seconds}}
+    def answer(site, time, seconds, done):
+        scalars = {"seconds": seconds}
+        return {"event": "answer", "task": "train", "site": site, "time": time, "scalars": scalars, "done": done}
 
     events = [
         {"event": "ask", "task": "train", "time": 10.0},
         {"event": "computed", "site": "A", "time": 12.75},
-        answer("A", 13.0, 2.0),
+        answer("A", 13.0, 2.0, 12.625),
         {"event": "computed", "site": "B", "time": 15.0},
-        answer("B", 15.5, 4.0),
+        answer("B", 15.5, 4.0, 14.75),
         {"event": "round", "time": 16.0, "combining": 0.2, "saving": 0.1},
         {"event": "ask", "task": "train", "time": 16.25},
     ]
     found = list(round.where(events).values())
-    assert found == pytest.approx([0.75, 0.25, 0.5, 0.2, 0.2, 0.1, 0.25])
+    assert found == pytest.approx([0.625, 0.125, 0.25, 0.5, 0.2, 0.2, 0.1, 0.25])
     assert sum(found[:-1]) == pytest.approx(6 - 4)
 
 
@@ -1197,4 +1199,6 @@ def test_a_run_s_seconds_are_those_of_the_sites_own_logs(tmp_path):
     *found, end = common.events_of(tmp_path)
     assert [event["scalars"] for event in found] == [{"seconds": 1.96, "loss": 1.0}, {"seconds": 0.14}, {"dice": 0.3}]
     assert end["beyond_compute"] == pytest.approx(0.54)
-    assert common.own_trainings(tmp_path)["B", 1, 0]["seconds_loading"] == 0.01
+    own = common.own_trainings(tmp_path)
+    assert own["B", 1, 0]["seconds_loading"] == 0.01
+    assert [event.get("done") for event in found] == [own["A", 1, 0]["time"], own["B", 1, 0]["time"], None]

@@ -5,8 +5,9 @@ time.json holds seconds, in the lists one number per round; null if it is not kn
 {"rounds": {"wall",         the whole round
             "combining",    the mean of the contributions
             "saving"},      the server's files
- "sites": {site: {"computing", "loading", "evaluating", "storing",   as the site measured: training, opening, scores, its state;
-                                  a process opens its folder, network and images when it first needs them
+ "sites": {site: {"computing", "loading", "evaluating", "storing",   as the site measured: training with the making of its
+                                  batches, opening, scores, its state; a process opens its folder, network and images when
+                                  it first needs them
                   "receiving",    of an answer what is neither the site's own seconds nor sending: the request on its way, its
                                   tensors, and all checks and filters of the site, those of its answer too; of a site that
                                   was given the task again also its earlier attempts

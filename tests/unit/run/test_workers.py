@@ -97,7 +97,7 @@ def test_the_run_s_process_is_settled_for_the_sites_device(tmp_path, device, wan
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.parametrize(("policy", "wanted"), [({}, 1), ({"threads": 2}, 2)])
 def test_a_site_computes_with_its_policy_s_threads(plan_for, tmp_path, policy, wanted):
-    """One unless the policy says more: sites of one machine leave each other a core, and the number of cores does not change the bits."""
+    """One unless the policy says more: sites of one machine leave each other a core, and bits do not depend on their number."""
     plan = plan_for()
     sites = LocalSites(plan, {"site-1": {"data": "nowhere", **SitePolicy.admitting(plan), **policy}}, tmp_path)
     sites["site-1"].enter()
