@@ -208,7 +208,7 @@ def shown(found: Mapping[str, float]) -> str:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Returns what the figures depend on, and the load of other work at this moment."""
+    """Returns what the figures depend on, and the load of now: of the benchmark, which has just ended, and of others."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

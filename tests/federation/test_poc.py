@@ -207,17 +207,25 @@ def test_feddp_runs_through_both_stages_on_certificates(feddp):
 
 
 def test_the_lead_learns_where_the_time_went(feddp, poc):
-    """Every second of a round is in one part of each site, its wait for the others among them. The guard rounds a site's own
-    seconds to tenths, which moves them from one part to another. Nothing is scored in the first round."""
+    """By the server's events and the sites' own logs, whose seconds the guard rounds to tenths: a site's own parts are what it
+    noted, `sending` lasts from its offer to its answer, and all parts are the round. Nothing is scored in the first round."""
+    job, server, _ = feddp
     times = json.loads((poc.folder / "runs/poc/time.json").read_text())
-    walls = times["rounds"]["wall"]
-    assert len(walls) == 2
+    events, walls = read_events(server / "progress.jsonl"), times["rounds"]["wall"]
+    asked = [event["time"] for event in events if event["event"] == "ask" and event["task"] == "train"]
+    assert len(walls) == len(asked) == 2
     assert set(times["sites"]) == set(SITES)
-    for parts in times["sites"].values():
-        assert {name for name, seconds in parts.items() if None in seconds} <= {"evaluating"}
-        assert all(min(parts[name]) > 0 for name in ("computing", "receiving", "sending"))
+    for site, parts in times["sites"].items():
+        of_site = [event for event in events if event.get("site") == site]
+        answers = [event for event in of_site if event["event"] == "answer" and event["task"] == "train"]
+        noted = [event for event in read_events(job.store(site) / "record.jsonl") if event["event"] == "train"]
+        assert parts["evaluating"][0] is None
         for round, wall in enumerate(walls):
-            assert sum(seconds[round] or 0 for seconds in parts.values()) == pytest.approx(wall, abs=0.1)
+            offer = next(each for each in of_site if each["event"] == "computed" and each["time"] > asked[round])
+            assert parts["sending"][round] == pytest.approx(answers[round]["time"] - offer["time"], abs=0.002)
+            own = [parts[name][round] or 0 for name in ("computing", "loading", "evaluating", "storing")]
+            assert sum(own) == pytest.approx(noted[round]["seconds"], abs=0.2)
+            assert sum(seconds[round] or 0 for seconds in parts.values()) == pytest.approx(wall, abs=0.2)
     assert list(times["stages"]) == ["train", "calibrate", "evaluate"]
 
 

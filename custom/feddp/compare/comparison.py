@@ -84,7 +84,7 @@ def compare(request: ComparisonRequest) -> Comparison:
         kept = with_structures(names, empty)
         published = orderings_table(ranked, names, kept, last)
         tables += ranking_tables(ranked, names, kept, last) + ([published] if published else [])
-        tables += pairs_tables(ranked, names, kept)
+        tables += pairs_tables(ranked, names, kept, last)
     tables = _marked(tables, named.values())
     tables += [study_table(name, study, results, sites, seeds) for name, study in studies.items()]
     if unseen:

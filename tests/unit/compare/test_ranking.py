@@ -250,17 +250,26 @@ def test_every_two_methods(found):
 
 
 def test_the_interval_of_two_methods_is_that_of_which_methods_differ(found):
-    methods = found(local=[0.2, 0.3, 0.9], fedavg=[0.5, 0.9, 0.7], feddp=[0.9, 0.7, 0.8])
-    (ranking,), (pairs,) = ranking_tables(methods, names(3), names(3)), pairs_tables(methods, names(3), names(3))
+    """And each p is that of its own pair: feddp is above local for every patient, below fedavg for one of them."""
+    methods = found(local=[0.2, 0.1, 0.75], fedavg=[0.5, 0.9, 0.7], feddp=[0.9, 0.7, 0.8])
+    (ranking,), (pairs,) = ranking_tables(methods, names(3), names(3)), pairs_tables(methods, names(3), names(3), {"feddp"})
     against = {row[0]: dict(zip(ranking.heads, row, strict=True)) for row in ranking.rows}["feddp"]
     assert pairs.rows[0][2] == f"{against['difference']} ({against['interval of it']})", "feddp less fedavg"
     assert pairs.rows[1][1] == against["p"]
+    below = {(row, column): pairs.rows[row][1 + column].mean for row in range(3) for column in range(row)}
+    order = pairs.heads[1:]
+    for (row, column), p in below.items():
+        two = {label: methods[label].rows for label in (order[row], order[column])}
+        assert p == PatientScores.of(two, "dice", names(3)).p_value(0, 1)
+    assert len(set(below.values())) == 3
+    assert pairs.notes[1].startswith("Of the last round, or gone on from it: feddp; ")
 
 
 def test_pairs_of_few_patients_or_methods(found):
     methods = found(fedavg=[0.5], feddp=[0.6], local=[0.3])
     (table,) = pairs_tables(methods, names(1), names(1))
     assert [str(cell) for cell in table.rows[0]] == ["feddp", BLANK, "10.00", "30.00"]
+    assert len(table.notes) == 1, "all are of the best round"
     assert "interval" not in table.notes[0]
     two = {label: methods[label] for label in ("fedavg", "feddp")}
     assert pairs_tables(two, names(1), names(1)) == [], "the ranking has the pair"
