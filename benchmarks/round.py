@@ -14,7 +14,7 @@ to the fastest site     from the request until the site begins to work: serialis
                         γ, the filters and checks before
 before its offer        from the end of its work until it offers its answer to the server: the filters and checks after
 from the fastest site   from that offer until the server has accepted the answer: the transfer, the server's checks, its disk
-until the last site     what the last answer takes longer than these two, beyond the slowest site's seconds
+until the last site     what the last answer takes longer than these three, beyond the slowest site's seconds
 polling                 from the last answer to the round's end without the next two: the server's look whether the task is over
 aggregating             the mean of the contributions
 saving                  the server's checkpoint
