@@ -59,15 +59,25 @@ from feddp.flare.policy import SitePolicy
 from feddp.flare.unused import removed_of
 from feddp.jobs.folder import export, write_job
 from feddp.kit.approve import read_job
+from feddp.networks import DEFAULT, NETWORKS
 from feddp.provision import AUTHORIZATION, GUARD
 from support.certificates import Office
 from support.disk import full
 from support.docs_pages import commands_for
+from support.small import Small
 
 SITE, SITES = "site-1", ("site-1", "site-2", "site-3")
 CLIENT, SERVER = "app_client/config/config_fed_client.json", "app_server/config/config_fed_server.json"
 JOB = "0d2c1f2e-1111-4222-8333-444455556666"
 BYTES = 1024 * 1024
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small():
+    """What is deployed depends on the network's name alone; each export makes one, to see that the private rule fits it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(NETWORKS, DEFAULT, Small)
+        yield
 
 
 @pytest.fixture
