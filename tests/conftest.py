@@ -177,6 +177,12 @@ def resnet(monkeypatch) -> str:
 
 
 @pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made and saved, and stay empty: to place and draw what is in one takes a tenth of a CPU-second and more."""
+    monkeypatch.setattr("matplotlib.figure.Figure.draw", lambda figure, renderer: None)
+
+
+@pytest.fixture
 def feddp(capsys):
     """Runs a command in this process; returns its exit code, stdout and stderr."""
 

@@ -1,6 +1,7 @@
 """`feddp compare` as people type it: what it writes, where it goes on, what it refuses, how it ends."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from feddp.errors import FedDPError
 from feddp.files import COMPARISON
 from feddp.networks import NETWORKS
 from feddp.run import options as run_options
+from support import ROOT
 from support.compare_runs import FakeRuns, read
 
 TABLES = {
@@ -31,6 +33,18 @@ TABLES = {
     "Whether published": "_published",
 }
 BACKBONES = ("resnet18-fpn", "resnet34-fpn", "resnet50-fpn", "pvt_v2_b0-fpn", "pvt_v2_b1-fpn", "pvt_v2_b2-fpn")
+
+
+@pytest.fixture
+def drawn():
+    """For a test that looks at figures."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request):
+    """Tables, pages and exit codes do not depend on what a figure shows."""
+    if "drawn" not in request.fixturenames:
+        request.getfixturevalue("undrawn")
 
 
 @pytest.fixture
@@ -65,7 +79,7 @@ def sections(out) -> dict[str, str]:
     return {part.splitlines()[0]: part for part in text.split("\n## ")}
 
 
-def test_methods_leave_tables_and_curves(compare, fake, tmp_path, strange, monkeypatch):
+def test_methods_leave_tables_and_curves(compare, fake, drawn, tmp_path, strange, monkeypatch):
     """The fake's Dice is 0.5 + 0.01 a letter of the method, 0.02 more a seed, 0.1 more calibrated; site-1's images lie 0 and
     0.2 below, site-2's 0.1 and 0.2. feddp, over two seeds: 0.66; site-1 0.56 ± 0.1, site-2 0.51 ± 0.05, average 0.535 ± 0.025,
     ± 0.01 over the seeds; fedavg 0.57, 0.09 less on each of the 4 images, which are
@@ -216,7 +230,7 @@ def test_another_comparison_in_the_folder_may_start_at_the_same_moment(compare, 
     assert not renamed[0].exists()
 
 
-def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path, monkeypatch):
+def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, drawn, tmp_path, monkeypatch, request):
     """ablation 3 runs (FedAvg's hand on the last round), backbones 12, private 5, lambda 5 of which λ = 1 is ablation's feddp,
     igc 6 of which feddp's two are lambda's: 3 + 12 + 5 + 4 + 4 = 28; the method fedavg is among backbones'. The toy network
     has no key and value layers; its query stands for them."""
@@ -250,6 +264,7 @@ def test_studies_leave_tables_and_figures_and_share_runs(compare, fake, tmp_path
     assert "delta=std" in options["feddp@delta=std/seed-0"].settings
     before = len(fake.calls)
     (out / "report.html").unlink()
+    request.getfixturevalue("undrawn")  # once is enough
     assert compare("--studies", studies, network="pvt_v2_b0-fpn").exit_code == 0
     assert len(fake.calls) == before
     assert f"<h3>{STUDIES['lambda'].title}</h3>" in (out / "report.html").read_text(encoding="utf-8"), "without --methods too"
@@ -389,6 +404,9 @@ def test_the_ensemble_is_the_mean_of_the_probability_maps(toy, probabilities, di
 WITHOUT_FLARE = """
 import sys
 from feddp.cli import main
+from feddp.networks import NETWORKS
+from support.small import shallow
+NETWORKS["pvt"] = shallow
 try:
     main()
 finally:
@@ -398,17 +416,19 @@ finally:
 
 
 def one_round(root, out, methods: str, *more) -> list[str]:
-    common = ["--data", root, "--out", out, "--methods", methods, "--rounds", 1, "--size", 32, "--set", "batch=4"]
-    return ["compare", *map(str, [*common, *more])]
+    common = ["--data", root, "--out", out, "--methods", methods, "--rounds", 1, "--size", 32, "--network", "pvt"]
+    return ["compare", *map(str, [*common, "--set", "batch=4", *more])]
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_root, tmp_path_factory, strange):
+def finished(few_root, tmp_path_factory, strange):
     """Local Train and FedAvg in one process, one round, their networks tested on another site: the comparison's folder, the
     finished process and the command."""
     out = tmp_path_factory.mktemp("finished") / "out"
-    command = one_round(tiny_root, out, "local,fedavg", "--env", "local", "--unseen", strange)
-    done = subprocess.run([sys.executable, "-c", WITHOUT_FLARE, *command], capture_output=True, text=True, timeout=300)
+    command = one_round(few_root, out, "local,fedavg", "--env", "local", "--unseen", strange)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))}
+    words = [sys.executable, "-c", WITHOUT_FLARE, *command]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return out, done, command
 
@@ -438,7 +458,7 @@ def test_two_real_runs_from_the_command_line(finished):
         assert picture.format == "PNG"
 
 
-def test_the_same_command_starts_no_run_and_another_plan_is_refused(finished, feddp):
+def test_the_same_command_starts_no_run_and_another_plan_is_refused(finished, feddp, pvt):
     _, _, command = finished
     code, _, err = feddp(*command)
     assert code == 0, err
