@@ -105,7 +105,7 @@ def below(folder: Path) -> list[Path]:
 # Each is a fork of one process, which has loaded FLARE, what every kit names and our check. `start` is FLARE itself, up to its
 # connection: what nvflare.private.fed.app.client.client_train calls, in its order. `watch` runs a command of ours
 FORKED = """
-import argparse, json, os, sys
+import argparse, json, logging, os, sys, traceback
 from importlib import import_module
 import feddp.cli, feddp.kit.check, feddp.kit.effective
 from nvflare.apis.fl_constant import SiteType, SystemConfigs
@@ -153,8 +153,15 @@ for line in sys.stdin:
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), number)
     os.umask(0o022)
     os.chdir(folder)
-    {"start": start, "watch": watch}[what](*given)
-    sys.exit()
+    code = 1
+    try:
+        {"start": start, "watch": watch}[what](*given)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)  # at once: to take FLARE and torch apart takes longer than what is called
 """
 
 
