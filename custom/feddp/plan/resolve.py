@@ -1,5 +1,6 @@
 """Resolves a plan to its network, its private tensors, its exchanged tensors and the initial tensors of its job."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from feddp.files import WEIGHTS
 from feddp.lean import meta_device
 from feddp.methods import METHODS
 from feddp.methods.base import TUNE, Method
-from feddp.networks import build
+from feddp.networks import NETWORKS, build
 from feddp.networks.weights import fingerprint, read_network
 from feddp.partition import ADAPTER, HEAD, KEY, QUERY, Partition, chosen, resolve
 from feddp.plan.schema import Plan
@@ -47,6 +48,11 @@ def require_runnable(plan: Plan) -> None:
         raise InputError(f"{count} sites are fewer than min_sites={least}; name more sites, or lower min_sites")
 
 
+# of an attention of a network, by what it is built from and the images' size: a pass on the meta device takes 0.3 CPU-seconds,
+# and the runs of a comparison have few networks
+_MOST_KEYS: dict[tuple[object, ...], int] = {}
+
+
 def idle_queries(plan: Plan) -> str:
     """Returns a warning if the plan keeps queries private that have no effect, else "".
 
@@ -56,11 +62,14 @@ def idle_queries(plan: Plan) -> str:
     roles = [role for role in plan.rule if role in (QUERY, KEY, ADAPTER)]
     if not roles:
         return ""
-    from feddp.networks.attention import keys_of
+    network = (NETWORKS[plan.network], plan.channels, len(plan.classes), json.dumps(plan.layers), plan.size)
+    if network not in _MOST_KEYS:
+        from feddp.networks.attention import keys_of
 
-    # copied there: initial values take as long on the meta device, and a run has built its network before
-    keys = keys_of(build_network(plan).to(meta_device()), plan.channels, plan.size)
-    if not keys or max(keys) > 1:
+        # copied there: initial values take as long on the meta device, and a run has built its network before
+        keys = keys_of(build_network(plan).to(meta_device()), plan.channels, plan.size)
+        _MOST_KEYS[network] = max(keys, default=0)
+    if _MOST_KEYS[network] != 1:
         return ""
     what = f"every attention of {plan.network} has one key at {plan.size} pixels, so queries and keys have no effect"
     private = ", ".join("adapters of q and k" if role == ADAPTER else role for role in roles)
