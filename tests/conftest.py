@@ -23,6 +23,7 @@ from support import CAPTURE
 from support.captured import Capture
 from support.command import ended
 from support.order import LONGEST
+from support.remembered import load, never_written
 from support.site import FlareSite
 from support.small import narrow_resnet, shallow
 
@@ -73,6 +74,7 @@ def _apart(tmp_path_factory):
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         torch.set_num_threads(1)
         flare_decomposers.register()
+        patch.setattr("feddp.stages.site.load", load)
         yield
 
 
@@ -91,7 +93,7 @@ def tiny_root(tmp_path_factory):
     """site-1 and site-2, each of 12 images of 32 x 32: 8 to train on, 2 to validate, 2 to test. Read it, do not write."""
     root = tmp_path_factory.mktemp("tiny")
     synthesize(root, sites=2, images=12, size=32)
-    return root
+    return never_written(root)
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +101,7 @@ def few_root(tmp_path_factory):
     """The same of 8 images each: 4 to train on, 2 to validate, 2 to test."""
     root = tmp_path_factory.mktemp("few")
     synthesize(root, sites=2, images=8, size=32)
-    return root
+    return never_written(root)
 
 
 @pytest.fixture(scope="session")

@@ -143,11 +143,12 @@ OPTIONS = {
     ("network", "layers"),
     [
         (network, layers)
-        for network in ("unet", "pvt_v2_b0-fpn", "resnet18-fpn")
+        for network in ("unet", "pvt", "resnet")
         for layers in LAYERS
         if layers != "lora" or network.startswith("pvt")  # the others have no attention
     ],
 )
+@pytest.mark.usefixtures("pvt", "resnet")
 def test_the_outline_of_a_network_is_the_network_s(network, layers, tmp_path):
     said = Metadata.of(tmp_path, REQUIRED | {"network": network, "layers": json.dumps({layers: OPTIONS[layers]})})
     random = torch.get_rng_state()

@@ -222,13 +222,14 @@ def test_a_head_is_given_with_consent_only(plan_for, few_root, tmp_path):
 
 
 @pytest.mark.parametrize(("method", "network"), [(method, network) for method, network in SMALLEST if network != "small"])
-def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, tiny_root, tmp_path, method, network):
-    """FLARE may start a process for each. Two rounds, so that what one leaves behind is needed in the next, and an epoch in
-    each local stage. Networks with dropout: test_pretended_gpu.py does this to one without, by every method."""
-    plan = plan_for(method=method, network=network, start="last", tune_epochs=1)
+def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, few_root, tmp_path, method, network):
+    """FLARE may start a process for each. Two rounds of two steps, so that what one leaves behind is needed in the next, and an
+    epoch in each local stage. Networks with dropout: test_pretended_gpu.py does this to one without, by every method. At two
+    images a step; one step where the network is larger, whose dropout draws for each image."""
+    plan = plan_for(method=method, network=network, start="last", batch=4 if network == "pvt" else 2, tune_epochs=1)
     ends = []
     for fresh in (False, True):
-        sites = drive(plan, tiny_root, tmp_path / str(fresh), fresh=fresh)
+        sites = drive(plan, few_root, tmp_path / str(fresh), fresh=fresh)
         ends.append({name: site.store.read(site.latest())[0] for name, site in sites.items()})
     for name, own in ends[0].items():
         assert own.keys() == ends[1][name].keys()
@@ -236,7 +237,7 @@ def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, t
 
 
 @pytest.mark.parametrize("method", ["fedlc", "feddg", "iop_fl", "virtual_class", "pflfe", "fedbabu", "ditto"])
-def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, tiny_root, tmp_path, method):
+def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_for, few_root, tmp_path, method):
     """Of the shapes that test_simulator.py does not run in FLARE's simulator: an exchange at every epoch, one before the
     rounds, a personal model that is accumulated from what is sent, a network of the method's own, two aggregations a round,
     a tuning, and a personal model that IGC exchanges."""
@@ -245,14 +246,14 @@ def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_f
     plan = plan_for(method=method, network="pvt" if method in REPLACED else "small", start="last", **more)
     (tmp_path / "server").mkdir()
     policy = {"consent": list(protocol.CONSENTS), "seed": "plan", "min_images": 1, "std_images": 1}
-    sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=tiny_root / name, **policy) for name in SITES}
+    sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=few_root / name, **policy) for name in SITES}
 
     def answer(site, task, tensors, scalars):
         return sites[site].answer(task, tensors, **scalars)
 
     run = Run(tmp_path / "server", plan, list(SITES), answer).run(*plan.stages, "evaluate")
     assert run.panics == []
-    for name, site in drive(plan, tiny_root, tmp_path / "plain").items():
+    for name, site in drive(plan, few_root, tmp_path / "plain").items():
         wanted, found = (made.store.read(made.latest())[0] for made in (site, sites[name].open()))
         assert found.keys() == wanted.keys()
         assert all(found[key].equal(wanted[key]) for key in wanted)
