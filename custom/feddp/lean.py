@@ -1,6 +1,6 @@
 """Imports less: torch's compiler when something compiles, and its kernels for tensors without values when something computes
-with these; MONAI without packages that it takes if they are there. And a command ends without a look through all that it has
-imported."""
+with these; MONAI without packages that it takes if they are there. And a command, or a process of a run, ends without a look
+through all that it has imported."""
 
 import atexit
 import gc

@@ -258,9 +258,16 @@ def test_what_was_imported_before_stays():
 
 @pytest.mark.parametrize(
     ("code", "found"),
-    [("", True), (AT_ONCE, False), (f"{AT_ONCE}; sys.modules['triton'] = sys", True), (COMMAND, False)],
-    ids=["control", "at once", "with triton", "command"],
+    [
+        ("", True),
+        (AT_ONCE, False),
+        (f"{AT_ONCE}; sys.modules['triton'] = sys", True),
+        (COMMAND, False),
+        ("import feddp", True),
+        *((f"sys.orig_argv.append({program!r}); import feddp", False) for program in sorted(PROCESSES)),
+    ],
+    ids=["control", "at once", "with triton", "command", "user's own", *sorted(PROCESSES)],
 )
 def test_a_command_ends_without_a_search_for_what_refers_to_itself(code, found):
-    """Unless it has loaded triton, which would complain."""
+    """So does a process of a run, and no user's own. Unless it has loaded triton, which would complain."""
     assert ("found" in ended(code)) == found
