@@ -179,7 +179,7 @@ def resnet(monkeypatch) -> str:
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
+def empty_figures(monkeypatch):
     """Figures are made and saved, and stay empty: to place and draw what is in one takes a tenth of a CPU-second and more."""
     monkeypatch.setattr("matplotlib.figure.Figure.draw", lambda figure, renderer: None)
 

@@ -152,12 +152,16 @@ def run_of(world, tmp_path_factory):
     return run
 
 
+def test_figures_are_drawn_on_one_page():
+    assert FIGURES in PAGES
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_says_works(page, world, run_of, tmp_path, monkeypatch, request):
     """From its first block to its last, in a folder that has what the page presupposes and not what it makes."""
     text = text_of(page)
     if page != FIGURES:
-        request.getfixturevalue("undrawn")
+        request.getfixturevalue("empty_figures")
     linked(world, tmp_path)
     for made in re.findall(r"--out (data/[\w-]+)", text):
         shutil.rmtree(tmp_path / made, ignore_errors=True)

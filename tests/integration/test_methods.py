@@ -223,9 +223,9 @@ def test_a_head_is_given_with_consent_only(plan_for, few_root, tmp_path):
 
 @pytest.mark.parametrize(("method", "network"), [(method, network) for method, network in SMALLEST if network != "small"])
 def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, few_root, tmp_path, method, network):
-    """FLARE may start a process for each. Two rounds of two steps, so that what one leaves behind is needed in the next, and an
-    epoch in each local stage. Networks with dropout: test_pretended_gpu.py does this to one without, by every method. At two
-    images a step; one step where the network is larger, whose dropout draws for each image."""
+    """FLARE may start a process for each. Two rounds, each of two steps of two images (with the PVTv2 one of four), so
+    that what one leaves behind is needed in the next, and an epoch in each local stage. Networks with dropout: test_pretended_gpu.py
+    does this to one without, by every method."""
     plan = plan_for(method=method, network=network, start="last", batch=4 if network == "pvt" else 2, tune_epochs=1)
     ends = []
     for fresh in (False, True):
@@ -243,7 +243,8 @@ def test_flares_controllers_and_executors_come_to_the_bits_of_one_process(plan_f
     a tuning, and a personal model that IGC exchanges."""
     igc = {"stages": (*METHODS["ditto"].stages, "calibrate")}
     more = {"fedbabu": {"tune_epochs": 1}, "fedlc": {"heads_epochs": 2}, "ditto": igc}.get(method, {})
-    plan = plan_for(method=method, network="pvt" if method in REPLACED else "small", start="last", **more)
+    network, batch = ("pvt", 4) if method in REPLACED else ("small", 2)
+    plan = plan_for(method=method, network=network, start="last", batch=batch, **more)
     (tmp_path / "server").mkdir()
     policy = {"consent": list(protocol.CONSENTS), "seed": "plan", "min_images": 1, "std_images": 1}
     sites = {name: FlareSite(plan, tmp_path / name, name, simulated=True, data=few_root / name, **policy) for name in SITES}

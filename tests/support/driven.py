@@ -57,13 +57,14 @@ def drive(
     own parts of their seeds, with which the job's id goes. `fresh`: each task finds a site that has just been opened, which
     knows what is on its disk, as where FLARE starts a process for every task.
     """
-    expected = Expected(plan)  # follows from the plan alone: one for all, as in `feddp run`; each site has its own network
+    expected = Expected(plan)  # one for all sites of a process, as in `feddp run`
 
     def opened(name: str) -> SiteContext:
         consent = [] if name in silent else list(CONSENTS)
         own = SitePolicy.admitting(plan) | {"data": str(root / name), "consent": consent, "spectra": 10_000, "device": device}
         policy = SitePolicy.of(name, own, simulated=True)
-        context = SiteContext(name, job, expected, None, policy, kept_below(folder / name), simulated=True)
+        known = Expected(plan) if fresh else expected
+        context = SiteContext(name, job, known, None, policy, kept_below(folder / name), simulated=True)
         context.secret = (secrets or {}).get(name, "")
         return context
 

@@ -48,8 +48,8 @@ def require_runnable(plan: Plan) -> None:
         raise InputError(f"{count} sites are fewer than min_sites={least}; name more sites, or lower min_sites")
 
 
-# of an attention of a network, by what it is built from and the images' size: a pass on the meta device takes 0.3 CPU-seconds,
-# and the runs of a comparison have few networks
+# the most keys of any attention of a network (0: it has none), by what it is built from and the images' size: to count them
+# takes 0.3 CPU-seconds, and the runs of a comparison have few networks
 _MOST_KEYS: dict[tuple[object, ...], int] = {}
 
 
