@@ -223,8 +223,8 @@ def test_a_head_is_given_with_consent_only(plan_for, few_root, tmp_path):
 
 @pytest.mark.parametrize(("method", "network"), [(method, network) for method, network in SMALLEST if network != "small"])
 def test_a_site_that_forgets_after_every_task_comes_to_the_same_bits(plan_for, few_root, tmp_path, method, network):
-    """FLARE may start a process for each. Two rounds, each of two steps of two images (with the PVTv2 one of four), so
-    that what one leaves behind is needed in the next, and an epoch in each local stage. Networks with dropout: test_pretended_gpu.py
+    """FLARE may start a process for each. Two rounds, each of two steps of two images (with the PVTv2 one of four), so that
+    what one leaves behind is needed in the next, and an epoch in each local stage. Networks with dropout: test_pretended_gpu.py
     does this to one without, by every method."""
     plan = plan_for(method=method, network=network, start="last", batch=4 if network == "pvt" else 2, tune_epochs=1)
     ends = []
