@@ -66,7 +66,9 @@ class Arriving(Server):
     def warn(self, message: str) -> None:
         raise RuntimeError(message)  # no answer is to be refused here
 
-    def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+    def send(
+        self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
+    ) -> dict[str, str]:
         sent = cast(Message, data).tensors  # a round of training has one message for all sites
 
         def reply() -> Message:
@@ -79,7 +81,7 @@ class Arriving(Server):
 
         for site in reversed(sites):
             received(site, reply)
-        return set()
+        return {}
 
 
 def status(name: str) -> int:

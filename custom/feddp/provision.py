@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_constant import AdminCommandNames
-from nvflare.lighter.constants import CtxKey
+from nvflare.lighter.constants import CtxKey, ProvFileName
 from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from feddp.errors import PolicyError
 from feddp.files import write_json
-from feddp.flare.configuration import SCOPE, SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.configuration import COMMUNICATION, SCOPE, SERVER_CLASSES, SITE_CLASSES
 from feddp.flare.policy import SitePolicy
 from feddp.flare.private_files import OTHERS
 from feddp.sealing.kit import CLIENT, SERVER
@@ -158,6 +158,7 @@ class SitePolicyBuilder(Builder):
         content = json.loads(resources.read_text(encoding="utf-8"))
         write_json(resources, restrict(content, allowed, *COMPONENTS[kind]) | SETTINGS[kind])
         write_json(local / "authorization.json.default", AUTHORIZATION)
+        write_json(local / ProvFileName.COMM_CONFIG, COMMUNICATION)
 
 
 def _close(folder: Path) -> None:

@@ -201,6 +201,20 @@ def lasting(seconds: float) -> str:
     return counted(round(seconds), "second")
 
 
+def megabytes(count: int) -> str:
+    """Returns a number of bytes as text: "19.9 MB", "120 bytes"."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else counted(count, "byte")
+
+
+def transferred(moved: int, size: int, rate: float) -> str:
+    """Returns how far a transfer is as text: "3.1 MB of 19.9 MB at 0.90 Mbit/s".
+
+    Args:
+        rate: bytes a second.
+    """
+    return f"{megabytes(moved)} of {megabytes(size)} at {rate * 8 / 1e6:.2f} Mbit/s"
+
+
 def _reason(error: Exception) -> str:
     number: int | None = getattr(error, "errno", None)
     return _REASONS.get(number or 0, f"cannot be read ({getattr(error, 'strerror', None) or error})")

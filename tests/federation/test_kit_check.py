@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from feddp.cli import app
 from feddp.errors import FedDPError
+from feddp.flare.configuration import COMMUNICATION
 from feddp.flare.policy import SitePolicy
 from feddp.kit.check import check
 from feddp.kit.effective import effective
@@ -317,17 +318,38 @@ def _filter(entry, chain="task_result_filters"):
     ],
 )
 def test_a_setting_that_names_code_is_refused(kit, name, change, words):
-    if name == "comm_config.json":
-        (kit / "local" / name).write_text("{}")
     edit(kit / "local" / name, change)
     assert words in "\n".join(said(kit))
 
 
 def test_settings_of_flares_communication_pass(kit):
     """The control: sizes and times name no code."""
-    (kit / "local/comm_config.json").write_text('{"max_message_size": 1000000, "allow_adhoc_conns": false}')
+    path = kit / "local/comm_config.json"
+    edit(path, lambda c: c.update(max_message_size=1_000_000, allow_adhoc_conns=False))
     assert check(kit, offline=True)[1] == []
-    (kit / "local/comm_config.json").write_text(json.dumps({"internal": listening("localhost")}))
+    edit(path, lambda c: c.update(internal=listening("localhost")))
+    assert check(kit, offline=True)[1] == []
+
+
+@pytest.mark.parametrize("key", COMMUNICATION)
+def test_settings_with_which_a_slow_line_stands_still_are_refused(kit, key):
+    """Those of `feddp.flare.configuration.COMMUNICATION`, each changed and each left out; FLARE's own are others."""
+    path = kit / "local/comm_config.json"
+    without = {name: value for name, value in COMMUNICATION.items() if name != key}
+    for content in ({**without, key: 7}, without):
+        path.write_text(json.dumps(content))
+        (problem,) = said(kit)
+        assert f"{path}: lacks settings of FLARE's streams" in problem
+        assert f'Write "{key}": {json.dumps(COMMUNICATION[key])} into it.' in problem
+
+
+def test_a_kit_without_settings_of_streams_is_told_all_of_them(kit):
+    """One of an earlier version."""
+    path = kit / "local/comm_config.json"
+    path.unlink()
+    (problem,) = said(kit)
+    written = problem.partition("Write ")[2].removesuffix(" into it.")
+    path.write_text("{" + written + "}")
     assert check(kit, offline=True)[1] == []
 
 

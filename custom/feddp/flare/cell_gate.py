@@ -16,6 +16,7 @@ from feddp.errors import PolicyError
 from feddp.flare import cells
 from feddp.flare.arrival import Arrival, Refused, shown
 from feddp.flare.audit import Refusals, plain_lines
+from feddp.flare.streams import by_progress
 from feddp.flare.wire import holds_no_files, no_files
 
 
@@ -41,6 +42,7 @@ class Gate(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         no_files()
+        by_progress()
         plain_lines()
         self.refusals = Refusals()
         for cell in list(CoreCell.ALL_CELLS.values()):

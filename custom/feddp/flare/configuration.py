@@ -29,13 +29,31 @@ SITE_CLASSES = {
     "strip": "feddp.flare.filters.StripPrivate",
     "half": "feddp.flare.precision.HalfPrecision",
 }
-# FLARE's settings of the transport, the same at both ends
+CHUNK = 256 * 1024  # bytes of a stream that are sent, acknowledged and repeated as one: 2 s at 1 Mbit/s
+AGAIN = 20.0  # seconds without an acknowledgement after which the chunks of a stream that lack one are sent again
+STALLED = 300.0  # seconds without any after which a stream is given up
+# FLARE's settings of its streams (`feddp.flare.streams`): local/comm_config.json of every kit of a server or site
+COMMUNICATION = {
+    "streaming_chunk_size": CHUNK,
+    "streaming_ack_interval": CHUNK,
+    "streaming_reliable": True,  # requests too: FLARE's default repeats the chunks of replies alone
+    "streaming_retry_wait": AGAIN,
+    "streaming_retry_timeout": STALLED - AGAIN,  # from the first repetition on
+    "streaming_ack_progress_timeout": STALLED,
+    "streaming_read_timeout": int(STALLED),
+    "streaming_ack_wait": 24 * 3600,  # until the window has room, however slowly that comes
+}
+# FLARE's settings of a job's transport, the same at both ends
 TRANSPORT = {
-    # larger than a network: chunks of 2 MiB, requested one after another, cost four sites on two cores 0.4 s per round
-    "tensor_download_chunk_size": 32 * 1024 * 1024,
-    # seconds without a new part (1 MiB) after which a chunk is requested again, three times. With FLARE's 600 s, a run still
-    # stood still 7 minutes after a connection had broken for 3 s
-    "tensor_streaming_per_request_timeout": 20.0,
+    # tensors travel in parts of about this size, requested one after another; a part is held in memory while it travels
+    "tensor_download_chunk_size": 8 * 1024 * 1024,
+    # seconds in which nothing of a part moves after which it is requested again. Its stream repeats what a broken connection
+    # lost, so that is for what takes longer, as a line that is down for minutes
+    "tensor_streaming_per_request_timeout": 120.0,
+}
+AT_SITE = {
+    # seconds for a reply to the question whether the site's answer is wanted, which waits for what else is on the line
+    "task_check_timeout": AGAIN,
 }
 
 
@@ -96,6 +114,7 @@ def _client(plan: Plan, request: AdaptationRequest | None, resume: str) -> dict[
     return {
         "format_version": 2,
         **TRANSPORT,
+        **AT_SITE,
         "executors": [{"tasks": tasks, "executor": {"path": SITE_CLASSES["stages"]}}],
         **_filters(data=half, result=[*strip, *half]),
         "components": [{"id": "site", "path": SITE_CLASSES["site"], "args": _arguments(plan, request, resume)}],

@@ -20,16 +20,20 @@ from feddp import protocol
 from feddp.errors import ContributionError, FedDPError, Stopped, StorageError
 from feddp.flare import messages
 from feddp.flare.persistor import persistor_of
+from feddp.flare.streams import moved
+from feddp.flare.transfers import Transfer
 from feddp.flare.unread import unread
 from feddp.stages import served, stage_of
 from feddp.stages.memory import ServerMemory
 from feddp.stages.message import Message
-from feddp.stages.server import Received, Server
+from feddp.stages.server import Received, Server, nbytes
 
 POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 # seconds without a sign of life after which a site is skipped, if enough others have answered; and after which none is waited
-# for. A site's job process gives one every 10 s, also while it computes
-SILENT, GONE = 30.0, 600.0
+# for. A site's job process gives one every 10 s, also while it computes, and each part of a stream is one; a connection that
+# died without a word is noticed within 60 s. After GONE seconds in which no tensors moved that should, a site is given up too
+SILENT, GONE = 90.0, 600.0
+LOOK = 1.0  # seconds between two looks at what has moved
 CLIENTS = 5.0  # seconds between two looks, while the server waits, at which clients have registered anew
 REPEATS = 10  # how often the server notes the same sign of a site while it waits: a site may repeat one without end
 TRIES = 5  # answers to a task that the server could not read, after which it waits for the site no more
@@ -51,6 +55,7 @@ class StageController(Controller):
         self.memory = persistor_of(fl_ctx).memory(fl_ctx)
         self.heard: dict[str, float] = {}  # {site: the time of its last sign of life in this stage}
         self.noted: Counter[tuple[str, str]] = Counter()  # {(event, site): how often since the last request}
+        self.transfers: dict[str, Transfer] = {}  # of the sites that have not answered the present task
         told, wanted = self.communicator.client_is_active, self.communicator.process_task_check
 
         def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
@@ -62,6 +67,8 @@ class StageController(Controller):
             # FLARE forgets a task that is over at its next look; a site that was given up may ask about it until then
             if found and found.task.completion_status is None and found.result_received_time is None:
                 self.note("computed", found.client.name)
+                if transfer := self.transfers.get(found.client.name):
+                    transfer.computed()
             return found
 
         self.communicator.client_is_active = client_is_active  # FLARE calls it for every request of a site's job process
@@ -110,6 +117,7 @@ class FlareServer(Server):
         self._controller, self._abort_signal, self._fl_ctx = controller, abort_signal, fl_ctx
         self._asked = float("-inf")  # the time of the last request
         self._learned = time.monotonic()  # the time of the last look at the clients' tokens
+        self._looked = float("-inf")  # and of the last one at what has moved
         self._unread = unread()  # before the last request
 
     def joined(self) -> list[str]:
@@ -125,7 +133,9 @@ class FlareServer(Server):
             self.progress("returned", site=site)
         return super().sites()
 
-    def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+    def send(
+        self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
+    ) -> dict[str, str]:
         answered: set[str] = set()
         over, complete = threading.Event(), threading.Event()
 
@@ -136,6 +146,7 @@ class FlareServer(Server):
                 self._controller.note_late(site, task)
                 return
             answered.add(site)
+            self._controller.transfers.pop(site, None)
             received(site, partial(_reply, site, task, result))
             if len(answered) == len(sites):
                 complete.set()
@@ -143,9 +154,12 @@ class FlareServer(Server):
         def sent(client_task: ClientTask, fl_ctx: FLContext) -> None:
             if fl_ctx.get_prop(FLContextKey.IS_CLIENT_TASK_RESEND):
                 self._controller.note("again", client_task.client.name, task=task)
+                if transfer := self._controller.transfers.get(client_task.client.name):
+                    transfer.again()
 
         self._controller.noted.clear()
         self._unread = unread()
+        self._controller.transfers = self._transfers(task, sites, data)
         parcels = [(list(sites), data)] if isinstance(data, Message) else [([site], data[site]) for site in sites]
         tasks = []
         for targets, message in parcels:
@@ -163,6 +177,7 @@ class FlareServer(Server):
                 complete.clear()
                 self._end(tasks)
             self._learn_clients()
+            self._look(task)
             silence = min((self._silence(site) for site in sites if site not in answered), default=0.0)
             if silence > (SILENT if len(answered) >= self.plan.federation.min_sites else GONE):
                 for each in tasks:
@@ -175,9 +190,25 @@ class FlareServer(Server):
         for each in tasks:
             if error := getattr(each, "exception", None):  # FLARE puts there what `received` raised: no site is to blame
                 raise error
-        lost = {site for site in sites if site not in answered and self._silence(site) > SILENT}
+        silent = [site for site in sites if site not in answered and self._silence(site) > SILENT]
+        lost = {site: self._controller.transfers[site].told() for site in silent}
         self._unread = unread()  # such a site is asked again, if it lives
         return lost
+
+    def _transfers(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message]) -> dict[str, Transfer]:
+        half = task in protocol.with_shared() and self.plan.federation.half
+        back = self.memory.expected.spec(protocol.spec_of(task).tensors).nbytes // (2 if half else 1)
+        messages = {site: data if isinstance(data, Message) else data[site] for site in sites}
+        return {site: Transfer(site, nbytes(message.tensors, half), back) for site, message in messages.items()}
+
+    def _look(self, task: str) -> None:
+        """Notes what has moved, and reports transfers that take long."""
+        if time.monotonic() - self._looked < LOOK:
+            return
+        self._looked = time.monotonic()
+        for site, transfer in list(self._controller.transfers.items()):  # others end them in FLARE's threads
+            if report := transfer.look():
+                self.progress("transfer", site=site, task=task, **report)
 
     def _end(self, tasks: Sequence[Task]) -> None:
         """Has FLARE end tasks that all sites have answered, now and not at the next look of its monitor."""
@@ -199,11 +230,12 @@ class FlareServer(Server):
     def _silence(self, site: str) -> float:
         """Returns the seconds since a site's last sign of life, or since it was asked if there was none.
 
-        A site whose answers to a task cannot be read is as good as silent.
+        A site whose answers to a task cannot be read is as good as silent, and one that lives but whose task does not reach it.
         """
-        if unread()[site] - self._unread[site] >= TRIES:
+        transfer = self._controller.transfers.get(site)
+        if unread()[site] - self._unread[site] >= TRIES or (transfer and transfer.still() > GONE):
             return float("inf")
-        return time.monotonic() - self._controller.heard.get(site, self._asked)
+        return time.monotonic() - max(self._controller.heard.get(site, self._asked), moved(site).last)
 
 
 def _released(task: Task, fl_ctx: FLContext) -> None:

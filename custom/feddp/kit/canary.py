@@ -30,9 +30,10 @@ from feddp.flare.job_folder import Job
 from feddp.flare.persistor import STATS
 from feddp.kit.approve import read_job
 from feddp.protocol import TRAIN
-from feddp.reading import counted, lasting
+from feddp.reading import lasting, megabytes, transferred
 from feddp.sealing.kit import ADMIN, Kit
 from feddp.stages.accounting import requests_of
+from feddp.stages.events import BACK
 
 ROUNDS = 2
 POLL, ENDS = 2.0, 120.0  # seconds between two looks, for an aborted job to end
@@ -167,8 +168,8 @@ def crossings(events: Sequence[Event]) -> dict[str, Crossing]:
 def _lines(job: Job, id: str, events: Sequence[Event]) -> list[str]:
     found = crossings(events)
     lines = [
-        f"{site}: {_mb(c.down)} to the site in {c.to_site:.1f} s, {_mb(c.up)} back in {c.back:.1f} s; the site worked"
-        f" {c.at_site:.1f} s"
+        f"{site}: {megabytes(c.down)} to the site in {c.to_site:.1f} s, {megabytes(c.up)} back in {c.back:.1f} s; the site"
+        f" worked {c.at_site:.1f} s"
         for site, c in sorted(found.items())
     ]
     ways = [(seconds, way, site) for site, c in found.items() for seconds, way in ((c.to_site, "to"), (c.back, "from"))]
@@ -201,9 +202,13 @@ def _unanswered(kit: Kit, events: Sequence[Event]) -> Iterator[str]:
     host, port = kit.server
     for last in requests_of(events)[-1:]:
         for site in sorted(last.waiting):
-            what = f"{site}: task {last.task} ({_mb(last.asked['bytes'][site])}) did not come back in time"
+            what = f"{site}: task {last.task} ({megabytes(last.asked['bytes'][site])}) did not come back in time"
             through = "let firewall and proxy pass messages of this size and connections of this length"
-            if site in last.computed:
+            if slow := last.moving.get(site):
+                way = "its answer is" if slow["way"] == BACK else "the task is"
+                far = transferred(slow["moved"], slow["size"], slow["rate"])
+                yield f"{what}: {way} still on the line, {far}; allow more time with --within, or give the site a faster line"
+            elif site in last.computed:
                 yield f"{what}: the site has its answer, which does not get through to {host}:{port}; {through}"
             else:
                 yield (
@@ -211,7 +216,3 @@ def _unanswered(kit: Kit, events: Sequence[Event]) -> Iterator[str]:
                     f" name={last.task}` (then allow more with --within), or the task does not get through from"
                     f" {host}:{port}; {through}"
                 )
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else counted(size, "byte")

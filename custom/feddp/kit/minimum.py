@@ -1,12 +1,14 @@
 """Compares a kit's effective policy with the consortium's minimum. A hospital may edit its files, but only to be stricter."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from nvflare.lighter.constants import ProvFileName
 from nvflare.security.security import COMMAND_CATEGORIES
 
 from feddp.errors import BadFile, Problem
-from feddp.flare.configuration import SERVER_CLASSES, SITE_CLASSES
+from feddp.flare.configuration import COMMUNICATION, SERVER_CLASSES, SITE_CLASSES
 from feddp.kit.components import component_problems
 from feddp.kit.containers import Containers
 from feddp.kit.privacy import privacy_problems
@@ -21,7 +23,7 @@ def policy_problems(kit: Kit) -> list[Problem]:
     """Returns every deviation of a kit from the minimum, and the problems of a site's data folder."""
     rules = [setting_problems, variable_problems]
     if kit.kind != ADMIN:  # FLARE reads no policy from a person's kit
-        rules += [_resources, component_problems, _authorization, _signatures, _containers]
+        rules += [_resources, component_problems, _streams, _authorization, _signatures, _containers]
     if kit.kind == CLIENT:
         rules.append(privacy_problems)
     problems: list[Problem] = []
@@ -52,6 +54,18 @@ def _resources(kit: Kit) -> list[Problem]:
     if content.get("allow_log_streaming") is not False:
         problems.append(Problem(path, "lets jobs stream the site's log", 'Write "allow_log_streaming": false'))
     return problems
+
+
+def _streams(kit: Kit) -> list[Problem]:
+    """Checks FLARE's settings of its streams: with its own, no network gets through a line of 5 Mbit/s."""
+    path = kit.folder / "local" / ProvFileName.COMM_CONFIG
+    content = read_json(path) if path.exists() else {}
+    lacking = {key: value for key, value in COMMUNICATION.items() if content.get(key) != value}
+    if not lacking:
+        return []
+    return [
+        Problem(path, "lacks settings of FLARE's streams that a slow line needs", f"Write {json.dumps(lacking)[1:-1]} into it")
+    ]
 
 
 def _authorization(kit: Kit) -> list[Problem]:

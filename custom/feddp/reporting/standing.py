@@ -14,9 +14,10 @@ from feddp.reading import counted, lasting, plain
 from feddp.reporting.tables import BLANK
 
 RUNNING = "running"
-_STYLES = {"works": "cyan", "sends": "cyan", "late": "yellow", "lost": "red", "refused": "red"}
-_ENDED = {"works": "no answer", "sends": "no answer", "waits": "answered"}  # what these states become when the run has ended
-_FIRST = ("refused", "lost", "late", "works", "sends", "waits")  # the order of sites where not all have room
+_STYLES = {"works": "cyan", "receives": "cyan", "sends": "cyan", "late": "yellow", "lost": "red", "refused": "red"}
+# what these states become when the run has ended
+_ENDED = {**dict.fromkeys(("works", "receives", "sends"), "no answer"), "waits": "answered"}
+_FIRST = ("refused", "lost", "late", "receives", "works", "sends", "waits")  # the order of sites where not all have room
 _NOTES = 2  # messages that are shown there
 
 

@@ -12,8 +12,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from feddp.files import events_after
 from feddp.plan.schema import Plan
 from feddp.protocol import ADOPT, WITHHELD, Kind, spec_of
-from feddp.reading import plain
+from feddp.reading import plain, transferred
 from feddp.reporting.standing import time_left
+from feddp.stages.events import BACK
 from feddp.stages.standing import Standing
 
 Logs = Callable[[], Mapping[str, Path]]  # the logs that there are now, by the names that begin their lines
@@ -102,6 +103,10 @@ class Follower:
             _line(bar, f"continuing after round {event['round']} of {event['of']}")
         elif kind == "again":
             _line(bar, f"site {event['site']} was started again, or lost the connection: it was given {event['task']} again")
+        elif kind == "transfer":
+            way = "from" if event["way"] == BACK else "to"
+            far = transferred(event["moved"], event["size"], event["rate"])
+            _line(bar, f"slow line {way} {event['site']}: {event['task']}, {far}")
         elif kind == "returned":
             _line(bar, f"site {event['site']} is back")
         elif kind == "damaged":

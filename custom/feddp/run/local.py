@@ -45,12 +45,14 @@ class LocalServer(Server, Answering):
     def warn(self, message: str) -> None:
         note(self._log, f"WARNING - {message}")
 
-    def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+    def send(
+        self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
+    ) -> dict[str, str]:
         for site in sites:
             if self._stopped.is_set():
                 raise Stopped("the run was stopped")
             received(site, partial(self.reply, task, site, data if isinstance(data, Message) else data[site]))
-        return set()
+        return {}
 
 
 @contextmanager

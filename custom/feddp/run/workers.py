@@ -140,7 +140,9 @@ class WorkersServer(Server):
     def warn(self, message: str) -> None:
         note(self._log, f"WARNING - {message}")
 
-    def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+    def send(
+        self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
+    ) -> dict[str, str]:
         """As `Server.send`; the answers are received in the order of `sites`.
 
         Raises:
@@ -168,7 +170,7 @@ class WorkersServer(Server):
                         answer = key.data.answer()
                         found[asked.pop(key.data)] = answer
                 received(site, partial(_opened, found.pop(site)))
-        return set()
+        return {}
 
 
 def _opened(found: Message | str) -> Message:

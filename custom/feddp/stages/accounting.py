@@ -77,6 +77,7 @@ class TaskRequest:
     waiting: set[str]  # the sites that have neither answered nor been refused or given up; what they do later counts nowhere
     ended: float  # the last answer or refusal, or the end of the wait for a site
     computed: dict[str, float] = field(default_factory=dict)  # {site: when it first asked whether its answer is wanted}
+    moving: dict[str, Event] = field(default_factory=dict)  # {site: the last report of a slow transfer that moved}
     answers: dict[str, Event] = field(default_factory=dict)  # by site
 
     @property
@@ -111,6 +112,10 @@ def requests_of(events: Sequence[Event]) -> list[TaskRequest]:
             present.computed.setdefault(site, event["time"])  # FLARE's client asks again after a failure
         elif kind == "again":
             present.computed.pop(site, None)  # it computes anew
+        elif kind == "transfer":
+            present.moving.pop(site, None)
+            if event["rate"] and event["moved"] < event["size"]:
+                present.moving[site] = event
         elif kind in ("answer", "refused") and requests.get(key) is present:
             present.waiting.remove(site)
             present.ended = event["time"]

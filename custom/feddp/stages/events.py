@@ -10,6 +10,8 @@ from feddp.files import Event, events_after
 from feddp.plan.schema import LARGEST
 from feddp.reading import is_count, is_name, is_number, is_text
 
+TO, BACK = "to", "back"  # the ways of a transfer: of a task to a site, of its answer to the server
+
 
 def _names(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_name, value))
@@ -38,7 +40,8 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "reason": is_text,
     "message": is_text,
     "sites": _names,
-    "bytes": is_count,
+    "way": lambda value: value in (TO, BACK),
+    **dict.fromkeys(("bytes", "moved", "size", "rate"), is_count),
     "scalars": _scalars,
     **dict.fromkeys(("round", "of", "phase", "epoch"), _round),
     **dict.fromkeys(("seconds", "beyond_compute", "combining", "saving"), is_number),
@@ -53,6 +56,7 @@ _NEEDED = {
     "resumed": ("round", "of"),
     "returned": ("site",),
     "again": ("site", "task"),
+    "transfer": ("site", "task", "way", "moved", "size", "rate"),
 }
 
 

@@ -46,13 +46,15 @@ class Server(ABC):
         """Returns the names of the job's sites, lost ones included."""
 
     @abstractmethod
-    def send(self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received) -> set[str]:
+    def send(
+        self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
+    ) -> dict[str, str]:
         """Sends a task to sites, one message for all or each its own, and waits until all have answered or cannot.
 
         Calls `received(site, reply)` for every answer; `reply()` returns the answer or raises FedDPError.
 
         Returns:
-            The sites that vanished meanwhile.
+            {site that vanished meanwhile: what is known of its task}.
 
         Raises:
             Stopped: the job was aborted.
@@ -135,7 +137,8 @@ class Server(ABC):
         vanished = self.send(task, sites, data, received)
         for site in sites:
             if site not in accepted and site not in refused:
-                refuse(site, f"site {site}: no answer to {task}", late=True)
+                known_of = f"; {vanished[site]}" if vanished.get(site) else ""
+                refuse(site, f"site {site}: no answer to {task}{known_of}", late=True)
                 if site in vanished:
                     self.memory.lost[site] = f"site {site} was lost at {task}"
         for site, reason in self._outliers(task, data, accepted).items():

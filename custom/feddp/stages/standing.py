@@ -12,12 +12,15 @@ from feddp.files import Event
 from feddp.methods.base import CALIBRATE, HEADS, TRAIN, TUNE
 from feddp.plan.schema import Plan
 from feddp.protocol import ADAPT_STAGE, Kind
+from feddp.reading import lasting, transferred
+from feddp.stages.events import BACK
 
 LAST = 5  # rounds over which the pace is measured
 NOTES = 6  # messages that are kept
 SLOW = 2  # a site is late after so many times its longest round
-# a site that is asked works; it says that its answer is ready, and sends; the answer came, and it waits for the others
-WAITS, WORKS, SENDS, LATE, LOST, REFUSED = "waits", "works", "sends", "late", "lost", "refused"
+# a site that is asked works, if a slow line does not have it receive first; it says that its answer is ready, and sends; the
+# answer came, and it waits for the others
+WAITS, RECEIVES, WORKS, SENDS, LATE, LOST, REFUSED = "waits", "receives", "works", "sends", "late", "lost", "refused"
 
 
 @dataclass
@@ -60,6 +63,8 @@ class Standing:
             self._asked(event, time)
         elif kind == "computed":
             self._site(event["site"], SENDS, time)
+        elif kind == "transfer":
+            self._transfer(event, time)
         elif kind == "answer":
             site, scalars = self._site(event["site"], WAITS, time), event["scalars"]
             if protocol.spec_of(event["task"]).kind is Kind.ROUND:
@@ -86,6 +91,15 @@ class Standing:
             self._note(f"site {event['site']} {what}")
         elif "message" in event:  # damaged, empty, error
             self._note(event["message"])
+
+    def _transfer(self, event: Event, time: float) -> None:
+        left = event["size"] - event["moved"]
+        state = SENDS if event["way"] == BACK else RECEIVES if left else WORKS
+        site = self.sites.setdefault(event["site"], SiteNow())
+        if state != site.state:
+            site.state, site.since = state, time if state == WORKS else self.asked
+        wait = f", about {lasting(left / event['rate'])} left" if left and event["rate"] else ""
+        site.why = f"{transferred(event['moved'], event['size'], event['rate'])}{wait}" if left else ""
 
     def _asked(self, event: Event, time: float) -> None:
         task, asked = event["task"], event["sites"]

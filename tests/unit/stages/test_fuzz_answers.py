@@ -53,7 +53,7 @@ class Asked(Server):
     def send(self, task, sites, data, received):
         for site in sites:
             received(site, lambda site=site: self.answers[site])
-        return set()
+        return {}
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ class Asked(Server):
                 raise KeyboardInterrupt
             self.alive.append(sum(ref() is not None for ref in sent))
             received(site, reply)
-        return set()
+        return {}
 
 
 @pytest.fixture

@@ -1,0 +1,128 @@
+"""FLARE's streams on the lines of hospitals: progress decides, not size.
+
+FLARE sends every large message as a stream of chunks. It is set for 25 Gbit/s: as shipped it puts 64 MiB on the line before it
+waits, the receiver acknowledges every 16 MiB, and each chunk without an acknowledgement is sent again after 5 s. A line of 5
+Mbit/s then carries the same 20 MB again and again and delivers none. Here
+
+- a sender has at most WINDOW seconds of the stream's own rate under way, so what is behind it on the line waits little;
+- a chunk is sent again if nothing of its stream was acknowledged for AGAIN seconds, as when its connection was lost; chunks
+  that were acknowledged are not;
+- a stream of which nothing is acknowledged for STALLED seconds is given up, and no other;
+- a reply is repeated as long as a request is. FLARE drops it if the line is down when it is ready, and who asked waits in vain;
+- a site waits for the server's reply to its answer as long as the answer's tensors move.
+
+The settings are `feddp.flare.configuration.COMMUNICATION`. FLARE has none for the other rules, for which
+`by_progress` changes its classes. It also counts the bytes that move, which are signs of life of a site.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+
+from feddp.flare.configuration import CHUNK
+
+WINDOW = 2.0  # seconds
+# bytes under way at any rate, and until the rate is known. Several streams may share a line, each with so many: 4 s at 1 Mbit/s
+LEAST = 2 * CHUNK
+STEP = 64 * 1024  # bytes that messages without tensors, of a few hundred bytes each, do not come to between two looks
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes of streams between this process and a participant, of messages of any kind; when there were some last.
+
+    `to` counts what the participant has acknowledged. `last` is a time of `time.monotonic`.
+    """
+
+    to: int = 0
+    back: int = 0
+    last: float = float("-inf")
+
+
+_MOVED: dict[str, Moved] = {}
+_ONE = threading.Lock()  # FLARE sends and receives in threads
+
+
+def moved(participant: str) -> Moved:
+    """Returns what has moved between this process and all processes of a participant since this one began."""
+    with _ONE:
+        return _MOVED.get(participant, Moved())
+
+
+def _count(cell: str, to: int = 0, back: int = 0) -> None:
+    participant = FQCN.get_root(cell)
+    with _ONE:
+        before = _MOVED.get(participant, Moved())
+        _MOVED[participant] = Moved(before.to + to, before.back + back, time.monotonic())
+
+
+def _moving(cell: str) -> Callable[[], bool]:
+    """Returns a function that tells whether tensors have moved to a cell's participant since the last call."""
+    participant = FQCN.get_root(cell)
+    last = moved(participant).to
+
+    def moving() -> bool:
+        nonlocal last
+        before, last = last, moved(participant).to
+        return last - before >= STEP
+
+    return moving
+
+
+def by_progress() -> None:
+    """Makes the streams of this process keep to the rules above."""
+    ask = Cell._send_one_request
+    make, ack, retry, append = TxTask.__init__, TxTask.handle_ack, TxTask._retry_task, RxTask._append
+    if hasattr(make, "__wrapped__"):  # it is done
+        return
+
+    @wraps(make)
+    def made(task: TxTask, *args: Any, **kwargs: Any) -> None:
+        make(task, *args, **kwargs)
+        task.began, task.largest_window = time.monotonic(), task.window_size
+        task.window_size = min(LEAST, task.largest_window)
+        task.optional = task.optional and not (task.reliable and task.channel == CellChannel.RETURN_ONLY)
+
+    @wraps(ack)
+    def acknowledged(task: TxTask, *args: Any, **kwargs: Any) -> None:
+        before = task.offset_ack
+        ack(task, *args, **kwargs)
+        if (offset := task.offset_ack) > before:
+            _count(task.target, to=offset - before)
+            rate = offset / max(time.monotonic() - task.began, 1e-3)
+            task.window_size = min(max(LEAST, int(WINDOW * rate)), task.largest_window)
+
+    @wraps(retry)
+    def retried(task: TxTask) -> float | None:
+        with task.retry_lock:
+            last = task.last_ack_progress_ts
+            for sequence, (_, sent, message) in task.pending_messages.items():
+                if sent < last:  # the stream moves: this chunk waits its turn on the line
+                    task.pending_messages[sequence] = None, last, message
+        wait: float | None = retry(task)
+        return wait
+
+    @wraps(append)
+    def arrived(task: RxTask, sequence: int, chunk: tuple[bool, Any]) -> None:
+        append(task, sequence, chunk)
+        _count(task.origin, back=len(chunk[1] or b""))
+
+    @wraps(ask)
+    def asked(cell: Cell, channel: str, target: str, topic: str, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if topic == ServerCommandNames.SUBMIT_UPDATE:
+            args = args[:4]  # the fifth is that of nobody
+            kwargs["progress_wait_cb"] = _moving(target)
+        return ask(cell, channel, target, topic, request, *args, **kwargs)
+
+    Cell._send_one_request = asked
+    TxTask.__init__, TxTask.handle_ack, TxTask._retry_task, RxTask._append = made, acknowledged, retried, arrived
