@@ -19,6 +19,7 @@ from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.cellnet.utils import encode_payload
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
@@ -140,6 +141,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fede
     monkeypatch.setattr(RxTask, "rx_task_map", {})
     monkeypatch.setattr(StatsPoolManager, "pools", {})
     monkeypatch.setattr(NetManager, "get_spec", NetManager.get_spec)
+    monkeypatch.setattr(SfmEndpoint, "add_connection", SfmEndpoint.add_connection)
     monkeypatch.setattr(FederatedServer, "authentication_check", FederatedServer.authentication_check)
     monkeypatch.setattr(DatumManager, "add_datum", DatumManager.add_datum)
     monkeypatch.setattr(lobs, "get_datum_dir", lobs.get_datum_dir)

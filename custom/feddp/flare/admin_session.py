@@ -7,6 +7,7 @@ from pathlib import Path
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from feddp.errors import FedDPError
+from feddp.flare.dead_connections import close_dead_connections
 
 CONNECT = 20.0  # seconds to log in
 # seconds for a server to answer a command: FLARE's own 5 are too few for one that shares its processor with sites at work, and
@@ -23,6 +24,7 @@ def opened_session(person: str, kit: Path, connect: float = CONNECT) -> Session:
     Raises:
         Exception: one of FLARE's many types; see `session_errors`.
     """
+    close_dead_connections()  # `feddp watch` waits for hours
     session: Session = new_secure_session(person, str(kit.resolve()), timeout=connect)
     session.set_timeout(ANSWER)
     return session

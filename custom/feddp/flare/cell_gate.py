@@ -16,6 +16,7 @@ from feddp.errors import PolicyError
 from feddp.flare import cells
 from feddp.flare.arrival import Arrival, Refused, shown
 from feddp.flare.audit import Refusals, plain_lines
+from feddp.flare.dead_connections import close_dead_connections
 from feddp.flare.streams import by_progress
 from feddp.flare.wire import holds_no_files, no_files
 
@@ -44,6 +45,7 @@ class Gate(FLComponent):
         no_files()
         by_progress()
         plain_lines()
+        close_dead_connections()  # here: every process with cells has a gate, built before FLARE's drivers
         self.refusals = Refusals()
         for cell in list(CoreCell.ALL_CELLS.values()):
             self._guard(cell)

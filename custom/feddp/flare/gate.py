@@ -29,6 +29,7 @@ from feddp.flare.cell_gate import Gate
 from feddp.flare.cells import SERVER
 from feddp.flare.claimed import only_own_name
 from feddp.flare.documents import require_document
+from feddp.flare.second_machine import SecondMachine, keep_first_machine
 
 
 class SiteGate(Gate):
@@ -36,6 +37,11 @@ class SiteGate(Gate):
 
     def covers(self, name: str) -> bool:
         return FQCN.get_root(name) != SERVER and not is_valid_admin_client_name(name)
+
+    def _guard(self, cell: CoreCell) -> None:
+        super()._guard(cell)
+        if self.covers(cell.get_fqcn()):
+            cell.communicator.register_monitor(SecondMachine())
 
     def judge(self, cell: CoreCell, message: Message, arrival: Arrival) -> None:
         me = cell.get_fqcn()
@@ -130,6 +136,7 @@ class ServerGate(Gate):
     def __init__(self) -> None:
         super().__init__()
         NetManager.get_spec = _no_commands
+        keep_first_machine()
         from nvflare.private.fed.server.fed_server import FederatedServer  # not above: a site's processes read this file too
 
         def refused(server: Any, request: Message, why: str) -> None:

@@ -1,0 +1,65 @@
+"""A kit runs on one machine: while the connection of a name lives, the server takes no second one of that name.
+
+FLARE's server takes the newest connection and closes the one before it. If the same kit ran on two machines, each would close
+the other's connection for ever, and only the server's log would name it.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+
+from nvflare.fuel.f3.comm_error import CommError
+from nvflare.fuel.f3.drivers.connector_info import Mode
+from nvflare.fuel.f3.endpoint import Endpoint, EndpointMonitor, EndpointState
+from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
+from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
+
+from feddp.flare.cells import SERVER
+from feddp.flare.dead_connections import answers
+
+LIVES = 25.0  # seconds: a living connection has had a packet within these, also if two probes of an idle one were lost
+SHORT, OFTEN = 15.0, 3  # seconds that a connection lasts which the server has not taken; so many in a row are no accident
+
+
+def keep_first_machine() -> None:
+    """Makes this process, a server's, refuse a connection of a name whose earlier one lives; a dead one makes way as before."""
+    add = SfmEndpoint.add_connection
+    if hasattr(add, "__wrapped__"):  # it is done
+        return
+
+    @functools.wraps(add)
+    def added(endpoint: SfmEndpoint, new: SfmConnection) -> None:
+        living = [held.conn for held in endpoint.connections if answers(held.conn, LIVES)]
+        if living and new.conn.connector.mode == Mode.PASSIVE:
+            new.conn.close()
+            raise CommError(
+                CommError.CLOSED,
+                f"{endpoint.endpoint.name} is refused on {new.conn}: it is connected as {living[0]}. If its kit runs on two"
+                " machines, one of them must stop",
+            )
+        add(endpoint, new)
+
+    SfmEndpoint.add_connection = added
+
+
+class SecondMachine(EndpointMonitor):
+    """At a site: says that the server closes every connection at once, as it does to a second machine with the same kit."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self.logger = logging.getLogger(f"{__name__}.{type(self).__name__}")
+        self._clock, self._since, self._short = clock, 0.0, 0
+
+    def state_change(self, endpoint: Endpoint) -> None:
+        """FLARE calls it when the connection to another cell is ready, and when it is gone."""
+        if endpoint.name != SERVER:
+            return
+        if endpoint.state == EndpointState.READY:
+            self._since = self._clock()
+        elif endpoint.state == EndpointState.DISCONNECTED:
+            self._short = self._short + 1 if self._clock() - self._since < SHORT else 0
+            if self._short >= OFTEN:
+                self.logger.error(
+                    f"the server has closed {self._short} connections of this site in a row, each within {SHORT:.0f} s: another"
+                    " machine or process runs with the same kit. Stop one of the two; if there is none, see the server's log"
+                )
