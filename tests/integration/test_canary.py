@@ -196,6 +196,23 @@ def test_a_task_that_does_not_arrive_is_told_from_an_answer_that_does_not(lead, 
     assert session.aborted
 
 
+def moving(site, way, moved, rate):
+    where = {"event": "transfer", "time": 30.0, "site": site, "task": "train"}
+    return where | {"way": way, "moved": moved, "size": 2_000_000, "rate": rate}
+
+
+def test_a_slow_line_is_told_from_a_firewall(lead, folder):
+    """What still moves needs time, or a faster line; what stands still does not get through."""
+    slow = [moving("site-1", "to", 500_000, 12_500), computed(31.0, "site-2"), moving("site-2", "back", 500_000, 12_500)]
+    session = Session(["RUNNING"], [asked(0.0, round=1), *slow, moving("site-3", "to", 500_000, 0)])
+    _, problems = lead(session, folder, within=0.05)
+    to, back, still = problems
+    far = "still on the line, 0.5 MB of 2.0 MB at 0.10 Mbit/s; allow more time with --within, or give the site a faster line"
+    assert to == f"site-1: task train (2.0 MB) did not come back in time: the task is {far}"
+    assert back == f"site-2: task train (2.0 MB) did not come back in time: its answer is {far}"
+    assert "let firewall and proxy pass messages of this size" in still
+
+
 def test_who_did_not_approve_is_named_and_the_others_are_measured(lead, folder):
     unapproved = "site site-3: its administrator has not approved plan 0123 (fedavg); there: feddp kit approve JOB_FOLDER KIT"
     detail = ["server: OK", "site-1: OK", "site-2: OK", f"site-3: {unapproved}"]

@@ -1,6 +1,7 @@
 """The controllers: what the server asks, what it accepts, what it refuses, and from which round stage 2 starts."""
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from feddp.adaptation.models import plan_of
 from feddp.files import read_results
-from feddp.flare import controller, messages
+from feddp.flare import controller, messages, streams, transfers
 from feddp.protocol import Sent
 from feddp.reporting.page import table, write_markdown
 from feddp.training.columns import METRICS
@@ -454,6 +455,65 @@ def test_a_silent_site_is_waited_for_where_too_few_others_answered(tmp_path, pla
     run.run("train")
     assert time.monotonic() - started > 0.3
     assert "site B: no answer to train" in run.panics[0]
+
+
+def _meanwhile(act, seconds: float) -> None:
+    """Acts again and again for so long, in the background."""
+
+    def acting():
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            act()
+            time.sleep(0.01)
+
+    threading.Thread(target=acting, daemon=True).start()
+
+
+def _without_b(site, task, tensors, scalars):
+    return None if site == "B" else good(site, task, tensors, scalars)
+
+
+def test_what_moves_on_a_site_s_line_is_a_sign_of_life(tmp_path, plan_for, monkeypatch):
+    """B's process says nothing, as its words wait behind tensors, which move for 0.6 s; SILENT is 0.2 s."""
+    monkeypatch.setattr(controller, "SILENT", 0.2)
+    monkeypatch.setattr(streams, "_MOVED", {})
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, _without_b)
+    run.gone = {"B"}
+    began = time.monotonic()
+    _meanwhile(lambda: streams._count("B.job", back=1), 0.6)
+    run.run("train")
+    assert time.monotonic() - began > 0.6
+    assert [event["site"] for event in run.progress("refused")] == ["B"]
+
+
+def test_a_task_that_does_not_reach_a_living_site_ends_in_a_line(tmp_path, plan_for, monkeypatch):
+    """A line that passes signs of life, and of the task 100 kB in its first moments: B is waited for GONE = 0.6 s more, and
+    the two others, which the round needs, are enough."""
+    monkeypatch.setattr(controller, "GONE", 0.6)
+    monkeypatch.setattr(controller, "LOOK", 0.02)
+    monkeypatch.setattr(transfers, "SLOW", 0.3)
+    monkeypatch.setattr(streams, "_MOVED", {})
+    run = Run(tmp_path, plan_for(method="fedavg", rounds=1), SITES, _without_b)
+    run.open, asked = {"B"}, run.broadcast
+
+    def broadcast(*args, **kwargs):
+        asked(*args, **kwargs)
+        streams._count("B.job", to=100_000)
+        _meanwhile(lambda: run.heard.update(B=time.monotonic()), 1.5)
+
+    run.broadcast = broadcast
+    run.run("train")
+    assert run.panics == []
+    (event,) = [event for event in run.progress("refused") if event["task"] == "train"]
+    assert event["site"] == "B"
+    assert re.match(
+        r"site B: no answer to train; 0\.1 MB of 0\.7 MB at \d\.\d\d Mbit/s of the task reached it in \d seconds?, nothing in"
+        r" the last \d seconds?; its line must let messages of this size through$",
+        event["reason"],
+    )
+    told = run.progress("transfer")
+    assert {event["site"] for event in told} == {"B"}
+    assert (told[0]["way"], told[0]["moved"]) == ("to", 100_000)
 
 
 @pytest.mark.parametrize(("tries", "waits"), [(controller.TRIES - 1, True), (controller.TRIES, False)])

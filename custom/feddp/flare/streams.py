@@ -107,7 +107,7 @@ def by_progress() -> None:
         with task.retry_lock:
             last = task.last_ack_progress_ts
             for sequence, (_, sent, message) in task.pending_messages.items():
-                if sent < last:  # the stream moves: this chunk waits its turn on the line
+                if sent <= last:  # the stream moves: this chunk waits its turn on the line
                     task.pending_messages[sequence] = None, last, message
         wait: float | None = retry(task)
         return wait

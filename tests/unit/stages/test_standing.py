@@ -119,6 +119,28 @@ def test_what_each_site_does(plan):
     assert json.loads(json.dumps(found)) == found
 
 
+def moving(way, moved, time, rate=100_000, size=2_000_000):
+    where = {"event": "transfer", "site": "site-2", "task": "train", "time": time}
+    return where | {"way": way, "moved": moved, "size": size, "rate": rate}
+
+
+def test_a_slow_transfer_is_told_with_its_rate_and_the_time_left(plan):
+    """Of 2 MB, 1.5 MB at 0.1 MB/s: 5 s are left. What has arrived is worked on, and an answer on its way is sent. A transfer
+    that stands still has no time left to tell. A site that receives is not late."""
+    standing = after(plan, ask("train", 0, round=1), answer("site-2", 4), round(1, 5, 5.0), ask("train", 5, round=2))
+
+    def row(*event):
+        standing.add(moving(*event))
+        found = standing.summary(event[2])["sites"]["site-2"]
+        return found["state"], found["since"], found["why"]
+
+    assert row("to", 1_500_000, 35) == ("receives", 30, "1.5 MB of 2.0 MB at 0.80 Mbit/s, about 5 seconds left")
+    assert row("to", 1_500_000, 65, 0) == ("receives", 60, "1.5 MB of 2.0 MB at 0.00 Mbit/s")
+    assert row("to", 2_000_000, 70)[:2] == ("late", 0)
+    standing.add({"event": "computed", "site": "site-2", "time": 71})
+    assert row("back", 0, 86, 0)[:1] == ("late",)
+
+
 def test_an_adaptation_asks_sites_in_turn(plan):
     """So a site that is not asked is not lost."""
     standing = after(plan, ask("join", 0), ask("give_model", 5, sites=["site-1"]))
