@@ -93,6 +93,8 @@ def test_an_idle_connection_is_not_forgotten(machines):
     before = len(server.told), len(site.told)
     time.sleep(2 * FORGETS)
     assert (len(server.told), len(site.told)) == before
+    site.send(1)
+    within(5, site, before[1], sent=1, answer=1)
     assert "forgotten" not in net.log("a")
 
 
