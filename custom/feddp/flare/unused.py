@@ -27,7 +27,7 @@ _DAY = 86_400.0  # seconds
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunSeen:
     """What the looks at a run's folder have seen, by this machine's clock, in seconds since 1970.
 
     Args:
@@ -40,9 +40,9 @@ class Seen:
     used: float
     over: float | None = None
 
-    def again(self, now: float, days: float) -> "Seen":
+    def again(self, now: float, days: float) -> "RunSeen":
         """Returns what a look at `now` makes of it; what a clock said that was ahead of the present one is forgotten."""
-        seen = self if self.used <= now else Seen(self.modified, now)
+        seen = self if self.used <= now else RunSeen(self.modified, now)
         if now - seen.used < days * _DAY:
             return replace(seen, over=None)
         return seen if seen.over is not None and seen.over <= now else replace(seen, over=now)
@@ -53,13 +53,13 @@ class Looks:
     """The content of unused.json: when the last look was, and what it saw of each run."""
 
     time: float = float("inf")  # no look: no time of a file is later
-    runs: Mapping[str, Seen] = field(default_factory=dict)
+    runs: Mapping[str, RunSeen] = field(default_factory=dict)
 
-    def of(self, run: str, modified: float, now: float, days: float) -> Seen:
+    def of(self, run: str, modified: float, now: float, days: float) -> RunSeen:
         """Returns what a look at `now` sees of a run's folder."""
         known = self.runs.get(run)
         if known is None or known.modified != modified:
-            known = Seen(modified, modified if self.time <= modified else now)
+            known = RunSeen(modified, modified if self.time <= modified else now)
         return known.again(now, days)
 
 
@@ -90,11 +90,11 @@ def remove_unused(kept: Path, days: int, present: Collection[str]) -> list[str]:
     """
     if not kept.is_dir():
         return []
-    removed, lines = kept / "removed", []
+    removed, lines = kept / "removed", list[str]()
     with alone(kept):
         if removed.is_symlink():
             return [f"no run was removed: {removed} is a link; replace it by a folder"]
-        before, now, runs = _read(kept / UNUSED, lines), time.time(), dict[str, Seen]()
+        before, now, runs = _read(kept / UNUSED, lines), time.time(), dict[str, RunSeen]()
         grace = min(GRACE, days)
         for folder in sorted(kept.iterdir()):
             name = folder.name
@@ -135,7 +135,7 @@ def _read(path: Path, lines: list[str]) -> Looks:
     remedy = "it is written anew, and unused runs stay for longer"
     try:
         content = read_own(path, PolicyError, remedy)
-        looks = Looks(content["time"], {name: Seen(**seen) for name, seen in content["runs"].items()})
+        looks = Looks(content["time"], {name: RunSeen(**seen) for name, seen in content["runs"].items()})
         times = [looks.time, *(v for seen in looks.runs.values() for v in asdict(seen).values() if v is not None)]
         if not all(map(is_number, times)):
             raise PolicyError(f"{path} holds a time that is none; {remedy}")
