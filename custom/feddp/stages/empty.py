@@ -131,8 +131,8 @@ def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
         summary = entry.get(when, {})
         for name in ("", *class_names(summary)):
             if finds_nothing(means := _means(summary, name)):
-                whole = ELSEWHERE if not name and _draws(summary, results.get("size", 0)) else name
-                missed.setdefault(whole, {})[site] = means["dice"]
+                kind = ELSEWHERE if not name and _draws(summary, results.get("size", 0)) else name
+                missed.setdefault(kind, {})[site] = means["dice"]
                 if not name:
                     break  # the classes are among them
     texts = [
@@ -153,8 +153,8 @@ def at_the_end(results: Mapping[str, Any], when: str = WHEN[-1]) -> str:
             what, whose = "structure on the test images", "mean Dice"
         texts.append(f"these networks find no {what}: their {whose} ({dice}) equals IoU")
     nothing, change = missed.get("", {}), remedy(results["method"], results.get("settings", {}).get("loss", DICE_CE))
-    whole = nothing or ELSEWHERE in missed
-    text = "; ".join((*texts, change if whole else f"if images show it, {change}"))
+    whole_networks = bool(nothing) or ELSEWHERE in missed
+    text = "; ".join((*texts, change if whole_networks else f"if images show it, {change}"))
     selected = [results["sites"][site].get("round", results.get("start_round")) for site in nothing]
     if any(is_count(round) and round < results["rounds"] for round in selected):
         text += (
