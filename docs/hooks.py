@@ -16,7 +16,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "custom"))  # the package of this checkout, whatever is installed
 
-from feddp import cli, files, limits, protocol  # noqa: E402
+from feddp import cli, files, limits, protocol, versions  # noqa: E402
 from feddp.data.prepare import FOLDER, PREPARE  # noqa: E402
 from feddp.flare.bounds import Bounds  # noqa: E402
 from feddp.flare.policy import Budget, SitePolicy  # noqa: E402
@@ -223,17 +223,28 @@ def scalars() -> str:
     return table(("scalar", "leaves as", "bounds", "measured over"), (_scalar(*item) for item in protocol.SCALARS.items()))
 
 
-def _scalar(name: str, scalar: protocol.Number | protocol.Table) -> tuple[str, str, str, str]:
+def _scalar(name: str, scalar: protocol.Number | protocol.Table | protocol.Versions) -> tuple[str, str, str, str]:
     bounds = ""
     if isinstance(scalar, protocol.Number):
         bounds = "true or false" if scalar.flag else f"{scalar.least:,} to {scalar.most:,}"
     if isinstance(scalar, protocol.Table):
         leaves = f"mean, std and n of {codes(scalar.metrics)}, of each class too if there are several"
+    elif isinstance(scalar, protocol.Versions):
+        leaves = f"three numbers of the version of {codes(versions.PACKAGES)}"
+        bounds = f"{protocol.VERSION.least:,} to {protocol.VERSION.most:,}"
     elif scalar.digits is not None:
         leaves = f"{scalar.digits} significant digits"
     else:
         leaves = "exact" if scalar.decimals is None else f"{scalar.decimals} decimals"
     return code(name), leaves, bounds, scalar.over.value if scalar.over else ""
+
+
+def participants() -> str:
+    """What of a version must be the same at all participants of a job."""
+    rows = []
+    for name, package in versions.PACKAGES.items():
+        rows.append((code(name), " and ".join(versions.PARTS[: package.equal]) or "nothing", package.why))
+    return table(("package", "must be equal", "why"), rows)
 
 
 # --- the command line ----------------------------------------------------------------------------------------------------
@@ -282,5 +293,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "tasks": tasks,
     "task-kinds": task_kinds,
     "scalars": scalars,
+    "versions": participants,
     "commands": commands,
 }

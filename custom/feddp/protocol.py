@@ -15,8 +15,10 @@ from feddp.methods.base import SPECTRA as SPECTRA_STAGE
 from feddp.methods.base import TRAIN as TRAIN_STAGE
 from feddp.methods.base import TUNE as TUNE_STAGE
 from feddp.training.columns import DISTANCES, METRICS, VOLUME_METRICS, columns
+from feddp.versions import PACKAGES
+from feddp.versions import PARTS as VERSION_PARTS
 
-EVALUATE_STAGE, ADAPT_STAGE = "evaluate", "adapt"
+READY_STAGE, EVALUATE_STAGE, ADAPT_STAGE = "ready", "evaluate", "adapt"
 # the consent words of a site's policy
 CALIBRATION, SPECTRA, OUTSIDE = CONSENTS = ("calibration", "spectra", "outside")
 
@@ -30,6 +32,11 @@ LOADING, EVALUATING, STORING = PARTS = ("seconds_loading", "seconds_evaluating",
 BEST_PER_SITE = "best_per_site"  # in results: each site's network is of its own best round (`Plan.best_per_site`)
 ROUNDED = "rounded"  # in results: whether the sites' guards rounded the numbers (`rounded`)
 
+# flags beside scores, which they explain: masks and networks that would make these say nothing; an answer may lack them
+MASKS_EMPTY, MASKS_FULL, MARKS_NOTHING, MARKS_ALL = FLAGS = ("masks_empty", "masks_full", "marks_nothing", "marks_all")
+TESTS_EMPTY, TESTS_FULL = TEST_FLAGS = ("tests_empty", "tests_full")
+
+READY = "ready"
 INITIAL = "initial"
 INTRODUCE_SPECTRA, COLLECT_SPECTRA, TAKE_SPECTRA = "introduce_spectra", "collect_spectra", "take_spectra"
 TRAIN, SCORE, ADOPT = "train", "score", "adopt"
@@ -43,6 +50,7 @@ JOIN, GIVE_MODEL, ADAPT = "join", "give_model", "adapt"
 class Kind(Enum):
     """The purpose of a task. An exchange between sites consists of a handshake, a collection and a delivery."""
 
+    READY = "asks a site, before any other task, what runs there"
     START = "sends the initial network to the sites"
     ROUND = "sends shared tensors to the site; it returns its own"
     SCORE = "sends shared tensors to the site; it returns scores"
@@ -118,16 +126,27 @@ class Table:
     by: tuple[str, ...] | None = ()
 
 
+@dataclass(frozen=True)
+class Versions:
+    """The numbers of the versions of packages (`feddp.versions`), measured over no images."""
+
+    over: None = None
+
+
 COUNT, FLAG = Number(), Number(flag=True)
+VERSION = Number(most=9_999)
 METRIC = Number(decimals=3, over=Over.SELECTION, most=1)
 LOSS = Number(digits=3, over=Over.TRAIN, least=-LARGEST)
-SCALARS: Mapping[str, Number | Table] = {
-    "consent": FLAG,
+SCALARS: Mapping[str, Number | Table | Versions] = {
+    **dict.fromkeys(("consent", "scoring"), FLAG),
+    "versions": Versions(),
     **dict.fromkeys(("round", "phase", "epoch", "samples", "images"), COUNT),
     **dict.fromkeys(("seconds", LOADING, STORING), Number(decimals=1)),
     EVALUATING: Number(decimals=1, over=Over.SELECTION),  # it grows with their number
     **dict.fromkeys(("dice", "iou", "iou_before"), METRIC),
     **dict.fromkeys(("loss", "loss_before"), LOSS),
+    **dict.fromkeys(FLAGS, Number(over=Over.SELECTION, flag=True)),
+    **dict.fromkeys(TEST_FLAGS, Number(over=Over.TEST, flag=True)),
     "empty_masks": Number(over=Over.UNSEEN),
     "scores": Table(METRICS, Over.UNSEEN),
     **dict.fromkeys(WHEN, Table(METRICS, Over.TEST)),
@@ -145,7 +164,7 @@ class TaskSpec:
     """One task.
 
     Args:
-        stage: its stage, a stage of a plan, EVALUATE_STAGE or ADAPT_STAGE: a module in `feddp.stages`.
+        stage: its stage, a stage of a plan, READY_STAGE, EVALUATE_STAGE or ADAPT_STAGE: a module in `feddp.stages`.
         consent: the consent word without which no tensors of the site leave and no peers' tensors arrive.
         tensors: the tensors that an answer may hold.
         scalars: the names in SCALARS that an answer may hold.
@@ -174,11 +193,12 @@ def _table(*specs: TaskSpec) -> dict[str, TaskSpec]:
 
 _CONSENT = ("consent",)
 TASKS: Mapping[str, TaskSpec] = _table(
+    TaskSpec(READY, READY_STAGE, Kind.READY, scalars=("versions", "scoring")),
     TaskSpec(INTRODUCE_SPECTRA, SPECTRA_STAGE, Kind.HANDSHAKE, SPECTRA, scalars=_CONSENT),
     TaskSpec(COLLECT_SPECTRA, SPECTRA_STAGE, Kind.COLLECTION, SPECTRA, Sent.AMPLITUDES, _CONSENT),
     TaskSpec(TAKE_SPECTRA, SPECTRA_STAGE, Kind.DELIVERY, SPECTRA, scalars=_CONSENT, delivers=COLLECT_SPECTRA),
     TaskSpec(INITIAL, TRAIN_STAGE, Kind.START),
-    TaskSpec(TRAIN, TRAIN_STAGE, Kind.ROUND, tensors=Sent.SHARED, scalars=(*_SCORED, "phase", *_TRAINED)),
+    TaskSpec(TRAIN, TRAIN_STAGE, Kind.ROUND, tensors=Sent.SHARED, scalars=(*_SCORED, *FLAGS, "phase", *_TRAINED)),
     TaskSpec(SCORE, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),
     TaskSpec(ADOPT, TRAIN_STAGE, Kind.SCORE, scalars=_SCORED),
     TaskSpec(TUNE, TUNE_STAGE, Kind.LOCAL, scalars=_TUNED),
@@ -187,7 +207,7 @@ TASKS: Mapping[str, TaskSpec] = _table(
     TaskSpec(CALIBRATE, CALIBRATE_STAGE, Kind.DELIVERY, CALIBRATION, scalars=_TUNED, delivers=COLLECT),
     TaskSpec(COLLECT_HEADS, HEADS_STAGE, Kind.COLLECTION, CALIBRATION, Sent.HEADS, _CONSENT),
     TaskSpec(CALIBRATE_HEADS, HEADS_STAGE, Kind.DELIVERY, CALIBRATION, scalars=_TUNED, delivers=COLLECT_HEADS),
-    TaskSpec(EVALUATE, EVALUATE_STAGE, Kind.LOCAL, scalars=(*WHEN, VOLUMES, "peers")),
+    TaskSpec(EVALUATE, EVALUATE_STAGE, Kind.LOCAL, scalars=(*WHEN, VOLUMES, "peers", *TEST_FLAGS)),
     TaskSpec(JOIN, ADAPT_STAGE, Kind.HANDSHAKE, OUTSIDE, scalars=_CONSENT),
     TaskSpec(GIVE_MODEL, ADAPT_STAGE, Kind.COLLECTION, OUTSIDE, Sent.MODEL, _CONSENT),
     TaskSpec(ADAPT, ADAPT_STAGE, Kind.DELIVERY, OUTSIDE, Sent.NONE, _ADAPTED, GIVE_MODEL, Over.UNSEEN),
@@ -220,9 +240,11 @@ def numbers_of(task: str, sites: Sequence[str], classes: Sequence[str]) -> dict[
     return {name: _below(SCALARS[name], sites, classes) for name in spec_of(task).scalars}
 
 
-def _below(scalar: Number | Table, sites: Sequence[str], classes: Sequence[str]) -> Any:
+def _below(scalar: Number | Table | Versions, sites: Sequence[str], classes: Sequence[str]) -> Any:
     if isinstance(scalar, Number):
         return scalar
+    if isinstance(scalar, Versions):
+        return {package: dict.fromkeys(VERSION_PARTS, VERSION) for package in PACKAGES}
     table = {name: cell(name) for name in columns(scalar.metrics, classes)}
     return table if scalar.by == () else dict.fromkeys(sites if scalar.by is None else scalar.by, table)
 

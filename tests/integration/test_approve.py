@@ -118,6 +118,18 @@ def test_what_the_job_will_do_is_said(folder, kit, plan):
     assert "consent to calibration: the job asks for it; this kit consents, for site-2" in approve(folder, kit, answer="n\n")[1]
 
 
+@pytest.mark.parametrize(("start", "least", "notes"), [("best", 5, 2), ("last", 5, 1), ("best", 2, 0)])
+def test_too_few_images_to_select_rounds_by_are_said(plan_for, tmp_path, kit, start, least, notes):
+    """The tiny site has two. Other sites may have enough, so it is no reason against the job."""
+    edit(kit, min_images=least)
+    job = export(plan_for(method="fedavg", sites=SITES, min_sites=3, start=start), tmp_path / "job")
+    said = approve(job, kit, answer="n\n")[1]
+    few = "note: 2 images in val here, and min_images of privacy.json is 5: no score leaves"
+    part = "  this site has no part in the choice of the best round; if no site has enough, the job ends at its start"
+    assert [line for line in (few, part) if line in said] == [few, part][:notes]
+    assert "refused" not in said
+
+
 def test_settings_that_are_not_the_jobs_own_choice_are_not_listed(folder, kit, plan_for):
     """`feddp job` asks for three sites by itself; an adaptation trains nothing, so the run's settings do not concern it."""
     said = approve(folder, kit, answer="n\n")[1]

@@ -299,7 +299,7 @@ def test_calibration_is_appended_to_any_method_and_left_out_of_any(tmp_path):
         ("e", ["spectra", "train"], "--method", "feddg"),
         ("f", ["spectra", "train", "calibrate"], "--method", "feddg", "--then", "igc"),
     ):
-        assert exported(name, *arguments) == (stages, [*stages, "evaluate"])
+        assert exported(name, *arguments) == (stages, ["ready", *stages, "evaluate"])
 
 
 class Read(ServerJsonConfigurator):

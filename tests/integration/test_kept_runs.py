@@ -1,5 +1,6 @@
 """Which folders of runs a participant removes when a job starts there, and which it never touches."""
 
+import json
 import os
 import threading
 import time
@@ -45,18 +46,148 @@ def run_of(kept, name, days):
     return folder
 
 
+def found(kept):
+    """As if a look eight days ago had found all runs there unused, and one before them all had been long ago."""
+    now, runs = time.time(), {}
+    for folder in kept.iterdir():
+        if folder.is_dir() and not folder.is_symlink():
+            modified = unused._modified(folder)
+            runs[folder.name] = {"modified": modified, "used": modified, "over": now - 8 * DAY}
+    (kept / "unused.json").write_text(json.dumps({"time": 0.0, "runs": runs}))
+
+
+def removed_at_once(kept, days, present=()):
+    """The lines of a look after `found`."""
+    found(kept)
+    return remove_unused(kept, days, present)
+
+
 @pytest.fixture
 def kept(tmp_path):
     return tmp_path / "feddp"
 
 
+class Clock:
+    """This machine's clock, which a test may turn."""
+
+    def __init__(self):
+        self.days, self._time = 0.0, time.time
+
+    def __call__(self):
+        return self._time() + self.days * DAY
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "time", clock)
+    return clock
+
+
+# --- the clock ---------------------------------------------------------------------------------------------------------------
+
+
+def looks(kept, clock, *days, keep=90):
+    """Returns by day, of looks on these days, the runs that are there after the look."""
+    there = {}
+    for clock.days in days:
+        remove_unused(kept, keep, ())
+        there[clock.days] = sorted(path.name for path in kept.iterdir() if path.is_dir() and path.name != "removed")
+    return there
+
+
+def test_a_clock_far_ahead_removes_nothing_in_one_look_and_is_forgotten_when_it_is_right_again(kept, clock):
+    """Runs of today and of 50 days ago. One job by a clock 100 days ahead, one the next day by the right one, and so on: the
+    run of 50 days ago goes as without the jump, in the first look that is 7 days after one that found it 90 days old."""
+    run_of(kept, OLD, 50), run_of(kept, YOUNG, 0)
+    there = looks(kept, clock, 0, 100, 1, 101, 2, 39, 45, 89, 91, 95, 96.5, 98.5)
+    assert [day for day, runs in there.items() if runs == [OLD, YOUNG]] == [0, 100, 1, 101, 2, 39, 45, 89, 91, 95, 96.5]
+    assert there[98.5] == [], "both count from the first look ever, which knew no time to compare the files' with"
+
+
+def test_a_clock_ahead_for_days_removes_nothing_for_a_week(kept, clock):
+    run_of(kept, OLD, 0)
+    there = looks(kept, clock, 0, 100, 101, 103, 106.9, 7)
+    assert set(map(tuple, there.values())) == {(OLD,)}
+    assert looks(kept, clock, 100, 106.9)[106.9] == [OLD], "the count begins anew"
+    assert looks(kept, clock, 107.1)[107.1] == [], "the control: a clock that stays there is believed"
+
+
+def test_a_run_that_a_clock_behind_has_written_is_as_old_as_the_first_look_at_it(kept, clock):
+    """In 1970, say, until the network has corrected it; its files are then 20,000 days old."""
+    kept.mkdir()
+    looks(kept, clock, 0)
+    run_of(kept, OLD, 20_000)
+    there = looks(kept, clock, 1, 9, 40, 90, 92, 98)
+    assert set(map(tuple, there.values())) == {(OLD,)}
+    assert looks(kept, clock, 99.1)[99.1] == []
+
+
+def test_where_the_clock_is_right_a_run_is_as_old_as_its_files(kept, clock):
+    """It was written 60 days before a look, after another: 30 days later it is 90 days old, and a week later it goes."""
+    kept.mkdir()
+    looks(kept, clock, -70)
+    clock.days = 0
+    run_of(kept, OLD, 60)
+    there = looks(kept, clock, 0, 29.9, 30.1, 37)
+    assert set(map(tuple, there.values())) == {(OLD,)}
+    assert looks(kept, clock, 37.2)[37.2] == []
+
+
+def test_the_removal_is_announced_once(kept, clock):
+    kept.mkdir()
+    looks(kept, clock, -1000)
+    clock.days = 0
+    run_of(kept, OLD, 95)
+    what = "a job that starts here in 7 days or later removes it"
+    assert remove_unused(kept, 90, ()) == [f"run {OLD} unused for 95 days if this machine's clock is right; {what}"]
+    clock.days = 1
+    assert remove_unused(kept, 90, ()) == []
+    clock.days = 8
+    assert remove_unused(kept, 90, ()) == [f"run {OLD} removed: unused for 103 days"]
+
+
+def test_with_one_day_as_the_limit_two_looks_on_two_days_are_needed(kept, clock):
+    run_of(kept, OLD, 0)
+    assert looks(kept, clock, 0, 1.1, 2)[2] == [OLD]
+    assert looks(kept, clock, 2.2, keep=1)[2.2] == [OLD], "the first look with this limit"
+    assert looks(kept, clock, 3.3, keep=1)[3.3] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"time": 1, "runs": {"x": 1}}',
+        '{"time": 1, "runs": []}',
+        '{"time": NaN, "runs": {}}',
+        '{"time": "now", "runs": {}}',
+        '{"time": 1, "runs": {"x": {"modified": "a", "used": 1}}}',
+        '{"time": 1, "runs": {"x": {"modified": 1, "used": 1, "more": 1}}}',
+    ],
+)
+def test_what_is_damaged_lets_runs_stay_and_says_so(kept, text):
+    run_of(kept, OLD, 1000)
+    (kept / "unused.json").write_text(text)
+    (line,) = remove_unused(kept, 90, ())
+    assert line.startswith(f"{kept / 'unused.json'} ")
+    assert line.endswith("; it is written anew, and unused runs stay for longer")
+    assert (kept / OLD).exists()
+    assert remove_unused(kept, 90, ()) == []
+
+
+# --- which runs --------------------------------------------------------------------------------------------------------------
+
+
 def test_an_old_run_is_removed_and_a_younger_one_stays(kept):
     old, young = run_of(kept, OLD, 91), run_of(kept, YOUNG, 89)
-    assert remove_unused(kept, 90, ()) == [f"run {OLD} removed: unused for 91 days"]
+    assert removed_at_once(kept, 90) == [f"run {OLD} removed: unused for 91 days"]
     assert not old.exists()
     assert len(list(young.rglob("*"))) == 5, "the four files and the folder"
     assert list(removed_of(kept, OLD).iterdir()) == []
-    assert remove_unused(kept, 90, ()) == []
+    assert removed_at_once(kept, 90) == []
 
 
 @pytest.mark.parametrize("young", ["state_00001.safetensors", "masks/1.png", "masks", "."])
@@ -64,7 +195,7 @@ def test_anything_modified_since_keeps_the_run(kept, young):
     """Of a file that is replaced, the folder's own time is young too; of one that is appended to, only its own."""
     folder = run_of(kept, OLD, 91)
     os.utime(folder / young)
-    assert remove_unused(kept, 90, ()) == []
+    assert removed_at_once(kept, 90) == []
     assert folder.exists()
 
 
@@ -73,14 +204,14 @@ def test_a_run_in_use_stays(kept):
     folder = run_of(kept, OLD, 91)
     hold(folder)
     aged(folder, 91)
-    assert remove_unused(kept, 90, ()) == []
+    assert removed_at_once(kept, 90) == []
     release(kept)
-    assert len(remove_unused(kept, 90, ())) == 1, "the control"
+    assert len(removed_at_once(kept, 90)) == 1, "the control"
 
 
 def test_the_jobs_own_runs_stay(kept):
     run_of(kept, OLD, 91)
-    assert remove_unused(kept, 90, {OLD}) == []
+    assert removed_at_once(kept, 90, {OLD}) == []
     assert (kept / OLD / "plan.json").exists()
 
 
@@ -95,8 +226,8 @@ def test_what_is_no_runs_folder_stays(kept, tmp_path):
     for folder in (kept / "archive", kept / OWN, elsewhere):
         aged(folder, 91)
     before = sorted(kept.rglob("*"))
-    assert remove_unused(kept, 90, ()) == []
-    assert set(kept.rglob("*")) - set(before) == {kept / "kept.lock"}
+    assert removed_at_once(kept, 90) == []
+    assert set(kept.rglob("*")) - set(before) == {kept / "kept.lock", kept / "unused.json"}
     assert set(before) <= set(kept.rglob("*"))
     assert len(list(elsewhere.rglob("*"))) == 5
 
@@ -109,7 +240,7 @@ def test_a_link_in_a_run_is_removed_and_what_it_names_stays(kept, tmp_path):
     for name in ("link", "masks/link"):
         (folder / name).symlink_to(outside)
     aged(folder, 91)
-    assert len(remove_unused(kept, 90, ())) == 1
+    assert len(removed_at_once(kept, 90)) == 1
     assert (outside / "1.png").exists()
     assert not folder.exists()
 
@@ -118,7 +249,7 @@ def test_nothing_is_moved_through_a_link(kept, tmp_path):
     run_of(tmp_path / "elsewhere", YOUNG, 91)
     run_of(kept, OLD, 91)
     (kept / "removed").symlink_to(tmp_path / "elsewhere")
-    assert remove_unused(kept, 90, ()) == [f"no run was removed: {kept / 'removed'} is a link; replace it by a folder"]
+    assert removed_at_once(kept, 90) == [f"no run was removed: {kept / 'removed'} is a link; replace it by a folder"]
     assert (kept / OLD / "plan.json").exists()
     assert (tmp_path / "elsewhere" / YOUNG / "plan.json").exists()
 
@@ -126,7 +257,7 @@ def test_nothing_is_moved_through_a_link(kept, tmp_path):
 def test_what_a_killed_process_left_is_removed_the_next_time(kept):
     """It had moved the run and removed some of its files."""
     (run_of(kept / "removed", OLD, 91) / "plan.json").unlink()
-    assert remove_unused(kept, 90, ()) == []
+    assert removed_at_once(kept, 90) == []
     assert list(removed_of(kept, OLD).iterdir()) == []
 
 
@@ -135,7 +266,7 @@ def test_what_cannot_be_removed_is_named_and_the_others_go(kept):
     run_of(kept, OLD, 91), run_of(kept, YOUNG, 91)
     removed_of(kept, OLD).parent.mkdir()
     removed_of(kept, OLD).write_text("in the way")
-    first, second = remove_unused(kept, 90, ())
+    first, second = removed_at_once(kept, 90)
     assert first.startswith(f"run {OLD} not removed: ")
     assert first.endswith(f"; remove {kept / OLD}")
     assert second == f"run {YOUNG} removed: unused for 91 days"
@@ -155,6 +286,7 @@ def test_days_that_are_none_are_refused(wrong):
 def test_nothing_is_removed_by_default_and_one_day_is_the_least(hospital, kept):
     """The folder has the hospital's own network."""
     run_of(kept, OLD, 4000)
+    found(kept)
     assert trains(hospital()) == ""
     assert (kept / OLD).exists()
     assert SitePolicy.of("x", {"data": "/d", "keep_days": 1}, simulated=False).keep_days == 1
@@ -171,10 +303,12 @@ def test_a_site_removes_by_its_policy_and_says_so(hospital, kept):
     """Once per process: what grows old while the job runs goes when the next job starts."""
     site = hospital(keep_days=7)
     run_of(kept, OLD, 8), run_of(kept, YOUNG, 6)
+    found(kept)
     assert trains(site) == ""
     assert [line for line in site.audited() if f"[run {OLD} removed: unused for 8 days (keep_days)]" in line]
     assert (not (kept / OLD).exists(), (kept / YOUNG).exists()) == (True, True)
     aged(kept / YOUNG, 8)
+    found(kept)
     trains(site)
     assert (kept / YOUNG).exists()
     trains(site.submitted(site.plan, "another"))
@@ -187,10 +321,12 @@ def test_a_job_that_continues_an_old_run_keeps_it(hospital, kept):
     assert trains(site) == ""
     release(kept)
     aged(kept / OLD, 8)
+    found(kept)
     assert trains(site.submitted(site.plan, YOUNG, resume=OLD)) == ""
     assert not removed_of(kept, OLD).exists(), "it went on in a folder that is new"
     release(kept)
     aged(kept / OLD, 8)
+    found(kept)
     assert trains(site.submitted(site.plan, OWN)) == "", "the control"
     assert not (kept / OLD).exists()
 
@@ -223,6 +359,7 @@ def test_a_run_that_is_removed_while_the_job_starts_is_refused(hospital, kept, t
     assert answers() == "", "the run begins"
     release(kept)
     aged(kept / OLD, 8)
+    found(kept)
     lines = []
     monkeypatch.setattr("feddp.flare.site.import_monai", lambda: lines.extend(remove_unused(kept, 7, ())))
     site.submitted(plan, YOUNG, resume=OLD)
@@ -241,6 +378,7 @@ def test_a_removal_that_has_seen_the_folder_unheld_ends_before_the_claim(hospita
     assert trains(site) == ""
     release(kept)
     aged(kept / OLD, 8)
+    found(kept)
     context = site.submitted(site.plan, YOUNG, resume=OLD).component.context(site.fl_ctx)
     refused = []
 
@@ -259,6 +397,8 @@ def test_a_removal_that_has_seen_the_folder_unheld_ends_before_the_claim(hospita
         claiming.join(0.5)  # it would end now if it did not wait for the removal
         return 0.0
 
+    looked = {"time": 0.0, "runs": {OLD: {"modified": 0.0, "used": 0.0, "over": 0.0}}}
+    (kept / "unused.json").write_text(json.dumps(looked))
     monkeypatch.setattr(unused, "_modified", modified)
     (line,) = remove_unused(kept, 7, ())
     assert line.startswith(f"run {OLD} removed: ")
@@ -270,6 +410,7 @@ def test_an_adaptation_keeps_the_run_whose_networks_it_needs(hospital, kept):
     site = hospital(keep_days=7, consent=["outside"])
     site.request = AdaptationRequest("site-1", ("site-2",), OLD, "average").to_json()
     run_of(kept, OLD, 8), run_of(kept, YOUNG, 8)
+    found(kept)
     answer = site.submitted(site.plan, OWN).executed(protocol.JOIN)
     assert messages.unpack(answer)[1] == {"consent": True}
     assert ((kept / OLD).exists(), (kept / YOUNG).exists()) == (True, False)
@@ -279,6 +420,7 @@ def test_the_simulator_removes_nothing(hospital, kept):
     site = hospital()
     site.simulated = True
     run_of(kept, OLD, 91)
+    found(kept)
     assert trains(site.submitted(site.plan)) == ""
     assert (kept / OLD).exists()
 
@@ -286,12 +428,14 @@ def test_the_simulator_removes_nothing(hospital, kept):
 def test_a_refused_job_removes_nothing(hospital, kept):
     site = hospital(methods=["fedavg"])
     run_of(kept, OLD, 91)
+    found(kept)
     assert trains(site) == ReturnCode.EXECUTION_EXCEPTION
     assert (kept / OLD).exists()
 
 
 def test_the_server_removes_after_ninety_days(tmp_path, kept, plan_for, toy, caplog):
     run_of(kept, OLD, 91), run_of(kept, YOUNG, 89)
+    found(kept)
     with caplog.at_level("INFO"):
         assert Run(tmp_path, plan_for(network=toy, sites=SITES), SITES, None).memory.round == 0
     assert f"run {OLD} removed: unused for 91 days" in caplog.text

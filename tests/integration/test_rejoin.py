@@ -221,6 +221,13 @@ def test_restarts_of_long_ago_do_not_count(site, monkeypatch):
     assert len(site.started_again(monkeypatch)) == 1
 
 
+def test_nor_do_those_that_a_clock_ahead_has_noted(site, monkeypatch):
+    site = site()
+    site.launched()
+    site.noted.write_text(json.dumps({JOB: [time.time() + 100 * 86_400] * TRIES}))
+    assert len(site.started_again(monkeypatch)) == 1
+
+
 def test_without_the_resources_or_the_files_it_is_given_up_with_the_reason(site, monkeypatch):
     needy = site(needs={"cpus": 3})
     needy.launched()

@@ -12,9 +12,9 @@ from support.site import FlareSite
 ADAPTS = AdaptationRequest("site-2", ("site-1",), "earlier", "average").to_json()
 # the plan's stages, the request, the job's stages
 JOBS = {
-    "training": (("train",), None, ("train", "evaluate")),
-    "both stages": (("train", "calibrate"), None, ("train", "calibrate", "evaluate")),
-    "adaptation": (("train",), ADAPTS, ("adapt",)),
+    "training": (("train",), None, ("ready", "train", "evaluate")),
+    "both stages": (("train", "calibrate"), None, ("ready", "train", "calibrate", "evaluate")),
+    "adaptation": (("train",), ADAPTS, ("ready", "adapt")),
 }
 STRANGE = [(job, task) for job, (_, _, stages) in JOBS.items() for task in TASKS if task not in tasks_of(stages)]
 

@@ -215,7 +215,7 @@ def test_where_all_withhold_no_round_is_the_best(tmp_path, plan_for):
     plan = plan_for(method="fedavg", rounds=4)
     run = Run(tmp_path, plan, SITES, withholding(*SITES)).run("train")
     (reason,) = run.panics
-    assert reason.startswith("no site sent its validation IoU")
+    assert reason.startswith("no site sends its validation IoU")
     assert "--set start=last" in reason
     assert [task for task, _, _ in run.sent] == ["train", "train"]
 

@@ -11,7 +11,7 @@ from feddp.flare.context import SiteContext
 from feddp.flare.kept import files_of, kept_below
 from feddp.flare.policy import SitePolicy
 from feddp.plan.schema import Plan
-from feddp.protocol import CONSENTS
+from feddp.protocol import CONSENTS, READY
 from feddp.run.local import LocalServer
 from feddp.stages import served, stages_of
 from feddp.stages.memory import ServerMemory
@@ -27,7 +27,7 @@ class Killed(Exception):
 
 
 class Mortal(LocalServer):
-    """Its process ends after so many answers, before the next one is used or after."""
+    """Its process ends after so many answers, beside those to a job's first question; before the next one is used or after."""
 
     left = float("inf")
 
@@ -35,7 +35,7 @@ class Mortal(LocalServer):
         if self.left < 0.5:
             raise Killed
         answer = super().reply(task, site, message)
-        self.left -= 1
+        self.left -= task != READY
         return answer
 
 

@@ -94,15 +94,21 @@ def synthesize(
 
 @app.command()
 def check(path: Annotated[Path, typer.Argument(help="A site's folder, or the folder that holds them.")]) -> None:
-    """Print every problem of a folder, one per line; exit code 2 if there is any."""
-    from feddp.data.check import check as find_problems
+    """Print every problem of a folder, one per line; exit code 2 if there is any. Warn of images and masks that can hardly be
+    meant so; without a problem, print the share of images and of pixels of each class by split."""
+    from feddp.data.check import examined
+    from feddp.flare.policy import SitePolicy
 
-    problems = find_problems(path)
-    for problem in problems:
+    found = examined(path)
+    for problem in found.problems:
         typer.echo(plain(problem))
-    if problems:
+    for warning in found.warnings(SitePolicy.min_images):
+        typer.echo(plain(f"warning: {warning}"))
+    if found.problems:
         raise typer.Exit(2)
     typer.echo(_summary(path))
+    for line in (line for site in found.sites for line in site.lines()):
+        typer.echo(plain(line))
 
 
 def _summary(path: Path) -> str:

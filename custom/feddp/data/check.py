@@ -1,13 +1,16 @@
-"""Lists all problems of a site's folder, or of all sites' folders under a root."""
+"""Lists all problems of a site's folder, or of all sites' folders under a root, and what their images and masks show."""
 
+import json
 import os
 import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from feddp.data.contents import Contents
 from feddp.data.description import SPLITS, Row, read_dataset, read_rows
 from feddp.data.names import site_name, site_problem
 from feddp.data.pixels import read_image, read_mask, same_size
@@ -15,7 +18,7 @@ from feddp.data.preparation import KEY, Preparation
 from feddp.data.prepare.split import needed
 from feddp.data.progress import track
 from feddp.errors import BadFile, Problem
-from feddp.reading import real
+from feddp.reading import real, short
 
 FOLDERS, FILES = ("images", "masks"), ("dataset.json", "split.csv")
 PARTS = (*FILES, *FOLDERS)
@@ -23,8 +26,30 @@ MANY = 3  # more problems of one kind in one folder are one line
 CONVERT = "`feddp data prepare folder` converts other formats and masks"
 
 
+@dataclass
+class Checked:
+    """What a check has found: problems, repeated ones as one, and what the readable sites' images and masks show."""
+
+    problems: list[Problem] = field(default_factory=list)
+    sites: list[Contents] = field(default_factory=list)
+
+    def warnings(self, least: int) -> Iterator[Problem]:
+        """Yields what a run takes and can hardly be meant; `least` as in `Contents.warnings`."""
+        for site in self.sites:
+            yield from site.warnings(least)
+        trained = [site for site in self.sites if not site.unseen]
+        if len(trained) > 1 and all(site.scored[1] < least for site in trained):
+            what = f"no site has {least} images by which a round is selected, so a job that needs the best one is refused"
+            yield Problem(trained[0].site.parent, what, "Give a site so many, or export the job with --set start=last")
+
+
 def check(path: Path, named: bool = True) -> list[Problem]:
-    """Returns all problems of a site's folder, or of every site's folder under a root; repeated ones are one problem.
+    """Returns all problems of a site's folder, or of every site's folder under a root; arguments as in `examined`."""
+    return examined(path, named).problems
+
+
+def examined(path: Path, named: bool = True) -> Checked:
+    """Checks a site's folder, or every site's folder under a root; repeated problems are one problem.
 
     An unreadable file does not stop the check; it is one of the problems. A site with "unseen": true in its dataset.json is
     only tested on, so its splits train and val may be empty; val may be, too, where dataset.json names a split of the papers
@@ -36,16 +61,33 @@ def check(path: Path, named: bool = True) -> list[Problem]:
     path = Path(path)
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        return [Problem(path, what, "Give a site's folder, or the folder that holds them")]
+        return Checked([Problem(path, what, "Give a site's folder, or the folder that holds them")])
+    found = Checked()
     if _looks_like_site(path):
-        return grouped(_check_site(path, named))
+        found.problems += grouped(_check_site(path, named, found.sites))
+        return found
     hidden = "."  # hidden folders are left by an interrupted `write_site` and are not sites
     children = [child for child in sorted(path.iterdir()) if not child.name.startswith(hidden) and child.is_dir()]
     sites = [child for child in children if _looks_like_site(child)]
     if not sites:
-        return [Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")]
+        return Checked([Problem(path, "holds no site's folder", "Give a site's folder, or the folder that holds them")])
     strays = [Problem(child, "is no site's folder", "Move it elsewhere") for child in children if child not in sites]
-    return grouped([*(problem for site in sites for problem in _check_site(site, named)), *strays, *_prepared_otherwise(sites)])
+    own = [problem for site in sites for problem in _check_site(site, named, found.sites)]
+    found.problems += grouped([*own, *strays, *_of_another_kind(sites), *_prepared_otherwise(sites)])
+    return found
+
+
+def _of_another_kind(sites: Iterable[Path]) -> Iterator[Problem]:
+    """Yields the sites whose channels, classes or labels differ from those of the first site: a run refuses them together."""
+    first: dict[str, tuple[Path, Any]] = {}
+    for site in sites:
+        metadata, problems = read_dataset(site / "dataset.json")
+        for name in () if problems else ("channels", "classes", "labels"):
+            other, theirs = first.setdefault(name, (site, metadata[name]))
+            if metadata[name] != theirs:
+                here, there = (json.dumps(value) for value in (metadata[name], theirs))
+                what = f"{name} is {short(here)}, and {short(there)} at {other.name}: no run takes both"
+                yield Problem(site / "dataset.json", what, "Prepare all sites alike, or check and run them apart")
 
 
 def _prepared_otherwise(sites: Iterable[Path]) -> Iterator[Problem]:
@@ -82,7 +124,8 @@ def _looks_like_site(path: Path) -> bool:
     return any((path / part).exists() for part in PARTS)
 
 
-def _check_site(site: Path, named: bool) -> list[Problem]:
+def _check_site(site: Path, named: bool, sites: list[Contents]) -> list[Problem]:
+    """Returns the problems of a site; adds what its images and masks show to `sites`, if its dataset.json is valid."""
     metadata, problems = read_dataset(site / "dataset.json")
     # pixels are checked only with a valid dataset.json, which gives the rules, and only inside the folder
     sound = not problems
@@ -108,15 +151,19 @@ def _check_site(site: Path, named: bool) -> list[Problem]:
         except PermissionError:
             rows = ()  # `_closed` names the folder
     problems += _once(*(strangers.get(part, {}) for part in FOLDERS))
+    unseen = metadata.get("unseen") is True
+    shown = Contents(site, tuple(metadata["classes"]), metadata["labels"], unseen) if sound else None
     for row in track(rows, f"Checking {site.name}"):
         lost = [file for part in FOLDERS if not os.path.lexists(file := site / part / f"{row.image}.png")]
         if len(lost) == len(FOLDERS):
             remedy = "Add them, or correct or remove the line in split.csv"
             problems.append(Problem(lost[0], "and its mask are missing", remedy))
-        elif sound:
-            problems += _check_pixels(site, row, metadata["channels"], len(metadata["classes"]))
+        elif shown:
+            problems += _check_pixels(site, row, metadata["channels"], shown)
         else:
             problems += [Problem(file, "is missing", "Add it, or remove its line from split.csv") for file in lost]
+    if shown:
+        sites.append(shown)
     return problems
 
 
@@ -178,10 +225,11 @@ def _once(images: dict[str, Problem], masks: dict[str, Problem]) -> Iterator[Pro
     yield from (problem for stem, problem in masks.items() if stem not in images)
 
 
-def _check_pixels(site: Path, row: Row, channels: int, classes: int) -> list[Problem]:
+def _check_pixels(site: Path, row: Row, channels: int, shown: Contents) -> list[Problem]:
+    """Returns the problems of an image and its mask; without any, adds what they show."""
     image_file, mask_file = (site / part / f"{row.image}.png" for part in FOLDERS)
     problems, pixels = [], []
-    for read, file, rule in ((read_image, image_file, channels), (read_mask, mask_file, classes)):
+    for read, file, rule in ((read_image, image_file, channels), (read_mask, mask_file, len(shown.classes))):
         try:
             pixels.append(read(file, rule, site))
         except BadFile as error:
@@ -194,6 +242,8 @@ def _check_pixels(site: Path, row: Row, channels: int, classes: int) -> list[Pro
             same_size(image_file, *pixels)
         except BadFile as error:
             problems.append(error.problem)
+        else:
+            shown.add(row, *pixels)
     return problems
 
 

@@ -9,6 +9,7 @@ from feddp.data.folder import SiteFolder
 from feddp.errors import FedDPError, PolicyError
 from feddp.flare.budget import Ledger
 from feddp.flare.kept import alone, files_of, secret_of
+from feddp.flare.numbers import selected_by
 from feddp.flare.policy import OWN, SitePolicy
 from feddp.flare.terms import require_as_private, require_terms
 from feddp.flare.unused import require_not_removed
@@ -78,6 +79,12 @@ class SiteContext:
         if self.job != self.run:
             store.least = max(0, store.latest() - behind(self.plan))
         return store
+
+    @property
+    def scoring(self) -> bool:
+        """Whether scores over the images by which rounds are selected may leave. In a simulation nothing is withheld, and an
+        adaptation selects no round."""
+        return self.simulated or self.request is not None or selected_by(self.plan, self.policy.data) >= self.policy.min_images
 
     @cached_property
     def secret(self) -> str:

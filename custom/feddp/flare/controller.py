@@ -34,6 +34,7 @@ POLL = 0.05  # seconds; FLARE's default of 0.5 s would delay every round
 # died without a word is noticed within 60 s. After GONE seconds in which no tensors moved that should, a site is given up too
 SILENT, GONE = 90.0, 600.0
 LOOK = 1.0  # seconds between two looks at what has moved
+STARTING = 120.0  # the same as SILENT while it starts: packages take a minute from a slow disk, a container too
 CLIENTS = 5.0  # seconds between two looks, while the server waits, at which clients have registered anew
 REPEATS = 10  # how often the server notes the same sign of a site while it waits: a site may repeat one without end
 TRIES = 5  # answers to a task that the server could not read, after which it waits for the site no more
@@ -126,12 +127,12 @@ class FlareServer(Server):
     def warn(self, message: str) -> None:
         self._controller.log_warning(self._fl_ctx, message, fire_event=False)
 
-    def sites(self) -> list[str]:
+    def present(self) -> list[str]:
         heard = self._controller.heard
         for site in [site for site in self.memory.lost if site in heard and self._silence(site) < SILENT]:
             del self.memory.lost[site]
             self.progress("returned", site=site)
-        return super().sites()
+        return super().present()
 
     def send(
         self, task: str, sites: Sequence[str], data: Message | Mapping[str, Message], received: Received
@@ -179,7 +180,8 @@ class FlareServer(Server):
             self._learn_clients()
             self._look(task)
             silence = min((self._silence(site) for site in sites if site not in answered), default=0.0)
-            if silence > (SILENT if len(answered) >= self.plan.federation.min_sites else GONE):
+            patience = STARTING if task == protocol.READY else SILENT
+            if silence > (patience if len(answered) >= self.plan.federation.min_sites else GONE):
                 for each in tasks:
                     self._controller.cancel_task(each)
                 break

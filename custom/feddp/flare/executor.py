@@ -50,7 +50,7 @@ def _answer(task: str, component: SiteComponent, shareable: Shareable, fl_ctx: F
     tensors = arriving(context, partial(component.seals, fl_ctx), task, message)
     if kind is Kind.ROUND:
         fl_ctx.set_prop(messages.RECEIVED, tensors, private=True, sticky=False)
-    if kind is not Kind.START:
+    if kind not in (Kind.READY, Kind.START):
         context.enter()
     answer = answered(task, Message(tensors, message.scalars), context)
     return messages.pack(answer.tensors, **answer.scalars)

@@ -58,12 +58,17 @@ def too_few(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least
 
 def without_std(task: str, scalars: Mapping[str, Any], plan: Plan, data: Path, least: int) -> dict[str, Any]:
     """Returns the numbers; tables over fewer than `least` images or cases keep only means and counts."""
-    tables = {name for name, value in scalars.items() if isinstance(value, Mapping)}
+    tables = {name for name in MEASURED & scalars.keys() if isinstance(scalars[name], Mapping)}
     if not tables:
         return dict(scalars)
     counts = _counts(task, plan, data)
     few = {name for name in tables if min([counts[name], *_sizes(scalars[name])]) < least}
     return {name: _means(value) if name in few else value for name, value in scalars.items()}
+
+
+def selected_by(plan: Plan, data: Path) -> int:
+    """Returns the number of the site's images by which the plan's rounds are selected."""
+    return _size(Over.SELECTION, plan, SiteFolder.open(data))
 
 
 def _means(value: Any) -> Any:

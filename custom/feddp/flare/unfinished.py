@@ -72,7 +72,8 @@ class Unfinished(FLComponent):
             self.logger.warning(audit_if_possible(fl_ctx, f"{error}; no job is started again"))
             return
         for job, before in jobs.items():
-            recent = [when for when in before if time.time() - when < WITHIN]
+            # a time ahead of the clock is of a clock that was wrong
+            recent = [when for when in before if 0 <= time.time() - when < WITHIN]
             if len(recent) == TRIES:
                 why = f"it was started again {TRIES} times within {WITHIN / 60:.0f} minutes"
             else:

@@ -9,6 +9,7 @@ from feddp.adaptation.request import AdaptationRequest
 from feddp.data.folder import SiteFolder
 from feddp.flare.bounds import LEAST_SITES
 from feddp.flare.job_folder import Job
+from feddp.flare.numbers import selected_by
 from feddp.flare.policy import SitePolicy
 from feddp.methods.aggregation import Spec
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA
@@ -91,6 +92,7 @@ def _rounds(plan: Plan, policy: SitePolicy, data: Path | None) -> list[str]:
         *([_consent(word, policy) for word in consents_of(plan.stages)] or ["consent: this job needs none"]),
         *(f"  with consent, sealed, to the other sites: {what}" for what in _exchanged(plan, network, partition)),
         *_kept(policy, network, partition),
+        *_unscored(plan, policy, data),
     ]
 
 
@@ -103,6 +105,15 @@ def _exchanged(plan: Plan, network: nn.Module, partition: Partition) -> Iterator
     if CALIBRATE in plan.stages and plan.calibration.lambda_ > 0 and (names := exchanged(plan, partition)):
         size = Spec.of(network.state_dict(), names).nbytes
         yield f"once, {len(names)} tensors, {size:,} bytes, which complete this site's whole network"
+
+
+def _unscored(plan: Plan, policy: SitePolicy, data: Path | None) -> Iterator[str]:
+    """Yields what too few images to select rounds by mean for the job."""
+    if data and (images := selected_by(plan, data)) < policy.min_images:
+        least, split = policy.min_images, plan.training.selection
+        yield f"note: {counted(images, 'image')} in {split} here, and min_images of privacy.json is {least}: no score leaves"
+        if plan.needs_scores:
+            yield "  this site has no part in the choice of the best round; if no site has enough, the job ends at its start"
 
 
 def _kept(policy: SitePolicy, network: nn.Module, partition: Partition) -> Iterator[str]:

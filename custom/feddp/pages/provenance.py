@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from feddp.errors import InputError
-from feddp.files import NETWORK, RUN, site_folder
+from feddp.files import NETWORK, RESULTS, RUN, site_folder
 from feddp.limits import RESULTS_BYTES
 from feddp.pages.collected import FinishedRun
 from feddp.plan.schema import Plan
@@ -19,17 +19,21 @@ _SHOWN = ("method", "network", "rounds", "size", "seed", "channels", "classes", 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Of one run; `digest` is "" and `versions` empty where its folder has no run.json, as a downloaded job's."""
+    """Of one run; `digest` is "" and `versions` empty where its folder has no run.json, as a downloaded job's.
+
+    `participants` has the versions that the sites and the server told at the job's start, by those who have the same ones.
+    """
 
     plan: dict[str, str]
     digest: str
     place: str
     versions: Mapping[str, str]
+    participants: Mapping[str, str]
     hashes: dict[str, str]  # {file, relative to the run's folder: SHA-256 in hex}
 
 
 def provenance(run: FinishedRun) -> Provenance:
-    """InputError where run.json is damaged."""
+    """InputError where run.json is damaged, or the versions in results.json are."""
     plan = {name: _text(run.results[name]) for name in _SHOWN if name in run.results}
     plan |= {f"set {name}": _text(value) for name, value in sorted(run.results.get("settings", {}).items())}
     path, stored = run.folder / RUN, {}
@@ -40,7 +44,17 @@ def provenance(run: FinishedRun) -> Provenance:
         if not isinstance(stored.get("versions", {}), dict):
             raise InputError(f"{path} is damaged: its versions are no names and versions; remove the file, or that entry")
     versions = {str(name): str(version) for name, version in stored.get("versions", {}).items()}
-    return Provenance(plan, _digest(stored.get("plan")), str(stored.get("env", "")), versions, _hashes(run))
+    return Provenance(plan, _digest(stored.get("plan")), str(stored.get("env", "")), versions, _participants(run), _hashes(run))
+
+
+def _participants(run: FinishedRun) -> dict[str, str]:
+    told = run.results.get("versions", {})
+    if not isinstance(told, dict) or not all(isinstance(found, dict) for found in told.values()):
+        raise InputError(f"{run.folder / RESULTS} is damaged: its versions are not those of participants; remove that entry")
+    found: dict[str, list[str]] = {}
+    for who, versions in told.items():
+        found.setdefault(", ".join(f"{name} {version}" for name, version in versions.items()), []).append(str(who))
+    return {", ".join(names): text for text, names in found.items()}
 
 
 def _digest(plan: dict[str, Any] | None) -> str:

@@ -312,6 +312,11 @@ class Plan:
         method = METHODS[self.method]
         return method.best_per_site and self.start == "best" and tuple(self.federation.private or method.private) == (ALL,)
 
+    @property
+    def needs_scores(self) -> bool:
+        """Whether a site's validation scores must leave: the server selects the best round by them."""
+        return self.start == "best" and not self.best_per_site
+
 
 def behaviour_of(method: str) -> int:
     """Returns the number of what this version does with an equal plan of `method`."""

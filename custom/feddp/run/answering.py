@@ -67,7 +67,7 @@ class Answering:
     def _answer(self, task: str, context: SiteContext, message: Message) -> Message:
         kind = protocol.spec_of(task).kind
         context.stopped = self._stopped.is_set
-        if kind is not Kind.START:
+        if kind not in (Kind.READY, Kind.START):
             context.enter()
         brought = _carried(message.tensors, self._half and task in protocol.with_shared())
         answer = answered(task, Message(brought, message.scalars), context)

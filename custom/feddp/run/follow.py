@@ -111,7 +111,7 @@ class Follower:
             _line(bar, f"site {event['site']} is back")
         elif kind == "damaged":
             _line(bar, f"damaged: {event['message']}")
-        elif kind == "empty":
+        elif kind in ("empty", "versions"):
             _line(bar, f"warning: {event['message']}")
         elif kind == "refused":
             _line(bar, f"refused: {event['reason']}")

@@ -2,14 +2,12 @@
 
 import json
 import os
-import platform
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,9 +49,9 @@ from feddp.stages.memory import start_file
 from feddp.stages.site import last_network
 from feddp.tracking import VARIABLE
 from feddp.training.claim import hold, is_unused
+from feddp.versions import installed
 
 ENVIRONMENTS = ("local", "sim", "poc")
-_VERSIONED = ("feddp", "torch", "monai", "timm", "nvflare")
 # where the server's files of a run lie, below the run's folder: of the simulator, of one process, of a POC
 JOB, WORKSPACE, SIMULATOR, POC = "job", "workspace", "simulated", "poc/feddp/prod_00"
 POC_FOLDERS = ("poc", "home")  # below the run's folder too
@@ -164,7 +162,7 @@ def _run(request: Request, environment: Environment, name: str) -> dict[str, Any
         print(f"warning: {idle}", file=sys.stderr)
     with environment(request, job) as running:
         if not request.resume:
-            write_json(out / RUN, record(request) | {"versions": versions(), "job": running.id})
+            write_json(out / RUN, record(request) | {"versions": installed(), "job": running.id})
         content, server = awaited(request, request.sites, running)
         for site in request.sites:
             copy_results(running.store(site), site_folder(out, site))
@@ -182,7 +180,7 @@ def begin(request: Request) -> str:
     out, wanted = request.out, json.loads(json.dumps(record(request)))
     if not (out / RUN).exists():
         fresh(out)
-        write_json(out / RUN, wanted | {"versions": versions()})
+        write_json(out / RUN, wanted | {"versions": installed()})
         _write_config(request)
         hold(out, patience=0)
         return ""
@@ -216,17 +214,6 @@ def record(request: Request) -> dict[str, Any]:
     """What `feddp run --resume` needs to know about a run."""
     policies = {site: dict(policy) for site, policy in request.policies.items()}
     return {"env": request.env, "plan": request.plan.to_json(), "policies": policies, "threads": request.threads}
-
-
-def versions() -> dict[str, str]:
-    """Versions on this machine of what a run's numbers depend on; they do not keep a run from being continued."""
-    found = {"python": platform.python_version()}
-    for name in _VERSIONED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # used from its sources
-            found[name] = "not installed"
-    return found
 
 
 def recorded(out: Path) -> dict[str, Any]:

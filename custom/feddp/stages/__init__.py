@@ -14,7 +14,7 @@ from feddp import protocol
 from feddp.errors import InputError, PolicyError
 from feddp.methods.base import STAGES
 from feddp.plan.schema import Plan
-from feddp.protocol import ADAPT_STAGE, EVALUATE_STAGE, Kind
+from feddp.protocol import ADAPT_STAGE, EVALUATE_STAGE, READY_STAGE, Kind
 from feddp.stages.message import Message
 
 # admission reads the stages' names without importing torch
@@ -35,24 +35,25 @@ class Stage(Protocol):
 
 def stage_of(name: str) -> Stage:
     """Returns the module of the stage `name`; raises InputError if there is no such stage."""
-    if name not in (*STAGES, EVALUATE_STAGE, ADAPT_STAGE):
+    if name not in (*STAGES, READY_STAGE, EVALUATE_STAGE, ADAPT_STAGE):
         raise InputError(f"there is no stage {name!r}; export the job with `feddp job`")
     return cast(Stage, import_module(f"{__name__}.{name}"))
 
 
 def stages_of(plan: Plan, adapts: bool) -> tuple[str, ...]:
-    """Returns a job's stages in order: the plan's and the evaluation, or only the adaptation."""
-    return (ADAPT_STAGE,) if adapts else (*plan.stages, EVALUATE_STAGE)
+    """Returns a job's stages in order: the first question, then the plan's and the evaluation, or only the adaptation."""
+    return (READY_STAGE, ADAPT_STAGE) if adapts else (READY_STAGE, *plan.stages, EVALUATE_STAGE)
 
 
 def served(name: str, server: Server) -> None:
     """Runs a stage's server half, unless an earlier job of this run has completed it.
 
-    The evaluation is never noted as complete: a job that continues a finished run gives its results again.
+    The first question and the evaluation are never noted as complete: a job that continues a run asks its own sites, and gives
+    the results again.
     """
     if name not in server.memory.done:
         stage_of(name).serve(server)
-        if name != EVALUATE_STAGE:
+        if name not in (READY_STAGE, EVALUATE_STAGE):
             server.memory.finish(name)
 
 

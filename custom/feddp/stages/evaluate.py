@@ -13,9 +13,10 @@ from feddp.data.loading import spacing
 from feddp.errors import ContributionError, Stopped
 from feddp.files import replacing
 from feddp.methods.base import CALIBRATE, HEADS, SPECTRA, STAGES
-from feddp.protocol import ROUNDED, STD_WITHHELD, VOLUMES, WHEN, WITHHELD, Sent
+from feddp.protocol import ROUNDED, STD_WITHHELD, TEST_FLAGS, VOLUMES, WHEN, WITHHELD, Sent
 from feddp.reading import is_number
 from feddp.stages.calibrate import peer_networks
+from feddp.stages.empty import of_masks
 from feddp.stages.host import Host
 from feddp.stages.message import Message
 from feddp.stages.results import gathered
@@ -52,7 +53,8 @@ def serve(server: Server) -> None:
     joined = set(server.joined())
     # the approved plan is read back from the sites of the results (`feddp.adaptation.models.plan_of`): none may be left out
     absent = sorted({*plan.sites, *joined} - sites.keys())
-    missing = {site: memory.lost.get(site, f"site {site} {'did not evaluate' if site in joined else NEVER}") for site in absent}
+    known = memory.unfit | memory.lost
+    missing = {site: known.get(site, f"site {site} {'did not evaluate' if site in joined else NEVER}") for site in absent}
     matrix = {site: _row(site, answer) for site, answer in answers.items() if answer.scalars.get("peers")}
     shared, personal = (memory.expected.spec(sent) for sent in (Sent.SHARED, Sent.PERSONAL))
     nbytes = {"shared": (shared.halved if plan.federation.half else shared).nbytes, "personal": personal.nbytes}
@@ -70,7 +72,9 @@ def serve(server: Server) -> None:
 
 def _result(server: Server, site: str, answer: Message) -> dict[str, Any]:
     stages, memory = set(server.plan.stages), server.memory
-    result = {name: answer.scalars[name] for name in (*WHEN, VOLUMES, WITHHELD, STD_WITHHELD) if name in answer.scalars}
+    result = {
+        name: answer.scalars[name] for name in (*WHEN, VOLUMES, WITHHELD, STD_WITHHELD, *TEST_FLAGS) if name in answer.scalars
+    }
     if SPECTRA in stages:
         result["spectra"] = {"peers": len(memory.styles.get(site, []))}
     if _EXCHANGES & stages:
@@ -143,6 +147,7 @@ def evaluate(site: Site) -> dict[str, Any]:
         {"before_calibration": summary, "final": summary, "peers": {site: summary}}, each as `metrics.summarize` returns it.
         If there are several classes, the summaries hold those of each class too.
         If the images are slices of volumes, also VOLUMES: {"before_calibration": summary, "final": summary} over the cases.
+        TESTS_EMPTY or TESTS_FULL: True, where this is so of all test masks.
 
     Raises:
         Stopped: the job was aborted.
@@ -156,6 +161,7 @@ def evaluate(site: Site) -> dict[str, Any]:
     found = _summaries(site, "image", {slot: images for slot, (images, _) in measured.items()}, before, final)
     if site.folder.volumes:
         found[VOLUMES] = _summaries(site, "case", {slot: cases for slot, (_, cases) in measured.items()}, before, final)
+    found |= {name: True for name, true in zip(TEST_FLAGS, of_masks(site.test), strict=True) if true}
     found["peers"] = {peer: _summary(_measure(site, state, own=False)[0]) for peer, state in peer_networks(site).items()}
     site.keep_evaluation(found)
     _forget_peers(site)

@@ -52,6 +52,7 @@ _NEEDED = {
     "answer": ("site", "task", "bytes", "scalars"),
     "refused": ("site", "task", "reason"),
     "empty": ("site", "message"),
+    "versions": ("message",),
     "round": ("round", "of", "seconds"),
     "resumed": ("round", "of"),
     "returned": ("site",),

@@ -33,6 +33,10 @@ class Host(Protocol):
     def device(self) -> str: ...
 
     @property
+    def scoring(self) -> bool:
+        """Whether the site's scores of the images by which rounds are selected may leave."""
+
+    @property
     def secret(self) -> str:
         """The site's part of every seed; empty if only the plan's seed counts."""
 

@@ -74,6 +74,8 @@ class ServerMemory:
         self.empty: dict[str, int] = {}  # {site: in how many rounds in a row its network found nothing (`feddp.stages.empty`)}
         self.without: dict[str, dict[str, str]] = {}  # {consent word: {site that took no part in the exchange: why}}
         self.lost: dict[str, str] = {}  # {site that vanished: during which task}
+        self.versions: dict[str, dict[str, str]] = {}  # {site that takes part in this job, or the server: its versions}
+        self.unfit: dict[str, str] = {}  # {site whose versions keep it out of this job: why}
         self._progress: tuple[Path, ...] = (folder / PROGRESS,)  # one file, or two with the same lines (`_continue_progress`)
         self._telling = threading.Lock()
         self._watchers: list[Callable[[Event], None]] = []
@@ -215,6 +217,10 @@ class ServerMemory:
         if not shown.samefile(path):
             self._progress = (path, shown)
 
+    def takes_part(self, site: str) -> bool:
+        """Whether a site has told its versions in this job, if any was asked (`feddp.stages.ready`)."""
+        return not self.versions or site in self.versions
+
     def note_missed(self, sites: Collection[str]) -> None:
         """Counts a round that ends without the contributions of these sites."""
         for site in sites:
@@ -246,9 +252,11 @@ class ServerMemory:
         self._watchers.append(watcher)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Writes time.json, then results.json with the run's id, by which a later job finds this run's files at the sites."""
+        """Writes time.json, then results.json with the run's id, by which a later job finds this run's files at the sites, and
+        with the versions of all participants."""
         write_json(self.folder / TIME, accounted(self.events()))
-        write_json(self.folder / RESULTS, {"job": self.run, **results})
+        versions = {"versions": self.versions} if self.versions else {}
+        write_json(self.folder / RESULTS, {"job": self.run, **results, **versions})
 
 
 def _round_of(file: Path) -> str | None:

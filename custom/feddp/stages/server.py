@@ -64,9 +64,13 @@ class Server(ABC):
     def warn(self, message: str) -> None:
         """Writes to the server's own log."""
 
-    def sites(self) -> list[str]:
-        """Returns the job's sites without lost ones, in alphabetical order: every loop over sites uses it."""
+    def present(self) -> list[str]:
+        """Returns the job's sites without lost ones, in alphabetical order, before they have told their versions too."""
         return sorted(set(self.joined()) - self.memory.lost.keys())
+
+    def sites(self) -> list[str]:
+        """Returns those that take part, in alphabetical order: every loop over sites uses it."""
+        return [site for site in self.present() if self.memory.takes_part(site)]
 
     def save(self, shared: Tensors, round: int) -> None:
         """Saves γ of `round`."""
@@ -83,6 +87,7 @@ class Server(ABC):
         numbers: Sequence[str],
         check: Check = lambda site, answer: None,
         spool: Spool | None = None,
+        least: int | None = None,
         **metadata: Any,
     ) -> dict[str, Message]:
         """Sends a task to every site, or to each site its own, and waits for the answers.
@@ -95,18 +100,20 @@ class Server(ABC):
             numbers: the finite scalars that an answer must hold; a site may withhold a mean by its policy.
             check: raises ContributionError for an answer that must be refused.
             spool: takes the tensors of every accepted answer when it comes, so that they do not stay in memory.
+            least: how many accepted answers are needed; default: the plan's `min_sites`.
             metadata: further entries of this task's progress lines.
 
         Returns:
             {site: accepted answer} in alphabetical order. The progress has the refused ones with the reason.
 
         Raises:
-            ContributionError: fewer than `min_sites` answers were accepted; names the sites and the reasons.
+            ContributionError: fewer than `least` answers were accepted; names the sites and the reasons.
             Stopped: the job was aborted.
             StorageError: the server's disk is full.
         """
         half = task in protocol.with_shared() and self.plan.federation.half
-        sites = [site for site in self.sites() if isinstance(data, Message) or site in data]
+        here = self.present() if task == protocol.READY else self.sites()
+        sites = [site for site in here if isinstance(data, Message) or site in data]
         known = protocol.numbers_of(task, sorted(self.joined()), self.plan.classes)
         accepted: dict[str, Message] = {}
         refused: dict[str, str] = {}
@@ -144,7 +151,7 @@ class Server(ABC):
         for site, reason in self._outliers(task, data, accepted).items():
             del accepted[site]
             refuse(site, reason)
-        if len(accepted) < self.plan.federation.min_sites:
+        if len(accepted) < (self.plan.federation.min_sites if least is None else least):
             raise ContributionError(
                 f"{task}: {len(accepted)} of {len(sites)} sites answered well, "
                 f"min_sites={self.plan.federation.min_sites}. {'; '.join(refused[s] for s in sorted(refused))}"

@@ -18,7 +18,7 @@ from feddp.methods.aggregation import combine
 from feddp.methods.base import STAGES, TRAIN
 from feddp.partition import Tensors
 from feddp.plan.resolve import build_method
-from feddp.stages import empty, initial
+from feddp.stages import empty, initial, ready
 from feddp.stages.host import Host
 from feddp.stages.message import Message
 from feddp.stages.order import require, state_before
@@ -41,7 +41,10 @@ def serve(server: Server) -> None:
     plan, memory = server.plan, server.memory
     shared, best = memory.latest(), Best(server)
     method = build_method(plan)
-    for t in range(memory.round, plan.rounds):
+    first = memory.round
+    for t in range(first, plan.rounds):
+        if t > first:  # before it, all that are there have just been asked
+            ready.meet(server)
         watch, slowest, absent, scored = Stopwatch(), 0.0, set[str](), dict[str, Message]()
         for phase in range(plan.phases):
             with Spool(memory.kept) as spool:
@@ -99,11 +102,8 @@ class Best:
             site: protocol.rounded("iou", answer.scalars["iou"]) for site, answer in answers.items() if "iou" in answer.scalars
         }
         if not ious:
-            if self._server.plan.start == "best" and not self._server.plan.best_per_site:
-                raise ContributionError(
-                    "no site sent its validation IoU: every site has fewer images than min_images in its policy."
-                    " The best round is therefore unknown; submit the job with --set start=last"
-                )
+            if self._server.plan.needs_scores:
+                raise ContributionError(ready.NO_SCORE)
             return
         higher, memory.best_ious = compared(ious, memory.best_ious)
         if memory.best_round is None or higher:
@@ -189,8 +189,8 @@ def train(
 
     Returns:
         The site's shared tensors after training, and its metrics: the loss; from the second round on Dice and IoU of
-        v_k as it was received; the number of training samples; the seconds it took, and of them those for loading (folder,
-        network and images), for evaluation, and for the state on disk.
+        v_k as it was received, and what `empty.note` tells of them; the number of training samples; the seconds it took, and of
+        them those for loading (folder, network and images), for evaluation, and for the state on disk.
 
     Raises:
         PolicyError: the plan has no such round or phase, `best` was not scored, or the site no longer has the state before
@@ -208,12 +208,14 @@ def train(
         _ = site.samples
     received = site.received(shared, state)
     scores: Scores = {}
+    told: dict[str, bool] = {}
     if round and not phase:
         site.network.load_state_dict(state.personal or received)
         with watch.part(protocol.LOADING):
             _ = site.validation
         with watch.part(protocol.EVALUATING):
             scores = site.validate()
+            told = empty.note(site, round, scores)
     site.network.load_state_dict(received)
     local = LocalRound(site, state, step, plan.training.lr, phase)
     loss = site.method.round(local)
@@ -228,9 +230,7 @@ def train(
         keep(site, after, {step} | starts)
     metrics = {"loss": loss, **scores, "samples": float(len(site.samples)), "seconds": watch.seconds, **watch.parts}
     site.store.record("train", round=round, phase=phase, **metrics)
-    if scores:
-        empty.note(site, round, scores)
-    return mine, metrics
+    return mine, {**metrics, **told}
 
 
 def own_best(before: State, round: int, scores: Scores) -> Tensors:

@@ -347,6 +347,20 @@ def test_entries_of_another_form_are_refused(tmp_path, place, value, named):
         report([folder], tmp_path / "page.html")
 
 
+def test_the_page_has_the_versions_of_all_participants_those_alike_together(tmp_path):
+    folder = run(tmp_path / "run")
+    results = json.loads((folder / "results.json").read_text())
+    results["versions"] = {"server": {"torch": "2.15.0"}, "A": {"torch": "2.14.1"}, "B": {"torch": "2.15.0"}}
+    (folder / "results.json").write_text(json.dumps(results))
+    found = page(tmp_path, folder)
+    assert "<dt>versions at server, B</dt><dd>torch 2.15.0</dd>" in found
+    assert "<dt>versions at A</dt><dd>torch 2.14.1</dd>" in found
+    results["versions"] = {"server": "2.15.0"}
+    (folder / "results.json").write_text(json.dumps(results))
+    with pytest.raises(InputError, match="results.json is damaged: its versions are not those of participants"):
+        report([folder], tmp_path / "page.html")
+
+
 def test_versions_of_another_form_are_named(tmp_path):
     """The plan is whole: the message does not ask for it."""
     folder = run(tmp_path / "run")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from feddp.errors import ContributionError, FedDPError, InputError
+from feddp.protocol import READY
 from feddp.run import local, retry
 from feddp.run.follow import Follower
 from feddp.run.options import Options, resume_here, run_here
@@ -28,19 +29,19 @@ def run(toy, tiny_root, tmp_path):
 
 @pytest.fixture
 def fails(monkeypatch):
-    """The server's connection fails once, after so many tasks."""
+    """The server's connection fails once, after so many tasks; the first question of a job is none of them."""
     send = local.LocalServer.send
 
     def make(tasks: int, times: int = 1):
         left = {"tasks": tasks, "times": times}
 
-        def failing(self, *arguments):
-            left["tasks"] -= 1
+        def failing(self, task, *arguments):
+            left["tasks"] -= task != READY
             if left["tasks"] < 0 and left["times"] > 0:
                 left["times"] -= 1
                 left["tasks"] = tasks
                 raise ContributionError("the connection broke")
-            return send(self, *arguments)
+            return send(self, task, *arguments)
 
         monkeypatch.setattr(local.LocalServer, "send", failing)
 

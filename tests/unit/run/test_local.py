@@ -49,7 +49,7 @@ def test_a_finished_run_says_where_its_time_went(run):
     time = json.loads((out / TIME).read_text())
     parts = {"wall": event["seconds"], "combining": event["combining"], "saving": event["saving"]}
     assert time["rounds"] == {name: [round(seconds, 3)] for name, seconds in parts.items()}
-    assert list(time["stages"]) == ["train", "evaluate"]
+    assert list(time["stages"]) == ["ready", "train", "evaluate"]
     assert set(time["sites"]) == set(time["stages"]["train"]["sites"]) == set(SITES)
 
 
@@ -98,7 +98,7 @@ def test_a_stop_is_the_runs_and_no_sites_failure(run, monkeypatch, tmp_path):
 
 def test_a_policy_that_takes_no_such_job_is_that_sites_refusal(run):
     results, out = run(**{"2": {"methods": ["feddp"]}})
-    assert "site-2" in refused(out)["site-2", "train"]
+    assert "site-2" in refused(out)["site-2", "ready"]
     assert list(results["sites"]) == ["site-1"]
     assert "site-2" in results["missing"]
 

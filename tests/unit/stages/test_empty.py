@@ -11,7 +11,7 @@ from PIL import Image
 from feddp.data.folder import SiteFolder
 from feddp.networks import NETWORKS
 from feddp.pages.run_page import report_in
-from feddp.protocol import EVALUATING, LOADING, STORING
+from feddp.protocol import EVALUATING, FLAGS, LOADING, STORING
 from feddp.run import session
 from feddp.run.local import local
 from feddp.run.session import Request
@@ -21,7 +21,7 @@ from feddp.stages.message import Message
 from feddp.training.metrics import measure
 from feddp.training.store import Store
 
-PLAN = SimpleNamespace(method="fedavg", training=SimpleNamespace(loss="dice_ce"))
+PLAN = SimpleNamespace(method="fedavg", training=SimpleNamespace(loss="dice_ce"), size=64)
 REMEDY = "submit the job with --set loss=dice and, if structures are a few pixels thin, with a larger --size"
 
 
@@ -80,17 +80,40 @@ def test_the_server_warns_after_five_rounds_in_a_row(dice, expected):
     assert warned_after(*dice) == expected
 
 
+class Marking(torch.nn.Module):
+    """A network that marks the first `rows` rows of each image."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows, self.weight = rows, torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, images):
+        logits = torch.full_like(images, -30.0)
+        logits[:, :, : self.rows] = 30.0
+        return logits
+
+
+def drawn(*rows):
+    """Images of 4 x 4 pixels whose masks mark so many first rows."""
+    masks = [torch.zeros(1, 4, 4) for _ in rows]
+    for mask, count in zip(masks, rows, strict=True):
+        mask[:, :count] = 1
+    return [{"image": torch.zeros(1, 4, 4), "mask": mask} for mask in masks]
+
+
 class Alone:
-    """A site with the log of its rounds."""
+    """A site with the log of its rounds, whose network marks so many rows of images with these masks."""
 
     name, plan = "A", PLAN
 
-    def __init__(self, folder):
-        self.store = Store(folder)
+    def __init__(self, folder, training=(0, 1), validation=(0, 1), rows=0):
+        self.store, self.network = Store(folder), Marking(rows)
+        self.samples, self.validation = drawn(*training), drawn(*validation)
 
     def train(self, round, found):
+        told = empty.note(self, round, found)
         self.store.record("train", round=round, phase=0, loss=1.0, **found)
-        empty.note(self, round, found)
+        return told
 
     def warned(self):
         """Returns the rounds in which the log got its warning."""
@@ -123,6 +146,68 @@ def test_a_repeated_round_counts_once(tmp_path):
     for round in (1, 2, 2, 3, 3):
         site.train(round, scores(0.0, 0.0))
     assert site.warned() == []
+
+
+BLANK = "site A: all its training masks, or all by which rounds are selected, are {}: nothing is learnt or measured there; {}"
+FOLDER = "check the folder there with `feddp data check`"
+SEEN = "validation Dice 0.000 equals IoU in 5 rounds in a row"
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "rows", "when", "said"),
+    [
+        ((0, 0), (0, 0), 0, 1, BLANK.format("empty", f"{FOLDER}, and if its structures are small, raise --size (now 64)")),
+        ((0, 0), (0, 0), 4, 1, BLANK.format("empty", f"{FOLDER}, and if its structures are small, raise --size (now 64)")),
+        ((0, 0), (0, 1), 0, 1, BLANK.format("empty", f"{FOLDER}, and if its structures are small, raise --size (now 64)")),
+        ((0, 1), (0, 0), 0, 1, BLANK.format("empty", f"{FOLDER}, and if its structures are small, raise --size (now 64)")),
+        ((4, 4), (4, 4), 4, 1, BLANK.format("full", FOLDER)),
+        ((4, 4), (0, 1), 0, 1, BLANK.format("full", FOLDER)),
+        (
+            (4, 0),
+            (0, 1),
+            4,
+            5,
+            f"site A: its network marks every pixel: {SEEN}; {FOLDER}, and then submit the job with more --rounds",
+        ),
+        (
+            (0, 1),
+            (0, 1),
+            3,
+            5,
+            f"site A: its network marks pixels, and hardly one of a structure: {SEEN}; {FOLDER}, and then {REMEDY}",
+        ),
+        ((0, 1), (0, 1), 0, 5, f"site A: its network finds no structure: {SEEN}; {REMEDY}"),
+    ],
+)
+def test_the_warning_names_what_the_site_tells_of_masks_and_of_the_network(tmp_path, training, validation, rows, when, said):
+    """At once where masks are all empty or full, else after five rounds; once, at the site and at the server."""
+    site, server = Alone(tmp_path, training, validation, rows), Server()
+    for round in range(1, 10):
+        told = site.train(round, scores(0.0, 0.0))
+        empty.warn(server, {"A": Message(scalars=scores(0.0, 0.0) | told)})
+        assert len(server.log) == (round >= when)
+        assert told.keys() <= set(FLAGS)
+    assert server.log == [said]
+    (event,) = [event for event in lines(tmp_path / "record.jsonl") if event["event"] == EMPTY]
+    assert (event["round"], event["message"]) == (when, said)
+
+
+def test_full_masks_are_told_of_whatever_the_scores(tmp_path):
+    site, server = Alone(tmp_path, (4, 4), (4, 4), 4), Server()
+    empty.warn(server, {"A": Message(scalars=scores(1.0, 0.0) | site.train(1, scores(1.0, 0.0)))})
+    assert server.log == [BLANK.format("full", FOLDER)]
+
+
+def test_an_answer_that_is_asked_for_again_tells_the_same(tmp_path):
+    site = Alone(tmp_path, rows=3)
+    told = [site.train(round, scores(0.0, 0.0)) for round in (1, 2, 3, 4, 5, 5, 6)]
+    wanted = {"marks_nothing": False, "marks_all": False}
+    assert told == [{}, {}, {}, {}, wanted, wanted, {}]
+
+
+def test_a_usual_site_tells_nothing(tmp_path):
+    site = Alone(tmp_path, rows=1)
+    assert [site.train(round, scores(0.5, 0.0)) for round in range(1, 8)] == [{}] * 7
 
 
 def test_a_server_that_lacks_a_number_does_not_count_the_round():
@@ -243,6 +328,31 @@ def test_the_remedy_is_one_that_the_run_has_not_tried(method, loss, change):
     for _ in range(ROUNDS):
         empty.warn(server, {"A": Message(scalars=scores(0.0, 0.0))})
     assert server.log[0].endswith(f"in a row; {text}")
+
+
+def test_the_end_names_sites_whose_test_masks_are_empty_or_full():
+    """Their scores count for nothing, and are no reason to change the loss."""
+    found = results(A=(0.0, 0.0), B=(1.0, 1.0), C=(0.3, 0.2), D=(0.0, 0.0))
+    found["sites"]["A"]["tests_empty"] = found["sites"]["B"]["tests_full"] = found["sites"]["D"]["tests_empty"] = True
+    blank = (
+        "all test masks of A, D are empty, so their scores say nothing: check the folder there with `feddp data check`;"
+        " all test masks of B are full, so their scores say nothing: check the folder there with `feddp data check`"
+    )
+    assert empty.at_the_end(found) == f"{blank}."
+    found["sites"]["C"]["final"] = {"dice": {"mean": 0.0}, "iou": {"mean": 0.0}}
+    nothing = "these networks find no structure on the test images: their mean Dice (C 0.000) equals IoU"
+    assert empty.at_the_end(found) == f"{blank}; {nothing}; {REMEDY}."
+
+
+@pytest.mark.parametrize(("distance", "draws"), [(68.0, False), (67.5, False), (60.0, True), (0.7, True)])
+def test_the_end_tells_a_network_that_marks_elsewhere_from_one_that_marks_nothing(distance, draws):
+    """Of 64 x 64 pixels the diagonal is 90.5. A quarter of the masks is empty and found so: Dice and IoU are 0.25, and where
+    nothing is marked the mean distance is 0.75 · 90.5 = 67.9. Marks in images with a structure make it shorter."""
+    found = results(A=(0.25, 0.25)) | {"size": 64}
+    found["sites"]["A"]["final"]["hd"] = {"mean": distance}
+    text = "these networks mark pixels of the test images, and hardly one of a structure: mean Dice A 0.250"
+    assert empty.at_the_end(found).startswith(text if draws else "these networks find no structure on the test images")
+    assert empty.at_the_end(found).endswith(f"; {REMEDY}.")
 
 
 def test_the_end_names_a_class_that_is_not_found():
