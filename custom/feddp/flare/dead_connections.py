@@ -143,4 +143,4 @@ def _silent(link: Any) -> float:
     info = _INFO.unpack(link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
     if info[_STATE] != _ESTABLISHED:
         raise ConnectionError("one end has closed it")
-    return min(info[_LAST_DATA], info[_LAST_ACK]) / 1000
+    return float(min(info[_LAST_DATA], info[_LAST_ACK])) / 1000

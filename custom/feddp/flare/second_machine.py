@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 
 from nvflare.fuel.f3.comm_error import CommError
+from nvflare.fuel.f3.connection import Connection
 from nvflare.fuel.f3.drivers.connector_info import Mode
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.endpoint import Endpoint, EndpointMonitor, EndpointState
 from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
@@ -35,12 +37,17 @@ def keep_first_machine() -> None:
             new.conn.close()
             raise CommError(
                 CommError.CLOSED,
-                f"{endpoint.endpoint.name} is refused on {new.conn}: it is connected as {living[0]}. If its kit runs on two"
-                " machines, one of them must stop",
+                f"{endpoint.endpoint.name} is refused from {_peer(new.conn)}: it is connected from {_peer(living[0])}."
+                " If its kit runs on two machines, one of them must stop",
             )
         add(endpoint, new)
 
     SfmEndpoint.add_connection = added
+
+
+def _peer(connection: Connection) -> str:
+    """Returns the address of the connection's other end; FLARE's log takes a connection's own text out of a message."""
+    return str(connection.get_conn_properties().get(DriverParams.PEER_ADDR.value))
 
 
 class SecondMachine(EndpointMonitor):
