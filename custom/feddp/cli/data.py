@@ -35,16 +35,22 @@ def prepare(
     classes: Annotated[
         str, typer.Option(help=f"{FOLDER}: the classes, comma-separated, in the order of their values.")
     ] = "lesion",
-    labels: Annotated[str, typer.Option(help=f"{FOLDER}: nested or exclusive classes.")] = "nested",
+    labels: Annotated[
+        str | None,
+        typer.Option(help=f"{FOLDER}: nested or exclusive classes. Default: nested, unless the masks show otherwise."),
+    ] = None,
     colour: Annotated[
         list[str], typer.Option(help=f"{FOLDER}: CLASS=RED,GREEN,BLUE of each class, if masks are coloured.")
     ] = [],  # noqa: B006
     threshold: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, max=254, help=f"{FOLDER}: masks of one class with other values than 0 and 1 are foreground above it."
+            min=0,
+            max=254,
+            help=f"{FOLDER}: masks of one class with other values than 0 and 1 are foreground above it."
+            " Default: 127, for masks of two levels alone.",
         ),
-    ] = 127,
+    ] = None,
     axis: Annotated[str, typer.Option(help=f"{FOLDER}: {SLICES}")] = "axial",
     window: Annotated[
         str | None,

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from feddp.data.description import HEADER, LISTED, SPLITS, Position, numbered_lines
+from feddp.data.description import HEADER, LABELS, LISTED, SPLITS, Position, numbered_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
 from feddp.data.formats.find import DICOM, PICTURE, Found, find
 from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
@@ -82,7 +82,7 @@ def prepare(source: Path, out: Path, size: int | None, seed: int, split: str | N
             "name": Path(site_name(source)).stem,  # of `.` too
             "channels": options.channels or first.channels,
             "classes": list(options.classes),
-            "labels": options.labels,
+            "labels": options.labels or LABELS[0],
             "source": "feddp data prepare folder",
             **({} if given[site.name] else splitting_of(seed, split)),
             **({"volumes": LISTED} if first.volume else {}),

@@ -4,7 +4,7 @@ import gzip
 import io
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from feddp.archive import AGAIN, Archive
-from feddp.data.pixels import decode, scaled
+from feddp.data.formats.guarded import UNREADABLE, guarded
+from feddp.data.pixels import alpha_of, decode, require_drawn, require_shown, scaled
 from feddp.errors import BadFile, FedDPError, InputError, Problem
 from feddp.limits import ARCHIVE_BYTES, ARCHIVE_FILES, IMAGE_BYTES, MIB
 from feddp.reading import amount, opened
@@ -97,15 +98,20 @@ class Source:
         return next(iter(folders.items()), ("", {}))
 
     def rgb(self, name: str) -> np.ndarray:
-        """Returns an image as uint8 (H, W, 3); raises InputError if it cannot be decoded."""
-        return self._image(name, "RGB")
+        """Returns an image as uint8 (H, W, 3); raises InputError if it cannot be decoded, or shows by transparency alone."""
+        return self._image(name, "RGB", require_shown)
 
     def grey(self, name: str) -> np.ndarray:
-        """Returns an image as uint8 (H, W), a bilevel one as 0 and 255; raises InputError if it cannot be decoded."""
-        return self._image(name, "L")
+        """Returns an image as uint8 (H, W), a bilevel one as 0 and 255; raises InputError if it cannot be decoded, or says
+        something else by transparency than by its values."""
+        return self._image(name, "L", require_drawn)
 
-    def _image(self, name: str, mode: str) -> np.ndarray:
-        return np.asarray(decode(io.BytesIO(self.read(name)), FORMATS, self.shown(name), AGAIN, mode))
+    def _image(self, name: str, mode: str, require: Callable[[Path, np.ndarray, np.ndarray | None], None]) -> np.ndarray:
+        with guarded(self.shown(name), UNREADABLE):
+            image = decode(io.BytesIO(self.read(name)), FORMATS, self.shown(name), AGAIN).image
+            pixels = np.asarray(image.convert(mode))
+            require(self.shown(name), pixels, alpha_of(image))
+        return pixels
 
     def shown(self, name: str) -> Path:
         """Returns the file as errors name it."""
