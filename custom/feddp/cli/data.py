@@ -74,6 +74,10 @@ def prepare(
         raise InputError(f"{', '.join(others)}: only for feddp data prepare {FOLDER}. Leave it out.")
     for note in PREPARE[name](source, out, size, seed, split, **more):
         typer.echo(plain(note))
+    from feddp.data.preview import write_preview
+
+    page = write_preview(out)
+    typer.echo(plain(f"{page} shows some images of each site with their outlines; look at it before you train"), err=True)
     typer.echo(_summary(out))
 
 

@@ -54,6 +54,8 @@ def decode(stream: IO[bytes], formats: tuple[str, ...], file: Path, remedy: str)
             raise BadFile(Problem(file, "holds several pictures", "Save one picture per file"))
         if image.format == "PNG":
             _require_whole_values(image, _png_bits(stream), file)
+        if image.format == "BMP":
+            _require_plain_bmp(image, stream, file)
         if image.format in ("JPEG", "MPO"):
             here = stream.tell()
             stream.seek(0)
@@ -89,6 +91,27 @@ def _require_whole_values(image: Image.Image, bits: int, file: Path) -> None:
         raise BadFile(Problem(file, "has 16 bits in colour or with transparency", remedy))
     if bits < 8 and image.mode == "L" and isinstance(image.info.get("transparency"), int):
         image.info["transparency"] *= 255 // ((1 << bits) - 1)
+
+
+def _require_plain_bmp(image: Image.Image, stream: IO[bytes], file: Path) -> None:
+    """Raises BadFile if Pillow would read a BMP's pixels as narrower than they are, or leave out their fourth channel.
+
+    It takes a palette of two greys for one of one bit, and of sixteen for one of eight, whatever the header says.
+    """
+    here = stream.tell()
+    stream.seek(0)
+    head = stream.read(34)
+    start, size = int.from_bytes(head[10:14], "little"), int.from_bytes(head[14:18], "little")
+    bits = int.from_bytes(head[24:26] if size == 12 else head[28:30], "little")
+    if bits == 32 and image.mode == "RGB" and head[30:34] == bytes(4):
+        stream.seek(start)
+        if len(set(stream.read(4 * image.width * image.height)[3::4])) > 1:
+            raise BadFile(Problem(file, "has a fourth channel that BMP gives no meaning", "Save it as PNG, as grey or RGB"))
+    if (image.mode, bits) not in (("1", 1), ("L", 8)) and image.mode in ("1", "L"):
+        raise BadFile(
+            Problem(file, f"is a BMP of {bits} bits with a palette of few greys, which is not read", "Save it as PNG")
+        )
+    stream.seek(here)
 
 
 def alpha_of(image: Image.Image) -> np.ndarray | None:
