@@ -24,7 +24,7 @@ _LARGEST = 2**53  # of a number that leaves a site (`feddp.protocol`)
 _BLANKS = re.compile("[\t\n\r]+")
 # what a damaged file makes of a reader's own variables: no words of these help whoever gave the file
 _INNER = (AttributeError, TypeError, LookupError, NameError, AssertionError, ArithmeticError, RecursionError, struct.error)
-_OF_PYTHON = re.compile(r"object has no|NoneType|=(True|False|None)\b|<[A-Za-z_]|__|\w\(\)|\bb'|\bb\"|numpy|dtype|tuple")
+_OF_PYTHON = re.compile(r"object has no|NoneType|=(True|False|None)\b|<[A-Za-z_]|__|\w\(\)|\bb['\"]\\|numpy|dtype|tuple")
 _REASONS = {errno.ELOOP: "is a loop of links", errno.ENAMETOOLONG: "has too long a name"}
 
 
@@ -141,12 +141,14 @@ def one_line(text: str, most: int = 500) -> str:
     return " ".join(text.split())[:most]
 
 
-def told(error: Exception, most: int = 200) -> str:
+def told(error: Exception) -> str:
     """Returns what a library says of a file, in one line; its content is damaged where it speaks of Python alone."""
     text = " ".join(str(error).split())
+    if isinstance(error, UnicodeError):
+        return "it is no text in UTF-8"
     if not text or isinstance(error, _INNER) or _OF_PYTHON.search(text):
         return "its content is damaged"
-    return short(text, most)
+    return short(text, 200)
 
 
 def without_paths(text: str) -> str:

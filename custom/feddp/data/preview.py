@@ -110,4 +110,6 @@ def _figure(site: SiteFolder, row: Row) -> str:
 
 
 def _share(drawn: np.ndarray) -> str:
-    return f"{100 * drawn.mean():.2g} %" if drawn.any() else "none"
+    if not drawn.any():
+        return "none"
+    return "under 0.01 %" if drawn.mean() < 1e-4 else f"{100 * drawn.mean():.3g} %"

@@ -77,7 +77,7 @@ class Reading:
 
 
 def _shown(window: Window | None) -> str:
-    return "from the least value to the 99th percentile" if window is None else "{:g},{:g}".format(*window)
+    return "from the least value to the 99th percentile" if window is None else "{:.10g},{:.10g}".format(*window)
 
 
 class Opened(NamedTuple):

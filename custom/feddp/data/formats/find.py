@@ -1,6 +1,5 @@
 """Finds the pictures, volumes and series below a folder of a source."""
 
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from feddp.data.formats.scan import Scan
+from feddp.data.names import composed
 from feddp.data.prepare.source import IMAGES, Source
 from feddp.data.progress import track
 from feddp.errors import FedDPError, InputError
@@ -185,11 +185,6 @@ def _require_distinct(entries: Iterable[FoundImage]) -> None:
             same = composed(other.files[0]) == composed(entry.files[0])
             alike = ", which differ in how they write accents (Unicode NFC and NFD)" if same else ""
             raise InputError(f"{other.files[0]} and {entry.files[0]} would both be {entry.name}{alike}. Rename one.")
-
-
-def composed(name: str) -> str:
-    """Returns a name with each accent in its letter (NFC): macOS writes them apart (NFD), and the same name is other bytes."""
-    return unicodedata.normalize("NFC", name)
 
 
 def _stem(name: str) -> str:

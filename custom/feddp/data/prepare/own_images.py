@@ -24,9 +24,9 @@ import numpy as np
 
 from feddp.data.description import HEADER, LABELS, LISTED, SPLITS, Position, numbered_lines
 from feddp.data.folder import RawSample, refuse_occupied, write_site
-from feddp.data.formats.find import DICOM, PICTURE, Found, composed, find
+from feddp.data.formats.find import DICOM, PICTURE, Found, find
 from feddp.data.formats.scan import Scan, eight_bits, in_channels, resized
-from feddp.data.names import require_site, site_name
+from feddp.data.names import composed, require_site, site_name
 from feddp.data.preparation import KEY, Preparation, Window
 from feddp.data.prepare.folder_options import FolderOptions
 from feddp.data.prepare.own_masks import Truths, mask_of, truths_of
